@@ -1,0 +1,88 @@
+/// A policy chosen at run time, so that every head of every layer may have its own.
+#pragma once
+
+#include <string_view>
+#include <utility>  // std::forward
+#include <variant>
+#include <vector>
+
+#include "kvfold/policies/full_cache.hpp"
+#include "kvfold/policies/h2o.hpp"
+#include "kvfold/policies/snapkv.hpp"
+#include "kvfold/policies/streaming_llm.hpp"
+#include "kvfold/policies/zsmerge.hpp"
+
+namespace kvfold {
+
+/// One of `Policies`, itself a policy. Each call is one `std::visit` per head, none per slot.
+template <policy... Policies>
+class basic_any_policy {
+ public:
+  template <class P>
+  requires(std::same_as<P, Policies> || ...) basic_any_policy(P p)
+      : policy_(std::move(p)) {}  // NOLINT: a policy is one of the alternatives
+
+  std::string_view name() const {
+    return visit([](const auto& p) { return std::string_view(p.name()); });
+  }
+  std::vector<column> columns() const {
+    return visit([](const auto& p) {
+      const auto columns = traits::columns(p);
+      return std::vector<column>(columns.begin(), columns.end());
+    });
+  }
+  std::size_t memory(index_t dim, index_t group) const {
+    return visit([&](const auto& p) { return traits::memory(p, dim, group); });
+  }
+  index_t least() const {
+    return visit([](const auto& p) { return traits::least(p); });
+  }
+  void validate() const {
+    visit([](const auto& p) { traits::validate(p); });
+  }
+  group_combine combine() const {
+    return visit([](const auto& p) { return traits::combine(p); });
+  }
+  bool bounded() const {
+    return visit([](const auto& p) { return traits::bounded(p); });
+  }
+  bool measures() const {
+    return visit([](const auto& p) { return traits::measures(p); });
+  }
+
+  void observe(const kv_head auto& head, head_state& state,
+               std::span<const float> attention) const {
+    visit([&](const auto& p) { traits::observe(p, head, state, attention); });
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    visit([&](const auto& p) { traits::observe(p, head, state, queries); });
+  }
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    visit([&](const auto& p) { p.plan(head, state, target, out); });
+  }
+  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
+               departure& out) const {
+    return visit([&](const auto& p) { return traits::leaving(p, head, state, target, out); });
+  }
+  void settle(const kv_head auto& head, head_state& state, index_t target) const {
+    visit([&](const auto& p) { traits::settle(p, head, state, target); });
+  }
+
+  /// `f` is called with the policy inside.
+  template <class F>
+  decltype(auto) visit(F&& f) const {
+    return std::visit(std::forward<F>(f), policy_);
+  }
+
+ private:
+  std::variant<Policies...> policy_;
+};
+
+/// Every policy of the library.
+using any_policy = basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge>;
+
+static_assert(policy<any_policy>);
+
+}  // namespace kvfold

@@ -1,0 +1,148 @@
+/// Carrying out a plan: moves keys, values, log-mass, positions and the state's columns together.
+#pragma once
+
+#include <algorithm>  // std::min
+
+#include "kvfold/plan.hpp"
+#include "kvfold/state.hpp"
+
+namespace kvfold {
+
+/// A plan that takes one slot away, for decode: `leaving` goes, its key and value weighted into
+/// `into` (or nowhere), and the newest slot takes its place. No other row is touched.
+struct departure {
+  static constexpr index_t nowhere = -1;
+
+  index_t leaving = nowhere;  ///< `nowhere`: all stay
+  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
+  float stay_weight = 1;      ///< of `into`'s own key and value
+  float leave_weight = 0;     ///< of the leaving ones
+  float log_mass = 0;         ///< of `into` afterwards
+};
+
+namespace detail {
+
+/// `x ← Σ weight · row + delta`, in float, element by element: the sources may include `x` itself.
+template <class Scalar, class RowOf>
+void fold_rows(row<Scalar> x, index_t dim, std::span<const edge> edges, float edge::*weight,
+               std::span<const float> delta, RowOf row_of) {
+  constexpr index_t chunk = 64;
+  float sum[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    for (index_t i = 0; i < n; ++i) {
+      sum[i] = delta.empty() ? 0.0F : delta[static_cast<std::size_t>(begin + i)];
+    }
+    for (const edge& e : edges) {
+      const row<Scalar> y = row_of(e.source);
+      const float w = e.*weight;
+      for (index_t i = 0; i < n; ++i) {
+        sum[i] += w * static_cast<float>(y[begin + i]);
+      }
+    }
+    for (index_t i = 0; i < n; ++i) {
+      x[begin + i] = static_cast<Scalar>(sum[i]);
+    }
+  }
+}
+
+template <class Scalar>
+void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
+  for (index_t i = 0; i < dim; ++i) {
+    to[i] = from[i];
+  }
+}
+
+inline float folded(column_fold fold, float a, float b) {
+  return fold == column_fold::sum ? a + b : fold == column_fold::max ? std::max(a, b) : a;
+}
+
+/// Moves everything a slot is: rows, log-mass, position, columns.
+void move_slot(const kv_head auto& head, head_state& state, index_t to, index_t from) {
+  copy_row(head.key(to), head.key(from), head.dim());
+  copy_row(head.value(to), head.value(from), head.dim());
+  head.log_mass(to) = head.log_mass(from);
+  head.position(to) = head.position(from);
+  for (index_t c = 0; c < state.columns(); ++c) {
+    const auto column = state.column(c);
+    column[static_cast<std::size_t>(to)] = column[static_cast<std::size_t>(from)];
+  }
+}
+
+}  // namespace detail
+
+/// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
+/// anchor's slot, which no other row reads, then the anchors move down in order.
+/// A row that is one unchanged slot keeps its bytes. Refused, with nothing changed: a plan that
+/// breaks its laws (`check`), or is for another length or dim.
+void apply(const merge_plan& plan, const kv_head auto& head, head_state& state) {
+  expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
+          plan.length(), " came");
+  expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a value correction of dim ",
+          head.dim(), " expected, ", plan.dim(), " came");
+  check(plan);
+  state.extend(head.length());
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const auto edges = plan.row(r);
+    const index_t anchor = edges.front().source;
+    const bool alone = edges.size() == 1;
+    const auto delta = plan.value_correction(r);
+    if (!alone || edges.front().key_weight != 1.0F) {
+      detail::fold_rows(head.key(anchor), head.dim(), edges, &edge::key_weight, {},
+                        [&](index_t s) { return head.key(s); });
+    }
+    if (!alone || edges.front().value_weight != 1.0F || !delta.empty()) {
+      detail::fold_rows(head.value(anchor), head.dim(), edges, &edge::value_weight, delta,
+                        [&](index_t s) { return head.value(s); });
+    }
+    head.log_mass(anchor) = plan.log_mass(r);
+    for (index_t c = 0; c < state.columns(); ++c) {
+      const auto column = state.column(c);
+      float& x = column[static_cast<std::size_t>(anchor)];
+      for (const edge& e : edges.subspan(1)) {
+        x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(e.source)]);
+      }
+    }
+  }
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    if (plan.anchor(r) != r) {
+      detail::move_slot(head, state, r, plan.anchor(r));
+    }
+  }
+  head.truncate(plan.rows());
+  state.truncate(plan.rows());
+}
+
+/// Carries out a departure: O(dim), no compaction; the last slot takes the freed one.
+void apply(const departure& d, const kv_head auto& head, head_state& state) {
+  if (d.leaving == departure::nowhere) {
+    return;
+  }
+  expects(d.leaving >= 0 && d.leaving < head.length(), "departure: a slot of 0 to ",
+          head.length() - 1, " expected, ", d.leaving, " came");
+  expects(d.into >= departure::nowhere && d.into < head.length() && d.into != d.leaving,
+          "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
+  state.extend(head.length());
+  if (d.into != departure::nowhere) {
+    const edge edges[] = {{d.into, d.stay_weight, d.stay_weight},
+                          {d.leaving, d.leave_weight, d.leave_weight}};
+    detail::fold_rows(head.key(d.into), head.dim(), edges, &edge::key_weight, {},
+                      [&](index_t s) { return head.key(s); });
+    detail::fold_rows(head.value(d.into), head.dim(), edges, &edge::value_weight, {},
+                      [&](index_t s) { return head.value(s); });
+    head.log_mass(d.into) = d.log_mass;
+    for (index_t c = 0; c < state.columns(); ++c) {
+      const auto column = state.column(c);
+      float& x = column[static_cast<std::size_t>(d.into)];
+      x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(d.leaving)]);
+    }
+  }
+  const index_t last = head.length() - 1;
+  if (d.leaving != last) {
+    detail::move_slot(head, state, d.leaving, last);
+  }
+  head.truncate(last);
+  state.truncate(last);
+}
+
+}  // namespace kvfold

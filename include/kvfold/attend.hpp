@@ -1,0 +1,115 @@
+/// Decode attention over a compressed cache: softmax with log-mass.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::min
+#include <cmath>      // std::log
+#include <limits>     // std::numeric_limits
+#include <span>
+
+#include "kvfold/tile.hpp"
+#include "kvfold/view.hpp"
+
+namespace kvfold {
+
+namespace detail {
+
+/// Slots swept at a time: their keys (then values) and logits stay in the nearest caches.
+inline constexpr index_t tile_slots = 128;
+inline constexpr index_t tile_floats = 16384;
+/// Query heads per sweep; a larger group sweeps again.
+inline constexpr index_t sweep_group = 16;
+
+/// exp of a whole aligned buffer, so that every element takes the same vector path and the result
+/// does not depend on where in memory, or at which index, a number stands.
+using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::AlignedMax>;
+
+}  // namespace detail
+
+/// Attention of one KV head's group, one query each, over the slots in use:
+///
+///     ℓ_s = scale · q·k_s + log_mass_s      p = softmax(ℓ)      out = Σ_s p_s v_s
+///
+/// in one sweep over keys and values, whatever the group; nothing is allocated.
+/// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
+/// `[group]` of `ℓ`. Refused: no slots, null data, spans of another size.
+template <kv_head Head>
+void attend(const Head& head, const float* q, float* out, std::span<float> probabilities = {},
+            std::span<float> log_sum_exp = {}) {
+  using Eigen::Map;
+  const index_t n = head.length(), dim = head.dim(), group = head.group();
+  expects(n > 0, "attend: at least 1 slot expected, an empty head came");
+  expects(q != nullptr && out != nullptr, "attend: q and out [", group, ", ", dim,
+          "] expected, null came");
+  expects(probabilities.empty() ||
+              probabilities.size() == static_cast<std::size_t>(group) * static_cast<std::size_t>(n),
+          "attend: probabilities [", group, ", ", n, "] expected, ", probabilities.size(),
+          " floats came");
+  expects(log_sum_exp.empty() || log_sum_exp.size() == static_cast<std::size_t>(group),
+          "attend: log_sum_exp [", group, "] expected, ", log_sum_exp.size(), " floats came");
+  if (head.check_finite()) {
+    expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
+  }
+  const index_t rows = std::clamp(detail::tile_floats / dim, index_t{1}, detail::tile_slots);
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::tile_floats];
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[detail::sweep_group][detail::tile_slots];
+  const float lowest = -std::numeric_limits<float>::infinity();
+
+  for (index_t g0 = 0; g0 < group; g0 += detail::sweep_group) {
+    const index_t heads = std::min(detail::sweep_group, group - g0);
+    float max[detail::sweep_group], sum[detail::sweep_group];
+    std::fill_n(max, heads, lowest);
+    std::fill_n(sum, heads, 0.0F);
+    std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
+    for (index_t first = 0; first < n; first += rows) {
+      const index_t count = std::min(rows, n - first);
+      const auto keys =
+          detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
+      for (index_t g = 0; g < heads; ++g) {
+        const Map<const Eigen::VectorXf> query(q + std::ptrdiff_t{g0 + g} * dim, dim);
+        Map<Eigen::VectorXf> logit(mass[g], count);
+        logit.noalias() = keys * query;
+        for (index_t i = 0; i < count; ++i) {
+          mass[g][i] = head.scale() * mass[g][i] + head.log_mass(first + i);
+        }
+        if (!probabilities.empty()) {
+          std::copy_n(mass[g], count, probabilities.data() + std::ptrdiff_t{g0 + g} * n + first);
+        }
+        const float higher = std::max(max[g], logit.maxCoeff());
+        const float rescale = std::exp(max[g] - higher);  // 0 at the first tile
+        max[g] = higher;
+        std::fill(mass[g] + count, mass[g] + detail::tile_slots, lowest);
+        detail::aligned_block block(mass[g], detail::tile_slots);
+        block = (block - higher).exp();
+        sum[g] = sum[g] * rescale + block.sum();
+        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= rescale;
+      }
+      const auto values =
+          detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
+      for (index_t g = 0; g < heads; ++g) {
+        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim).noalias() +=
+            values.transpose() * Map<const Eigen::VectorXf>(mass[g], count);
+      }
+    }
+    for (index_t g = 0; g < heads; ++g) {
+      Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= sum[g];
+      const float lse = max[g] + std::log(sum[g]);
+      if (!log_sum_exp.empty()) {
+        log_sum_exp[static_cast<std::size_t>(g0 + g)] = lse;
+      }
+      if (!probabilities.empty()) {
+        float* p = probabilities.data() + std::ptrdiff_t{g0 + g} * n;
+        for (index_t first = 0; first < n; first += detail::tile_slots) {
+          const index_t count = std::min(detail::tile_slots, n - first);
+          std::copy_n(p + first, count, mass[0]);
+          std::fill(mass[0] + count, mass[0] + detail::tile_slots, lowest);
+          detail::aligned_block block(mass[0], detail::tile_slots);
+          block = (block - lse).exp();
+          std::copy_n(mass[0], count, p + first);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kvfold

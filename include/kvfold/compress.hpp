@@ -1,0 +1,246 @@
+/// observe → plan → apply, and the two entry points that most engines need: `compress` after a
+/// prompt, `step` for one decoded token.
+#pragma once
+
+#include <span>
+#include <type_traits>  // std::is_same_v
+
+#include "kvfold/attend.hpp"
+#include "kvfold/policy.hpp"
+
+namespace kvfold {
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_span = false;
+template <class T, std::size_t N>
+inline constexpr bool is_span<std::span<T, N>> = true;
+
+/// One for all heads, or one per head.
+template <class T>
+const auto& for_head(const T& one_or_many, index_t h) {
+  if constexpr (is_span<T>) {
+    return one_or_many[static_cast<std::size_t>(h)];
+  } else {
+    return one_or_many;
+  }
+}
+
+template <class T>
+void expect_per_head(const char* what, const T& one_or_many, index_t heads) {
+  if constexpr (is_span<T>) {
+    expects(one_or_many.size() == static_cast<std::size_t>(heads), what, ": one for each of ",
+            heads, " heads expected, ", one_or_many.size(), " came");
+  }
+}
+
+inline void expect_size(const char* what, std::size_t came, index_t heads, index_t group,
+                        index_t dim) {
+  const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
+                      static_cast<std::size_t>(dim);
+  expects(came == wanted, what, " of ", wanted, " floats expected, ", came, " came");
+}
+
+}  // namespace detail
+
+/// A policy for all heads, or a `std::span` of policies with one per head.
+template <class T>
+concept policies = policy<T> ||
+    (detail::is_span<T>&& policy<std::remove_const_t<typename T::value_type>>);
+/// A budget for all heads, or a `std::span<const budget>` with one per head.
+template <class T>
+concept budgets = std::same_as<T, budget> || detail::is_span<T>;
+
+/// The state that `p` keeps for one head.
+template <policy P>
+head_state make_head_state(const P& p, const kv_head auto& head) {
+  traits::validate(p);
+  const auto columns = traits::columns(p);
+  return {columns, traits::memory(p, head.dim(), head.group()), head.capacity()};
+}
+
+/// The state for every head of `kv`, and a workspace. All that is ever allocated for decoding.
+template <policies P>
+state make_state(const P& p, kv_cache auto& kv) {
+  detail::expect_per_head("make_state: policies", p, kv.heads());
+  std::vector<head_state> heads;
+  workspace work;
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    heads.push_back(make_head_state(detail::for_head(p, h), kv.head(h)));
+    work.reserve(kv.head(h).group(), kv.head(h).capacity());
+  }
+  return {std::move(heads), std::move(work)};
+}
+
+// ---------------------------------------------------------------------------- observe
+
+/// One query's attention, from an engine that computes its own: `probabilities [group, length]`.
+template <policy P>
+void observe(const P& p, const kv_head auto& head, head_state& state, workspace& work,
+             std::span<const float> probabilities) {
+  const auto n = static_cast<std::size_t>(head.length()),
+             group = static_cast<std::size_t>(head.group());
+  expects(probabilities.size() == group * n, "observe: probabilities [", group, ", ", n,
+          "] expected, ", probabilities.size(), " floats came");
+  state.extend(head.length());
+  if (!traits::measures(p)) {
+    return;
+  }
+  auto attention = probabilities.first(n);
+  if (group > 1) {
+    work.reserve(head.group(), head.capacity());
+    const auto combined = std::span(work.combined).first(n);
+    const group_combine how = traits::combine(p);
+    std::copy(attention.begin(), attention.end(), combined.begin());
+    for (std::size_t g = 1; g < group; ++g) {
+      for (std::size_t s = 0; s < n; ++s) {
+        const float a = probabilities[g * n + s];
+        combined[s] = how == group_combine::max ? std::max(combined[s], a) : combined[s] + a;
+      }
+    }
+    if (how == group_combine::mean) {
+      for (float& a : combined) {
+        a /= static_cast<float>(group);
+      }
+    }
+    attention = combined;
+  }
+  state.count_queries(1);
+  traits::observe(p, head, state, attention);
+}
+
+/// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
+/// observe each chunk's own queries after its tokens were appended.
+template <policy P, class Query>
+void observe(const P& p, const kv_head auto& head, head_state& state,
+             const query_view<Query>& queries) {
+  state.extend(head.length());
+  if (traits::measures(p) && queries.count > 0) {
+    expects(queries.data != nullptr, "observe: queries expected, null came");
+    state.count_queries(queries.count);
+    traits::observe(p, head, state, queries);
+  }
+}
+
+// ---------------------------------------------------------------------------- compress
+
+/// Brings one head to `b.target` slots, as it is measured so far.
+template <policy P>
+void compress(const P& p, const kv_head auto& head, head_state& state, workspace& work,
+              const budget& b) {
+  check(p, b, head.capacity());
+  state.extend(head.length());
+  expects(!traits::measures(p) || state.observed() > 0 || head.length() <= b.target, p.name(),
+          ": reference queries expected (or attention observed before), none came");
+  if (head.length() > b.target) {
+    plan(p, head, state, b.target, work.plan);
+    apply(work.plan, head, state);
+  }
+  traits::settle(p, head, state, b.target);
+}
+
+/// After a prompt: measures every head on `queries` and brings it to `b.target` slots.
+/// `p` and `b`: one for all heads, or a span with one per head. `queries`: `no_queries` for
+/// policies that measure nothing, or when `observe` was called before. Refused, with nothing
+/// changed: budgets that do not fit, missing queries, sizes that do not match.
+template <policies P, class Query, budgets B>
+void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Query>& queries,
+              const B& b) {
+  detail::expect_per_head("compress: policies", p, kv.heads());
+  detail::expect_per_head("compress: budgets", b, kv.heads());
+  expects(state.heads() == kv.heads(), "compress: a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    const auto& policy = detail::for_head(p, h);
+    const auto& limit = detail::for_head(b, h);
+    check(policy, limit, kv.head(h).capacity());
+    expects(!traits::measures(policy) || (queries.count > 0 && queries.data != nullptr) ||
+                state[h].observed() > 0 || kv.head(h).length() <= limit.target,
+            policy.name(),
+            ": reference queries expected (or attention observed before), none came");
+  }
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    const auto& policy = detail::for_head(p, h);
+    if (kv.head(h).length() > 0) {
+      observe(policy, kv.head(h), state[h], queries.of(h));
+      compress(policy, kv.head(h), state[h], state.workspace(), detail::for_head(b, h));
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------- step
+
+/// Throws unless one more token fits into `head` under `b`.
+template <policy P>
+void check_step(const P& p, const kv_head auto& head, const budget& b) {
+  check(p, b, head.capacity());
+  expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
+          head.capacity(), " slots are in use");
+  expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
+          ": a capacity of at least ", b.trigger_length(),
+          " slots expected (the budget and the newcomer), ", head.capacity(), " came");
+}
+
+/// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
+/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot leaves, the newcomer takes
+/// its place.
+template <policy P>
+void step(const P& p, const kv_head auto& head, head_state& state, workspace& work, const float* q,
+          const float* k, const float* v, const budget& b, float* out) {
+  head.push(k, v);
+  state.extend(head.length());
+  const auto probabilities = traits::measures(p)
+                                 ? std::span(work.attention)
+                                       .first(static_cast<std::size_t>(head.group()) *
+                                              static_cast<std::size_t>(head.length()))
+                                 : std::span<float>();
+  attend(head, q, out, probabilities);
+  if (!probabilities.empty()) {
+    observe(p, head, state, work, std::span<const float>(probabilities));
+  }
+  if (traits::bounded(p) && head.length() >= b.trigger_length()) {
+    departure one;
+    if (head.length() == b.target + 1 && traits::leaving(p, head, state, b.target, one)) {
+      apply(one, head, state);
+    } else {
+      plan(p, head, state, b.target, work.plan);
+      apply(work.plan, head, state);
+    }
+  }
+  if (head.length() <= b.target) {
+    traits::settle(p, head, state, b.target);
+  }
+}
+
+/// One decode step of all heads. `q`, `out` `[heads, group, dim]`; `k`, `v` `[heads, dim]`; `p` and
+/// `b` as in `compress`. Refused, with nothing changed: sizes that do not match, no room for the
+/// newcomer, budgets that do not fit, NaN or Inf where the cache checks for them.
+template <policies P, budgets B>
+void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
+          std::span<const float> k, std::span<const float> v, const B& b, std::span<float> out) {
+  detail::expect_per_head("step: policies", p, kv.heads());
+  detail::expect_per_head("step: budgets", b, kv.heads());
+  expects(state.heads() == kv.heads(), "step: a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  const auto first = kv.head(0);
+  detail::expect_size("step: q", q.size(), kv.heads(), first.group(), first.dim());
+  detail::expect_size("step: k", k.size(), kv.heads(), 1, first.dim());
+  detail::expect_size("step: v", v.size(), kv.heads(), 1, first.dim());
+  detail::expect_size("step: out", out.size(), kv.heads(), first.group(), first.dim());
+  if (first.check_finite()) {
+    expect_finite("step: q", q.data(), static_cast<std::ptrdiff_t>(q.size()));
+    expect_finite("step: k", k.data(), static_cast<std::ptrdiff_t>(k.size()));
+    expect_finite("step: v", v.data(), static_cast<std::ptrdiff_t>(v.size()));
+  }
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    check_step(detail::for_head(p, h), kv.head(h), detail::for_head(b, h));
+  }
+  const std::ptrdiff_t dim = first.dim(), queries = dim * first.group();
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    step(detail::for_head(p, h), kv.head(h), state[h], state.workspace(), q.data() + h * queries,
+         k.data() + h * dim, v.data() + h * dim, detail::for_head(b, h), out.data() + h * queries);
+  }
+}
+
+}  // namespace kvfold

@@ -1,0 +1,15 @@
+/// kvfold: KV-cache compression policies for LLM inference engines. Includes everything.
+#pragma once
+
+#include "kvfold/any_policy.hpp"     // IWYU pragma: export
+#include "kvfold/apply.hpp"          // IWYU pragma: export
+#include "kvfold/attend.hpp"         // IWYU pragma: export
+#include "kvfold/cache.hpp"          // IWYU pragma: export
+#include "kvfold/column_scores.hpp"  // IWYU pragma: export
+#include "kvfold/compress.hpp"       // IWYU pragma: export
+#include "kvfold/plan.hpp"           // IWYU pragma: export
+#include "kvfold/policy.hpp"         // IWYU pragma: export
+#include "kvfold/queries.hpp"        // IWYU pragma: export
+#include "kvfold/rope.hpp"           // IWYU pragma: export
+#include "kvfold/state.hpp"          // IWYU pragma: export
+#include "kvfold/view.hpp"           // IWYU pragma: export

@@ -1,0 +1,22 @@
+/// The baseline of baselines: nothing leaves, and the budget does not matter.
+#pragma once
+
+#include <string_view>
+
+#include "kvfold/policy.hpp"
+
+namespace kvfold {
+
+struct full_cache {
+  static constexpr std::string_view name() { return "full_cache"; }
+  static constexpr bool bounded = false;
+
+  void plan(const kv_head auto& head, const head_state&, index_t, merge_plan& out) const {
+    out.reset(head.length());
+    for (index_t s = 0; s < head.length(); ++s) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/score.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// H2O, the Heavy-Hitter Oracle (Zhang et al. 2023, arXiv 2306.14048).
+///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far, section 4.1
+///   select  sinks, the most recent, then the top of the rest by s
+///   match   nowhere: what leaves is gone
+struct h2o {
+  float recent = 0.5F;  ///< share of the budget for the latest tokens
+  index_t sinks = 4;    ///< first tokens that never leave (the paper: 0)
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "h2o"; }
+  static constexpr std::array<column, 1> columns() { return {}; }
+  /// The smallest budget in which the sinks and the window's share both fit.
+  index_t least() const {
+    index_t target = 1;
+    while (sinks + share_of(recent, target) > target) {
+      ++target;
+    }
+    return target;
+  }
+  void validate() const {
+    expects(recent >= 0 && recent < 1, "h2o: recent as a share in [0, 1) expected, ", recent,
+            " came");
+    expects(sinks >= 0, "h2o: at least 0 sinks expected, ", sinks, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {
+    accumulate(state.column(0), attention);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    std::vector<float> total(static_cast<std::size_t>(head.length()));
+    column_scores(head, queries, {.combine = combine}, {.total = total});
+    observe(head, state, std::span<const float>(total));
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    const auto s = state.column(0);
+    select(head.length(), target, stays(head, target), score(s), out);
+    keep_marked(head, out);
+  }
+
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
+    return {.leaving = least_wanted(head.length(), stays(head, target), score(state.column(0)))};
+  }
+
+ private:
+  auto stays(const kv_head auto& head, index_t target) const {
+    return [&head, p = protect(head, sinks, share_of(recent, target))](index_t s) {
+      return p(head.position(s));
+    };
+  }
+  static auto score(std::span<const float> s) {
+    return [s](index_t j) { return rank(s[static_cast<std::size_t>(j)]); };
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <algorithm>  // std::copy
+#include <array>
+#include <string_view>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/score.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries look at.
+///   score   prompt: attention summed over the last W reference queries, average-pooled over
+///           positions (listing 1); decode: over the last W to 2W queries, as past + current window
+///   select  sinks and the last W tokens, then the top of the rest by s
+///   match   nowhere: what leaves is gone
+/// The paper compresses prompts only; decoding on as H2O restricted to the window is ours.
+struct snapkv {
+  index_t window = 32;
+  index_t sinks = 4;          ///< first tokens that never leave (the paper: 0)
+  index_t kernel = 7;         ///< of the pooling; 1: none
+  bool count_border = false;  ///< the authors divide by `kernel` at the borders too
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "snapkv"; }
+  enum column_name : index_t { past, current };
+  static constexpr std::array<column, 2> columns() { return {}; }
+  static constexpr std::size_t memory(index_t, index_t) { return 1; }  // queries in `current`
+  index_t least() const { return sinks + window + 1; }
+  void validate() const {
+    expects(window > 0, "snapkv: a window of at least 1 query expected, ", window, " came");
+    expects(sinks >= 0, "snapkv: at least 0 sinks expected, ", sinks, " came");
+    expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {
+    const auto now = state.column(current);
+    accumulate(now, attention);
+    float& queries = state.memory()[0];
+    if (++queries >= static_cast<float>(window)) {
+      std::copy(now.begin(), now.end(), state.column(past).begin());
+      std::fill(now.begin(), now.end(), queries = 0);
+    }
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const auto s = state.column(past), now = state.column(current);
+    column_scores(head, queries.last(window), {.combine = combine}, {.total = s});
+    const auto in_window = protect(head, 0, window);
+    average_pool(
+        head, [&](index_t j) { return !in_window(head.position(j)); }, kernel, count_border, s);
+    std::fill(now.begin(), now.end(), state.memory()[0] = 0);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    select(head.length(), target, stays(head), score(state), out);
+    keep_marked(head, out);
+  }
+
+  departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
+    return {.leaving = least_wanted(head.length(), stays(head), score(state))};
+  }
+
+ private:
+  auto stays(const kv_head auto& head) const {
+    return [&head, in = protect(head, sinks, window)](index_t s) { return in(head.position(s)); };
+  }
+  static auto score(const head_state& state) {
+    return [a = state.column(past), b = state.column(current)](index_t j) {
+      return rank(a[static_cast<std::size_t>(j)] + b[static_cast<std::size_t>(j)]);
+    };
+  }
+};
+
+}  // namespace kvfold

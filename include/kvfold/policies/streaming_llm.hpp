@@ -1,0 +1,86 @@
+#pragma once
+
+#include <algorithm>  // std::min
+#include <string_view>
+
+#include "kvfold/policy.hpp"
+#include "kvfold/rope.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): attention sinks and a window.
+///   score   none
+///   select  the first S tokens and the last B − S           section 3.2
+///   match   nowhere: what leaves is gone
+/// `positions`: `original` leaves every key at the rotation of its own position. `cache_index` is
+/// the paper's: positions within the cache. RoPE knows distances only, and all kept tokens but the
+/// sinks are consecutive, so turning just the S sinks forward gives the paper's logits for O(S ·
+/// dim) a step.
+struct streaming_llm {
+  enum class position_mode { original, cache_index };
+
+  index_t sinks = 4;
+  position_mode positions = position_mode::original;
+  kvfold::rope rope = {};  ///< used by `cache_index` only
+
+  static constexpr std::string_view name() { return "streaming_llm"; }
+  index_t least() const { return sinks + 1; }
+  void validate() const {
+    expects(sinks >= 0, "streaming_llm: at least 0 sinks expected, ", sinks, " came");
+  }
+
+  void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
+    select(
+        head.length(), target, sink_of(head), [&](index_t s) { return head.position(s); }, out);
+    keep_marked(head, out);
+  }
+
+  departure leaving(const kv_head auto& head, const head_state&, index_t) const {
+    return {.leaving = least_wanted(head.length(), sink_of(head),
+                                    [&](index_t s) { return head.position(s); })};
+  }
+
+  /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates.
+  std::size_t memory(index_t dim, index_t) const {
+    return positions == position_mode::original
+               ? 0
+               : 1 + static_cast<std::size_t>(sinks) * static_cast<std::size_t>(dim);
+  }
+
+  void settle(const kv_head auto& head, head_state& state, index_t) const {
+    if (positions == position_mode::original) {
+      return;
+    }
+    using scalar = typename std::remove_cvref_t<decltype(head)>::scalar;
+    float& saved = state.memory()[0];
+    const index_t newest = newest_position(head);
+    for (index_t s = 0; s < std::min(sinks, head.length()); ++s) {
+      float* own = state.memory().data() + 1 + std::ptrdiff_t{s} * head.dim();
+      const row<scalar> key = head.key(s);
+      for (; saved <= static_cast<float>(s); ++saved) {  // token s, at position s
+        for (index_t i = 0; i < head.dim(); ++i) {
+          own[i] = static_cast<float>(key[i]);
+        }
+      }
+      const index_t position = newest - head.length() + 1 + s;  // right before the window
+      if (position != head.position(s)) {
+        for (index_t i = 0; i < head.dim(); ++i) {
+          key[i] = static_cast<scalar>(own[i]);
+        }
+        rope.rotate(key, head.dim(), position - s);
+        head.position(s) = position;
+      }
+    }
+  }
+
+ private:
+  /// Sinks move in position under `cache_index`, but never from their slot.
+  auto sink_of(const kv_head auto& head) const {
+    return [&head, mode = positions, n = sinks](index_t s) {
+      return (mode == position_mode::original ? head.position(s) : s) < n;
+    };
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,219 @@
+#pragma once
+
+#include <algorithm>  // std::max
+#include <array>
+#include <cmath>  // std::log
+#include <string_view>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/match.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/score.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// ZSMerge (Liu et al. 2025, arXiv 2503.10714): a ring of the latest, the top by decayed attention,
+/// and residual slots that absorb the rest.
+///   score   s_j ← λ s_j + a_j                                         eq. 5
+///   select  proximity Bp (ring), context Bc = B − Bp − Br by s, residual Br
+///   match   r = argmax_r k_r·k_c over the residual slots               eq. 6
+///   merge   running mean by w, w_r ← w_r + w_c                         eq. 7
+///           log-mass β = α ln w                                        eq. 8
+struct zsmerge {
+  /// A prompt's residuals: equal chunks in position order (authors), or eq. 6 against `residual`
+  /// seeds, the highest scores among what leaves (ours).
+  enum class prompt_mode { chunked, nearest };
+
+  float proximity = 0.1F;  ///< share of the budget for the ring, at least 2 slots
+  index_t residual = 1;    ///< Br
+  index_t sinks = 4;       ///< first tokens that never leave the context (the paper: 0)
+  float alpha = 0.6F;      ///< α ≤ 1: theorem 3.1 holds
+  float decay = 0.98F;     ///< λ
+  prompt_mode prompt = prompt_mode::chunked;
+  /// May the token that has just left the ring be the one to go? Algorithm 1: yes; authors' code:
+  /// no.
+  bool newcomer_competes = true;
+  column_fold merged_score = column_fold::max;  ///< authors' default; or `sum`
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "zsmerge"; }
+  enum column_name : index_t { score, count, is_residual };
+  std::array<column, 3> columns() const {
+    return {column{merged_score}, column{column_fold::sum, 1}, column{column_fold::max}};
+  }
+  index_t least() const {
+    index_t target = residual + sinks + 3;
+    while (context(target) <= sinks) {
+      ++target;
+    }
+    return target;
+  }
+  void validate() const {
+    expects(proximity >= 0 && proximity < 1, "zsmerge: proximity as a share in [0, 1) expected, ",
+            proximity, " came");
+    expects(residual >= 1, "zsmerge: at least 1 residual slot expected, ", residual, " came");
+    expects(sinks >= 0, "zsmerge: at least 0 sinks expected, ", sinks, " came");
+    expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",
+            alpha, " came");
+    expects(decay > 0 && decay <= 1, "zsmerge: a decay in (0, 1] expected, ", decay, " came");
+    expects(merged_score != column_fold::anchor, "zsmerge: a merged score of max or sum expected");
+  }
+
+  void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {
+    accumulate(state.column(score), attention, decay);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    std::vector<float> decayed(static_cast<std::size_t>(head.length()));
+    column_scores(head, queries, {.decay = decay, .combine = combine}, {.decayed = decayed});
+    const auto age = static_cast<float>(std::pow(double{decay}, queries.count));
+    accumulate(state.column(score), decayed, age);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
+    select(head.length(), target - missing,
+           stays(head, state, target, missing == 0 && !newcomer_competes), rank_of(state), out);
+    auto& into = out.row_of();
+    auto& rest = out.order();
+    into.assign(static_cast<std::size_t>(head.length()), -1);
+    rest.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+        into[static_cast<std::size_t>(s)] = s;
+      } else {
+        rest.push_back(s);
+      }
+    }
+    if (missing == residual && prompt == prompt_mode::chunked) {
+      chunk(head, rest, into);
+    } else {
+      std::ranges::sort(rest, [at = rank_of(state)](index_t a, index_t b) {
+        return at(a) > at(b) || (at(a) == at(b) && a < b);
+      });
+      for (std::size_t i = 0; i < rest.size(); ++i) {
+        const index_t c = rest[i];
+        into[static_cast<std::size_t>(c)] =
+            static_cast<index_t>(i) < missing ? c : nearest_by_dot(head, c, [&](index_t r) {
+              return into[static_cast<std::size_t>(r)] == r &&
+                     (residual_slot(state, r) || out.marks()[static_cast<std::size_t>(r)] == 0);
+            });
+      }
+    }
+    write_rows(head, state, out);
+  }
+
+  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
+               departure& out) const {
+    if (residual_slots(head, state) < residual) {
+      return false;  // a residual slot has to be made first
+    }
+    const index_t c =
+        least_wanted(head.length(), stays(head, state, target, !newcomer_competes), rank_of(state));
+    const index_t r = nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
+    const float wc = tokens(state, c), w = tokens(state, r) + wc;
+    out = {c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
+    return true;
+  }
+
+  /// Names the residual slots: whatever is merged; then, while context overflows and a residual
+  /// slot is free, the context's lowest (Algorithm 1, line 8), where it lies.
+  void settle(const kv_head auto& head, head_state& state, index_t target) const {
+    const auto flag = state.column(is_residual);
+    for (index_t s = 0; s < head.length(); ++s) {
+      flag[static_cast<std::size_t>(s)] =
+          residual_slot(state, s) || tokens(state, s) > 1 ? 1.0F : 0.0F;
+    }
+    const auto in_ring = protect(head, 0, ring(target));
+    index_t overflow = -context(target), free = residual - residual_slots(head, state);
+    for (index_t s = 0; s < head.length(); ++s) {
+      overflow += in_ring(head.position(s)) || residual_slot(state, s) ? 0 : 1;
+    }
+    for (; overflow > 0 && free > 0; --overflow, --free) {
+      const index_t s = least_wanted(head.length(), stays(head, state, target, !newcomer_competes),
+                                     rank_of(state));
+      flag[static_cast<std::size_t>(s)] = 1.0F;
+    }
+  }
+
+ private:
+  index_t ring(index_t target) const { return std::max(index_t{2}, share_of(proximity, target)); }
+  index_t context(index_t target) const { return target - ring(target) - residual; }
+
+  static float tokens(const head_state& state, index_t s) {
+    return state.column(count)[static_cast<std::size_t>(s)];
+  }
+  static bool residual_slot(const head_state& state, index_t s) {
+    return state.column(is_residual)[static_cast<std::size_t>(s)] != 0.0F;
+  }
+  index_t residual_slots(const kv_head auto& head, const head_state& state) const {
+    index_t n = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      n += residual_slot(state, s) ? 1 : 0;
+    }
+    return n;
+  }
+  static auto rank_of(const head_state& state) {
+    return [s = state.column(score)](index_t j) { return rank(s[static_cast<std::size_t>(j)]); };
+  }
+
+  /// Sinks, the ring and the residual slots; by the authors' rule, the newcomer to context too.
+  auto stays(const kv_head auto& head, const head_state& state, index_t target,
+             bool authors_rule) const {
+    const index_t latest = ring(target) + (authors_rule ? 1 : 0);
+    return [&head, &state, kept = protect(head, sinks, latest)](index_t s) {
+      return kept(head.position(s)) || residual_slot(state, s);
+    };
+  }
+
+  /// `residual` runs of the rest in position order, the first ones a token longer; each run's rows
+  /// go into its lowest slot.
+  void chunk(const kv_head auto& head, std::vector<index_t>& rest,
+             std::vector<index_t>& into) const {
+    std::ranges::sort(rest, {}, [&](index_t s) { return head.position(s); });
+    const auto n = static_cast<index_t>(rest.size());
+    for (index_t c = 0, begin = 0; c < residual; ++c) {
+      const index_t end = begin + n / residual + (c < n % residual ? 1 : 0);
+      const auto run = std::span(rest).subspan(static_cast<std::size_t>(begin),
+                                               static_cast<std::size_t>(end - begin));
+      const index_t anchor = *std::ranges::min_element(run);
+      for (const index_t s : run) {
+        into[static_cast<std::size_t>(s)] = anchor;
+      }
+      begin = end;
+    }
+  }
+
+  /// eq. 7: members weighted by their token counts; eq. 8: β = α ln w.
+  void write_rows(const kv_head auto& head, const head_state& state, merge_plan& out) const {
+    const auto& into = out.row_of();
+    out.reset(head.length());
+    for (index_t r = 0; r < head.length(); ++r) {
+      const bool kept = out.marks()[static_cast<std::size_t>(r)] != 0;
+      if (into[static_cast<std::size_t>(r)] != r) {
+        continue;
+      }
+      if (kept && !residual_slot(state, r)) {
+        out.keep(r, head.log_mass(r));
+        continue;
+      }
+      float w = 0;
+      for (index_t s = 0; s < head.length(); ++s) {
+        w += into[static_cast<std::size_t>(s)] == r ? tokens(state, s) : 0.0F;
+      }
+      const auto add = [&](index_t s) { out.add({s, tokens(state, s) / w, tokens(state, s) / w}); };
+      add(r);
+      for (index_t s = 0; s < head.length(); ++s) {
+        if (s != r && into[static_cast<std::size_t>(s)] == r) {
+          add(s);
+        }
+      }
+      out.end_row(alpha * std::log(w));
+    }
+  }
+};
+
+}  // namespace kvfold

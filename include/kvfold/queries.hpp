@@ -1,0 +1,49 @@
+/// Reference queries: what a policy measures slots on. Where they come from is the engine's choice.
+#pragma once
+
+#include <cstddef>  // std::ptrdiff_t
+
+#include "kvfold/view.hpp"
+
+namespace kvfold {
+
+/// How the attention of a group's query heads becomes one number per slot.
+enum class group_combine { sum, mean, max };
+
+/// Queries of all heads, rotated, over an engine's own memory: query `i` of group member `g` of KV
+/// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.
+template <storage_scalar Scalar>
+struct query_view {
+  const Scalar* data = nullptr;
+  index_t count = 0;                  ///< queries per query head
+  std::ptrdiff_t head = 0;            ///< stride in elements, KV head to KV head
+  std::ptrdiff_t group = 0;           ///< query head to query head of one KV head
+  std::ptrdiff_t row = 0;             ///< query to query
+  const index_t* position = nullptr;  ///< [count] for causality; null: the last `count` positions
+
+  const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
+  /// The queries of KV head `h` alone.
+  query_view of(index_t h) const { return {data + h * head, count, 0, group, row, position}; }
+  /// The last `n` of them.
+  query_view last(index_t n) const {
+    const index_t skip = count > n ? count - n : 0;
+    return {
+        data + skip * row, count - skip, head, group, row, position ? position + skip : nullptr};
+  }
+  /// Position of query `i`, for a head that has seen `seen` tokens.
+  index_t position_of(index_t i, index_t seen) const {
+    return position != nullptr ? position[i] : seen - count + i;
+  }
+};
+
+/// For policies that need none.
+inline constexpr query_view<float> no_queries{};
+
+/// A prompt's own queries, as a projection leaves them: `[queries, heads · group, dim]`.
+template <storage_scalar Scalar>
+query_view<Scalar> prompt_queries(const Scalar* data, index_t count, index_t heads, index_t group,
+                                  index_t dim) {
+  return {data, count, std::ptrdiff_t{group} * dim, dim, std::ptrdiff_t{heads} * group * dim};
+}
+
+}  // namespace kvfold

@@ -1,0 +1,47 @@
+/// Scorers: how one query's attention `[length]` enters a slot's score.
+#pragma once
+
+#include <algorithm>  // std::sort
+#include <span>
+#include <vector>
+
+#include "kvfold/view.hpp"
+
+namespace kvfold {
+
+/// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
+inline void accumulate(std::span<float> score, std::span<const float> attention, float decay = 1) {
+  for (std::size_t j = 0; j < attention.size(); ++j) {
+    score[j] = decay * score[j] + attention[j];
+  }
+}
+
+/// Means over `kernel` neighbours in position, among the slots for which `takes_part(s)`; in place.
+/// At the borders over those that are there, or, with `count_border`, as if zeros stood outside.
+template <class TakesPart>
+void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel, bool count_border,
+                  std::span<float> score) {
+  std::vector<index_t> order;
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (takes_part(s)) {
+      order.push_back(s);
+    }
+  }
+  std::ranges::sort(order, {}, [&](index_t s) { return head.position(s); });
+  const std::vector<float> raw(score.begin(), score.end());
+  const auto n = static_cast<index_t>(order.size());
+  const auto at = [&](index_t i) {
+    return static_cast<std::size_t>(order[static_cast<std::size_t>(i)]);
+  };
+  for (index_t i = 0; i < n; ++i) {
+    const index_t begin = std::max(index_t{0}, i - kernel / 2);
+    const index_t end = std::min(n, i + kernel / 2 + 1);
+    float sum = 0;
+    for (index_t j = begin; j < end; ++j) {
+      sum += raw[at(j)];
+    }
+    score[at(i)] = sum / static_cast<float>(count_border ? kernel : end - begin);
+  }
+}
+
+}  // namespace kvfold

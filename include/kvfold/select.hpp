@@ -1,0 +1,91 @@
+/// Who keeps a slot: the protected, then the best of the rest.
+#pragma once
+
+#include <algorithm>  // std::nth_element
+#include <cmath>      // std::isnan
+#include <limits>     // std::numeric_limits
+#include <span>
+
+#include "kvfold/plan.hpp"
+
+namespace kvfold {
+
+/// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
+struct protection {
+  index_t sinks = 0;
+  index_t recent = 0;
+  index_t newest = -1;
+
+  bool operator()(index_t position) const { return position < sinks || position > newest - recent; }
+};
+
+protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
+  return {sinks, recent, newest_position(head)};
+}
+
+/// A share of the budget, rounded to the nearest slot.
+inline index_t share_of(float share, index_t target) {
+  return static_cast<index_t>(share * static_cast<float>(target) + 0.5F);
+}
+
+/// NaN ranks below every number.
+inline float rank(float score) {
+  return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
+}
+
+/// Marks in `scratch.marks()` the `target` slots that stay: those for which `stays(s)`, then those
+/// of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
+template <class Stays, class Score>
+void select(index_t length, index_t target, Stays stays, Score score, merge_plan& scratch) {
+  auto& marks = scratch.marks();
+  auto& order = scratch.order();
+  marks.assign(static_cast<std::size_t>(length), 0);
+  order.clear();
+  index_t free = target;
+  for (index_t s = 0; s < length; ++s) {
+    if (stays(s)) {
+      marks[static_cast<std::size_t>(s)] = 1;
+      --free;
+    } else {
+      order.push_back(s);
+    }
+  }
+  expects(free >= 0, "select: a budget of at least ", target - free, " protected slots expected, ",
+          target, " came");
+  const auto better = [&](index_t a, index_t b) {
+    const auto x = score(a), y = score(b);
+    return x > y || (x == y && a < b);
+  };
+  if (free < static_cast<index_t>(order.size())) {
+    std::nth_element(order.begin(), order.begin() + free, order.end(), better);
+    order.resize(static_cast<std::size_t>(free));
+  }
+  for (const index_t s : order) {
+    marks[static_cast<std::size_t>(s)] = 1;
+  }
+}
+
+/// The slot that `select` would let go first: the lowest score among those that may leave, the
+/// higher slot on ties; -1 when none may.
+template <class Stays, class Score>
+index_t least_wanted(index_t length, Stays stays, Score score) {
+  index_t least = -1;
+  for (index_t s = 0; s < length; ++s) {
+    if (!stays(s) && (least < 0 || score(s) <= score(least))) {
+      least = s;
+    }
+  }
+  return least;
+}
+
+/// The plan of an eviction: the marked slots as they are, the others gone.
+void keep_marked(const kv_head auto& head, merge_plan& out) {
+  out.reset(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+}
+
+}  // namespace kvfold

@@ -1,0 +1,47 @@
+/// Rows of a cache as float matrices: in place where they are already so, converted otherwise.
+#pragma once
+
+#include <Eigen/Core>
+#include <cstddef>  // std::ptrdiff_t
+
+#include "kvfold/view.hpp"
+
+namespace kvfold::detail {
+
+/// Slots `[rows, dim]` in float.
+using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
+                        Eigen::Unaligned, Eigen::OuterStride<>>;
+
+/// `count` rows `row_of(first) ...` of a cache; `buffer [count, dim]` is used when they are not
+/// evenly spaced floats.
+template <class RowOf>
+tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* buffer) {
+  using scalar = std::remove_pointer_t<decltype(row_of(first).data)>;
+  if constexpr (std::same_as<std::remove_const_t<scalar>, float>) {
+    const float* base = row_of(first).data;
+    const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - base : dim;
+    bool even = row_of(first).step == 1 && stride >= dim;
+    for (index_t i = 2; even && i < count; ++i) {
+      even = row_of(first + i).data == base + i * stride;  // a paged view may jump
+    }
+    if (even) {
+      return {base, count, dim, Eigen::OuterStride<>(stride)};
+    }
+  }
+  using source = Eigen::Map<const Eigen::Array<std::remove_const_t<scalar>, Eigen::Dynamic, 1>, 0,
+                            Eigen::InnerStride<>>;
+  for (index_t i = 0; i < count; ++i) {
+    const auto r = row_of(first + i);
+    Eigen::Map<Eigen::ArrayXf> out(buffer + std::ptrdiff_t{i} * dim, dim);
+    if (r.step == 1) {
+      out = Eigen::Map<const Eigen::Array<std::remove_const_t<scalar>, Eigen::Dynamic, 1>>(r.data,
+                                                                                           dim)
+                .template cast<float>();
+    } else {
+      out = source(r.data, dim, Eigen::InnerStride<>(r.step)).template cast<float>();
+    }
+  }
+  return {buffer, count, dim, Eigen::OuterStride<>(dim)};
+}
+
+}  // namespace kvfold::detail

@@ -1,0 +1,146 @@
+/// Views of key-value memory: what a policy sees of one KV head, wherever the engine keeps it.
+#pragma once
+
+#include <Eigen/Core>   // Eigen::half, Eigen::bfloat16
+#include <cmath>        // std::isfinite
+#include <concepts>     // std::same_as
+#include <cstddef>      // std::ptrdiff_t
+#include <type_traits>  // std::is_trivially_copyable_v
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// Element types of keys and values. Arithmetic is done in float whatever the storage.
+template <class T>
+concept storage_scalar =
+    std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;
+
+/// One key or one value: `dim` elements, `step` apart.
+template <class Scalar>
+struct row {
+  Scalar* data;
+  std::ptrdiff_t step = 1;
+
+  constexpr Scalar& operator[](index_t i) const { return data[i * step]; }
+};
+
+/// One KV head's slots. `[capacity]` rows of keys and values, a log-mass and a position per slot;
+/// the first `length()` are in use. The order of slots means nothing to attention.
+///
+/// A view: trivially copyable, does not own, and shallow const as std::span is.
+template <storage_scalar Scalar>
+class head_view {
+ public:
+  using scalar = Scalar;
+
+  /// Where rows lie, in elements: slot `s`, element `i` at `data[s * row + i * element]`.
+  struct plane {
+    Scalar* data = nullptr;
+    std::ptrdiff_t row = 0;
+    std::ptrdiff_t element = 1;
+  };
+  /// Everything but the rows.
+  struct records {
+    float* log_mass = nullptr;    ///< [capacity]
+    index_t* position = nullptr;  ///< [capacity]
+    index_t* length = nullptr;    ///< slots in use
+    index_t* seen = nullptr;      ///< tokens ever appended: the next token's position
+  };
+  struct extent {
+    index_t capacity = 0;
+    index_t dim = 0;
+    index_t group = 1;          ///< query heads that share this KV head
+    float scale = 1;            ///< logit = scale · q·k + log-mass
+    bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
+  };
+
+  head_view(plane keys, plane values, records slots, extent shape)
+      : keys_(keys), values_(values), slots_(slots), shape_(shape) {}
+
+  index_t length() const { return *slots_.length; }
+  index_t seen() const { return *slots_.seen; }
+  index_t capacity() const { return shape_.capacity; }
+  index_t dim() const { return shape_.dim; }
+  index_t group() const { return shape_.group; }
+  float scale() const { return shape_.scale; }
+  bool check_finite() const { return shape_.check_finite; }
+
+  row<Scalar> key(index_t s) const { return at(keys_, s); }
+  row<Scalar> value(index_t s) const { return at(values_, s); }
+  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  index_t& position(index_t s) const { return slots_.position[s]; }
+
+  /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
+  void truncate(index_t length) const {
+    expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
+            " slots expected, ", length, " came");
+    *slots_.length = length;
+  }
+
+  /// Appends one token `[dim]` at the next position, with log-mass 0.
+  template <class T>
+  void push(const T* key, const T* value) const {
+    expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
+    const index_t s = (*slots_.length)++;
+    for (index_t i = 0; i < dim(); ++i) {
+      this->key(s)[i] = static_cast<Scalar>(key[i]);
+      this->value(s)[i] = static_cast<Scalar>(value[i]);
+    }
+    log_mass(s) = 0.0F;
+    position(s) = (*slots_.seen)++;
+  }
+
+ private:
+  static row<Scalar> at(const plane& p, index_t s) { return {p.data + s * p.row, p.element}; }
+
+  plane keys_, values_;
+  records slots_;
+  extent shape_;
+};
+
+static_assert(std::is_trivially_copyable_v<head_view<float>>);
+
+/// One KV head, as policies see it. `head_view` models it; a paged view may too.
+template <class H>
+concept kv_head = storage_scalar<typename H::scalar> && requires(const H& head, index_t s) {
+  { head.length() } -> std::same_as<index_t>;
+  { head.capacity() } -> std::same_as<index_t>;
+  { head.dim() } -> std::same_as<index_t>;
+  { head.group() } -> std::same_as<index_t>;
+  { head.seen() } -> std::same_as<index_t>;
+  { head.scale() } -> std::same_as<float>;
+  { head.check_finite() } -> std::same_as<bool>;
+  { head.key(s) } -> std::same_as<row<typename H::scalar>>;
+  { head.value(s) } -> std::same_as<row<typename H::scalar>>;
+  { head.log_mass(s) } -> std::same_as<float&>;
+  { head.position(s) } -> std::same_as<index_t&>;
+  head.truncate(s);
+};
+
+/// All KV heads (batch × layer × KV head, flattened) of one shape, each with its own length.
+template <class C>
+concept kv_cache = requires(C& cache, index_t h) {
+  { cache.heads() } -> std::same_as<index_t>;
+  { cache.head(h) } -> kv_head;
+};
+
+/// The latest position a head holds; -1 when it is empty. Recency is measured from here.
+index_t newest_position(const kv_head auto& head) {
+  index_t newest = -1;
+  for (index_t s = 0; s < head.length(); ++s) {
+    newest = std::max(newest, head.position(s));
+  }
+  return newest;
+}
+
+/// Refuses NaN and Inf, naming the first: an option of the cache (`check_finite`), one pass.
+template <class T>
+void expect_finite(const char* what, const T* data, std::ptrdiff_t count) {
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    const auto x = static_cast<float>(data[i]);
+    expects(std::isfinite(x), what, ": finite numbers expected, ", x, " came at element ", i);
+  }
+}
+
+}  // namespace kvfold
