@@ -1,0 +1,228 @@
+// What compress, step and observe refuse, whatever the policy: nothing has changed after it.
+#include <catch2/catch.hpp>
+#include <functional>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using fixtures::normal;
+using kvfold::budget;
+using kvfold::cache;
+using kvfold::index_t;
+using kvfold::merge_plan;
+
+constexpr index_t most = std::numeric_limits<index_t>::max();
+const float bad_floats[] = {std::nanf(""), INFINITY, -INFINITY};
+
+/// Three ragged heads, a state, and one step's input.
+template <class Policy>
+struct decode {
+  static constexpr index_t heads = 3, group = 2, dim = 4, capacity = 24;
+
+  Policy policy;
+  cache<float> kv{
+      {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .check_finite = true}};
+  kvfold::state state;
+  std::vector<float> data = normal(20 * heads * group * dim);
+  kvfold::query_view<float> queries = kvfold::prompt_queries(data.data(), 20, heads, group, dim);
+  std::vector<float> q = normal(heads * group * dim), k = normal(heads * dim), v = k, out = q;
+
+  explicit decode(Policy p) : policy(p), state(make_state(p, kv)) {
+    for (index_t h = 0; h < heads; ++h) {
+      append(h, h == 1 ? 3 : 14 + 3 * h);
+      observe(policy, kv.head(h), state[h], queries.of(h));
+    }
+  }
+  void append(index_t h, index_t n) { kv.append(h, normal(n * dim), normal(n * dim)); }
+
+  std::vector<float> everything() {
+    std::vector<float> all = out;
+    for (index_t h = 0; h < heads; ++h) {
+      const auto bytes = fixtures::bytes_of(kv.head(h));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+      all.push_back(static_cast<float>(kv.head(h).seen()));
+      for (index_t c = 0; c < state[h].columns(); ++c) {
+        all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
+      }
+      all.insert(all.end(), state[h].memory().begin(), state[h].memory().end());
+      all.push_back(static_cast<float>(state[h].observed()));
+    }
+    return all;
+  }
+  /// LAW: `call` throws invalid_argument with `message` in it, and everything is as before.
+  void refuses(const std::string& message, const std::function<void()>& call) {
+    const auto before = everything();
+    CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+    CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
+    CHECK(everything() == before);
+  }
+  template <class Budgets>
+  void step_with(const Budgets& b) {
+    step(policy, kv, state, std::span<const float>(q), std::span<const float>(k),
+         std::span<const float>(v), b, std::span<float>(out));
+  }
+  template <class Budgets>
+  void compress_with(const Budgets& b) {
+    compress(policy, kv, state, queries, b);
+  }
+  template <class Budgets>
+  void refuses_budget(const std::string& message, const Budgets& b) {
+    refuses(message, [&] { compress_with(b); });
+    refuses(message, [&] { step_with(b); });
+  }
+};
+
+/// The least that a policy can be.
+struct first_ones {
+  static constexpr std::string_view name() { return "first_ones"; }
+  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
+            merge_plan& out) const {
+    out.reset(head.length());
+    for (index_t s = 0; s < target; ++s) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+};
+
+template <class F>
+void with_bounded_policies(F f) {
+  f(kvfold::streaming_llm{}), f(kvfold::h2o{}), f(kvfold::snapkv{.window = 4});
+  f(kvfold::zsmerge{.residual = 2}), f(kvfold::any_policy(kvfold::h2o{})), f(first_ones{});
+}
+template <class F>
+void with_all_policies(F f) {
+  with_bounded_policies(f), f(kvfold::full_cache{}), f(kvfold::any_policy(kvfold::full_cache{}));
+}
+
+std::string name_of(const auto& p) { return std::string(p.name()); }
+
+}  // namespace
+
+TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
+  with_bounded_policies([](auto p) {
+    decode d(p);
+    d.refuses_budget(name_of(p) + ": a budget of at least 1 slot expected, 0 came", budget{0});
+    d.refuses_budget("at least 1 slot expected, -7 came", budget{-7});
+    const index_t least = kvfold::traits::least(p);
+    if (least > 1) {
+      d.refuses_budget("a budget of at least " + std::to_string(least), budget{least - 1});
+      d.refuses_budget(std::to_string(least - 1) + " came", budget{least - 1});
+    }
+    d.refuses_budget("a capacity of at least the budget of 25 slots expected, 24 came", budget{25});
+    d.refuses_budget("24 came", budget{most});
+    d.refuses_budget("a trigger above the target of 12 expected, 12 came", budget{12, 12});
+    d.refuses_budget("-3 came", budget{12, -3});
+    d.refuses("(the budget and the newcomer), 24 came", [&] { d.step_with(budget{24}); });
+    d.refuses("at least 40 slots expected", [&] { d.step_with(budget{12, 40}); });
+    std::vector<budget> each = {{12}, {12}, {0}};  // the last head's alone
+    d.refuses_budget("at least 1 slot expected, 0 came", std::span<const budget>(each));
+    each.pop_back();
+    d.refuses_budget("one for each of 3 heads expected, 2 came", std::span<const budget>(each));
+  });
+}
+
+TEST_CASE("a step of the wrong size, or without room, is refused by every policy", "[errors]") {
+  with_all_policies([](auto p) {
+    decode d(p);
+    const auto sized = [&](std::vector<float>& x, const std::string& message) {
+      const auto whole = x;
+      for (const std::size_t n : {std::size_t{0}, x.size() - 1, x.size() + 1}) {
+        x.resize(n);
+        d.refuses(message + std::to_string(n) + " came", [&] { d.step_with(budget{12}); });
+      }
+      x = whole;
+    };
+    sized(d.q, "step: q of 24 floats expected, ");
+    sized(d.k, "step: k of 12 floats expected, ");
+    sized(d.v, "step: v of 12 floats expected, ");
+    sized(d.out, "step: out of 24 floats expected, ");
+    for (auto* x : {&d.q, &d.k, &d.v}) {
+      for (const float bad : bad_floats) {
+        const float was = std::exchange(x->back(), bad);
+        d.refuses("finite numbers expected", [&] { d.step_with(budget{12}); });
+        d.refuses("came at element " + std::to_string(x->size() - 1),
+                  [&] { d.step_with(budget{12}); });
+        x->back() = was;
+      }
+    }
+    const std::vector policies(2, p);
+    d.refuses("policies: one for each of 3 heads expected, 2 came", [&] {
+      compress(std::span<const decltype(p)>(policies), d.kv, d.state, d.queries, budget{12});
+    });
+    cache<float> two({.heads = 2, .group = d.group, .dim = d.dim, .capacity = d.capacity});
+    auto other = make_state(p, two);
+    d.refuses("a state of 3 heads expected, 2 came",
+              [&] { compress(p, d.kv, other, d.queries, budget{12}); });
+    d.append(2, 4);  // the last head's slots are all in use
+    d.refuses(name_of(p) + ": room for one more token expected, all 24 slots are in use",
+              [&] { d.step_with(budget{12}); });
+  });
+}
+
+TEST_CASE("null data for a step is refused by every policy", "[errors]") {
+  with_all_policies([](auto p) {
+    decode d(p);
+    for (int which = 0; which < 4; ++which) {
+      const auto unless = [&](int i, auto& x) {
+        return std::span(i == which ? nullptr : x.data(), x.size());
+      };
+      d.refuses("null came", [&] {
+        step(p, d.kv, d.state, std::span<const float>(unless(0, d.q)),
+             std::span<const float>(unless(1, d.k)), std::span<const float>(unless(2, d.v)),
+             budget{12}, unless(3, d.out));
+      });
+    }
+  });
+}
+
+TEST_CASE("compress refuses missing and broken queries", "[errors]") {
+  const auto refused = [](auto p) {
+    decode d(p);
+    d.state = make_state(p, d.kv);  // nothing observed
+    d.refuses(name_of(p) + ": reference queries expected",
+              [&] { compress(p, d.kv, d.state, kvfold::no_queries, budget{12}); });
+    auto null = d.queries;
+    null.data = nullptr;
+    d.refuses("none came", [&] { compress(p, d.kv, d.state, null, budget{12}); });
+    for (const std::size_t i : {std::size_t{0}, d.data.size() - 1}) {
+      for (const float bad : bad_floats) {
+        const float was = std::exchange(d.data[i], bad);
+        d.refuses("finite numbers expected", [&] { d.compress_with(budget{12}); });
+        d.data[i] = was;
+      }
+    }
+  };
+  refused(kvfold::h2o{}), refused(kvfold::any_policy(kvfold::h2o{}));
+  refused(kvfold::snapkv{.window = 4}), refused(kvfold::zsmerge{});
+}
+
+TEST_CASE("a state made for another cache or another policy is refused", "[errors]") {
+  const auto refused = [](auto p, auto other) {
+    decode d(p);
+    const auto both = [&](const std::string& message) {
+      d.refuses(message, [&] { d.compress_with(budget{12}); });
+      d.refuses(message, [&] { d.step_with(budget{12}); });
+    };
+    cache<float> smaller({.heads = d.heads, .group = d.group, .dim = d.dim, .capacity = 18});
+    d.state = make_state(p, smaller);
+    both("18");  // the first two heads would fit
+    d.state = make_state(other, d.kv);
+    both("state");
+  };
+  refused(kvfold::h2o{}, kvfold::streaming_llm{});
+  refused(kvfold::zsmerge{}, kvfold::snapkv{.window = 4});
+  refused(kvfold::snapkv{.window = 4}, kvfold::h2o{});
+  refused(kvfold::any_policy(kvfold::h2o{}), kvfold::any_policy(kvfold::full_cache{}));
+}
+
+TEST_CASE("probabilities of the wrong size are refused", "[errors]") {
+  decode d(kvfold::h2o{});
+  const std::vector<float> a(2 * 14 + 1);
+  for (const std::size_t n : {0, 14, 29}) {
+    d.refuses(
+        "observe: probabilities [2, 14] expected, " + std::to_string(n) + " floats came", [&] {
+          observe(d.policy, d.kv.head(0), d.state[0], d.state.workspace(), std::span(a).first(n));
+        });
+  }
+}

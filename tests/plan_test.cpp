@@ -1,0 +1,299 @@
+// The waist: the laws of merge_plan, and that `apply` in place makes of a head what the dense
+// matrices of the oracle make of it, touching nothing else.
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using fixtures::random_bits;
+using fixtures::to_oracle;
+using kvfold::column_fold;
+using kvfold::departure;
+using kvfold::edge;
+using kvfold::head_state;
+using kvfold::index_t;
+using kvfold::merge_plan;
+
+std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
+index_t below(index_t n) { return std::uniform_int_distribution<index_t>(0, n - 1)(random_bits()); }
+
+/// Rounding to storage, once: half a unit in the last place; float: a few dozen additions.
+template <class Scalar>
+constexpr double tolerance = std::same_as<Scalar, float>         ? 1e-5
+                             : std::same_as<Scalar, Eigen::half> ? 0x1.01p-11
+                                                                 : 0x1.01p-8;
+
+/// A slot's keys and values, to the bit.
+template <class Scalar>
+std::vector<Scalar> row_of(const kvfold::head_view<Scalar>& head, index_t s) {
+  std::vector<Scalar> row;
+  for (index_t i = 0; i < head.dim(); ++i) {
+    row.insert(row.end(), {head.key(s)[i], head.value(s)[i]});
+  }
+  return row;
+}
+
+/// A state with one column of each fold, full of numbers.
+head_state numbered_state(index_t length, index_t capacity) {
+  const kvfold::column kinds[] = {{column_fold::sum}, {column_fold::max}, {column_fold::anchor, 7}};
+  head_state state(kinds, 0, capacity);
+  state.extend(length);
+  for (index_t c = 0; c < state.columns(); ++c) {
+    const auto numbers = fixtures::normal(length);
+    std::copy(numbers.begin(), numbers.end(), state.column(c).begin());
+  }
+  return state;
+}
+
+std::vector<std::vector<float>> columns_of(const head_state& state) {
+  std::vector<std::vector<float>> all;
+  for (index_t c = 0; c < state.columns(); ++c) {
+    all.emplace_back(state.column(c).begin(), state.column(c).end());
+  }
+  return all;
+}
+
+/// A lawful plan: slots dealt at random to `rows` rows and to nowhere (`dropped`: the share), every
+/// row's anchor any of its slots; weights of all sorts.
+merge_plan random_plan(index_t length, index_t rows, double dropped, bool weighted = true) {
+  std::vector<std::vector<index_t>> dealt(at(rows));
+  const index_t sure = below(length);
+  for (index_t s = 0; s < length; ++s) {
+    if (s == sure || !std::bernoulli_distribution(dropped)(random_bits())) {
+      dealt[at(below(rows))].push_back(s);
+    }
+  }
+  std::erase_if(dealt, [](const auto& row) { return row.empty(); });
+  for (auto& row : dealt) {
+    std::ranges::shuffle(row, random_bits());
+  }
+  std::ranges::sort(dealt, {}, [](const auto& row) { return row[0]; });
+  const float weights[] = {1, 1, 0, -0.5F, 0.3F, 2};
+  merge_plan plan;
+  plan.reset(length);
+  for (const auto& row : dealt) {
+    for (const index_t s : row) {
+      plan.add(weighted ? edge{s, weights[below(6)], weights[below(6)]} : edge{s});
+    }
+    plan.end_row(fixtures::normal(1)[0]);
+  }
+  return plan;
+}
+
+/// The hard shapes of a plan for `length` slots.
+std::vector<merge_plan> plans_for(index_t length, index_t dim) {
+  std::vector plans = {
+      random_plan(length, length, 0, false),
+      random_plan(length, length, 0.3),
+      random_plan(length, 1, 0),          // many members in a row
+      random_plan(length, 1, 1),          // all dropped but one
+      random_plan(length, length, 0.5),   // rows of about one, with weights of their own
+      random_plan(length, 3, 0.1),        // a few rows of many
+      random_plan(length, 5 * length, 0)  // nothing dropped, hardly anything merged
+  };
+  plans[1].correct_values(fixtures::normal(plans[1].rows() * dim), dim);
+  return plans;
+}
+
+oracle::dense_plan dense_of(const merge_plan& plan) {
+  std::vector<oracle::plan_row> rows;
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    rows.push_back({{}, static_cast<double>(plan.log_mass(r))});
+    for (const edge& e : plan.row(r)) {
+      rows.back().edges.push_back(
+          {e.source, static_cast<double>(e.key_weight), static_cast<double>(e.value_weight)});
+    }
+  }
+  oracle::mat correction;
+  for (index_t r = 0; plan.has_correction() && r < plan.rows(); ++r) {
+    const auto delta = plan.value_correction(r);
+    correction.emplace_back(delta.begin(), delta.end());
+  }
+  return oracle::dense(rows, plan.length(), correction);
+}
+
+/// A row's column: all of its sources folded, by the definition.
+std::vector<std::vector<float>> folded_columns(const head_state& state, const merge_plan& plan) {
+  std::vector<std::vector<float>> all;
+  for (index_t c = 0; c < state.columns(); ++c) {
+    all.emplace_back();
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      float x = state.column(c)[at(plan.anchor(r))];
+      for (const edge& e : plan.row(r).subspan(1)) {
+        const float y = state.column(c)[at(e.source)];
+        x = state.fold(c) == column_fold::sum   ? x + y
+            : state.fold(c) == column_fold::max ? std::max(x, y)
+                                                : x;
+      }
+      all.back().push_back(x);
+    }
+  }
+  return all;
+}
+
+/// LAW: in place, `apply` makes what the dense matrices make; columns fold, positions are anchors'.
+void apply_is_the_matrix_product(const merge_plan& plan, const kvfold::kv_head auto& head) {
+  using scalar = typename std::remove_cvref_t<decltype(head)>::scalar;
+  check(plan);
+  head_state state = numbered_state(head.length(), head.capacity());
+  const oracle::head before = to_oracle(head), expected = apply_plan(before, dense_of(plan));
+  const auto columns = folded_columns(state, plan);
+  const index_t seen = head.seen();
+  apply(plan, head, state);
+  REQUIRE(head.length() == plan.rows());
+  CHECK(head.seen() == seen);
+  const oracle::head after = to_oracle(head);
+  double worst = 0;
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    worst = std::max(worst, difference(after.slots[at(r)], expected.slots[at(r)]));
+    CHECK(head.position(r) == before.slots[at(plan.anchor(r))].position);
+  }
+  CHECK(worst < tolerance<scalar>);
+  CHECK(columns_of(state) == columns);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("apply in place is the matrix product", "[plan]", float, Eigen::half,
+                   Eigen::bfloat16) {
+  for (const index_t dim : {1, 3, 64, 65, 130}) {
+    for (const index_t length : {1, 2, 37}) {
+      for (const merge_plan& plan : plans_for(length, dim)) {
+        INFO("dim " << dim << ", " << length << " slots to " << plan.rows());
+        auto kv = fixtures::random_cache<TestType>(length, dim, 1);
+        apply_is_the_matrix_product(plan, kv.head(0));
+      }
+    }
+  }
+}
+
+TEST_CASE("means of the largest halves do not overflow", "[plan]") {
+  kvfold::cache<Eigen::half> kv{{.heads = 1, .dim = 3, .capacity = 7}};
+  kv.append(0, std::vector<float>(21, 65504.0F), std::vector<float>(21, -65504.0F));
+  merge_plan plan;
+  plan.reset(7);
+  for (index_t s = 0; s < 7; ++s) {
+    plan.add({s, 1.0F / 7, 1.0F / 7});
+  }
+  plan.end_row(std::log(7.0F));
+  head_state state = numbered_state(7, 7);
+  apply(plan, kv.head(0), state);
+  for (index_t i = 0; i < 3; ++i) {
+    CHECK(static_cast<float>(kv.head(0).key(0)[i]) == 65504.0F);
+    CHECK(static_cast<float>(kv.head(0).value(0)[i]) == -65504.0F);
+  }
+}
+
+TEMPLATE_TEST_CASE("eviction is row selection to the bit, and the identity changes no bit",
+                   "[plan]", float, Eigen::half, Eigen::bfloat16) {
+  const index_t length = 9, dim = 5;
+  for (const bool all : {true, false}) {
+    auto kv = fixtures::random_cache<TestType>(length, dim, 1);
+    const auto head = kv.head(0);
+    const float odd[] = {std::nanf("3"), -0.0F, 1e-40F, -INFINITY, 65504.0F};
+    for (index_t i = 0; i < dim; ++i) {
+      head.key(4)[i] = head.value(7)[i] = static_cast<TestType>(odd[i]);
+    }
+    head.log_mass(4) = 0.5F;
+    std::vector<std::vector<TestType>> kept;
+    std::vector<index_t> positions;
+    merge_plan plan;
+    plan.reset(length);
+    for (index_t s = 0; s < length; ++s) {
+      if (all || s == 0 || s == 3 || s == 4 || s == 7) {
+        plan.keep(s, head.log_mass(s));
+        kept.push_back(row_of(head, s)), positions.push_back(head.position(s));
+      }
+    }
+    if (all) {
+      plan = identity(head);
+    }
+    head_state state = numbered_state(length, length);
+    const auto columns = folded_columns(state, plan);
+    apply(plan, head, state);
+    REQUIRE(head.length() == plan.rows());
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      CHECK(std::memcmp(row_of(head, r).data(), kept[at(r)].data(), 2 * dim * sizeof(TestType)) ==
+            0);
+      CHECK(head.position(r) == positions[at(r)]);
+      CHECK(head.log_mass(r) == (positions[at(r)] == 4 ? 0.5F : 0.0F));
+    }
+    CHECK(columns_of(state) == columns);
+  }
+}
+
+TEST_CASE("compose is the dense product, and applying it is applying both", "[plan]") {
+  const index_t length = 23, dim = 4;
+  for (const merge_plan& first : plans_for(length, dim)) {
+    for (const merge_plan& second : plans_for(first.rows(), dim)) {
+      const merge_plan both = compose(second, first);
+      const auto ours = dense_of(both), theirs = compose(dense_of(second), dense_of(first));
+      CHECK(oracle::difference(ours.wk, theirs.wk) < 1e-6);
+      CHECK(oracle::difference(ours.wv, theirs.wv) < 1e-6);
+      CHECK(oracle::difference(ours.correction, theirs.correction) < 1e-5);
+      CHECK(ours.log_mass == theirs.log_mass);
+      auto at_once = fixtures::random_cache(length, dim, 1);
+      auto one_by_one = at_once;
+      head_state a = numbered_state(length, length), b = a;
+      apply(both, at_once.head(0), a);
+      apply(first, one_by_one.head(0), b), apply(second, one_by_one.head(0), b);
+      const auto x = to_oracle(at_once.head(0)), y = to_oracle(one_by_one.head(0));
+      REQUIRE(x.slots.size() == y.slots.size());
+      for (std::size_t r = 0; r < x.slots.size(); ++r) {
+        CHECK(difference(x.slots[r], y.slots[r]) < 1e-5);
+        CHECK(x.slots[r].position == y.slots[r].position);
+      }
+      for (index_t c = 0; c < a.columns(); ++c) {
+        const auto p = a.column(c), q = b.column(c);
+        CHECK(oracle::difference(oracle::vec(p.begin(), p.end()), oracle::vec(q.begin(), q.end())) <
+              1e-5);
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("a departure is the plan it stands for", "[plan]", float, Eigen::half) {
+  const index_t length = 6, dim = 67;
+  for (index_t leaving = departure::nowhere; leaving < length; ++leaving) {
+    for (index_t into = departure::nowhere; into < length; ++into) {
+      if (leaving == into || leaving == departure::nowhere) {
+        continue;
+      }
+      auto kv = fixtures::random_cache<TestType>(length, dim, 1);
+      auto planned = kv;
+      head_state state = numbered_state(length, length + 1), other = state;
+      apply(departure{leaving, into, 0.75F, 0.25F, 1.5F}, kv.head(0), state);
+      merge_plan plan;
+      plan.reset(length);
+      for (index_t s = 0; s < length; ++s) {
+        if (s == into) {
+          plan.add({s, 0.75F, 0.75F}), plan.add({leaving, 0.25F, 0.25F}), plan.end_row(1.5F);
+        } else if (s != leaving) {
+          plan.keep(s, 0);
+        }
+      }
+      apply(plan, planned.head(0), other);
+      REQUIRE((kv.head(0).length() == length - 1 && planned.head(0).length() == length - 1));
+      // The plan moves slots down; the departure puts the newest into the hole.
+      for (index_t s = 0; s < length; ++s) {
+        if (s != leaving) {
+          const index_t d = s == length - 1 ? leaving : s;
+          const index_t r = s < leaving ? s : s - 1;
+          CHECK(row_of(kv.head(0), d) == row_of(planned.head(0), r));
+          CHECK(kv.head(0).position(d) == planned.head(0).position(r));
+          CHECK(kv.head(0).log_mass(d) == planned.head(0).log_mass(r));
+          for (index_t c = 0; c < state.columns(); ++c) {
+            CHECK(state.column(c)[at(d)] == other.column(c)[at(r)]);
+          }
+        }
+      }
+    }
+  }
+  auto kv = fixtures::random_cache<TestType>(length, dim, 1);
+  const auto before = fixtures::bytes_of(kv.head(0));
+  head_state state = numbered_state(length, length);
+  apply(departure{}, kv.head(0), state);
+  CHECK(fixtures::bytes_of(kv.head(0)) == before);
+}

@@ -1,0 +1,109 @@
+// Random heads, once for the library and once for the oracle, and the way back to compare.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "kvfold/kvfold.hpp"
+#include "support/oracle.hpp"
+
+namespace fixtures {
+
+using kvfold::index_t;
+
+inline std::mt19937& random_bits() {
+  static std::mt19937 bits(20261120);
+  return bits;
+}
+
+/// `n` normal numbers; `T` float, half or bfloat16.
+template <class T = float>
+std::vector<T> normal(index_t n, float scale = 1) {
+  std::normal_distribution<float> gauss(0, scale);
+  std::vector<T> x(static_cast<std::size_t>(n));
+  for (T& e : x) {
+    e = static_cast<T>(gauss(random_bits()));
+  }
+  return x;
+}
+
+/// `[rows, dim]` floats as the oracle's matrix.
+template <class T>
+oracle::mat to_mat(const T* data, index_t rows, index_t dim) {
+  oracle::mat m;
+  for (index_t r = 0; r < rows; ++r) {
+    oracle::vec v;
+    for (index_t i = 0; i < dim; ++i) {
+      v.push_back(static_cast<double>(static_cast<float>(data[r * dim + i])));
+    }
+    m.push_back(v);
+  }
+  return m;
+}
+
+/// A library's head as the oracle sees it; the policies' own fields are left alone.
+oracle::head to_oracle(const kvfold::kv_head auto& head) {
+  oracle::head h = oracle::make_head(head.dim(), head.group(), static_cast<double>(head.scale()));
+  for (index_t s = 0; s < head.length(); ++s) {
+    oracle::slot slot;
+    for (index_t i = 0; i < head.dim(); ++i) {
+      slot.key.push_back(static_cast<double>(static_cast<float>(head.key(s)[i])));
+      slot.value.push_back(static_cast<double>(static_cast<float>(head.value(s)[i])));
+    }
+    slot.log_mass = static_cast<double>(head.log_mass(s));
+    slot.position = head.position(s);
+    h.slots.push_back(slot);
+  }
+  return h;
+}
+
+/// One head with `tokens` random tokens.
+template <class Scalar = float>
+kvfold::cache<Scalar> random_cache(index_t tokens, index_t dim, index_t group, index_t capacity = 0,
+                                   index_t heads = 1) {
+  kvfold::cache<Scalar> kv{{.heads = heads,
+                            .group = group,
+                            .dim = dim,
+                            .capacity = capacity == 0 ? tokens + 1 : capacity}};
+  for (index_t h = 0; h < heads; ++h) {
+    kv.append(h, normal<Scalar>(tokens * dim), normal<Scalar>(tokens * dim));
+  }
+  return kv;
+}
+
+/// Queries `[n, group, dim]` of one head, for both sides.
+struct queries {
+  index_t count, group, dim;
+  std::vector<float> data;
+
+  queries(index_t n, index_t g, index_t d, float scale = 1)
+      : count(n), group(g), dim(d), data(normal(n * g * d, scale)) {}
+  kvfold::query_view<float> view() const {
+    return kvfold::prompt_queries(data.data(), count, 1, group, dim);
+  }
+  oracle::tensor tensor() const {
+    oracle::tensor t;
+    for (index_t i = 0; i < count; ++i) {
+      t.push_back(to_mat(data.data() + std::ptrdiff_t{i} * group * dim, group, dim));
+    }
+    return t;
+  }
+};
+
+/// Every bit of a head: keys, values, log-mass, positions of the slots in use.
+std::vector<float> bytes_of(const kvfold::kv_head auto& head) {
+  std::vector<float> all;
+  for (index_t s = 0; s < head.length(); ++s) {
+    for (index_t i = 0; i < head.dim(); ++i) {
+      all.push_back(static_cast<float>(head.key(s)[i]));
+      all.push_back(static_cast<float>(head.value(s)[i]));
+    }
+    all.push_back(head.log_mass(s));
+    all.push_back(static_cast<float>(head.position(s)));
+  }
+  return all;
+}
+
+}  // namespace fixtures

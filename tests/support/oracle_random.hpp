@@ -1,0 +1,29 @@
+// Random numbers for the oracle's tests, the same in every run of a test by itself.
+#pragma once
+
+#include <random>
+
+#include "oracle_attention.hpp"
+
+namespace oracle {
+
+inline std::mt19937_64& random_bits() {
+  static std::mt19937_64 bits(20240611);
+  return bits;
+}
+
+/// Independent standard normal numbers.
+inline vec normal(int n) {
+  std::normal_distribution<double> gauss;
+  vec x(static_cast<std::size_t>(n));
+  for (double& e : x) e = gauss(random_bits());
+  return x;
+}
+
+inline mat normal(int rows, int n) {
+  mat x;
+  for (int i = 0; i < rows; ++i) x.push_back(normal(n));
+  return x;
+}
+
+}  // namespace oracle
