@@ -1,0 +1,143 @@
+/// One decoded token: attention alone against the two matrix-vector products it cannot do without,
+/// and `step` of every policy against attention alone.
+#include <Eigen/Core>
+#include <string>
+#include <string_view>
+
+#include "kvfold/kvfold.hpp"
+#include "versus.hpp"
+
+namespace {
+
+using kvfold::index_t;
+
+template <class Scalar>
+constexpr std::string_view scalar_name = "f32";
+template <>
+constexpr std::string_view scalar_name<Eigen::half> = "f16";
+template <>
+constexpr std::string_view scalar_name<Eigen::bfloat16> = "bf16";
+
+/// A cache with `slots` tokens in every head, and tokens to come. The heads hold the same numbers,
+/// each in memory of its own.
+template <class Scalar>
+struct scene {
+  explicit scene(const benchmark::State& state)
+      : slots(static_cast<index_t>(state.range(0))),
+        heads(static_cast<index_t>(state.range(1))),
+        dim(static_cast<index_t>(state.range(2))),
+        group(static_cast<index_t>(state.range(3))),
+        kv({.heads = heads, .group = group, .dim = dim, .capacity = slots + 1}),
+        q(bench::gaussian(size(heads) * size(group) * size(dim), 1)),
+        k(bench::gaussian(size(heads) * size(dim), 2)),
+        v(bench::gaussian(size(heads) * size(dim), 3)),
+        out(q.size()) {
+    const auto keys = bench::gaussian(size(slots) * size(dim), 4);
+    const auto values = bench::gaussian(size(slots) * size(dim), 5);
+    for (index_t h = 0; h < heads; ++h) {
+      kv.append(h, keys, values);
+    }
+  }
+
+  void attend() {
+    for (index_t h = 0; h < heads; ++h) {
+      const std::ptrdiff_t first = std::ptrdiff_t{h} * group * dim;
+      kvfold::attend(kv.head(h), q.data() + first, out.data() + first);
+    }
+    benchmark::DoNotOptimize(out.data());
+  }
+
+  std::int64_t bytes() const {
+    return std::int64_t{2} * slots * heads * dim * static_cast<std::int64_t>(sizeof(Scalar));
+  }
+
+  static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
+
+  index_t slots, heads, dim, group;
+  kvfold::cache<Scalar> kv;
+  std::vector<float> q, k, v, out;
+};
+
+template <class Scalar>
+void attend(benchmark::State& state) {
+  using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  scene<Scalar> s(state);
+  // [heads · slots, dim] floats, whatever the cache holds: what the products cost an engine at
+  // best.
+  const matrix keys = matrix::Random(s.heads * s.slots, s.dim);
+  const matrix values = matrix::Random(s.heads * s.slots, s.dim);
+  const matrix queries = matrix::Random(s.heads * s.group, s.dim);
+  Eigen::VectorXf logits(s.slots), out(s.dim);
+  const auto products = [&] {
+    for (index_t i = 0; i < s.heads * s.group; ++i) {
+      const index_t first = i / s.group * s.slots;
+      logits.noalias() = keys.middleRows(first, s.slots) * queries.row(i).transpose();
+      out.noalias() = values.middleRows(first, s.slots).transpose() * logits;
+      benchmark::DoNotOptimize(out.data());
+    }
+  };
+  bench::versus(
+      state, "vs_products", [&] { s.attend(); }, products);
+  state.SetBytesProcessed(state.iterations() * s.bytes());
+}
+
+template <class Scalar, class Policy>
+void step(benchmark::State& state, const Policy& policy) {
+  scene<Scalar> s(state);
+  const kvfold::budget budget{.target = s.slots};
+  constexpr index_t references = 32;
+  const auto reference = bench::gaussian(references * scene<Scalar>::size(s.dim), 6);
+  auto memory = kvfold::make_state(policy, s.kv);
+  kvfold::compress(policy, s.kv, memory,
+                   kvfold::query_view<float>{reference.data(), references, 0, 0, s.dim}, budget);
+  const auto one_token = [&] {
+    kvfold::step(policy, s.kv, memory, s.q, s.k, s.v, budget, s.out);
+    for (index_t h = 0; h < s.heads; ++h) {
+      s.kv.head(h).truncate(s.slots);  // for the policy that never compresses
+      memory[h].truncate(s.slots);
+    }
+  };
+  bench::versus(state, "vs_attention", one_token, [&] { s.attend(); });
+  state.SetBytesProcessed(state.iterations() * s.bytes());
+}
+
+void sizes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"slots", "heads", "dim", "group"})
+      ->ArgsProduct({{256, 1024, 4096}, {32}, {128}, {1}})
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+
+template <class Scalar>
+void register_attend() {
+  const std::string name = "attend/" + std::string(scalar_name<Scalar>);
+  sizes(benchmark::RegisterBenchmark(name.c_str(), attend<Scalar>));
+}
+
+template <class Scalar, class Policy>
+void register_step(std::string_view policy_name, const Policy& policy) {
+  const auto name = "step/" + std::string(policy_name) + "/" + std::string(scalar_name<Scalar>);
+  sizes(benchmark::RegisterBenchmark(
+      name.c_str(), [policy](benchmark::State& state) { step<Scalar>(state, policy); }));
+}
+
+template <class... Policies>
+void register_steps(const Policies&... policies) {
+  (register_step<float>(policies.name(), policies), ...);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  register_attend<float>();
+  register_attend<Eigen::half>();
+  register_attend<Eigen::bfloat16>();
+  register_steps(kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{}, kvfold::snapkv{},
+                 kvfold::zsmerge{});
+  register_step<float>("any_policy(h2o)", kvfold::any_policy{kvfold::h2o{}});
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 1;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,32 @@
+/// A policy of one's own: keep the keys of the lowest norm, which attention tends to favour
+/// (Devoto et al. 2024, arXiv 2406.11430). The library is not touched.
+#pragma once
+
+#include "kvfold/policy.hpp"
+#include "kvfold/select.hpp"
+
+namespace custom {
+
+struct lowest_norm {
+  kvfold::index_t recent = 16;  ///< latest tokens that never leave
+
+  static constexpr std::string_view name() { return "lowest_norm"; }
+  kvfold::index_t least() const { return recent + 1; }
+
+  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, kvfold::index_t target,
+            kvfold::merge_plan& out) const {
+    const auto norm = [&](kvfold::index_t s) {
+      float sum = 0;
+      for (kvfold::index_t i = 0; i < head.dim(); ++i) {
+        sum += static_cast<float>(head.key(s)[i]) * static_cast<float>(head.key(s)[i]);
+      }
+      return sum;
+    };
+    const auto latest = kvfold::protect(head, 0, recent);
+    kvfold::select(head.length(), target, [&](auto s) { return latest(head.position(s)); },
+                   [&](auto s) { return kvfold::rank(-norm(s)); }, out);
+    kvfold::keep_marked(head, out);
+  }
+};
+
+}  // namespace custom

@@ -1,0 +1,20 @@
+#include "evaluate/evaluate.hpp"
+
+#include <unistd.h>  // isatty
+
+#include <iostream>
+
+int main(int count, char** arguments) {
+  try {
+    auto options = evaluate::parse(count, arguments);
+    options.terminal = isatty(STDERR_FILENO) != 0;
+    evaluate::catch_interrupts();
+    return evaluate::run(options, std::cout, std::cerr);
+  } catch (const evaluate::usage_error& e) {
+    std::cerr << "evaluate: " << e.what() << '\n';
+    return 2;
+  } catch (const std::exception& e) {
+    std::cerr << "evaluate: " << e.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,120 @@
+/// All that the tasks measure on: made once, shared by every policy and budget.
+#pragma once
+
+#include <memory>
+#include <numeric>  // std::accumulate
+#include <span>
+#include <vector>
+
+#include "engine/tokenizer.hpp"
+#include "evaluate/needles.hpp"
+#include "evaluate/parallel.hpp"
+#include "evaluate/plan.hpp"
+#include "evaluate/prompt.hpp"
+
+namespace evaluate {
+
+
+/// A prompt of plain text and what comes after it.
+struct text_prompt {
+  prompt read;
+  std::vector<int> next;                   ///< [decoded_tokens]
+  std::vector<row_major_matrix> queries;   ///< of each layer's first future tokens, [future, heads · dim]
+  std::vector<row_major_matrix> attended;  ///< their attention over the whole prompt
+};
+
+/// A needle case, asked after compression and before it.
+struct needle_case {
+  prompt without, with;  ///< the question; both of as many tokens
+  std::vector<int> question;
+  std::string value;
+  index_t bin = 0;
+};
+
+/// A text decoded by the full model from an empty cache, and its attention's output.
+struct stream_record {
+  std::vector<engine::layer_record> layers;
+  std::vector<row_major_matrix> attended;  ///< [tokens, heads · dim]
+};
+
+struct material {
+  std::vector<text_prompt> prompts;
+  std::vector<needle_case> cases;
+  std::vector<stream_record> streams;
+  engine::record timed;        ///< the first prompt's, with its queries
+  double prefill_seconds = 0;  ///< that the full model takes to read it
+};
+
+/// `count` tokens of the text, from a place drawn for piece `i` of kind `what`.
+inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t seed,
+                                      std::uint64_t what, index_t i, index_t count) {
+  random_source random(seed, what, i);
+  const auto first = random.below(static_cast<index_t>(text.size()) - count + 1);
+  return text.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+}
+
+/// Attention of queries `[count, heads · dim]` over a layer's cache.
+inline void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out) {
+  out.resize(q.rows(), q.cols());
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    const auto head = kv.head(h);
+    for (Eigen::Index i = 0; i < q.rows(); ++i) {
+      const Eigen::Index at = Eigen::Index{h} * head.group() * head.dim();
+      kvfold::attend(head, &q(i, at), &out(i, at));
+    }
+  }
+}
+
+inline text_prompt read_prompt(const engine::decoder& model,
+                               std::span<const named_policy> policies,
+                               std::span<const int> tokens, index_t length, index_t capacity,
+                               engine::record* keep) {
+  const auto rest = tokens.subspan(static_cast<std::size_t>(length));
+  engine::record r = engine::prefill(model, tokens.first(static_cast<std::size_t>(length)));
+  if (keep != nullptr) {
+    *keep = r;
+  }
+  text_prompt p{.read = measure(model.shape(), r, policies, length, capacity),
+                .next = {rest.begin(), rest.end()},
+                .queries = {},
+                .attended = {}};
+  extend(model, r, rest.first(future_queries));
+  for (std::size_t l = 0; l < r.layers.size(); ++l) {
+    p.queries.push_back(r.layers[l].q.bottomRows(future_queries));
+    attend_all(p.read.layers[l], p.queries.back(), p.attended.emplace_back());
+  }
+  return p;
+}
+
+inline needle_case read_needle(const engine::decoder& model,
+                               std::span<const named_policy> policies, needle_text text,
+                               index_t capacity) {
+  engine::record r = engine::prefill(model, text.body);
+  const auto tokens = static_cast<index_t>(text.body.size());
+  needle_case c{.without = measure(model.shape(), r, policies, tokens, capacity),
+                .with = {},
+                .question = text.question,
+                .value = text.value,
+                .bin = text.bin};
+  // Inside, the question takes the place of the body's end, where no needle lies.
+  for (auto& layer : r.layers) {
+    for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v}) {
+      m->conservativeResize(m->rows() - static_cast<Eigen::Index>(text.question.size()),
+                            Eigen::NoChange);
+    }
+  }
+  extend(model, r, text.question);
+  c.with = measure(model.shape(), r, policies, tokens, capacity);
+  return c;
+}
+
+inline stream_record read_stream(const engine::decoder& model, std::span<const int> tokens) {
+  const engine::config& c = model.shape();
+  stream_record s{.layers = engine::prefill(model, tokens).layers, .attended = {}};
+  for (const auto& l : s.layers) {
+    s.attended.push_back(engine::causal_attention(l.q, l.k, l.v, c.heads, c.kv_heads, c.dim, 0));
+  }
+  return s;
+}
+
+}  // namespace evaluate

@@ -1,0 +1,73 @@
+/// One row's measurements.
+#pragma once
+
+#include "evaluate/attention_error.hpp"
+#include "evaluate/needle.hpp"
+#include "evaluate/nll.hpp"
+#include "evaluate/row.hpp"
+#include "evaluate/speed.hpp"
+#include "evaluate/stream_error.hpp"
+#include "evaluate/weights.hpp"
+
+namespace evaluate {
+
+/// A row, and what the pictures show beyond it.
+struct outcome {
+  row result;
+  recall needle_after;  ///< by depth
+};
+
+inline double bytes_held(const contender& c, const prompt& p) {
+  std::size_t sum = 0;
+  for (std::size_t l = 0; l < p.layers.size(); ++l) {
+    sum += compressed_layer(c, p, l).bytes();
+  }
+  return static_cast<double>(sum);
+}
+
+/// All that was asked for of one policy at one budget.
+inline outcome measure_row(const entry& e, const options& o, const plan& todo,
+                           const engine::decoder& model, const engine::tokenizer& tokens,
+                           const material& m, const workers& on, progress& bar) {
+  const contender& c = e.who;
+  outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.target},
+            .needle_after = {}};
+  row& r = x.result;
+  const auto stage = [&](const char* task, double weight) {
+    bar.stage(fmt::format("{}, {} slots: {}", e.name, c.limit.target, task), weight);
+  };
+  r.bytes = bytes_held(c, m.prompts.front().read);
+  if (o.tasks.error) {
+    stage("error", weight::error * todo.prompts);
+    r.attention_error = attention_error(c, model.shape(), m.prompts, on);
+  }
+  if (o.tasks.nll) {
+    stage("nll", weight::nll * todo.prompts);
+    r.nll = nll(c, model, m.prompts, on);
+  }
+  if (o.tasks.needle) {
+    stage("needle", weight::needle * o.cases / 2);
+    x.needle_after = needle(c, model, tokens, m.cases, false, on);
+    r.needle_after = x.needle_after.share();
+    stage("needle inside", weight::needle * o.cases / 2);
+    r.needle_inside = needle(c, model, tokens, m.cases, true, on).share();
+  }
+  if (o.tasks.stream && !c.policy.bounded()) {
+    r.stream_error = 0;  // by definition: it is what the others are measured against
+  } else if (e.stream_tokens > 0) {
+    stage("stream", weight::stream_step * todo.streams * e.stream_tokens);
+    r.stream_error = stream_error(c, model.shape(), m.streams, on);
+  }
+  if (o.tasks.speed) {
+    stage("speed", weight::speed * o.threads);
+    const text_prompt& p = m.prompts.front();
+    const speed s = decode_speed(c, todo.full, model, p);
+    r.prefill_ms =
+        1000 * (m.prefill_seconds + compress_seconds(c, model.shape(), m.timed, p.read));
+    r.decode_tokens_per_s = s.decode_tokens_per_s;
+    r.decode_vs_full = c.policy.bounded() ? s.decode_vs_full : 1;
+  }
+  return x;
+}
+
+}  // namespace evaluate

@@ -1,0 +1,95 @@
+/// Independent pieces of work on several threads, and Ctrl-C.
+#pragma once
+
+#include <algorithm>  // std::min
+#include <atomic>
+#include <csignal>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "evaluate/progress.hpp"
+#include "kvfold/config.hpp"
+
+namespace evaluate {
+
+using kvfold::index_t;
+
+/// Set by Ctrl-C; work in hand is finished, nothing new is begun.
+inline std::atomic<bool> interrupted = false;
+static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler writes it
+
+/// Thrown when Ctrl-C cut work short.
+struct interruption {};
+
+/// The first Ctrl-C asks for an end, the second one ends.
+inline void catch_interrupts() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { interrupted = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+/// Threads for loops whose pieces do not depend on one another; the bar moves with every piece.
+class workers {
+ public:
+  workers(index_t threads, progress& bar) : threads_(threads), bar_(bar) {}
+
+  /// `f(i)` for `i` in `0 .. n − 1`, each once, in any order.
+  template <class F>
+  void each(index_t n, F f) const {
+    std::atomic<index_t> next = 0;
+    std::exception_ptr error;
+    std::mutex guard;
+    const auto work = [&] {
+      for (index_t i = 0; !interrupted && (i = next++) < n;) {
+        try {
+          f(i);
+          bar_.add(1.0 / n);
+        } catch (...) {
+          const std::lock_guard lock(guard);
+          error = std::current_exception();
+          next = n;
+        }
+      }
+    };
+    {
+      std::vector<std::jthread> helpers;
+      for (index_t t = 1; t < std::min(threads_, n); ++t) {
+        helpers.emplace_back(work);
+      }
+      work();
+    }
+    if (error) {
+      std::rethrow_exception(error);
+    }
+    if (interrupted) {
+      throw interruption();
+    }
+  }
+
+  /// `f(0) .. f(n − 1)`, in order.
+  template <class F>
+  auto map(index_t n, F f) const {
+    std::vector<decltype(f(index_t{}))> results(static_cast<std::size_t>(n));
+    each(n, [&](index_t i) { results[static_cast<std::size_t>(i)] = f(i); });
+    return results;
+  }
+
+  /// Their mean, summed in order: the same bits for any number of threads.
+  template <class F>
+  double mean(index_t n, F f) const {
+    double sum = 0;
+    for (const double x : map(n, f)) {
+      sum += x;
+    }
+    return sum / n;
+  }
+
+ private:
+  index_t threads_;
+  progress& bar_;
+};
+
+}  // namespace evaluate

@@ -1,0 +1,115 @@
+/// What will be run, before anything is: every policy at every budget, and who refuses.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>  // std::max
+#include <string>
+#include <vector>
+
+#include "evaluate/options.hpp"
+#include "evaluate/prompt.hpp"
+
+namespace evaluate {
+
+inline constexpr index_t future_queries = 64;
+inline constexpr index_t decoded_tokens = 256;
+/// A stream is this many times as long as the budget.
+inline constexpr index_t stream_budgets = 10;
+
+/// One row to be: who, at which budget; or why not.
+struct entry {
+  contender who;
+  std::string name;
+  double given = 1;
+  index_t stream_tokens = 0;  ///< 0: no stream
+  std::string refusal = {};
+};
+
+/// Rows that are compared with one another.
+struct group {
+  std::string title;
+  std::vector<entry> entries = {};
+};
+
+struct plan {
+  std::vector<named_policy> policies;  ///< those asked for, and full_cache
+  contender full;
+  std::vector<group> groups;
+  std::vector<std::string> notes;
+  index_t prompts = 1, streams = 0, longest_stream = 0, most_slots = 1;
+};
+
+namespace detail {
+
+/// Why `p` cannot hold a head of `slots`; empty when it can.
+inline std::string refusal_of(const any_policy& p, index_t slots) {
+  try {
+    kvfold::check(p, budget{slots}, slots);
+    return {};
+  } catch (const kvfold::invalid_argument& e) {
+    return p.least() > slots ? fmt::format("refused: needs at least {} slots", p.least())
+                             : fmt::format("refused: {}", e.what());
+  }
+}
+
+inline std::string title_of(const budget_option& b, index_t prompt) {
+  const index_t slots = b.slots(prompt);
+  return b.is_share() ? fmt::format("{:g} % of the prompt: {} slots a head", 100 * b.given, slots)
+                      : fmt::format("{} slots a head", slots);
+}
+
+}  // namespace detail
+
+/// For a text of so many tokens, and a model made for `positions` (0: not said).
+inline plan make_plan(const options& o, index_t text_tokens, index_t positions) {
+  plan p{.policies = o.policies,
+         .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}},
+         .groups = {},
+         .notes = {}};
+  const auto is_full = [](const named_policy& n) { return !n.policy.bounded(); };
+  auto full = std::ranges::find_if(p.policies, is_full);
+  if (full == p.policies.end()) {
+    full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
+  } else {
+    p.groups.push_back({fmt::format("all of the prompt: {} slots a head", o.prompt)});
+    p.groups.back().entries.push_back({.who = p.full, .name = full->name});
+  }
+  p.full.index = static_cast<std::size_t>(full - p.policies.begin());
+
+  const index_t wanted = o.prompt + decoded_tokens;
+  detail::require(text_tokens >= wanted,
+                  fmt::format("--text: at least {} tokens expected (a prompt and {} to come), {} "
+                              "came",
+                              wanted, decoded_tokens, text_tokens));
+  for (const budget_option& b : o.budgets) {
+    const index_t slots = b.slots(o.prompt);
+    p.most_slots = std::max(p.most_slots, slots);
+    index_t stream_tokens = o.tasks.stream ? stream_budgets * slots : 0;
+    if (stream_tokens > text_tokens) {
+      p.notes.push_back(fmt::format("no stream at {} slots: it would take {} tokens, the text has {}",
+                                    slots, stream_tokens, text_tokens));
+      stream_tokens = 0;
+    }
+    p.longest_stream = std::max(p.longest_stream, stream_tokens);
+    group& g = p.groups.emplace_back(detail::title_of(b, o.prompt));
+    for (std::size_t i = 0; i < p.policies.size(); ++i) {
+      if (i != p.full.index) {
+        g.entries.push_back({.who = {i, p.policies[i].policy, {slots}},
+                             .name = p.policies[i].name,
+                             .given = b.given,
+                             .stream_tokens = stream_tokens,
+                             .refusal = detail::refusal_of(p.policies[i].policy, slots)});
+      }
+    }
+  }
+  p.prompts = o.tasks.error || o.tasks.nll ? o.prompts : 1;
+  p.streams = p.longest_stream > 0 ? o.prompts : 0;
+  if (const index_t longest = std::max(wanted, p.longest_stream);
+      positions > 0 && longest > positions) {
+    p.notes.push_back(fmt::format("the model was made for {} positions; {} are used", positions, longest));
+  }
+  return p;
+}
+
+}  // namespace evaluate

@@ -1,0 +1,54 @@
+/// Making the material: all that the full model has to do.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <span>
+#include <vector>
+
+#include "evaluate/material.hpp"
+#include "evaluate/speed.hpp"
+#include "evaluate/weights.hpp"
+
+namespace evaluate {
+
+/// Drawn before anything is run: they may not fit.
+inline std::vector<needle_text> draw_needles(const options& o, const engine::tokenizer& tokens,
+                                             std::span<const int> text) {
+  std::vector<needle_text> needles;
+  for (index_t i = 0; o.tasks.needle && i < o.cases; ++i) {
+    needles.push_back(draw_needle(o, tokens, text, i));
+  }
+  return needles;
+}
+
+/// Reads prompts, needle cases and streams, as far as the tasks need them.
+inline void prepare(material& m, const options& o, const plan& todo, const engine::decoder& model,
+                    std::span<const int> text, std::span<const needle_text> needles,
+                    const workers& on, progress& bar) {
+  const index_t slots = std::max(o.prompt, todo.most_slots);
+  bar.stage("reading prompts", weight::prompt * todo.prompts);
+  m.prompts = on.map(todo.prompts, [&](index_t i) {
+    const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + decoded_tokens);
+    return read_prompt(model, todo.policies, drawn, o.prompt, slots + decoded_tokens + 1,
+                       i == 0 ? &m.timed : nullptr);
+  });
+  const auto cases = static_cast<index_t>(needles.size());
+  bar.stage("reading needle prompts", weight::needle_case * cases);
+  m.cases = on.map(cases, [&](index_t i) {
+    const needle_text& drawn = needles[static_cast<std::size_t>(i)];
+    const auto more = static_cast<index_t>(drawn.question.size()) + o.digits + 3;
+    return read_needle(model, todo.policies, drawn, slots + more);
+  });
+  bar.stage("reading streams", weight::stream_token * todo.streams * todo.longest_stream);
+  m.streams = on.map(todo.streams, [&](index_t i) {
+    return read_stream(model, draw_text(text, o.seed, 3, i, todo.longest_stream));
+  });
+  if (o.tasks.speed) {
+    bar.stage("reading a prompt alone", weight::prompt * o.threads);
+    m.prefill_seconds =
+        prefill_seconds(model, draw_text(text, o.seed, 1, 0, o.prompt + decoded_tokens)
+                                   .first(static_cast<std::size_t>(o.prompt)));
+  }
+}
+
+}  // namespace evaluate

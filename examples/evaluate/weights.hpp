@@ -1,0 +1,32 @@
+/// About how long things take, in the time of one decoded token, so that the bar runs evenly.
+#pragma once
+
+#include "evaluate/plan.hpp"
+
+namespace evaluate::weight {
+
+inline constexpr double prompt = 350, needle_case = 550, stream_token = 0.4;
+inline constexpr double error = 5, nll = 256, needle = 30, stream_step = 0.15, speed = 300;
+
+inline double of_reading(const options& o, const plan& p) {
+  return prompt * p.prompts + (o.tasks.needle ? needle_case * o.cases : 0) +
+         stream_token * p.streams * p.longest_stream + (o.tasks.speed ? prompt * o.threads : 0);
+}
+
+inline double of_row(const options& o, const plan& p, const entry& e) {
+  return (o.tasks.error ? error * p.prompts : 0) + (o.tasks.nll ? nll * p.prompts : 0) +
+         (o.tasks.needle ? needle * o.cases : 0) + stream_step * p.streams * e.stream_tokens +
+         (o.tasks.speed ? speed * o.threads : 0);
+}
+
+inline double of_all(const options& o, const plan& p) {
+  double sum = of_reading(o, p);
+  for (const group& g : p.groups) {
+    for (const entry& e : g.entries) {
+      sum += e.refusal.empty() ? of_row(o, p, e) : 0;
+    }
+  }
+  return sum;
+}
+
+}  // namespace evaluate::weight

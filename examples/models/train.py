@@ -1,0 +1,311 @@
+#!/usr/bin/env python3
+"""Train the bundled model: a small llama-family decoder that retrieves, copies and counts over its whole context.
+
+    python3 -m venv venv && venv/bin/pip install -r requirements.txt
+    venv/bin/python train.py --corpus DIR --out kvfold-5m --minutes 120
+
+DIR holds plain text files; files named held-out-* are never read. Interrupt and start again at will: the state is saved beside
+the model every few minutes and training goes on from there. The result is a Hugging Face llama checkpoint (config.json,
+model.safetensors in bfloat16, tokenizer.model).
+"""
+import argparse, glob, json, math, os, time
+
+import numpy as np
+import sentencepiece as spm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, DIM, HIDDEN, ROPE_BASE = 512, 256, 4, 8, 4, 32, 512, 10000.0
+# (share of the time, context, sequences a step): the context grows; the first stage ends by loss, not by time
+STAGES = [(0.08, 128, 36), (0.20, 256, 18), (0.27, 512, 9), (0.45, 1152, 4)]
+DIGIT_WEIGHT = 6.0
+CONSONANTS, VOWELS = "bcdfghjklmnprstvz", "aeiou"
+
+
+# ---------------------------------------------------------------- the model
+def rotate(x, cos, sin):
+    """RoPE, half-split layout; x [batch, heads, time, DIM]."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        linear = lambda i, o: torch.nn.Linear(i, o, bias=False)
+        self.norm1, self.norm2 = torch.nn.Parameter(torch.ones(WIDTH)), torch.nn.Parameter(torch.ones(WIDTH))
+        self.qkv, self.out = linear(WIDTH, (HEADS + 2 * KV_HEADS) * DIM), linear(HEADS * DIM, WIDTH)
+        self.gate_up, self.down = linear(WIDTH, 2 * HIDDEN), linear(HIDDEN, WIDTH)
+
+    def forward(self, x, cos, sin):
+        b, t, _ = x.shape
+        q, k, v = self.qkv(norm(x, self.norm1)).view(b, t, -1, DIM).transpose(1, 2).split([HEADS, KV_HEADS, KV_HEADS], 1)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        k, v = (y.repeat_interleave(HEADS // KV_HEADS, 1) for y in (k, v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1))
+        gate, up = self.gate_up(norm(x, self.norm2)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def norm(x, weight):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(VOCAB, WIDTH)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = torch.nn.Parameter(torch.ones(WIDTH))
+        for name, p in self.named_parameters():
+            if p.dim() > 1:
+                torch.nn.init.normal_(p, std=0.02 / (math.sqrt(2 * LAYERS) if "out." in name or "down." in name else 1))
+
+    def forward(self, tokens):
+        t = tokens.shape[1]
+        angle = torch.arange(t)[:, None] * ROPE_BASE ** (-torch.arange(0, DIM, 2) / DIM)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, angle.cos(), angle.sin())
+        return F.linear(norm(x, self.norm), self.embed.weight)
+
+
+def export(model, folder):
+    """Write the checkpoint under Hugging Face's names."""
+    named = {"model.embed_tokens.weight": model.embed.weight, "model.norm.weight": model.norm}
+    for i, l in enumerate(model.layers):
+        at = f"model.layers.{i}."
+        q, k, v = l.qkv.weight.split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM])
+        gate, up = l.gate_up.weight.chunk(2)
+        named |= {at + "self_attn.q_proj.weight": q, at + "self_attn.k_proj.weight": k, at + "self_attn.v_proj.weight": v,
+                  at + "self_attn.o_proj.weight": l.out.weight, at + "mlp.gate_proj.weight": gate, at + "mlp.up_proj.weight": up,
+                  at + "mlp.down_proj.weight": l.down.weight, at + "input_layernorm.weight": l.norm1,
+                  at + "post_attention_layernorm.weight": l.norm2}
+    save_file({n: p.detach().to(torch.bfloat16).contiguous().clone() for n, p in named.items()}, f"{folder}/model.safetensors",
+              {"format": "pt"})
+    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", hidden_size=WIDTH, intermediate_size=HIDDEN,
+                  num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM, vocab_size=VOCAB,
+                  rms_norm_eps=1e-5, rope_theta=ROPE_BASE, tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
+                  max_position_embeddings=STAGES[-1][1], torch_dtype="bfloat16")
+    with open(f"{folder}/config.json", "w") as f:
+        f.write(json.dumps(config, indent=2) + "\n")
+
+
+# ---------------------------------------------------------------- the data
+def train_tokenizer(files, folder):
+    """SentencePiece BPE: nothing is normalised, no dummy prefix, digits split, any byte representable."""
+    spm.SentencePieceTrainer.train(
+        input=files, model_prefix=f"{folder}/tokenizer", model_type="bpe", vocab_size=VOCAB, character_coverage=1.0, split_digits=True,
+        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
+        user_defined_symbols=["\n"], max_sentence_length=65536, input_sentence_size=20000, shuffle_input_sentence=True,
+        minloglevel=2)
+    os.remove(f"{folder}/tokenizer.vocab")
+
+
+class Data:
+    """Sequences of tokens with a weight for each next-token loss; drawn anew at every call."""
+
+    def __init__(self, tokenizer, files, seed):
+        self.rng = np.random.default_rng(seed)
+        self.known = 96  # tokens that blocks are made of: few at first, all in the end
+        self.encode = tokenizer.encode
+        self.text = np.concatenate([np.array(self.encode(open(f, encoding="utf-8").read()), np.int64) for f in files])
+        self.digits = {tokenizer.piece_to_id(str(d)) for d in range(10)}
+        letters = [tokenizer.piece_to_id("\u2581" + c) for c in "abcdefghijklmnopqrstuvwxyz"]
+        self.letters = np.array([i for i in letters if i != tokenizer.unk_id()])
+
+    def prose(self, n):
+        i = self.rng.integers(len(self.text) - n)
+        return self.text[i:i + n]
+
+    def name(self):
+        r = self.rng
+        word = "".join(r.choice(list(CONSONANTS)) + r.choice(list(VOWELS)) for _ in range(r.integers(2, 5)))
+        return (word + (r.choice(list(CONSONANTS)) if r.random() < 0.3 else "")).capitalize()
+
+    def weave(self, n, pieces):
+        """Prose of n tokens in all, with `pieces` (token arrays, kept in order) dropped in at random places; the last one ends it."""
+        room = n - sum(len(p) for p in pieces)
+        assert room >= 0
+        cuts = np.sort(self.rng.integers(0, room + 1, len(pieces) - 1))
+        body = np.split(self.prose(room), cuts)
+        return np.concatenate([x for pair in zip(body, pieces) for x in pair])
+
+    def needles(self, n):
+        """Facts planted in prose; questions anywhere behind their fact, one at the very end."""
+        r, facts = self.rng, {}
+        count = r.integers(1, min(8, n // 64) + 1)
+        while len(facts) < count:
+            facts[self.name()] = "".join(str(d) for d in r.integers(0, 10, 5))
+        keys = list(facts)
+        ask = lambda k: np.array(self.encode(f"\nQuestion: what is the secret code of {k}? Answer: {facts[k]}.\n"))
+        pieces = [(i, np.array(self.encode(f" The secret code of {k} is {v}. "))) for i, (k, v) in enumerate(facts.items())]
+        for j in r.choice(count, min(count, r.integers(0, n // 128 + 1)), replace=False):
+            pieces.append((r.uniform(j + 0.5, count), ask(keys[j])))
+        pieces = [p for _, p in sorted(pieces, key=lambda x: x[0])]
+        final = [ask(keys[j]) for j in r.permutation(count)[:r.integers(1, 2 + n // 512)]]
+        final[-1] = final[-1][:-1]
+        if sum(map(len, pieces + final)) > n - 8:
+            return self.needles(n)  # too long for this context: draw again
+        x = self.weave(n, pieces + [np.concatenate(final)])
+        return x, self.weigh_answers(x)
+
+    def weigh_answers(self, x):
+        """Digits behind "Answer:" count DIGIT_WEIGHT times (a run of digits that has stood before is a retrieved one)."""
+        w = np.ones(len(x), np.float32)
+        colon = self.encode(" Answer: 1")
+        mark, at = colon[-3:-1], np.flatnonzero(x[:-2] == colon[-3])
+        for i in at:
+            if x[i + 1] == mark[1]:
+                for j in range(i + 2, min(i + 7, len(x))):
+                    if int(x[j]) in self.digits:
+                        w[j] = DIGIT_WEIGHT
+        return w
+
+    def copies(self, n):
+        """Random strings planted in prose, each repeated later."""
+        r = self.rng
+        strings = [r.integers(3, VOCAB, r.integers(4, 24)) for _ in range(max(1, n // 128))]
+        order = np.repeat(np.arange(len(strings)), 2)
+        r.shuffle(order)
+        return self.weave(n, [strings[i] for i in order]), None
+
+    def chain(self, n):
+        """A random Markov chain over letters; its transition probabilities must be read off the context."""
+        k = self.rng.integers(3, 11)
+        return self.letters[self.rng.choice(len(self.letters), k, replace=False)][self.markov(k, n, 0.3)[0]], None
+
+    def markov(self, k, n, alpha):
+        rows = self.rng.dirichlet(np.full(k, alpha), k)
+        cumulative, u, state = rows.cumsum(1), self.rng.random(n), np.zeros(n, np.int64)
+        for t in range(1, n):
+            state[t] = min(k - 1, np.searchsorted(cumulative[state[t - 1]], u[t]))
+        return state, rows
+
+    def block(self, n):
+        """One random block over and over: what induction is made of."""
+        period = self.rng.integers(4, 21)
+        x = np.tile(self.rng.integers(3, self.known, period), n // period + 1)[:n]
+        return x, np.where(np.arange(n) >= period + 1, 1.0, 0.0).astype(np.float32)
+
+    def batch(self, rows, n, warm_up=False):
+        mix = [(1.0, self.block)] if warm_up else [
+            (0.25, lambda n: (self.prose(n), None)), (0.37, self.needles), (0.10, self.copies), (0.16, self.chain), (0.12, self.block)]
+        share = np.array([m for m, _ in mix])
+        drawn = [mix[self.rng.choice(len(mix), p=share)][1](n + 1) for _ in range(rows)]
+        x = torch.from_numpy(np.stack([d for d, _ in drawn]))
+        w = torch.from_numpy(np.stack([np.ones(n + 1, np.float32) if w is None else w for _, w in drawn]))
+        return x[:, :-1], x[:, 1:], w[:, 1:]
+
+
+# ---------------------------------------------------------------- measuring
+@torch.no_grad()
+def score(model, data, files, tokenizer, cases=100, context=1000):
+    """Held-out loss (nats a token and a byte), whole needles answered, and nats above the best predictor of a random chain."""
+    text = open(files[0], encoding="utf-8").read()
+    tokens = np.array(tokenizer.encode(text))
+    loss = np.mean([F.cross_entropy(model(torch.from_numpy(tokens[i:i + 1024])[None])[0], torch.from_numpy(tokens[i + 1:i + 1025])).item()
+                    for i in range(0, len(tokens) - 1025, len(tokens) // 24)])
+    rng, right, digits = data.rng, 0, 0
+    for _ in range(cases):
+        names, values = [data.name() for _ in range(4)], ["".join(map(str, rng.integers(0, 10, 5))) for _ in range(4)]
+        plant = [np.array(tokenizer.encode(f" The secret code of {k} is {v}. ")) for k, v in zip(names, values)]
+        i, asked = rng.integers(len(tokens) - context), rng.integers(4)
+        room = context - sum(map(len, plant))
+        body = np.split(tokens[i:i + room], np.sort(rng.integers(0, room, 4)))
+        x = np.concatenate([y for pair in zip(body, plant + [np.array([], np.int64)]) for y in pair] +
+                           [tokenizer.encode(f"\nQuestion: what is the secret code of {names[asked]}? Answer:")])
+        answer = tokenizer.encode(" " + values[asked])
+        guess = model(torch.from_numpy(np.concatenate([x, answer]))[None])[0].argmax(-1)[len(x) - 1:-1].tolist()
+        right += guess == answer
+        digits += sum(a == b for a, b in zip(guess[-5:], answer[-5:]))
+    excess = []
+    for _ in range(16):
+        k, n, alpha = 8, 1024, 0.3
+        state, _ = data.markov(k, n, alpha)
+        p = model(torch.from_numpy(data.letters[:k][state])[None])[0].log_softmax(-1)
+        counts, best = np.full((k, k), alpha), 0.0
+        for t in range(n - 1):  # the posterior predictive under the true prior: no predictor does better on average
+            row = counts[state[t]]
+            best -= math.log(row[state[t + 1]] / row.sum()) if t >= 256 else 0.0
+            row[state[t + 1]] += 1
+        mine = -p[torch.arange(n - 1), torch.from_numpy(data.letters[:k][state[1:]])][256:].sum().item()
+        excess.append((mine - best) / (n - 1 - 256))
+    return dict(nats_per_token=round(float(loss), 4), nats_per_byte=round(float(loss) * len(tokens) / len(text.encode()), 4),
+                needles_whole=right / cases, needle_digits=digits / cases / 5, chain_excess_nats=round(float(np.mean(excess)), 4))
+
+
+# ---------------------------------------------------------------- training
+def main():
+    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse.add_argument("--corpus", required=True)
+    parse.add_argument("--out", required=True)
+    parse.add_argument("--minutes", type=float, default=120, help="training time in all, resumed runs included")
+    parse.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
+    parse.add_argument("--seed", type=int, default=1)
+    parse.add_argument("--score-only", action="store_true", help="measure the saved model and stop")
+    args = parse.parse_args()
+    files = sorted(glob.glob(f"{args.corpus}/*.txt"))
+    held_out = [f for f in files if os.path.basename(f).startswith("held-out-")]
+    files = [f for f in files if f not in held_out]
+    os.makedirs(args.out, exist_ok=True)
+    if not os.path.exists(f"{args.out}/tokenizer.model"):
+        train_tokenizer(files, args.out)
+    tokenizer = spm.SentencePieceProcessor(model_file=f"{args.out}/tokenizer.model")
+    torch.manual_seed(args.seed)
+    model = Model()
+    data = Data(tokenizer, files if not args.score_only else held_out, args.seed)
+    matrices = [p for n, p in model.named_parameters() if p.dim() > 1 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.dim() == 1 or "embed" in n]
+    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=0.05), dict(params=others, weight_decay=0.0)], args.rate,
+                                  betas=(0.9, 0.98), fused=True)
+    state_file, step, spent, warm = f"{args.out}/train-state.pt", 0, 0.0, False
+    if os.path.exists(state_file):
+        state = torch.load(state_file, weights_only=False)
+        model.load_state_dict(state["model"]), optimizer.load_state_dict(state["optimizer"])
+        step, spent, warm, data.known, data.rng = (state[x] for x in ("step", "spent", "warm", "known", "rng"))
+    if args.score_only:
+        data.rng = np.random.default_rng(args.seed + 1)
+        return print(json.dumps(score(model, data, held_out, tokenizer)))
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(data.text) / 1e6:.1f} M tokens of text", flush=True)
+    save = lambda: (torch.save(dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, spent=spent, warm=warm, known=data.known,
+                                    rng=data.rng), state_file + ".new"), os.replace(state_file + ".new", state_file), export(model, args.out))
+    total, mean, saved = args.minutes * 60, None, spent
+    while spent < total:
+        start, progress = time.time(), spent / total
+        if not warm:
+            rows, context, rate = 64, 64, args.rate * min(1, (step + 1) / 50)
+        else:
+            ends = np.cumsum([share for share, *_ in STAGES])
+            _, context, rows = STAGES[min(int(np.searchsorted(ends, progress, "right")), len(STAGES) - 1)]
+            rate = args.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        x, y, w = data.batch(rows, context, not warm)
+        each = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none")
+        loss = (each * w.flatten()).sum() / w.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step(), optimizer.zero_grad(set_to_none=True)
+        mean = loss.item() if mean is None else 0.95 * mean + 0.05 * loss.item()
+        step, spent = step + 1, spent + time.time() - start
+        if not warm and mean < 0.6:
+            warm, data.known = data.known == VOCAB, min(VOCAB, data.known * 2)
+            print(f"step {step}: copies a repeated block (loss {mean:.2f}); "
+                  + ("text begins" if warm else f"now of {data.known} tokens"), flush=True)
+            mean = 1.0
+        if step % 25 == 0:
+            answer = each[w.flatten() == DIGIT_WEIGHT]
+            print(f"step {step}  {spent / 60:.1f} of {args.minutes:g} min  context {context}  loss {mean:.3f}"
+                  + (f"  answer digits {answer.mean():.3f}" if len(answer) else ""), flush=True)
+        if spent - saved > 240:
+            save()
+            saved = spent
+    save()
+    data.rng = np.random.default_rng(args.seed + 1)
+    print(json.dumps(score(model, data, held_out, tokenizer)))
+
+
+if __name__ == "__main__":
+    main()
