@@ -192,7 +192,7 @@ TEST_CASE("zero keys and duplicate keys share attention to the bit", "[attend]")
       for (const bool zero : {true, false}) {
         INFO("dim " << dim << ", " << length << " slots");
         cache<float> kv{{.heads = 1, .group = 2, .dim = dim, .capacity = length}};
-        const auto key = normal(dim, zero ? 0.0F : 1.0F);
+        const auto key = zero ? std::vector<float>(at(dim)) : normal(dim);
         for (index_t s = 0; s < length; ++s) {
           kv.append(0, key, normal(dim));
         }

@@ -1,6 +1,7 @@
 /// A llama-family decoder whose attention is the caller's: where KV-cache policies plug in.
 #pragma once
 
+#include <cmath>  // std::sqrt
 #include <concepts>
 #include <filesystem>
 #include <numeric>  // std::iota
@@ -35,8 +36,8 @@ class decoder {
     std::vector<index_t> positions;
   };
 
-  decoder(config shape, weights parameters)
-      : shape_(std::move(shape)), weights_(std::move(parameters)) {}
+  decoder(const config& shape, weights parameters)
+      : shape_(shape), weights_(std::move(parameters)) {}
 
   /// A Hugging Face folder: `config.json` and safetensors.
   static decoder load(const std::filesystem::path& folder) {

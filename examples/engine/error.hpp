@@ -30,14 +30,10 @@ class format_error : public std::runtime_error {
 /// The bytes of a (small) file.
 inline std::string read_file(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
-  std::string bytes;
-  // A folder opens, but cannot be read: `bad` then, rather than an empty file.
-  if (in && !std::filesystem::is_directory(file)) {
-    bytes.assign(std::istreambuf_iterator<char>(in), {});
-  } else {
+  if (!in || std::filesystem::is_directory(file)) {  // a folder opens, and reads as empty
     throw format_error(file, "a readable file expected, found none");
   }
-  return bytes;
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 }  // namespace engine

@@ -6,6 +6,7 @@
 #include <sys/stat.h>  // fstat
 #include <unistd.h>    // close
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>  // std::strerror
 #include <filesystem>

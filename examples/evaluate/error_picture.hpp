@@ -11,57 +11,69 @@
 
 namespace evaluate {
 
+/// Both axes are logarithmic, and both panels have the same: what is without loss is not shown.
 /// Empty: nothing to show.
 inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   struct panel {
     std::optional<double> row::*value;
     std::string title;
+    bool any = false;
   };
-  // Only what is compressed, and not without loss: the axes are logarithmic.
-  const auto shows = [](const row& r, const panel& p) { return r.*p.value && *(r.*p.value) > 0; };
-  std::vector<panel> panels;
+  std::array panels = {
+      panel{&row::attention_error, fmt::format("after a prompt of {} tokens", prompt)},
+      panel{&row::stream_error, "while decoding 10 times the budget"}};
+  const auto shows = [](const row& r, const panel& p) { return (r.*p.value).value_or(0) > 0; };
   std::vector<std::string> policies;
   std::set<index_t> budgets;
-  for (const panel& p :
-       {panel{&row::attention_error, fmt::format("after a prompt of {} tokens", prompt)},
-        panel{&row::stream_error, "while decoding 10 × the budget"}}) {
-    bool any = false;
+  std::set<double> errors;
+  for (panel& p : panels) {
     for (const row& r : rows) {
       if (shows(r, p)) {
-        any = true;
+        p.any = true;
         budgets.insert(r.slots);
+        errors.insert(*(r.*p.value));
         if (std::ranges::find(policies, r.policy) == policies.end()) {
           policies.push_back(r.policy);
         }
       }
     }
-    if (any) {
-      panels.push_back(p);
-    }
   }
-  if (panels.empty()) {
+  if (policies.empty()) {
     return {};
   }
 
-  std::string script = picture("error", 800, 430);
+  constexpr int width = 800;
+  std::string script = picture("error", width, 400);
   script += fmt::format(
-      "set multiplot title \"{{/:Bold Error of the attention output}}\" font ',15'\n"
+      "set multiplot title '{{/:Bold How far attention is off}}' font ',15'\n"
       "set logscale xy\n"
       "set xrange [{}:{}]\n"
+      "set yrange [{:.3g}:{:.3g}]\n"
       "set xtics ({})\n"
-      "set mxtics 1\n"
-      "set ytics (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)\n"
-      "set grid ytics linecolor '#dddddd' linewidth 1\n"
+      "set ytics ({})\n"
+      "set grid ytics linetype 1 linecolor '#e0e0e0' linewidth 1\n"
       "set border 3\n"
-      "set xlabel 'slots a head'\n"
-      "set tmargin at screen 0.84\n"
-      "set bmargin at screen 0.26\n",
-      0.85 * *budgets.begin(), 1.18 * *budgets.rbegin(), fmt::join(budgets, ", "));
+      "set xlabel 'budget, slots a head' offset 0,0.2\n"
+      "set tmargin at screen 0.82\n"
+      "set bmargin at screen 0.27\n",
+      0.87 * *budgets.begin(), 1.15 * *budgets.rbegin(), 0.9 * *errors.begin(),
+      1.1 * *errors.rbegin(), fmt::join(budgets, ", "),
+      *errors.rbegin() < 8 * *errors.begin()
+          ? "0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, "
+            "0.6, 0.8, 1, 1.2, 1.5, 2"
+          : "0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10");
   for (std::size_t i = 0; i < policies.size(); ++i) {
-    script += fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
-                          i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i % 7]);
+    script +=
+        fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
+                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i % 7]);
   }
+  script += legend(policies, 0.06, width);
+  const bool both = panels[0].any && panels[1].any;
+  double left = 0.095;
   for (std::size_t k = 0; k < panels.size(); ++k) {
+    if (!panels[k].any) {
+      continue;
+    }
     std::string plots;
     for (std::size_t i = 0; i < policies.size(); ++i) {
       script += fmt::format("$panel{}_{} << end\n", k, i);
@@ -71,25 +83,20 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
         }
       }
       script += "end\n";
-      plots += fmt::format("{}$panel{}_{} with linespoints linestyle {} title \"{}\"",
-                           i == 0 ? "" : ", ", k, i, i + 1, plain(policies[i]));
+      plots += fmt::format("{}$panel{}_{} with linespoints linestyle {}", i == 0 ? "" : ", ", k, i,
+                           i + 1);
     }
-    const double width = 0.89 / static_cast<double>(panels.size());
-    const double left = 0.1 + static_cast<double>(k) * (width + 0.015);
+    const double right = both ? left + 0.415 : 0.97;
     script += fmt::format(
         "set lmargin at screen {:.3f}\n"
         "set rmargin at screen {:.3f}\n"
-        "set title '{}' offset 0,-0.5\n"
-        "{}\n"
-        "{}\n"
-        "plot {}\n",
-        left, left + width - 0.055, panels[k].title,
-        k == 0 ? "set ylabel \"‖o' − o‖ / ‖o‖\"" : "unset ylabel",
-        k == 0 ? fmt::format("set key at screen 0.5,0.07 center center horizontal maxrows {} "
-                             "samplen 2 width 1",
-                             policies.size() > 6 ? 2 : 1)
-               : "unset key",
+        "set title '{}' offset 0,-0.4\n"
+        "{}plot {}\n",
+        left, right, panels[k].title,
+        left < 0.1 ? "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖'\n"
+                   : "unset ylabel\nset format y ''\n",
         plots);
+    left = right + 0.045;
   }
   return script + "unset multiplot\n";
 }

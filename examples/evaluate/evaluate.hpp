@@ -13,7 +13,7 @@
 
 namespace evaluate {
 
-/// The file, with its header written; its folder is made when it is not there.
+/// The file, with its header written.
 inline std::ofstream open_csv(const std::filesystem::path& file) {
   std::error_code ignored;  // the file will not open, then
   std::filesystem::create_directories(std::filesystem::absolute(file).parent_path(), ignored);
@@ -22,6 +22,13 @@ inline std::ofstream open_csv(const std::filesystem::path& file) {
                   "--csv: a file to write expected, '" + file.string() + "' is none");
   write_csv_header(csv);
   return csv;
+}
+
+inline void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  detail::require(!error, "--plots: a folder to write to expected, '" + folder.string() +
+                              "' is none: " + error.message());
 }
 
 /// Writes the table to `out`, progress to `err`. 0: all is done; 130: Ctrl-C came, and the rows
@@ -33,6 +40,7 @@ inline int run(const options& o, std::ostream& out, std::ostream& err) {
   const auto text = tokens.encode(engine::read_file(o.text));
   const plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape().max_positions);
   const auto needles = draw_needles(o, tokens, text);
+  make_folder(o.plots);
   std::ofstream csv = open_csv(o.csv);
 
   progress bar(err, o.terminal);

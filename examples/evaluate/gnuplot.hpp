@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 extern char** environ;
 
@@ -44,8 +45,7 @@ inline drawing draw(const std::filesystem::path& folder, const std::string& name
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   pid_t child = 0;
-  const int error =
-      posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environ);
+  const int error = posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     return error == ENOENT ? drawing::no_gnuplot : drawing::failed;
@@ -63,13 +63,23 @@ inline std::string_view colour(std::size_t i) {
   return palette[i % palette.size()];
 }
 
-/// Names as gnuplot's enhanced text shows them: an underscore would lower the next letter.
-inline std::string plain(std::string_view name) {
-  std::string text;
-  for (const char c : name) {
-    text += c == '_' ? std::string("\\\\_") : std::string(1, c);
+/// A row of names and their colours, centred at height `y` of the screen: line styles 1 and on.
+inline std::string legend(const std::vector<std::string>& names, double y, int picture_width) {
+  constexpr double letter = 8, sample = 40;  // pixels, about
+  double width = 0;
+  for (const std::string& name : names) {
+    width += sample + letter * static_cast<double>(name.size());
   }
-  return text;
+  double x = (picture_width - width) / 2 + 16;
+  std::string script;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    script += fmt::format(
+        "set label {} '{}' noenhanced at screen {:.4f},{:.3f} left offset 1,0 "
+        "point linestyle {}\n",
+        100 + i, names[i], x / picture_width, y, i + 1);
+    x += sample + letter * static_cast<double>(names[i].size());
+  }
+  return script;
 }
 
 }  // namespace evaluate

@@ -1,8 +1,8 @@
-#include "evaluate/evaluate.hpp"
-
 #include <unistd.h>  // isatty
 
 #include <iostream>
+
+#include "evaluate/evaluate.hpp"
 
 int main(int count, char** arguments) {
   try {
@@ -11,6 +11,9 @@ int main(int count, char** arguments) {
     evaluate::catch_interrupts();
     return evaluate::run(options, std::cout, std::cerr);
   } catch (const evaluate::usage_error& e) {
+    std::cerr << "evaluate: " << e.what() << '\n';
+    return 2;
+  } catch (const engine::format_error& e) {
     std::cerr << "evaluate: " << e.what() << '\n';
     return 2;
   } catch (const std::exception& e) {

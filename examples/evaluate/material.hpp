@@ -7,19 +7,19 @@
 #include <vector>
 
 #include "engine/tokenizer.hpp"
-#include "evaluate/needles.hpp"
+#include "evaluate/needle_text.hpp"
 #include "evaluate/parallel.hpp"
 #include "evaluate/plan.hpp"
 #include "evaluate/prompt.hpp"
 
 namespace evaluate {
 
-
 /// A prompt of plain text and what comes after it.
 struct text_prompt {
   prompt read;
-  std::vector<int> next;                   ///< [decoded_tokens]
-  std::vector<row_major_matrix> queries;   ///< of each layer's first future tokens, [future, heads · dim]
+  std::vector<int> next;  ///< [decoded_tokens]
+  std::vector<row_major_matrix>
+      queries;  ///< of each layer's first future tokens, [future, heads · dim]
   std::vector<row_major_matrix> attended;  ///< their attention over the whole prompt
 };
 
@@ -65,8 +65,7 @@ inline void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_
   }
 }
 
-inline text_prompt read_prompt(const engine::decoder& model,
-                               std::span<const named_policy> policies,
+inline text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
                                std::span<const int> tokens, index_t length, index_t capacity,
                                engine::record* keep) {
   const auto rest = tokens.subspan(static_cast<std::size_t>(length));
@@ -86,9 +85,8 @@ inline text_prompt read_prompt(const engine::decoder& model,
   return p;
 }
 
-inline needle_case read_needle(const engine::decoder& model,
-                               std::span<const named_policy> policies, needle_text text,
-                               index_t capacity) {
+inline needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
+                               needle_text text, index_t capacity) {
   engine::record r = engine::prefill(model, text.body);
   const auto tokens = static_cast<index_t>(text.body.size());
   needle_case c{.without = measure(model.shape(), r, policies, tokens, capacity),

@@ -26,8 +26,8 @@ inline int likeliest(const row_major_matrix& logits) {
 
 /// Greedy decoding behind `question`: does the text begin with the value, and no digit more?
 inline bool answers(const contender& c, const engine::decoder& model,
-                    const engine::tokenizer& tokens, const prompt& p,
-                    std::span<const int> question, const std::string& value) {
+                    const engine::tokenizer& tokens, const prompt& p, std::span<const int> question,
+                    const std::string& value) {
   compressed_decoder decoder(model, c, p);
   const row_major_matrix* logits = &p.logits;
   for (const int token : question) {
@@ -55,9 +55,8 @@ inline recall needle(const contender& c, const engine::decoder& model,
                      bool inside, const workers& on) {
   const auto right = on.map(static_cast<index_t>(cases.size()), [&](index_t i) {
     const needle_case& n = cases[static_cast<std::size_t>(i)];
-    return static_cast<char>(
-        inside ? answers(c, model, tokens, n.with, {}, n.value)
-               : answers(c, model, tokens, n.without, n.question, n.value));
+    return static_cast<char>(inside ? answers(c, model, tokens, n.with, {}, n.value)
+                                    : answers(c, model, tokens, n.without, n.question, n.value));
   });
   recall r;
   for (std::size_t i = 0; i < cases.size(); ++i) {

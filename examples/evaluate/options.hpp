@@ -6,6 +6,7 @@
 #include <cmath>      // std::isfinite
 #include <cstdint>
 #include <filesystem>
+#include <sstream>  // std::istringstream
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -142,8 +143,9 @@ inline std::string unescape(std::string text) {
 inline options parse(int count, const char* const* arguments) {
   options o;
   std::string policies = "all", budgets = "0.05,0.1,0.2", tasks = "error,nll,needle,stream,speed";
-  CLI::App app("Measures what KV-cache compression does to a model: every policy at several budgets.",
-               "evaluate");
+  CLI::App app(
+      "Measures what KV-cache compression does to a model: every policy at several budgets.",
+      "evaluate");
   app.option_defaults()->take_last()->always_capture_default();
   app.add_option("--model", o.model, "Hugging Face folder of a llama-family model")->required();
   app.add_option("--text", o.text, "text that the model was not trained on")->required();
@@ -174,10 +176,12 @@ inline options parse(int count, const char* const* arguments) {
   o.tasks = detail::parse_tasks(tasks);
   o.needle = detail::unescape(o.needle);
   o.question = detail::unescape(o.question);
-  for (const auto& [name, value, most] :
-       {std::tuple{"--prompt", o.prompt, 1 << 24}, {"--prompts", o.prompts, 1 << 16},
-        {"--cases", o.cases, 1 << 16}, {"--needles", o.needles, 1000}, {"--digits", o.digits, 1000},
-        {"--threads", o.threads, 1024}}) {
+  for (const auto& [name, value, most] : {std::tuple{"--prompt", o.prompt, 1 << 24},
+                                          {"--prompts", o.prompts, 1 << 16},
+                                          {"--cases", o.cases, 1 << 16},
+                                          {"--needles", o.needles, 1000},
+                                          {"--digits", o.digits, 1000},
+                                          {"--threads", o.threads, 1024}}) {
     require(value >= 1 && value <= most, std::string(name) + ": 1 to " + std::to_string(most) +
                                              " expected, " + std::to_string(value) + " came");
   }

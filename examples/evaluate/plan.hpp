@@ -87,8 +87,9 @@ inline plan make_plan(const options& o, index_t text_tokens, index_t positions) 
     p.most_slots = std::max(p.most_slots, slots);
     index_t stream_tokens = o.tasks.stream ? stream_budgets * slots : 0;
     if (stream_tokens > text_tokens) {
-      p.notes.push_back(fmt::format("no stream at {} slots: it would take {} tokens, the text has {}",
-                                    slots, stream_tokens, text_tokens));
+      p.notes.push_back(
+          fmt::format("no stream at {} slots: it would take {} tokens, the text has {}", slots,
+                      stream_tokens, text_tokens));
       stream_tokens = 0;
     }
     p.longest_stream = std::max(p.longest_stream, stream_tokens);
@@ -107,7 +108,8 @@ inline plan make_plan(const options& o, index_t text_tokens, index_t positions) 
   p.streams = p.longest_stream > 0 ? o.prompts : 0;
   if (const index_t longest = std::max(wanted, p.longest_stream);
       positions > 0 && longest > positions) {
-    p.notes.push_back(fmt::format("the model was made for {} positions; {} are used", positions, longest));
+    p.notes.push_back(
+        fmt::format("the model was made for {} positions; {} are used", positions, longest));
   }
   return p;
 }

@@ -12,9 +12,8 @@ namespace evaluate {
 using kvfold::index_t;
 
 /// A policy of one's own takes part by being named here.
-using any_policy =
-    kvfold::basic_any_policy<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o, kvfold::snapkv,
-                             kvfold::zsmerge, custom::lowest_norm>;
+using any_policy = kvfold::basic_any_policy<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o,
+                                            kvfold::snapkv, kvfold::zsmerge, custom::lowest_norm>;
 
 struct named_policy {
   std::string name;

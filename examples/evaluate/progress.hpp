@@ -59,8 +59,7 @@ class progress {
 
   void show() {
     const auto now = clock::now();
-    const double share =
-        expected_ > 0 ? std::min(1.0, (done_ + share_ * weight_) / expected_) : 0;
+    const double share = expected_ > 0 ? std::min(1.0, (done_ + share_ * weight_) / expected_) : 0;
     const double spent = seconds(now - begin_);
     const std::string left =
         share > 0.02 ? duration(spent * (1 - share) / share) + " left" : std::string();

@@ -19,9 +19,7 @@ class random_source {
               static_cast<std::uint64_t>(i)) {}
 
   /// 0 to `n` − 1.
-  index_t below(index_t n) {
-    return static_cast<index_t>(bits_() % static_cast<std::uint64_t>(n));
-  }
+  index_t below(index_t n) { return static_cast<index_t>(bits_() % static_cast<std::uint64_t>(n)); }
   double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }
 
   /// A capitalised word of consonants and vowels in turn, such as "Mirola".

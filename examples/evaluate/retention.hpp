@@ -34,10 +34,10 @@ inline std::vector<std::vector<fate>> follow(const any_policy& p, const engine::
       kvfold::plan(p, head, state[0], b.target, work.plan);
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {
-        auto& row = rows[static_cast<std::size_t>(r)];
+        auto& slot = rows[static_cast<std::size_t>(r)];
         for (const kvfold::edge& e : work.plan.row(r)) {
           const auto& from = members[static_cast<std::size_t>(e.source)];
-          row.insert(row.end(), from.begin(), from.end());
+          slot.insert(slot.end(), from.begin(), from.end());
         }
       }
       members = std::move(rows);

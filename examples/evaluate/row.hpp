@@ -43,7 +43,8 @@ inline constexpr std::array columns = {
     column{"stream_error", &row::stream_error, {"stream", "error"}, best::lowest, 3},
     column{"bytes", &row::bytes, {"memory", "KiB"}, best::lowest, 0},
     column{"prefill_ms", &row::prefill_ms, {"prefill", "ms"}, best::lowest, 0},
-    column{"decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},
+    column{
+        "decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},
     column{"decode_vs_full", &row::decode_vs_full, {"decode", "vs full"}, best::highest, 2},
 };
 

@@ -76,7 +76,8 @@ class table {
   std::string heading() const {
     std::string lines;
     for (const std::size_t line : {0U, 1U}) {
-      lines += fmt::format("{:<{}}  {:>6}", line == 0 ? "policy" : "", name_width_, line == 0 ? "slots" : "");
+      lines += fmt::format("{:<{}}  {:>6}", line == 0 ? "policy" : "", name_width_,
+                           line == 0 ? "slots" : "");
       for (const column& c : columns_) {
         lines += fmt::format("  {:>{}} ", c.heading[line], width(c));
       }

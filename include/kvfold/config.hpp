@@ -23,7 +23,7 @@ class invalid_argument : public std::invalid_argument {
 /// Refuses bad input: `expects(ok, "attend: ", "probabilities [2, 5] expected, ", n, " floats
 /// came")`. The message is put together only when it is needed.
 template <class... Parts>
-constexpr void expects(bool ok, const Parts&... parts) {
+inline void expects(bool ok, const Parts&... parts) {
   if (ok) [[likely]] {
     return;
   }

@@ -33,6 +33,18 @@ inline float rank(float score) {
   return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
 }
 
+/// A column of scores as what `select` ranks by.
+inline auto by(std::span<const float> score) {
+  return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+}
+
+/// The sum of two columns as what `select` ranks by.
+inline auto by_sum(std::span<const float> a, std::span<const float> b) {
+  return [a, b](index_t s) {
+    return rank(a[static_cast<std::size_t>(s)] + b[static_cast<std::size_t>(s)]);
+  };
+}
+
 /// Marks in `scratch.marks()` the `target` slots that stay: those for which `stays(s)`, then those
 /// of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
 template <class Stays, class Score>

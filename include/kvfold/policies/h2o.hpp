@@ -48,13 +48,12 @@ struct h2o {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    const auto s = state.column(0);
-    select(head.length(), target, stays(head, target), score(s), out);
+    select(head.length(), target, stays(head, target), by(state.column(0)), out);
     keep_marked(head, out);
   }
 
   departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
-    return {.leaving = least_wanted(head.length(), stays(head, target), score(state.column(0)))};
+    return {.leaving = least_wanted(head.length(), stays(head, target), by(state.column(0)))};
   }
 
  private:
@@ -62,9 +61,6 @@ struct h2o {
     return [&head, p = protect(head, sinks, share_of(recent, target))](index_t s) {
       return p(head.position(s));
     };
-  }
-  static auto score(std::span<const float> s) {
-    return [s](index_t j) { return rank(s[static_cast<std::size_t>(j)]); };
   }
 };
 

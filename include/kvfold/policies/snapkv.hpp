@@ -57,22 +57,19 @@ struct snapkv {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    select(head.length(), target, stays(head), score(state), out);
+    select(head.length(), target, stays(head), by_sum(state.column(past), state.column(current)),
+           out);
     keep_marked(head, out);
   }
 
   departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.leaving = least_wanted(head.length(), stays(head), score(state))};
+    return {.leaving = least_wanted(head.length(), stays(head),
+                                    by_sum(state.column(past), state.column(current)))};
   }
 
  private:
   auto stays(const kv_head auto& head) const {
     return [&head, in = protect(head, sinks, window)](index_t s) { return in(head.position(s)); };
-  }
-  static auto score(const head_state& state) {
-    return [a = state.column(past), b = state.column(current)](index_t j) {
-      return rank(a[static_cast<std::size_t>(j)] + b[static_cast<std::size_t>(j)]);
-    };
   }
 };
 

@@ -76,7 +76,8 @@ struct zsmerge {
             merge_plan& out) const {
     const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
     select(head.length(), target - missing,
-           stays(head, state, target, missing == 0 && !newcomer_competes), rank_of(state), out);
+           stays(head, state, target, missing == 0 && !newcomer_competes), by(state.column(score)),
+           out);
     auto& into = out.row_of();
     auto& rest = out.order();
     into.assign(static_cast<std::size_t>(head.length()), -1);
@@ -91,7 +92,7 @@ struct zsmerge {
     if (missing == residual && prompt == prompt_mode::chunked) {
       chunk(head, rest, into);
     } else {
-      std::ranges::sort(rest, [at = rank_of(state)](index_t a, index_t b) {
+      std::ranges::sort(rest, [at = by(state.column(score))](index_t a, index_t b) {
         return at(a) > at(b) || (at(a) == at(b) && a < b);
       });
       for (std::size_t i = 0; i < rest.size(); ++i) {
@@ -111,8 +112,8 @@ struct zsmerge {
     if (residual_slots(head, state) < residual) {
       return false;  // a residual slot has to be made first
     }
-    const index_t c =
-        least_wanted(head.length(), stays(head, state, target, !newcomer_competes), rank_of(state));
+    const index_t c = least_wanted(head.length(), stays(head, state, target, !newcomer_competes),
+                                   by(state.column(score)));
     const index_t r = nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
     const float wc = tokens(state, c), w = tokens(state, r) + wc;
     out = {c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
@@ -134,7 +135,7 @@ struct zsmerge {
     }
     for (; overflow > 0 && free > 0; --overflow, --free) {
       const index_t s = least_wanted(head.length(), stays(head, state, target, !newcomer_competes),
-                                     rank_of(state));
+                                     by(state.column(score)));
       flag[static_cast<std::size_t>(s)] = 1.0F;
     }
   }
@@ -156,10 +157,6 @@ struct zsmerge {
     }
     return n;
   }
-  static auto rank_of(const head_state& state) {
-    return [s = state.column(score)](index_t j) { return rank(s[static_cast<std::size_t>(j)]); };
-  }
-
   /// Sinks, the ring and the residual slots; by the authors' rule, the newcomer to context too.
   auto stays(const kv_head auto& head, const head_state& state, index_t target,
              bool authors_rule) const {
