@@ -152,8 +152,12 @@ TEST_CASE("a step of the wrong size, or without room, is refused by every policy
     });
     cache<float> two({.heads = 2, .group = d.group, .dim = d.dim, .capacity = d.capacity});
     auto other = make_state(p, two);
-    d.refuses("a state of 3 heads expected, 2 came",
-              [&] { compress(p, d.kv, other, d.queries, budget{12}); });
+    std::swap(d.state, other);
+    for (const auto& call : {std::function<void()>([&] { d.compress_with(budget{12}); }),
+                             {[&] { d.step_with(budget{12}); }}}) {
+      CHECK_THROWS_WITH(call(), Catch::Contains("a state of 3 heads expected, 2 came"));
+    }
+    std::swap(d.state, other);
     d.append(2, 4);  // the last head's slots are all in use
     d.refuses(name_of(p) + ": room for one more token expected, all 24 slots are in use",
               [&] { d.step_with(budget{12}); });
@@ -214,6 +218,39 @@ TEST_CASE("a state made for another cache or another policy is refused", "[error
   refused(kvfold::zsmerge{}, kvfold::snapkv{.window = 4});
   refused(kvfold::snapkv{.window = 4}, kvfold::h2o{});
   refused(kvfold::any_policy(kvfold::h2o{}), kvfold::any_policy(kvfold::full_cache{}));
+}
+
+TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
+  decode d(kvfold::h2o{});
+  const auto head = d.kv.head(0);
+  const kvfold::query_view<float> null{nullptr, 4};
+  d.refuses("queries expected, null came", [&] { observe(d.policy, head, d.state[0], null); });
+  d.state = make_state(d.policy, d.kv);
+  merge_plan out;
+  d.refuses("plan: a state of 14 slots expected (extend it), 0 came",
+            [&] { plan(d.policy, head, d.state[0], 12, out); });
+  d.state[0].extend(14);
+  d.refuses("h2o: reference queries expected",
+            [&] { compress(d.policy, head, d.state[0], d.state.workspace(), budget{12}); });
+}
+
+TEST_CASE("a step beyond the last position is refused", "[errors]") {
+  struct old_cache {
+    std::vector<float> x = std::vector<float>(8);
+    index_t length = 0, seen = most, position[2] = {};
+    float mass[2] = {};
+    index_t heads() const { return 1; }
+    kvfold::head_view<float> head(index_t) {
+      return {{x.data(), 4}, {x.data(), 4}, {mass, position, &length, &seen}, {2, 4}};
+    }
+  } kv;
+  const std::vector<float> x(4, 1.0F);
+  std::vector<float> out(4);
+  const std::span<const float> in(x);
+  auto state = kvfold::make_state(first_ones{}, kv);
+  CHECK_THROWS_WITH(kvfold::step(first_ones{}, kv, state, in, in, in, budget{1}, std::span(out)),
+                    Catch::Contains("int32"));
+  CHECK((kv.length == 0 && kv.seen == most && kv.x == std::vector<float>(8)));
 }
 
 TEST_CASE("probabilities of the wrong size are refused", "[errors]") {

@@ -130,7 +130,9 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   const kvfold::head_view<float> old({x.data(), 4}, {x.data(), 4},
                                      {&mass, &position, &length, &seen}, {1, 4});
   refuses(
-      "int32", [&] { old.push(x.data() + 4, x.data() + 4); }, everything);
+      "int32", [&] { old.push(x.data() + 8, x.data() + 8); }, everything);
+  refuses(
+      "int32", [&] { append_rows(old, all.last(4), all.last(4)); }, everything);
   CHECK((length == 0 && seen == most));
 }
 

@@ -31,6 +31,20 @@ inline void make_folder(const std::filesystem::path& folder) {
                               "' is none: " + error.message());
 }
 
+/// What the numbers are of.
+inline std::string subject(const options& o, const plan& todo) {
+  const auto counted = [](index_t n, const char* what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+  };
+  return fmt::format("{}: {} of {} tokens{}{}\n\n",
+                     (o.model / "").parent_path().filename().string(),
+                     counted(todo.prompts, "prompt"), o.prompt,
+                     o.tasks.needle ? ", " + counted(o.cases, "needle case") : "",
+                     todo.streams > 0 ? fmt::format(", {} of {} times the budget",
+                                                    counted(todo.streams, "stream"), stream_budgets)
+                                      : "");
+}
+
 /// Writes the table to `out`, progress to `err`. 0: all is done; 130: Ctrl-C came, and the rows
 /// done by then are kept. Throws `usage_error` before anything is run.
 inline int run(const options& o, std::ostream& out, std::ostream& err) {
@@ -55,8 +69,8 @@ inline int run(const options& o, std::ostream& out, std::ostream& err) {
       std::vector<table_line> lines;
       const auto print = [&] {
         bar.clear();
-        out << (&g == &todo.groups.front() ? shown.heading() : "") << shown.group(g.title, lines)
-            << std::flush;
+        out << (&g == &todo.groups.front() ? subject(o, todo) + shown.heading() : "")
+            << shown.group(g.title, lines) << std::flush;
       };
       try {
         for (const entry& e : g.entries) {
@@ -69,7 +83,9 @@ inline int run(const options& o, std::ostream& out, std::ostream& err) {
           lines.push_back({r, e.refusal});
         }
       } catch (const interruption&) {
-        print();
+        if (!lines.empty()) {
+          print();
+        }
         throw;
       }
       print();
@@ -79,7 +95,7 @@ inline int run(const options& o, std::ostream& out, std::ostream& err) {
     out << "\ninterrupted: " << outcomes.size() << " rows were done\n";
   }
   bar.clear();
-  out << '\n';
+  out << "\n* best of its budget\n";
   for (const std::string& note : todo.notes) {
     out << "note: " << note << '\n';
   }

@@ -10,6 +10,9 @@ int main(int count, char** arguments) {
     options.terminal = isatty(STDERR_FILENO) != 0;
     evaluate::catch_interrupts();
     return evaluate::run(options, std::cout, std::cerr);
+  } catch (const evaluate::help_request& help) {
+    std::cout << help.text;
+    return 0;
   } catch (const evaluate::usage_error& e) {
     std::cerr << "evaluate: " << e.what() << '\n';
     return 2;

@@ -22,6 +22,11 @@ class usage_error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Not options: the caller wants to know them.
+struct help_request {
+  std::string text;
+};
+
 /// How many slots a head may hold: a share of the prompt below 1, slots from 1 on.
 struct budget_option {
   double given = 1;
@@ -139,7 +144,7 @@ inline std::string unescape(std::string text) {
 
 }  // namespace detail
 
-/// Throws `usage_error`, or CLI11's call for help.
+/// Throws `usage_error` or `help_request`.
 inline options parse(int count, const char* const* arguments) {
   options o;
   std::string policies = "all", budgets = "0.05,0.1,0.2", tasks = "error,nll,needle,stream,speed";
@@ -165,8 +170,8 @@ inline options parse(int count, const char* const* arguments) {
   app.add_option("--plots", o.plots, "folder for the pictures");
   try {
     app.parse(count, arguments);
-  } catch (const CLI::Success&) {
-    throw;
+  } catch (const CLI::CallForHelp&) {
+    throw help_request{app.help()};
   } catch (const CLI::Error& e) {
     throw usage_error(e.what());
   }

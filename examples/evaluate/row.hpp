@@ -38,10 +38,10 @@ struct column {
 inline constexpr std::array columns = {
     column{"attention_error", &row::attention_error, {"attention", "error"}, best::lowest, 3},
     column{"nll", &row::nll, {"nll", "nats/token"}, best::lowest, 3},
-    column{"needle_after", &row::needle_after, {"needle after", "% right"}, best::highest, 0},
-    column{"needle_inside", &row::needle_inside, {"inside", "% right"}, best::highest, 0},
+    column{"needle_after", &row::needle_after, {"needle", "after, %"}, best::highest, 0},
+    column{"needle_inside", &row::needle_inside, {"needle", "inside, %"}, best::highest, 0},
     column{"stream_error", &row::stream_error, {"stream", "error"}, best::lowest, 3},
-    column{"bytes", &row::bytes, {"memory", "KiB"}, best::lowest, 0},
+    column{"bytes", &row::bytes, {"cache and", "state"}, best::lowest, 0},
     column{"prefill_ms", &row::prefill_ms, {"prefill", "ms"}, best::lowest, 0},
     column{
         "decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},

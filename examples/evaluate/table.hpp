@@ -19,12 +19,18 @@ struct table_line {
 
 namespace detail {
 
+/// In the unit of the table.
 inline double shown(const column& c, double x) {
-  const std::string_view unit = c.heading[1];
-  return unit == "KiB" ? x / 1024 : unit == "% right" ? 100 * x : x;
+  return c.value == &row::bytes                             ? x / 1024
+         : c.heading[1].find('%') != std::string_view::npos ? 100 * x
+                                                            : x;
 }
 
 inline std::string cell(const column& c, double x) {
+  if (c.value == &row::bytes) {
+    return x < 1 << 20 ? fmt::format("{:.0f} KiB", x / 1024)
+                       : fmt::format("{:.1f} MiB", x / (1 << 20));
+  }
   return fmt::format("{:.{}f}", shown(c, x), c.digits);
 }
 
@@ -81,6 +87,7 @@ class table {
       for (const column& c : columns_) {
         lines += fmt::format("  {:>{}} ", c.heading[line], width(c));
       }
+      lines.erase(lines.find_last_not_of(' ') + 1);
       lines += '\n';
     }
     return lines;

@@ -31,6 +31,9 @@ class basic_any_policy {
       return std::vector<column>(columns.begin(), columns.end());
     });
   }
+  index_t column_count() const {
+    return visit([](const auto& p) { return traits::column_count(p); });
+  }
   std::size_t memory(index_t dim, index_t group) const {
     return visit([&](const auto& p) { return traits::memory(p, dim, group); });
   }

@@ -68,7 +68,14 @@ void attend(const Head& head, const float* q, float* out, std::span<float> proba
       for (index_t g = 0; g < heads; ++g) {
         const Map<const Eigen::VectorXf> query(q + std::ptrdiff_t{g0 + g} * dim, dim);
         Map<Eigen::VectorXf> logit(mass[g], count);
-        logit.noalias() = keys * query;
+        const index_t even = count / 2 * 2;
+        logit.head(even).noalias() = keys.topRows(even) * query;
+        if (even < count) {  // Eigen sums a row alone in another order: let it be one of two
+          const detail::tile twice(keys.data() + even * keys.outerStride(), 2, dim,
+                                   Eigen::OuterStride<>(0));
+          const Eigen::Vector2f both = twice * query;
+          logit[even] = both[0];
+        }
         for (index_t i = 0; i < count; ++i) {
           mass[g][i] = head.scale() * mass[g][i] + head.log_mass(first + i);
         }
@@ -104,7 +111,8 @@ void attend(const Head& head, const float* q, float* out, std::span<float> proba
           std::copy_n(p + first, count, mass[0]);
           std::fill(mass[0] + count, mass[0] + detail::tile_slots, lowest);
           detail::aligned_block block(mass[0], detail::tile_slots);
-          block = (block - lse).exp();
+          block =
+              (block - max[g]).exp() / sum[g];  // not - lse: it is rounded when logits are large
           std::copy_n(mass[0], count, p + first);
         }
       }

@@ -1,8 +1,9 @@
 /// Models of `kv_cache`: one that owns its memory, and one over an engine's.
 #pragma once
 
-#include <cstddef>  // std::size_t
-#include <limits>   // std::numeric_limits
+#include <algorithm>  // std::ranges::sort
+#include <cstddef>    // std::size_t
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
@@ -185,6 +186,8 @@ class strided_view {
     auto slots = slots_.template of<Scalar>(h);
     expects(tokens >= 0 && tokens <= shape().capacity - *slots.length, "adopt: at most ",
             shape().capacity - *slots.length, " tokens expected, ", tokens, " came");
+    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.seen,
+            "adopt: positions end at int32");
     for (index_t i = 0; i < tokens; ++i) {
       slots.log_mass[*slots.length] = 0.0F;
       slots.position[(*slots.length)++] = (*slots.seen)++;
@@ -194,15 +197,21 @@ class strided_view {
  private:
   layout<Scalar> checked(const char* what, layout<Scalar> l) const {
     expects(l.data != nullptr, "strided_view: ", what, " expected, null came");
-    // One of the two strides walks along a row, the other from row to row: they must not overlap.
-    const std::ptrdiff_t dim = shape().dim, capacity = shape().capacity;
-    const bool rows = l.element >= 1 && l.row >= (dim - 1) * l.element + 1;
-    const bool columns = l.row >= 1 && l.element >= (capacity - 1) * l.row + 1;
-    expects(rows || columns || (capacity == 1 && l.element >= 1), "strided_view: ", what,
-            " rows that do not overlap expected (row stride at least ", dim,
-            " elements), row stride ", l.row, " and element stride ", l.element, " came");
-    expects(shape().heads == 1 || l.head != 0, "strided_view: ", what,
-            " of several heads need a head stride, 0 came");
+    // From the shortest stride to the longest, each must step over all that the shorter ones reach.
+    struct axis {
+      std::ptrdiff_t stride;
+      index_t count;
+    };
+    axis axes[] = {{l.element, shape().dim}, {l.row, shape().capacity}, {l.head, shape().heads}};
+    std::ranges::sort(axes, {}, &axis::stride);
+    std::ptrdiff_t reach = 1;
+    for (const axis& a : axes) {
+      expects(a.count == 1 || a.stride >= reach, "strided_view: ", what,
+              " that do not overlap expected, [heads, slots, dim] = [", shape().heads, ", ",
+              shape().capacity, ", ", shape().dim, "], head stride ", l.head, ", row stride ",
+              l.row, " and element stride ", l.element, " came");
+      reach += (a.count - 1) * a.stride;
+    }
     return l;
   }
 

@@ -78,6 +78,9 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     while (visible > 0 && head.position(visible - 1) > last_position) {
       --visible;
     }
+    if (visible == 0) {
+      continue;  // none of these queries sees a slot
+    }
     const index_t padded = (visible + padding - 1) / padding * padding;
     for (index_t s0 = 0; s0 < visible; s0 += slots_a_tile) {
       const index_t slots = std::min(slots_a_tile, visible - s0);

@@ -35,11 +35,33 @@ void expect_per_head(const char* what, const T& one_or_many, index_t heads) {
   }
 }
 
-inline void expect_size(const char* what, std::size_t came, index_t heads, index_t group,
+inline void expect_size(const char* what, std::span<const float> x, index_t heads, index_t group,
                         index_t dim) {
   const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
                       static_cast<std::size_t>(dim);
-  expects(came == wanted, what, " of ", wanted, " floats expected, ", came, " came");
+  expects(x.size() == wanted, what, " of ", wanted, " floats expected, ", x.size(), " came");
+  expects(x.data() != nullptr, what, " of ", wanted, " floats expected, null came");
+}
+
+/// A state that `make_state` would make for this policy and head.
+template <policy P>
+void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
+  expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
+          " slots expected, one for ", state.capacity(), " came");
+  const index_t columns = traits::column_count(p);
+  const std::size_t memory = traits::memory(p, head.dim(), head.group());
+  expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
+          columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
+          state.memory().size(), " came");
+}
+
+template <class Query>
+void expect_finite(const query_view<Query>& queries, index_t group, index_t dim) {
+  for (index_t i = 0; i < queries.count; ++i) {
+    for (index_t g = 0; g < group; ++g) {
+      kvfold::expect_finite("compress: queries", queries.at(g, i), dim);
+    }
+  }
 }
 
 }  // namespace detail
@@ -159,6 +181,10 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
                 state[h].observed() > 0 || kv.head(h).length() <= limit.target,
             policy.name(),
             ": reference queries expected (or attention observed before), none came");
+    detail::expect_state(policy, kv.head(h), state[h]);
+    if (kv.head(h).check_finite() && traits::measures(policy) && queries.data != nullptr) {
+      detail::expect_finite(queries.of(h), kv.head(h).group(), kv.head(h).dim());
+    }
   }
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto& policy = detail::for_head(p, h);
@@ -177,6 +203,7 @@ void check_step(const P& p, const kv_head auto& head, const budget& b) {
   check(p, b, head.capacity());
   expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
           head.capacity(), " slots are in use");
+  expects(head.seen() < std::numeric_limits<index_t>::max(), p.name(), ": positions end at int32");
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": a capacity of at least ", b.trigger_length(),
           " slots expected (the budget and the newcomer), ", head.capacity(), " came");
@@ -224,10 +251,10 @@ void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
   expects(state.heads() == kv.heads(), "step: a state of ", kv.heads(), " heads expected, ",
           state.heads(), " came");
   const auto first = kv.head(0);
-  detail::expect_size("step: q", q.size(), kv.heads(), first.group(), first.dim());
-  detail::expect_size("step: k", k.size(), kv.heads(), 1, first.dim());
-  detail::expect_size("step: v", v.size(), kv.heads(), 1, first.dim());
-  detail::expect_size("step: out", out.size(), kv.heads(), first.group(), first.dim());
+  detail::expect_size("step: q", q, kv.heads(), first.group(), first.dim());
+  detail::expect_size("step: k", k, kv.heads(), 1, first.dim());
+  detail::expect_size("step: v", v, kv.heads(), 1, first.dim());
+  detail::expect_size("step: out", out, kv.heads(), first.group(), first.dim());
   if (first.check_finite()) {
     expect_finite("step: q", q.data(), static_cast<std::ptrdiff_t>(q.size()));
     expect_finite("step: k", k.data(), static_cast<std::ptrdiff_t>(k.size()));
@@ -235,6 +262,7 @@ void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
   }
   for (index_t h = 0; h < kv.heads(); ++h) {
     check_step(detail::for_head(p, h), kv.head(h), detail::for_head(b, h));
+    detail::expect_state(detail::for_head(p, h), kv.head(h), state[h]);
   }
   const std::ptrdiff_t dim = first.dim(), queries = dim * first.group();
   for (index_t h = 0; h < kv.heads(); ++h) {

@@ -51,6 +51,10 @@ class merge_plan {
                : std::span(correction_).subspan(static_cast<std::size_t>(r) * dim_, dim_);
   }
   bool has_correction() const { return !correction_.empty(); }
+  /// `Δ` of all rows `[rows, dim]`, or empty.
+  std::span<const float> value_corrections() const { return correction_; }
+  /// Were edges added to a row that was not ended?
+  bool unfinished() const { return edges_.size() != begin_.back(); }
   index_t dim() const { return static_cast<index_t>(dim_); }
 
   /// Room for `capacity` slots, so that making a plan allocates nothing.
@@ -128,6 +132,15 @@ inline void check(const merge_plan& plan) {
     expects(std::isfinite(plan.log_mass(r)), "merge_plan: a finite log-mass expected, row ", r,
             " has ", plan.log_mass(r));
   }
+  expects(!plan.unfinished(), "merge_plan: row ", plan.rows(), " has sources but was not ended");
+  const auto delta = plan.value_corrections();
+  expects(delta.empty() || delta.size() == static_cast<std::size_t>(plan.rows()) *
+                                               static_cast<std::size_t>(plan.dim()),
+          "merge_plan: a value correction [", plan.rows(), ", ", plan.dim(), "] expected, ",
+          delta.size(), " numbers came");
+  for (const float x : delta) {
+    expects(std::isfinite(x), "merge_plan: a finite value correction expected, ", x, " came");
+  }
 }
 
 /// The plan that changes nothing.
@@ -148,6 +161,7 @@ inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
   expects(!first.has_correction() || !second.has_correction() || first.dim() == second.dim(),
           "compose: value corrections of one dim expected, ", first.dim(), " and ", second.dim(),
           " came");
+  check(first), check(second);
   merge_plan product;
   product.reset(first.length());
   const auto dim = static_cast<std::size_t>(first.has_correction() ? first.dim() : second.dim());

@@ -64,6 +64,16 @@ auto columns(const P& p) {
   }
 }
 
+/// How many, without making them: `any_policy` would allocate.
+template <class P>
+index_t column_count(const P& p) {
+  if constexpr (requires { p.column_count(); }) {
+    return p.column_count();
+  } else {
+    return static_cast<index_t>(columns(p).size());
+  }
+}
+
 template <class P>
 std::size_t memory(const P& p, index_t dim, index_t group) {
   if constexpr (requires { p.memory(dim, group); }) {
@@ -191,10 +201,10 @@ void check(const P& p, const budget& b, index_t capacity) {
   expects(b.target > 0, p.name(), ": a budget of at least 1 slot expected, ", b.target, " came");
   expects(b.target >= traits::least(p), p.name(), ": a budget of at least ", traits::least(p),
           " slots expected (protected tokens and one more), ", b.target, " came");
-  expects(b.trigger_length() > b.target, p.name(), ": a trigger above the target of ", b.target,
-          " expected, ", b.trigger, " came");
   expects(b.target <= capacity, p.name(), ": a capacity of at least the budget of ", b.target,
           " slots expected, ", capacity, " came");
+  expects(b.trigger == 0 || b.trigger > b.target, p.name(), ": a trigger above the target of ",
+          b.target, " expected, ", b.trigger, " came");
 }
 
 }  // namespace kvfold

@@ -5,6 +5,7 @@
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::same_as
 #include <cstddef>      // std::ptrdiff_t
+#include <limits>       // std::numeric_limits
 #include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvfold/config.hpp"
@@ -82,6 +83,7 @@ class head_view {
   template <class T>
   void push(const T* key, const T* value) const {
     expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
+    expects(seen() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
     const index_t s = (*slots_.length)++;
     for (index_t i = 0; i < dim(); ++i) {
       this->key(s)[i] = static_cast<Scalar>(key[i]);
