@@ -23,8 +23,9 @@ struct lowest_norm {
       return sum;
     };
     const auto latest = kvfold::protect(head, 0, recent);
-    kvfold::select(head.length(), target, [&](auto s) { return latest(head.position(s)); },
-                   [&](auto s) { return kvfold::rank(-norm(s)); }, out);
+    kvfold::select(
+        head.length(), target, [&](auto s) { return latest(head.position(s)); },
+        [&](auto s) { return kvfold::rank(-norm(s)); }, out);
     kvfold::keep_marked(head, out);
   }
 };

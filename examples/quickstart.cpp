@@ -1,4 +1,5 @@
-// Compresses one prompt's cache and decodes a token on it. The middle of main is the README's snippet.
+// Compresses one prompt's cache and decodes a token on it. The middle of main is the README's
+// snippet.
 #include <fmt/core.h>
 
 #include <random>

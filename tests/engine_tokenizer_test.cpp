@@ -124,7 +124,7 @@ TEST_CASE("tokenizer: refuses folders and files that give none") {
 }
 
 TEST_CASE("tokenizer: the bundled model's text comes back as it was") {
-  const auto folder = test::fs::path(KVFOLD_MODELS) / "kvfold-3m";
+  const auto folder = test::fs::path(KVFOLD_MODELS) / "kvfold-2m";
   if (!test::fs::exists(folder / "tokenizer.model")) {
     WARN("no bundled model");
     return;

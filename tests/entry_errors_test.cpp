@@ -55,7 +55,8 @@ struct decode {
     const auto before = everything();
     CHECK_THROWS_AS(call(), kvfold::invalid_argument);
     CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
-    CHECK(everything() == before);
+    const bool unchanged = everything() == before;
+    CHECK(unchanged);
   }
   template <class Budgets>
   void step_with(const Budgets& b) {
@@ -220,6 +221,34 @@ TEST_CASE("a state made for another cache or another policy is refused", "[error
   refused(kvfold::any_policy(kvfold::h2o{}), kvfold::any_policy(kvfold::full_cache{}));
 }
 
+TEST_CASE("parameters out of range are refused, and so is protecting more than there can be",
+          "[errors]") {
+  const auto refused = [](const std::string& message, auto bad) {
+    decode d(decltype(bad){});
+    d.policy = bad;
+    INFO(name_of(bad) << ", least budget " << bad.least());
+    d.refuses_budget(name_of(bad) + ": " + message, budget{12});
+  };
+  using kvfold::h2o, kvfold::snapkv, kvfold::streaming_llm, kvfold::zsmerge;
+  refused("at least 0 sinks expected, -1 came", streaming_llm{.sinks = -1});
+  refused("at least 0 sinks expected, -1 came", h2o{.sinks = -1});
+  for (const float share : {-0.1F, 1.0F, bad_floats[0], bad_floats[1]}) {
+    refused("recent as a share in [0, 1) expected", h2o{.recent = share});
+    refused("proximity as a share in [0, 1) expected", zsmerge{.proximity = share});
+  }
+  refused("a window of at least 1 query expected, 0 came", snapkv{.window = 0});
+  refused("an odd kernel expected, 4 came", snapkv{.window = 4, .kernel = 4});
+  refused("an odd kernel expected, -1 came", snapkv{.window = 4, .kernel = -1});
+  refused("at least 1 residual slot expected, 0 came", zsmerge{.residual = 0});
+  refused("a finite alpha of at least 0 expected, -1 came", zsmerge{.alpha = -1});
+  refused("a decay in (0, 1] expected, 0 came", zsmerge{.decay = 0});
+  refused("a decay in (0, 1] expected, 1.5 came", zsmerge{.decay = 1.5F});
+  for (const index_t many : {13, most - 1, most}) {
+    refused("", streaming_llm{.sinks = many}), refused("", h2o{.sinks = many});
+    refused("", snapkv{.window = many}), refused("", zsmerge{.residual = many});
+  }
+}
+
 TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
   decode d(kvfold::h2o{});
   const auto head = d.kv.head(0);
@@ -235,28 +264,30 @@ TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
 }
 
 TEST_CASE("a step beyond the last position is refused", "[errors]") {
-  struct old_cache {
-    std::vector<float> x = std::vector<float>(8);
-    index_t length = 0, seen = most, position[2] = {};
+  struct two_heads {
+    std::vector<float> x = std::vector<float>(16);
+    index_t length[2] = {}, seen[2] = {0, most}, position[2] = {};  // the second has seen it all
     float mass[2] = {};
-    index_t heads() const { return 1; }
-    kvfold::head_view<float> head(index_t) {
-      return {{x.data(), 4}, {x.data(), 4}, {mass, position, &length, &seen}, {2, 4}};
+    index_t heads() const { return 2; }
+    kvfold::head_view<float> head(index_t h) {
+      float* rows = x.data() + h * 8;
+      return {{rows, 4}, {rows, 4}, {mass, position, &length[h], &seen[h]}, {2, 4}};
     }
   } kv;
-  const std::vector<float> x(4, 1.0F);
-  std::vector<float> out(4);
+  const std::vector<float> x(8, 1.0F);
+  std::vector<float> out(8);
   const std::span<const float> in(x);
   auto state = kvfold::make_state(first_ones{}, kv);
   CHECK_THROWS_WITH(kvfold::step(first_ones{}, kv, state, in, in, in, budget{1}, std::span(out)),
                     Catch::Contains("int32"));
-  CHECK((kv.length == 0 && kv.seen == most && kv.x == std::vector<float>(8)));
+  CHECK((kv.length[0] == 0 && kv.seen[0] == 0 && kv.seen[1] == most));
+  CHECK((kv.x == std::vector<float>(16) && out == std::vector<float>(8)));
 }
 
 TEST_CASE("probabilities of the wrong size are refused", "[errors]") {
   decode d(kvfold::h2o{});
   const std::vector<float> a(2 * 14 + 1);
-  for (const std::size_t n : {0, 14, 29}) {
+  for (const std::size_t n : {0U, 14U, 29U}) {
     d.refuses(
         "observe: probabilities [2, 14] expected, " + std::to_string(n) + " floats came", [&] {
           observe(d.policy, d.kv.head(0), d.state[0], d.state.workspace(), std::span(a).first(n));

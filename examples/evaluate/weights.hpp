@@ -1,12 +1,13 @@
-/// About how long things take, in the time of one decoded token, so that the bar runs evenly.
+/// About how long things take, in milliseconds of one thread with the bundled model, so that the
+/// bar runs evenly.
 #pragma once
 
 #include "evaluate/plan.hpp"
 
 namespace evaluate::weight {
 
-inline constexpr double prompt = 350, needle_case = 550, stream_token = 0.4;
-inline constexpr double error = 5, nll = 256, needle = 30, stream_step = 0.15, speed = 300;
+inline constexpr double prompt = 270, needle_case = 340, stream_token = 0.3;
+inline constexpr double error = 5, nll = 280, needle = 40, stream_step = 0.2, speed = 800;
 
 inline double of_reading(const options& o, const plan& p) {
   return prompt * p.prompts + (o.tasks.needle ? needle_case * o.cases : 0) +

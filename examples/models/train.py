@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, DIM, HIDDEN, ROPE_BASE = 512, 256, 4, 8, 4, 32, 512, 10000.0
-# (share of the time, context, sequences a step): the context grows; the first stage ends by loss, not by time
-STAGES = [(0.08, 128, 36), (0.20, 256, 18), (0.27, 512, 9), (0.45, 1152, 4)]
+# (share of the time, context, sequences a step, share of needles): the context grows
+STAGES = [(0.07, 128, 36, 0.37), (0.17, 256, 18, 0.37), (0.30, 512, 9, 0.37), (0.32, 1152, 4, 0.37), (0.14, 1152, 4, 0.55)]
 DIGIT_WEIGHT = 6.0
 CONSONANTS, VOWELS = "bcdfghjklmnprstvz", "aeiou"
 
@@ -189,9 +189,10 @@ class Data:
         x = np.tile(self.rng.integers(3, self.known, period), n // period + 1)[:n]
         return x, np.where(np.arange(n) >= period + 1, 1.0, 0.0).astype(np.float32)
 
-    def batch(self, rows, n, warm_up=False):
+    def batch(self, rows, n, needles, warm_up=False):
         mix = [(1.0, self.block)] if warm_up else [
-            (0.25, lambda n: (self.prose(n), None)), (0.37, self.needles), (0.10, self.copies), (0.16, self.chain), (0.12, self.block)]
+            (needles, self.needles), (0.40 * (1 - needles), lambda n: (self.prose(n), None)), (0.16 * (1 - needles), self.copies),
+            (0.25 * (1 - needles), self.chain), (0.19 * (1 - needles), self.block)]
         share = np.array([m for m, _ in mix])
         drawn = [mix[self.rng.choice(len(mix), p=share)][1](n + 1) for _ in range(rows)]
         x = torch.from_numpy(np.stack([d for d, _ in drawn]))
@@ -275,14 +276,14 @@ def main():
     while spent < total:
         start, progress = time.time(), spent / total
         if not warm:
-            rows, context, rate = 64, 64, args.rate * min(1, (step + 1) / 50)
+            rows, context, needles, rate = 64, 64, 0.0, args.rate * min(1, (step + 1) / 50)
         else:
             ends = np.cumsum([share for share, *_ in STAGES])
-            _, context, rows = STAGES[min(int(np.searchsorted(ends, progress, "right")), len(STAGES) - 1)]
+            _, context, rows, needles = STAGES[min(int(np.searchsorted(ends, progress, "right")), len(STAGES) - 1)]
             rate = args.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        x, y, w = data.batch(rows, context, not warm)
+        x, y, w = data.batch(rows, context, needles, not warm)
         each = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none")
         loss = (each * w.flatten()).sum() / w.sum()
         loss.backward()
