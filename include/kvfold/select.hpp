@@ -5,6 +5,7 @@
 #include <cmath>      // std::isnan
 #include <limits>     // std::numeric_limits
 #include <span>
+#include <string_view>
 
 #include "kvfold/plan.hpp"
 
@@ -21,6 +22,16 @@ struct protection {
 
 protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
   return {sinks, recent, newest_position(head)};
+}
+
+/// Float counts exactly up to here: as many tokens as a policy's parameter may protect.
+inline constexpr index_t most_tokens = 1 << 24;
+
+/// Refuses counts of tokens (sinks, a window) below `least`, and so many that sums of them
+/// overflow.
+inline void expect_count(std::string_view policy, const char* what, index_t n, index_t least) {
+  expects(n >= least && n <= most_tokens, policy, ": ", least, " to ", most_tokens, " ", what,
+          " expected, ", n, " came");
 }
 
 /// A share of the budget, rounded to the nearest slot.

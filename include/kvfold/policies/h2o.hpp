@@ -24,7 +24,7 @@ struct h2o {
   /// The smallest budget in which the sinks and the window's share both fit.
   index_t least() const {
     index_t target = 1;
-    while (sinks + share_of(recent, target) > target) {
+    while (sinks + share_of(recent, target) > target && target < most_tokens) {
       ++target;
     }
     return target;
@@ -32,7 +32,7 @@ struct h2o {
   void validate() const {
     expects(recent >= 0 && recent < 1, "h2o: recent as a share in [0, 1) expected, ", recent,
             " came");
-    expects(sinks >= 0, "h2o: at least 0 sinks expected, ", sinks, " came");
+    expect_count(name(), "sinks", sinks, 0);
   }
 
   void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {

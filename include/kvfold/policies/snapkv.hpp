@@ -30,8 +30,8 @@ struct snapkv {
   static constexpr std::size_t memory(index_t, index_t) { return 1; }  // queries in `current`
   index_t least() const { return sinks + window + 1; }
   void validate() const {
-    expects(window > 0, "snapkv: a window of at least 1 query expected, ", window, " came");
-    expects(sinks >= 0, "snapkv: at least 0 sinks expected, ", sinks, " came");
+    expect_count(name(), "queries in the window", window, 1);
+    expect_count(name(), "sinks", sinks, 0);
     expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
   }
 

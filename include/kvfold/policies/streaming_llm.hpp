@@ -26,9 +26,7 @@ struct streaming_llm {
 
   static constexpr std::string_view name() { return "streaming_llm"; }
   index_t least() const { return sinks + 1; }
-  void validate() const {
-    expects(sinks >= 0, "streaming_llm: at least 0 sinks expected, ", sinks, " came");
-  }
+  void validate() const { expect_count(name(), "sinks", sinks, 0); }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
     select(

@@ -44,7 +44,7 @@ struct zsmerge {
   }
   index_t least() const {
     index_t target = residual + sinks + 3;
-    while (context(target) <= sinks) {
+    while (context(target) <= sinks && target < most_tokens) {
       ++target;
     }
     return target;
@@ -52,8 +52,8 @@ struct zsmerge {
   void validate() const {
     expects(proximity >= 0 && proximity < 1, "zsmerge: proximity as a share in [0, 1) expected, ",
             proximity, " came");
-    expects(residual >= 1, "zsmerge: at least 1 residual slot expected, ", residual, " came");
-    expects(sinks >= 0, "zsmerge: at least 0 sinks expected, ", sinks, " came");
+    expect_count(name(), "residual slots", residual, 1);
+    expect_count(name(), "sinks", sinks, 0);
     expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",
             alpha, " came");
     expects(decay > 0 && decay <= 1, "zsmerge: a decay in (0, 1] expected, ", decay, " came");
