@@ -7,6 +7,7 @@
 namespace {
 
 using fixtures::normal;
+using kvfold::any_policy;
 using kvfold::budget;
 using kvfold::cache;
 using kvfold::index_t;
@@ -85,14 +86,20 @@ struct first_ones {
   }
 };
 
+/// Through any_policy: one instance of each call for all of them, which compiles in a fifth of the
+/// time.
 template <class F>
 void with_bounded_policies(F f) {
-  f(kvfold::streaming_llm{}), f(kvfold::h2o{}), f(kvfold::snapkv{.window = 4});
-  f(kvfold::zsmerge{.residual = 2}), f(kvfold::any_policy(kvfold::h2o{})), f(first_ones{});
+  for (const any_policy& p :
+       {any_policy(kvfold::streaming_llm{}), any_policy(kvfold::h2o{}),
+        any_policy(kvfold::snapkv{.window = 4}), any_policy(kvfold::zsmerge{.residual = 2})}) {
+    f(p);
+  }
+  f(first_ones{});
 }
 template <class F>
 void with_all_policies(F f) {
-  with_bounded_policies(f), f(kvfold::full_cache{}), f(kvfold::any_policy(kvfold::full_cache{}));
+  with_bounded_policies(f), f(any_policy(kvfold::full_cache{}));
 }
 
 std::string name_of(const auto& p) { return std::string(p.name()); }
@@ -182,7 +189,7 @@ TEST_CASE("null data for a step is refused by every policy", "[errors]") {
 }
 
 TEST_CASE("compress refuses missing and broken queries", "[errors]") {
-  const auto refused = [](auto p) {
+  const auto refused = [](const any_policy& p) {
     decode d(p);
     d.state = make_state(p, d.kv);  // nothing observed
     d.refuses(name_of(p) + ": reference queries expected",
@@ -198,12 +205,11 @@ TEST_CASE("compress refuses missing and broken queries", "[errors]") {
       }
     }
   };
-  refused(kvfold::h2o{}), refused(kvfold::any_policy(kvfold::h2o{}));
-  refused(kvfold::snapkv{.window = 4}), refused(kvfold::zsmerge{});
+  refused(kvfold::h2o{}), refused(kvfold::snapkv{.window = 4}), refused(kvfold::zsmerge{});
 }
 
 TEST_CASE("a state made for another cache or another policy is refused", "[errors]") {
-  const auto refused = [](auto p, auto other) {
+  const auto refused = [](const any_policy& p, const any_policy& other) {
     decode d(p);
     const auto both = [&](const std::string& message) {
       d.refuses(message, [&] { d.compress_with(budget{12}); });
@@ -218,15 +224,14 @@ TEST_CASE("a state made for another cache or another policy is refused", "[error
   refused(kvfold::h2o{}, kvfold::streaming_llm{});
   refused(kvfold::zsmerge{}, kvfold::snapkv{.window = 4});
   refused(kvfold::snapkv{.window = 4}, kvfold::h2o{});
-  refused(kvfold::any_policy(kvfold::h2o{}), kvfold::any_policy(kvfold::full_cache{}));
+  refused(kvfold::h2o{}, kvfold::full_cache{});
 }
 
 TEST_CASE("parameters out of range are refused, and so is protecting more than there can be",
           "[errors]") {
   const auto refused = [](const std::string& message, auto bad) {
-    decode d(decltype(bad){});
-    d.policy = bad;
-    INFO(name_of(bad));
+    decode d(any_policy(decltype(bad){}));
+    d.policy = any_policy(bad);
     d.refuses_budget(name_of(bad) + ": ", budget{12});
     d.refuses_budget(message + " came", budget{12});
   };

@@ -93,7 +93,7 @@ inline plan make_plan(const options& o, index_t text_tokens, index_t positions) 
       stream_tokens = 0;
     }
     p.longest_stream = std::max(p.longest_stream, stream_tokens);
-    group& g = p.groups.emplace_back(detail::title_of(b, o.prompt));
+    group& g = p.groups.emplace_back(group{.title = detail::title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
         g.entries.push_back({.who = {i, p.policies[i].policy, {slots}},
