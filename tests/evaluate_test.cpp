@@ -202,6 +202,38 @@ TEST_CASE("a budget of the whole prompt leaves attention as it was") {
   }
 }
 
+TEST_CASE("prompts measured once are compressed as by compress itself, at any budget") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  std::vector<int> tokens;
+  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 96)) {
+    tokens.push_back(c);
+  }
+  const auto r = engine::prefill(model, tokens);
+  const auto policies = evaluate::all_policies();
+  // Shared up to token 70, as needle prompts are.
+  const auto body = std::make_shared<evaluate::prompt_body>(model.shape(), r, 70, 100);
+  const auto prompt = evaluate::measure(model.shape(), r, policies, body);
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    CAPTURE(policies[i].name);
+    for (const kvfold::budget limit : {kvfold::budget{40}, kvfold::budget{60}}) {
+      evaluate::compressed_layer ours({i, policies[i].policy, limit}, prompt, 1);
+      auto kv = prompt.layer(1);
+      auto state = kvfold::make_state(policies[i].policy, kv);
+      kvfold::compress(policies[i].policy, kv, state,
+                       evaluate::queries_of(model.shape(), r.layers[1]), limit);
+      const auto head = kv.head(0), same = ours.kv.head(0);
+      REQUIRE(same.length() == head.length());
+      for (kvfold::index_t s = 0; s < head.length(); ++s) {
+        CHECK(same.position(s) == head.position(s));
+        CHECK(same.log_mass(s) == head.log_mass(s));
+        CHECK(same.key(s)[0] == head.key(s)[0]);
+      }
+      CHECK(ours.bytes() == kv.bytes() + state.bytes());
+    }
+  }
+}
+
 TEST_CASE("a policy that refuses a budget is left out of the file and says what would do") {
   const tiny_model model;
   const auto [code, table, progress, csv] =

@@ -69,7 +69,7 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   }
   script += legend(policies, 0.06, width);
   const bool both = panels[0].any && panels[1].any;
-  double left = 0.095;
+  double left = 0.1;
   for (std::size_t k = 0; k < panels.size(); ++k) {
     if (!panels[k].any) {
       continue;
@@ -86,15 +86,15 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
       plots += fmt::format("{}$panel{}_{} with linespoints linestyle {}", i == 0 ? "" : ", ", k, i,
                            i + 1);
     }
-    const double right = both ? left + 0.415 : 0.97;
+    const double right = both ? left + 0.412 : 0.97;
     script += fmt::format(
         "set lmargin at screen {:.3f}\n"
         "set rmargin at screen {:.3f}\n"
         "set title '{}' offset 0,-0.4\n"
         "{}plot {}\n",
         left, right, panels[k].title,
-        left < 0.1 ? "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖'\n"
-                   : "unset ylabel\nset format y ''\n",
+        left < 0.2 ? "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖' offset 1\n"
+                   : "unset ylabel\nunset label\nset format y ''\n",
         plots);
     left = right + 0.045;
   }

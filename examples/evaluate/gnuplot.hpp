@@ -65,7 +65,7 @@ inline std::string_view colour(std::size_t i) {
 
 /// A row of names and their colours, centred at height `y` of the screen: line styles 1 and on.
 inline std::string legend(const std::vector<std::string>& names, double y, int picture_width) {
-  constexpr double letter = 8, sample = 40;  // pixels, about
+  constexpr double letter = 7.4, sample = 44;  // pixels, about
   double width = 0;
   for (const std::string& name : names) {
     width += sample + letter * static_cast<double>(name.size());

@@ -17,10 +17,9 @@ namespace evaluate {
 /// A prompt of plain text and what comes after it.
 struct text_prompt {
   prompt read;
-  std::vector<int> next;  ///< [decoded_tokens]
-  std::vector<row_major_matrix>
-      queries;  ///< of each layer's first future tokens, [future, heads · dim]
-  std::vector<row_major_matrix> attended;  ///< their attention over the whole prompt
+  std::vector<int> next;                   ///< [decoded_tokens]
+  std::vector<row_major_matrix> queries;   ///< [layers] of the first future tokens
+  std::vector<row_major_matrix> attended;  ///< [layers] their attention over the whole prompt
 };
 
 /// A needle case, asked after compression and before it.
@@ -73,36 +72,38 @@ inline text_prompt read_prompt(const engine::decoder& model, std::span<const nam
   if (keep != nullptr) {
     *keep = r;
   }
-  text_prompt p{.read = measure(model.shape(), r, policies, length, capacity),
+  const auto body = std::make_shared<prompt_body>(model.shape(), r, length, capacity);
+  text_prompt p{.read = measure(model.shape(), r, policies, body),
                 .next = {rest.begin(), rest.end()},
                 .queries = {},
                 .attended = {}};
   extend(model, r, rest.first(future_queries));
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
     p.queries.push_back(r.layers[l].q.bottomRows(future_queries));
-    attend_all(p.read.layers[l], p.queries.back(), p.attended.emplace_back());
+    auto kv = p.read.layer(l);
+    attend_all(kv, p.queries.back(), p.attended.emplace_back());
   }
   return p;
 }
 
 inline needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
                                needle_text text, index_t capacity) {
+  // Inside the prompt, the question takes the place of its end, where no needle lies.
+  const auto shared = static_cast<index_t>(text.body.size() - text.question.size());
   engine::record r = engine::prefill(model, text.body);
-  const auto tokens = static_cast<index_t>(text.body.size());
-  needle_case c{.without = measure(model.shape(), r, policies, tokens, capacity),
+  const auto body = std::make_shared<prompt_body>(model.shape(), r, shared, capacity);
+  needle_case c{.without = measure(model.shape(), r, policies, body),
                 .with = {},
-                .question = text.question,
-                .value = text.value,
+                .question = std::move(text.question),
+                .value = std::move(text.value),
                 .bin = text.bin};
-  // Inside, the question takes the place of the body's end, where no needle lies.
   for (auto& layer : r.layers) {
     for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v}) {
-      m->conservativeResize(m->rows() - static_cast<Eigen::Index>(text.question.size()),
-                            Eigen::NoChange);
+      m->conservativeResize(shared, Eigen::NoChange);
     }
   }
-  extend(model, r, text.question);
-  c.with = measure(model.shape(), r, policies, tokens, capacity);
+  extend(model, r, c.question);
+  c.with = measure(model.shape(), r, policies, body);
   return c;
 }
 

@@ -19,7 +19,7 @@ struct outcome {
 
 inline double bytes_held(const contender& c, const prompt& p) {
   std::size_t sum = 0;
-  for (std::size_t l = 0; l < p.layers.size(); ++l) {
+  for (std::size_t l = 0; l < p.tail.size(); ++l) {
     sum += compressed_layer(c, p, l).bytes();
   }
   return static_cast<double>(sum);

@@ -67,12 +67,12 @@ class progress {
       if (shown_ != clock::time_point() && seconds(now - shown_) < 0.1) {
         return;
       }
-      constexpr int width = 24;
+      constexpr int width = 20;
       std::string bar;
       for (int i = 0; i < width; ++i) {
         bar += i < static_cast<int>(share * width) ? "█" : "░";
       }
-      out_ << fmt::format("\r\033[K{} {:3.0f} %  {:<12}  {:.40}", bar, 100 * share, left, what_)
+      out_ << fmt::format("\r\033[K{} {:3.0f} %  {:<14}  {:.34}", bar, 100 * share, left, what_)
            << std::flush;
       drawn_ = true;
     } else {

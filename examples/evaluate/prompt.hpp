@@ -1,6 +1,7 @@
 /// A prompt that the full model has read, and going on from it through a compressed cache.
 #pragma once
 
+#include <memory>  // std::shared_ptr
 #include <span>
 #include <utility>
 #include <vector>
@@ -14,51 +15,81 @@ namespace evaluate {
 using engine::row_major_matrix;
 using kvfold::budget;
 
-/// What all policies and budgets share: keys and values of the whole prompt, and each policy's
-/// measurements of it, which do not depend on the budget.
-struct prompt {
+/// Rows `first` and on of one layer's record, at the end of `kv`.
+inline void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Index first,
+                   Eigen::Index last) {
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    const auto head = kv.head(h);
+    for (Eigen::Index t = first; t < last; ++t) {
+      head.push(&r.k(t, h * head.dim()), &r.v(t, h * head.dim()));
+    }
+  }
+}
+
+/// Keys and values of a prompt's beginning, which several prompts may share.
+struct prompt_body {
   std::vector<kvfold::cache<float>> layers;
+  index_t tokens = 0;
+
+  /// The first `length` tokens of `r`, with room for `capacity`.
+  prompt_body(const engine::config& shape, const engine::record& r, index_t length,
+              index_t capacity)
+      : tokens(length) {
+    for (const auto& layer : r.layers) {
+      append(layers.emplace_back(kvfold::cache_shape{.heads = shape.kv_heads,
+                                                     .group = shape.group(),
+                                                     .dim = shape.dim,
+                                                     .capacity = capacity}),
+             layer, 0, length);
+    }
+  }
+};
+
+/// A prompt as all budgets share it: keys and values, and what each policy measured, which does
+/// not depend on the budget.
+struct prompt {
+  std::shared_ptr<const prompt_body> body;
+  std::vector<engine::layer_record> tail;  ///< keys and values behind the body
   /// [policies][layers][KV heads]
   std::vector<std::vector<std::vector<kvfold::head_state>>> measured;
   row_major_matrix logits;  ///< [1, vocab] after the last token
   index_t tokens = 0;
-};
 
-/// The first `tokens` of one layer's record, in a cache with room for `capacity`.
-inline kvfold::cache<float> to_cache(const engine::config& shape, const engine::layer_record& r,
-                                     index_t tokens, index_t capacity) {
-  kvfold::cache<float> kv{
-      {.heads = shape.kv_heads, .group = shape.group(), .dim = shape.dim, .capacity = capacity}};
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    for (index_t t = 0; t < tokens; ++t) {
-      kv.head(h).push(&r.k(t, h * shape.dim), &r.v(t, h * shape.dim));
-    }
+  kvfold::cache<float> layer(std::size_t l) const {
+    kvfold::cache<float> kv = body->layers[l];
+    append(kv, tail[l], 0, tail[l].k.rows());
+    return kv;
   }
-  return kv;
-}
+};
 
 /// The prompt's own queries of one layer.
 inline kvfold::query_view<float> queries_of(const engine::config& shape,
-                                            const engine::layer_record& r, index_t tokens) {
-  return kvfold::prompt_queries(r.q.data(), tokens, shape.kv_heads, shape.group(), shape.dim);
+                                            const engine::layer_record& r) {
+  return kvfold::prompt_queries(r.q.data(), static_cast<index_t>(r.q.rows()), shape.kv_heads,
+                                shape.group(), shape.dim);
 }
 
-/// The first `tokens` of `r`, measured by every policy, in caches with room for `capacity`.
+/// All of `r`, which begins with `body`, measured by every policy.
 inline prompt measure(const engine::config& shape, const engine::record& r,
-                      std::span<const named_policy> policies, index_t tokens, index_t capacity) {
-  prompt p{.layers = {}, .measured = {}, .logits = r.logits, .tokens = tokens};
-  for (const auto& layer : r.layers) {
-    p.layers.push_back(to_cache(shape, layer, tokens, capacity));
-  }
-  for (const named_policy& named : policies) {
-    auto& layers = p.measured.emplace_back();
-    for (std::size_t l = 0; l < r.layers.size(); ++l) {
-      auto& states = layers.emplace_back();
-      const auto queries = queries_of(shape, r.layers[l], tokens);
-      for (index_t h = 0; h < p.layers[l].heads(); ++h) {
-        const auto head = p.layers[l].head(h);
-        states.push_back(kvfold::make_head_state(named.policy, head));
-        kvfold::observe(named.policy, head, states.back(), queries.of(h));
+                      std::span<const named_policy> policies,
+                      std::shared_ptr<const prompt_body> body) {
+  prompt p{.body = std::move(body),
+           .tail = {},
+           .measured = {},
+           .logits = r.logits,
+           .tokens = static_cast<index_t>(r.layers.front().q.rows())};
+  p.measured.resize(policies.size());
+  const Eigen::Index behind = p.tokens - p.body->tokens;
+  for (std::size_t l = 0; l < r.layers.size(); ++l) {
+    p.tail.push_back(
+        {.q = {}, .k = r.layers[l].k.bottomRows(behind), .v = r.layers[l].v.bottomRows(behind)});
+    kvfold::cache<float> kv = p.layer(l);
+    const auto queries = queries_of(shape, r.layers[l]);
+    for (std::size_t i = 0; i < policies.size(); ++i) {
+      auto& states = p.measured[i].emplace_back();
+      for (index_t h = 0; h < kv.heads(); ++h) {
+        states.push_back(kvfold::make_head_state(policies[i].policy, kv.head(h)));
+        kvfold::observe(policies[i].policy, kv.head(h), states.back(), queries.of(h));
       }
     }
   }
@@ -95,7 +126,7 @@ struct compressed_layer {
   kvfold::state state;
 
   compressed_layer(const contender& c, const prompt& p, std::size_t layer)
-      : kv(p.layers[layer]), state(p.measured[c.index][layer], workspace_for(kv.shape())) {
+      : kv(p.layer(layer)), state(p.measured[c.index][layer], workspace_for(kv.shape())) {
     kvfold::compress(c.policy, kv, state, kvfold::no_queries, c.limit);
   }
 
@@ -114,7 +145,7 @@ class compressed_decoder {
  public:
   compressed_decoder(const engine::decoder& model, const contender& c, const prompt& p)
       : model_(model), contender_(c), position_(p.tokens) {
-    for (std::size_t l = 0; l < p.layers.size(); ++l) {
+    for (std::size_t l = 0; l < p.tail.size(); ++l) {
       layers_.emplace_back(c, p, l);
     }
   }

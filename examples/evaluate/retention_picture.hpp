@@ -77,7 +77,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
       "set yrange [0:{0}]\n"
       "set xtics 0,{1},{2} offset 0,0.4\n"
       "set ytics {1} offset 0.6\n",
-      steps, steps / 3, steps - 1);
+      steps, steps / 3, 0.9 * steps);
   constexpr std::size_t stride = 2;  // steps drawn: a panel has no more pixels
   for (std::size_t i = 0; i < policies.size(); ++i) {
     const auto fates = follow(policies[i]->policy, shape, layer, 0, steps, {retention_slots});

@@ -39,12 +39,12 @@ inline double compress_seconds(const contender& c, const engine::config& shape,
                                const engine::record& r, const prompt& p) {
   std::vector<double> times;
   for (int round = 0; round < 3; ++round) {
-    auto layers = p.layers;
     double sum = 0;
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      auto state = kvfold::make_state(c.policy, layers[l]);
-      const auto queries = queries_of(shape, r.layers[l], p.tokens);
-      sum += seconds_of([&] { kvfold::compress(c.policy, layers[l], state, queries, c.limit); });
+    for (std::size_t l = 0; l < r.layers.size(); ++l) {
+      auto kv = p.layer(l);
+      auto state = kvfold::make_state(c.policy, kv);
+      const auto queries = queries_of(shape, r.layers[l]);
+      sum += seconds_of([&] { kvfold::compress(c.policy, kv, state, queries, c.limit); });
     }
     times.push_back(sum);
   }

@@ -119,15 +119,15 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     }
     if (options.combine == group_combine::max) {  // the largest of a group stands for all of it
       for (index_t i = 0; i < block; ++i) {
-        auto largest = e.row(i * group).head(padded).array();
-        largest *= weight(0, i * group);
-        for (index_t g = 1; g < group; ++g) {
-          largest =
-              largest.max(e.row(i * group + g).head(padded).array() * weight(0, i * group + g));
-          weight.col(i * group + g).setZero();
+        const Eigen::Index first = Eigen::Index{i} * group;
+        auto largest = e.row(first).head(padded).array();
+        largest *= weight(0, first);
+        for (Eigen::Index r = first + 1; r < first + group; ++r) {
+          largest = largest.max(e.row(r).head(padded).array() * weight(0, r));
+          weight.col(r).setZero();
         }
         const float age = static_cast<float>(std::pow(double{options.decay}, count - 1 - (i0 + i)));
-        weight.col(i * group) << 1.0F, i0 + i >= count - options.window ? 1.0F : 0.0F, age;
+        weight.col(first) << 1.0F, i0 + i >= count - options.window ? 1.0F : 0.0F, age;
       }
     }
     sums.leftCols(visible).noalias() += weight.leftCols(rows) * e.block(0, 0, rows, visible);
