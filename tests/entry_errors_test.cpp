@@ -296,9 +296,10 @@ TEST_CASE("probabilities of the wrong size are refused", "[errors]") {
   decode d(kvfold::h2o{});
   const std::vector<float> a(2 * 14 + 1);
   for (const std::size_t n : {0U, 14U, 29U}) {
-    d.refuses(
-        "observe: probabilities [2, 14] expected, " + std::to_string(n) + " floats came", [&] {
-          observe(d.policy, d.kv.head(0), d.state[0], d.state.workspace(), std::span(a).first(n));
-        });
+    d.refuses("observe: probabilities [2, 14] expected, " + std::to_string(n) + " floats came",
+              [&] {
+                observe(d.policy, d.kv.head(0), d.state[0], d.state.workspace(),
+                        {.probabilities = std::span(a).first(n)});
+              });
   }
 }

@@ -186,13 +186,13 @@ TEST_CASE("check refuses broken corrections and half a row", "[plan][errors]") {
   plan.keep(0, 0), plan.keep(2, 0);
   refuses("a value correction [2, 3] expected, 5 numbers came",
           [&] { plan.correct_values(std::vector<float>(5), 3); });
-  refuses("0 numbers came", [&] { plan.correct_values({}, 0); });
+  refuses("0 numbers came", [&] { plan.correct_values(std::vector<float>{}, 0); });
   CHECK_FALSE(plan.has_correction());
   for (const float bad : bad_floats) {
-    plan.correct_values({0, 0, 0, bad}, 2);
+    plan.correct_values(std::vector<float>{0, 0, 0, bad}, 2);
     refuses("correction", [&] { check(plan); });
   }
-  plan.correct_values({0, 0, 0, 0}, 2);
+  plan.correct_values(std::vector<float>{0, 0, 0, 0}, 2);
   CHECK_NOTHROW(check(plan));
   plan.keep(3, 0);  // after its corrections were given
   refuses("correction", [&] { check(plan); });
@@ -220,14 +220,12 @@ TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
       "apply: a plan of 5 slots expected, 6 came", [&] { apply(other, head, state); }, everything);
   other.reset(5);
   other.keep(1, 0);
-  other.correct_values({1, 2, 3, 4}, 4);
+  other.correct_values(std::vector<float>{1, 2, 3, 4}, 4);
   refuses(
-      "a value correction of dim 3 expected, 4 came", [&] { apply(other, head, state); },
-      everything);
+      "a correction of dim 3 expected, 4 came", [&] { apply(other, head, state); }, everything);
   merge_plan corrected = five;
   corrected.correct_values(std::vector<float>(15), 3);
-  refuses("value corrections of one dim expected, 3 and 4 came",
-          [&] { compose(other, corrected); });
+  refuses("corrections of one dim expected, 3 and 4 came", [&] { compose(other, corrected); });
   other.reset(5);
   other.keep(5, 0);  // the product would read past the first plan
   refuses("names 5", [&] { compose(other, five); });

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "engine_files.hpp"
+#include "evaluate/parallel.hpp"
+#include "evaluate/prompt.hpp"
 #include "evaluate/random.hpp"
 
 namespace {
@@ -220,8 +222,9 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
       evaluate::compressed_layer ours({i, policies[i].policy, limit}, prompt, 1);
       auto kv = prompt.layer(1);
       auto state = kvfold::make_state(policies[i].policy, kv);
-      kvfold::compress(policies[i].policy, kv, state,
-                       evaluate::queries_of(model.shape(), r.layers[1]), limit);
+      const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
+      const auto chosen = evaluate::reference_of(policies[i], model.shape().rope, kv, own);
+      kvfold::compress(policies[i].policy, kv, state, chosen ? chosen->view() : own, limit);
       const auto head = kv.head(0), same = ours.kv.head(0);
       REQUIRE(same.length() == head.length());
       for (kvfold::index_t s = 0; s < head.length(); ++s) {

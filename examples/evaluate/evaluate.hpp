@@ -1,107 +1,14 @@
 /// The main job: every policy at every budget, as a table, a CSV file and pictures.
 #pragma once
 
-#include <fstream>
 #include <ostream>
-#include <string>
-#include <vector>
 
-#include "evaluate/measure.hpp"
-#include "evaluate/pictures.hpp"
-#include "evaluate/prepare.hpp"
-#include "evaluate/table.hpp"
+#include "evaluate/options.hpp"
 
 namespace evaluate {
 
-/// The file, with its header written.
-inline std::ofstream open_csv(const std::filesystem::path& file) {
-  std::error_code ignored;  // the file will not open, then
-  std::filesystem::create_directories(std::filesystem::absolute(file).parent_path(), ignored);
-  std::ofstream csv(file);
-  detail::require(csv.is_open(),
-                  "--csv: a file to write expected, '" + file.string() + "' is none");
-  write_csv_header(csv);
-  return csv;
-}
-
-inline void make_folder(const std::filesystem::path& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  detail::require(!error, "--plots: a folder to write to expected, '" + folder.string() +
-                              "' is none: " + error.message());
-}
-
-/// What the numbers are of.
-inline std::string subject(const options& o, const plan& todo) {
-  const auto counted = [](index_t n, const char* what) {
-    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-  };
-  return fmt::format("{}: {} of {} tokens{}{}\n\n",
-                     (o.model / "").parent_path().filename().string(),
-                     counted(todo.prompts, "prompt"), o.prompt,
-                     o.tasks.needle ? ", " + counted(o.cases, "needle case") : "",
-                     todo.streams > 0 ? fmt::format(", {} of {} times the budget",
-                                                    counted(todo.streams, "stream"), stream_budgets)
-                                      : "");
-}
-
 /// Writes the table to `out`, progress to `err`. 0: all is done; 130: Ctrl-C came, and the rows
 /// done by then are kept. Throws `usage_error` before anything is run.
-inline int run(const options& o, std::ostream& out, std::ostream& err) {
-  interrupted = false;
-  const auto model = engine::decoder::load(o.model);
-  const auto tokens = engine::tokenizer::load(o.model, model.shape().vocab);
-  const auto text = tokens.encode(engine::read_file(o.text));
-  const plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape().max_positions);
-  const auto needles = draw_needles(o, tokens, text);
-  make_folder(o.plots);
-  std::ofstream csv = open_csv(o.csv);
-
-  progress bar(err, o.terminal);
-  bar.expect(weight::of_all(o, todo));
-  const workers on(o.threads, bar);
-  material m;
-  std::vector<outcome> outcomes;
-  try {
-    prepare(m, o, todo, model, text, needles, on, bar);
-    const table shown(columns_of(o.tasks), todo.policies);
-    for (const group& g : todo.groups) {
-      std::vector<table_line> lines;
-      const auto print = [&] {
-        bar.clear();
-        out << (&g == &todo.groups.front() ? subject(o, todo) + shown.heading() : "")
-            << shown.group(g.title, lines) << std::flush;
-      };
-      try {
-        for (const entry& e : g.entries) {
-          row r{.policy = e.name, .budget = e.given, .slots = e.who.limit.target};
-          if (e.refusal.empty()) {
-            outcomes.push_back(measure_row(e, o, todo, model, tokens, m, on, bar));
-            r = outcomes.back().result;
-            write_csv(csv, r);
-          }
-          lines.push_back({r, e.refusal});
-        }
-      } catch (const interruption&) {
-        if (!lines.empty()) {
-          print();
-        }
-        throw;
-      }
-      print();
-    }
-  } catch (const interruption&) {
-    bar.clear();
-    out << "\ninterrupted: " << outcomes.size() << " rows were done\n";
-  }
-  bar.clear();
-  out << "\n* best of its budget\n";
-  for (const std::string& note : todo.notes) {
-    out << "note: " << note << '\n';
-  }
-  out << fmt::format("{:<9}  {}\n", "table", o.csv.string());
-  draw_pictures(o, todo, model.shape(), m, outcomes, out);
-  return interrupted ? 130 : 0;
-}
+int run(const options& o, std::ostream& out, std::ostream& err);
 
 }  // namespace evaluate

@@ -2,7 +2,9 @@
 
 #include <iostream>
 
+#include "engine/error.hpp"
 #include "evaluate/evaluate.hpp"
+#include "evaluate/parallel.hpp"
 
 int main(int count, char** arguments) {
   try {

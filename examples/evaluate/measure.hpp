@@ -62,7 +62,8 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     stage("speed", weight::speed * o.threads);
     const text_prompt& p = m.prompts.front();
     const speed s = decode_speed(c, todo.full, model, p);
-    r.prefill_ms = 1000 * (m.prefill_seconds + compress_seconds(c, model.shape(), m.timed, p.read));
+    r.prefill_ms = 1000 * (m.prefill_seconds + compress_seconds(todo.policies[c.index], c,
+                                                                model.shape(), m.timed, p.read));
     r.decode_tokens_per_s = s.decode_tokens_per_s;
     r.decode_vs_full = c.policy.bounded() ? s.decode_vs_full : 1;
   }

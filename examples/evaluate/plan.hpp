@@ -38,6 +38,18 @@ struct plan {
   std::vector<group> groups;
   std::vector<std::string> notes;
   index_t prompts = 1, streams = 0, longest_stream = 0, most_slots = 1;
+
+  /// The model's rotation, to all who turn keys or queries.
+  void set_rope(const kvfold::rope& rope) {
+    for (named_policy& p : policies) {
+      evaluate::set_rope(p.policy, rope);
+    }
+    for (group& g : groups) {
+      for (entry& e : g.entries) {
+        evaluate::set_rope(e.who.policy, rope);
+      }
+    }
+  }
 };
 
 namespace detail {

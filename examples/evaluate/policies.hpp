@@ -1,4 +1,5 @@
-/// The policies that are compared.
+/// The policies that are compared, as the command line names them: `h2o`, `snapkv@foresight`,
+/// `fold:share=0.4,ridge=0`.
 #pragma once
 
 #include <string>
@@ -12,21 +13,32 @@ namespace evaluate {
 using kvfold::index_t;
 
 /// A policy of one's own takes part by being named here.
-using any_policy = kvfold::basic_any_policy<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o,
-                                            kvfold::snapkv, kvfold::zsmerge, custom::lowest_norm>;
+using any_policy =
+    kvfold::basic_any_policy<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o, kvfold::snapkv,
+                             kvfold::zsmerge, kvfold::fold, custom::lowest_norm>;
+
+/// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
+/// the last 32 of them; some spread over the prompt; or those moved to the positions to come.
+enum class query_source { own, window, spread, foresight };
 
 struct named_policy {
   std::string name;
   any_policy policy;
+  query_source queries = query_source::own;
+  kvfold::foresight_options foresight = {};
 };
 
-/// All of them, with their default parameters.
+/// All of them, with their default parameters and sources.
 inline std::vector<named_policy> all_policies() {
   const any_policy every[] = {kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{},
-                              kvfold::snapkv{},     kvfold::zsmerge{},       custom::lowest_norm{}};
+                              kvfold::snapkv{},     kvfold::zsmerge{},       kvfold::fold{},
+                              custom::lowest_norm{}};
   std::vector<named_policy> list;
   for (const any_policy& p : every) {
     list.push_back({std::string(p.name()), p});
+    if (p.name() == kvfold::fold::name()) {
+      list.back().queries = query_source::foresight;
+    }
   }
   return list;
 }
@@ -34,4 +46,40 @@ inline std::vector<named_policy> all_policies() {
 /// The one that all others are compared with.
 inline any_policy full_cache() { return kvfold::full_cache{}; }
 
+/// The engine's rotation, for policies that turn keys or queries.
+inline void set_rope(any_policy& policy, const kvfold::rope& rope) {
+  policy.visit([&](auto& p) {
+    if constexpr (requires { p.rope = rope; }) {
+      p.rope = rope;
+    }
+  });
+}
+
+/// Positions to come that a decode step's remembered queries are moved to.
+inline void set_horizon(any_policy& policy, index_t horizon) {
+  policy.visit([&](auto& p) {
+    if constexpr (requires { p.decode.horizon = horizon; }) {
+      p.decode.horizon = horizon;
+    }
+  });
+}
+
 }  // namespace evaluate
+
+// The library's verbs for this variant are instantiated once, in policies.cpp: each takes a while
+// to compile.
+namespace kvfold {
+
+extern template void observe(const evaluate::any_policy&, const head_view<float>&, head_state&,
+                             workspace&, observation);
+extern template void observe(const evaluate::any_policy&, const head_view<float>&, head_state&,
+                             const query_view<float>&);
+extern template void plan(const evaluate::any_policy&, const head_view<float>&, const head_state&,
+                          const query_view<float>&, index_t, merge_plan&);
+extern template void compress(const evaluate::any_policy&, const head_view<float>&, head_state&,
+                              workspace&, const budget&, const query_view<float>&);
+extern template void step(const evaluate::any_policy&, const head_view<float>&, head_state&,
+                          workspace&, const float*, const float*, const float*, const budget&,
+                          float*);
+
+}  // namespace kvfold

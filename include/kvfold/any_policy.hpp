@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "kvfold/policies/fold.hpp"
 #include "kvfold/policies/full_cache.hpp"
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/snapkv.hpp"
@@ -34,11 +35,14 @@ class basic_any_policy {
   index_t column_count() const {
     return visit([](const auto& p) { return traits::column_count(p); });
   }
-  std::size_t memory(index_t dim, index_t group) const {
-    return visit([&](const auto& p) { return traits::memory(p, dim, group); });
+  std::size_t memory(index_t dim, index_t group, index_t capacity) const {
+    return visit([&](const auto& p) { return traits::memory(p, dim, group, capacity); });
   }
   index_t least() const {
     return visit([](const auto& p) { return traits::least(p); });
+  }
+  index_t slack(index_t slots) const {
+    return visit([&](const auto& p) { return traits::slack(p, slots); });
   }
   void validate() const {
     visit([](const auto& p) { traits::validate(p); });
@@ -49,13 +53,18 @@ class basic_any_policy {
   bool bounded() const {
     return visit([](const auto& p) { return traits::bounded(p); });
   }
+  bool decodes() const {
+    return visit([](const auto& p) { return traits::decodes(p); });
+  }
   bool measures() const {
     return visit([](const auto& p) { return traits::measures(p); });
   }
+  bool plans_on_queries() const {
+    return visit([](const auto& p) { return traits::plans_on_queries(p); });
+  }
 
-  void observe(const kv_head auto& head, head_state& state,
-               std::span<const float> attention) const {
-    visit([&](const auto& p) { traits::observe(p, head, state, attention); });
+  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
+    visit([&](const auto& p) { traits::observe(p, head, state, seen); });
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
@@ -65,17 +74,36 @@ class basic_any_policy {
             merge_plan& out) const {
     visit([&](const auto& p) { p.plan(head, state, target, out); });
   }
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
+            index_t target, merge_plan& out) const {
+    visit([&](const auto& p) { traits::plan(p, head, state, queries, target, out); });
+  }
   bool leaving(const kv_head auto& head, const head_state& state, index_t target,
                departure& out) const {
     return visit([&](const auto& p) { return traits::leaving(p, head, state, target, out); });
+  }
+  template <class Change>
+  void carry(const kv_head auto& head, head_state& state, const Change& change) const {
+    visit([&](const auto& p) { traits::carry(p, head, state, change); });
   }
   void settle(const kv_head auto& head, head_state& state, index_t target) const {
     visit([&](const auto& p) { traits::settle(p, head, state, target); });
   }
 
+  void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
+              std::span<float> probabilities, std::span<float> log_sum_exp) const {
+    visit(
+        [&](const auto& p) { traits::attend(p, head, state, q, out, probabilities, log_sum_exp); });
+  }
+
   /// `f` is called with the policy inside.
   template <class F>
   decltype(auto) visit(F&& f) const {
+    return std::visit(std::forward<F>(f), policy_);
+  }
+  template <class F>
+  decltype(auto) visit(F&& f) {
     return std::visit(std::forward<F>(f), policy_);
   }
 
@@ -84,7 +112,7 @@ class basic_any_policy {
 };
 
 /// Every policy of the library.
-using any_policy = basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge>;
+using any_policy = basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, fold>;
 
 static_assert(policy<any_policy>);
 

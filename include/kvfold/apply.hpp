@@ -18,6 +18,8 @@ struct departure {
   float stay_weight = 1;      ///< of `into`'s own key and value
   float leave_weight = 0;     ///< of the leaving ones
   float log_mass = 0;         ///< of `into` afterwards
+  float key_scale = 1;        ///< of `into`'s merged key
+  float note = no_note;       ///< for the policy's own `carry`
 };
 
 namespace detail {
@@ -73,26 +75,29 @@ void move_slot(const kv_head auto& head, head_state& state, index_t to, index_t 
 
 /// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
 /// anchor's slot, which no other row reads, then the anchors move down in order.
-/// A row that is one unchanged slot keeps its bytes. Refused, with nothing changed: a plan that
-/// breaks its laws (`check`), or is for another length or dim.
+/// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
+/// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
 void apply(const merge_plan& plan, const kv_head auto& head, head_state& state) {
   expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
           plan.length(), " came");
-  expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a value correction of dim ",
+  expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
           head.dim(), " expected, ", plan.dim(), " came");
   check(plan);
   state.extend(head.length());
+  const auto any = [](std::span<const float> delta) {
+    return std::ranges::any_of(delta, [](float x) { return x != 0.0F; });
+  };
   for (index_t r = 0; r < plan.rows(); ++r) {
     const auto edges = plan.row(r);
     const index_t anchor = edges.front().source;
     const bool alone = edges.size() == 1;
-    const auto delta = plan.value_correction(r);
-    if (!alone || edges.front().key_weight != 1.0F) {
-      detail::fold_rows(head.key(anchor), head.dim(), edges, &edge::key_weight, {},
+    const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
+    if (!alone || edges.front().key_weight != 1.0F || any(delta_k)) {
+      detail::fold_rows(head.key(anchor), head.dim(), edges, &edge::key_weight, delta_k,
                         [&](index_t s) { return head.key(s); });
     }
-    if (!alone || edges.front().value_weight != 1.0F || !delta.empty()) {
-      detail::fold_rows(head.value(anchor), head.dim(), edges, &edge::value_weight, delta,
+    if (!alone || edges.front().value_weight != 1.0F || any(delta_v)) {
+      detail::fold_rows(head.value(anchor), head.dim(), edges, &edge::value_weight, delta_v,
                         [&](index_t s) { return head.value(s); });
     }
     head.log_mass(anchor) = plan.log_mass(r);
@@ -124,8 +129,8 @@ void apply(const departure& d, const kv_head auto& head, head_state& state) {
           "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
   state.extend(head.length());
   if (d.into != departure::nowhere) {
-    const edge edges[] = {{d.into, d.stay_weight, d.stay_weight},
-                          {d.leaving, d.leave_weight, d.leave_weight}};
+    const edge edges[] = {{d.into, d.key_scale * d.stay_weight, d.stay_weight},
+                          {d.leaving, d.key_scale * d.leave_weight, d.leave_weight}};
     detail::fold_rows(head.key(d.into), head.dim(), edges, &edge::key_weight, {},
                       [&](index_t s) { return head.key(s); });
     detail::fold_rows(head.value(d.into), head.dim(), edges, &edge::value_weight, {},

@@ -4,6 +4,7 @@
 #include <Eigen/Core>
 #include <algorithm>  // std::min
 #include <cmath>      // std::log
+#include <concepts>   // std::invocable
 #include <limits>     // std::numeric_limits
 #include <span>
 
@@ -26,16 +27,26 @@ using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::
 
 }  // namespace detail
 
+/// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
+/// log_mass_s`.
+template <kv_head Head>
+struct log_mass_of {
+  Head head;
+
+  float operator()(index_t s, float dot) const { return head.scale() * dot + head.log_mass(s); }
+};
+
 /// Attention of one KV head's group, one query each, over the slots in use:
 ///
-///     ℓ_s = scale · q·k_s + log_mass_s      p = softmax(ℓ)      out = Σ_s p_s v_s
+///     ℓ_s = mass(s, q·k_s)      p = softmax(ℓ)      out = Σ_s p_s v_s
 ///
 /// in one sweep over keys and values, whatever the group; nothing is allocated.
 /// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
 /// `[group]` of `ℓ`. Refused: no slots, null data, spans of another size.
-template <kv_head Head>
-void attend(const Head& head, const float* q, float* out, std::span<float> probabilities = {},
-            std::span<float> log_sum_exp = {}) {
+template <kv_head Head, class Mass>
+requires std::invocable<const Mass&, index_t, float>
+void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
+            std::span<float> probabilities = {}, std::span<float> log_sum_exp = {}) {
   using Eigen::Map;
   const index_t n = head.length(), dim = head.dim(), group = head.group();
   expects(n > 0, "attend: at least 1 slot expected, an empty head came");
@@ -77,7 +88,7 @@ void attend(const Head& head, const float* q, float* out, std::span<float> proba
           logit[even] = both[0];
         }
         for (index_t i = 0; i < count; ++i) {
-          mass[g][i] = head.scale() * mass[g][i] + head.log_mass(first + i);
+          mass[g][i] = log_mass(first + i, mass[g][i]);
         }
         if (!probabilities.empty()) {
           std::copy_n(mass[g], count, probabilities.data() + std::ptrdiff_t{g0 + g} * n + first);
@@ -118,6 +129,13 @@ void attend(const Head& head, const float* q, float* out, std::span<float> proba
       }
     }
   }
+}
+
+/// Attention with log-mass.
+template <kv_head Head>
+void attend(const Head& head, const float* q, float* out, std::span<float> probabilities = {},
+            std::span<float> log_sum_exp = {}) {
+  attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp);
 }
 
 }  // namespace kvfold

@@ -49,7 +49,7 @@ void expect_state(const P& p, const kv_head auto& head, const head_state& state)
   expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
           " slots expected, one for ", state.capacity(), " came");
   const index_t columns = traits::column_count(p);
-  const std::size_t memory = traits::memory(p, head.dim(), head.group());
+  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.capacity());
   expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
           columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
           state.memory().size(), " came");
@@ -79,7 +79,7 @@ template <policy P>
 head_state make_head_state(const P& p, const kv_head auto& head) {
   traits::validate(p);
   const auto columns = traits::columns(p);
-  return {columns, traits::memory(p, head.dim(), head.group()), head.capacity()};
+  return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity()};
 }
 
 /// The state for every head of `kv`, and a workspace. All that is ever allocated for decoding.
@@ -97,39 +97,29 @@ state make_state(const P& p, kv_cache auto& kv) {
 
 // ---------------------------------------------------------------------------- observe
 
-/// One query's attention, from an engine that computes its own: `probabilities [group, length]`.
+/// One decode step's attention, from an engine that computes its own.
+/// Refused: probabilities that are not `[group, length]`.
 template <policy P>
 void observe(const P& p, const kv_head auto& head, head_state& state, workspace& work,
-             std::span<const float> probabilities) {
+             observation seen) {
   const auto n = static_cast<std::size_t>(head.length()),
              group = static_cast<std::size_t>(head.group());
-  expects(probabilities.size() == group * n, "observe: probabilities [", group, ", ", n,
-          "] expected, ", probabilities.size(), " floats came");
+  expects(seen.probabilities.size() == group * n, "observe: probabilities [", group, ", ", n,
+          "] expected, ", seen.probabilities.size(), " floats came");
+  expects(seen.log_sum_exp.empty() || seen.log_sum_exp.size() == group, "observe: log_sum_exp [",
+          group, "] expected, ", seen.log_sum_exp.size(), " floats came");
   state.extend(head.length());
   if (!traits::measures(p)) {
     return;
   }
-  auto attention = probabilities.first(n);
+  seen.attention = seen.probabilities.first(n);
   if (group > 1) {
     work.reserve(head.group(), head.capacity());
-    const auto combined = std::span(work.combined).first(n);
-    const group_combine how = traits::combine(p);
-    std::copy(attention.begin(), attention.end(), combined.begin());
-    for (std::size_t g = 1; g < group; ++g) {
-      for (std::size_t s = 0; s < n; ++s) {
-        const float a = probabilities[g * n + s];
-        combined[s] = how == group_combine::max ? std::max(combined[s], a) : combined[s] + a;
-      }
-    }
-    if (how == group_combine::mean) {
-      for (float& a : combined) {
-        a /= static_cast<float>(group);
-      }
-    }
-    attention = combined;
+    seen.attention = combine_group(seen.probabilities, head.group(), traits::combine(p),
+                                   std::span(work.combined).first(n));
   }
   state.count_queries(1);
-  traits::observe(p, head, state, attention);
+  traits::observe(p, head, state, seen);
 }
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
@@ -138,26 +128,43 @@ template <policy P, class Query>
 void observe(const P& p, const kv_head auto& head, head_state& state,
              const query_view<Query>& queries) {
   state.extend(head.length());
-  if (traits::measures(p) && queries.count > 0) {
-    expects(queries.data != nullptr, "observe: queries expected, null came");
-    state.count_queries(queries.count);
-    traits::observe(p, head, state, queries);
+  if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
+    return;
   }
+  expects(queries.data != nullptr, "observe: queries expected, null came");
+  state.count_queries(queries.count);
+  traits::observe(p, head, state, queries);
 }
 
 // ---------------------------------------------------------------------------- compress
 
-/// Brings one head to `b.target` slots, as it is measured so far.
+namespace detail {
+
+/// Policies that measure must have been shown something when there is something to decide.
 template <policy P>
+void expect_measured(const P& p, const kv_head auto& head, const head_state& state, bool queries,
+                     const budget& b) {
+  if (head.length() > b.target && traits::bounded(p)) {
+    expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
+            ": reference queries expected (or attention observed before), none came");
+    expects(!traits::plans_on_queries(p) || traits::decodes(p) || queries, p.name(),
+            ": reference queries expected, none came");
+  }
+}
+
+}  // namespace detail
+
+/// Brings one head to `b.target` slots, as it is measured so far; `queries` are for policies that
+/// plan on them.
+template <policy P, class Query = float>
 void compress(const P& p, const kv_head auto& head, head_state& state, workspace& work,
-              const budget& b) {
+              const budget& b, const query_view<Query>& queries = {}) {
   check(p, b, head.capacity());
   state.extend(head.length());
-  expects(!traits::measures(p) || state.observed() > 0 || head.length() <= b.target, p.name(),
-          ": reference queries expected (or attention observed before), none came");
+  detail::expect_measured(p, head, state, queries.count > 0, b);
   if (head.length() > b.target) {
-    plan(p, head, state, b.target, work.plan);
-    apply(work.plan, head, state);
+    plan(p, head, state, queries, b.target, work.plan);
+    apply(p, work.plan, head, state);
   }
   traits::settle(p, head, state, b.target);
 }
@@ -177,12 +184,11 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
     const auto& policy = detail::for_head(p, h);
     const auto& limit = detail::for_head(b, h);
     check(policy, limit, kv.head(h).capacity());
-    expects(!traits::measures(policy) || (queries.count > 0 && queries.data != nullptr) ||
-                state[h].observed() > 0 || kv.head(h).length() <= limit.target,
-            policy.name(),
-            ": reference queries expected (or attention observed before), none came");
     detail::expect_state(policy, kv.head(h), state[h]);
-    if (kv.head(h).check_finite() && traits::measures(policy) && queries.data != nullptr) {
+    detail::expect_measured(policy, kv.head(h), state[h],
+                            queries.count > 0 && queries.data != nullptr, limit);
+    if (kv.head(h).check_finite() && queries.data != nullptr &&
+        (traits::measures(policy) || traits::plans_on_queries(policy))) {
       detail::expect_finite(queries.of(h), kv.head(h).group(), kv.head(h).dim());
     }
   }
@@ -190,7 +196,8 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
     const auto& policy = detail::for_head(p, h);
     if (kv.head(h).length() > 0) {
       observe(policy, kv.head(h), state[h], queries.of(h));
-      compress(policy, kv.head(h), state[h], state.workspace(), detail::for_head(b, h));
+      compress(policy, kv.head(h), state[h], state.workspace(), detail::for_head(b, h),
+               queries.of(h));
     }
   }
 }
@@ -201,6 +208,8 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
 template <policy P>
 void check_step(const P& p, const kv_head auto& head, const budget& b) {
   check(p, b, head.capacity());
+  expects(traits::decodes(p), p.name(),
+          ": compresses prompts only; decode with full_cache or another policy");
   expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
           head.capacity(), " slots are in use");
   expects(head.seen() < std::numeric_limits<index_t>::max(), p.name(), ": positions end at int32");
@@ -222,17 +231,21 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
                                        .first(static_cast<std::size_t>(head.group()) *
                                               static_cast<std::size_t>(head.length()))
                                  : std::span<float>();
-  attend(head, q, out, probabilities);
+  const auto log_sum_exp =
+      std::span(work.log_sum_exp)
+          .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
+  traits::attend(p, head, state, q, out, probabilities, log_sum_exp);
   if (!probabilities.empty()) {
-    observe(p, head, state, work, std::span<const float>(probabilities));
+    observe(p, head, state, work,
+            {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (traits::bounded(p) && head.length() >= b.trigger_length()) {
     departure one;
     if (head.length() == b.target + 1 && traits::leaving(p, head, state, b.target, one)) {
-      apply(one, head, state);
+      apply(p, one, head, state);
     } else {
       plan(p, head, state, b.target, work.plan);
-      apply(work.plan, head, state);
+      apply(p, work.plan, head, state);
     }
   }
   if (head.length() <= b.target) {

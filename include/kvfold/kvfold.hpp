@@ -6,10 +6,12 @@
 #include "kvfold/attend.hpp"         // IWYU pragma: export
 #include "kvfold/cache.hpp"          // IWYU pragma: export
 #include "kvfold/column_scores.hpp"  // IWYU pragma: export
+#include "kvfold/compose.hpp"        // IWYU pragma: export
 #include "kvfold/compress.hpp"       // IWYU pragma: export
 #include "kvfold/plan.hpp"           // IWYU pragma: export
 #include "kvfold/policy.hpp"         // IWYU pragma: export
 #include "kvfold/queries.hpp"        // IWYU pragma: export
+#include "kvfold/reference.hpp"      // IWYU pragma: export
 #include "kvfold/rope.hpp"           // IWYU pragma: export
 #include "kvfold/state.hpp"          // IWYU pragma: export
 #include "kvfold/view.hpp"           // IWYU pragma: export

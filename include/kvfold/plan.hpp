@@ -4,6 +4,7 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::isfinite
 #include <cstddef>    // std::size_t
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <utility>  // std::pair
 #include <vector>
@@ -22,9 +23,12 @@ struct edge {
   friend bool operator==(const edge&, const edge&) = default;
 };
 
+/// A change without a note: nothing was measured in making it.
+inline constexpr float no_note = std::numeric_limits<float>::quiet_NaN();
+
 /// What a head becomes: a sparse row matrix `W` with one row per surviving slot,
 ///
-///     K' = W_k K      V' = W_v V + Δ      log_mass'[r] given
+///     K' = W_k K + Δ_k      V' = W_v V + Δ_v      log_mass'[r] given
 ///
 /// The first edge of a row is its anchor: its position survives. Laws (`check`): sources are
 /// unique, anchors ascend, so that `apply` needs no scratch. A slot that is no source is dropped.
@@ -44,17 +48,16 @@ class merge_plan {
   index_t anchor(index_t r) const { return row(r).front().source; }
   float log_mass(index_t r) const { return log_mass_[static_cast<std::size_t>(r)]; }
 
-  /// Row `r` of `Δ [dim]`, or empty: nothing is added.
-  std::span<const float> value_correction(index_t r) const {
-    return correction_.empty()
-               ? std::span<const float>()
-               : std::span(correction_).subspan(static_cast<std::size_t>(r) * dim_, dim_);
-  }
-  bool has_correction() const { return !correction_.empty(); }
-  /// `Δ` of all rows `[rows, dim]`, or empty.
-  std::span<const float> value_corrections() const { return correction_; }
+  /// Row `r [dim]` of `Δ_k` and of `Δ_v`, or empty: nothing is added.
+  std::span<const float> key_correction(index_t r) const { return row_of(key_correction_, r); }
+  std::span<const float> value_correction(index_t r) const { return row_of(value_correction_, r); }
+  /// `Δ_k`, `Δ_v` of all rows `[rows, dim]`, or empty.
+  std::span<const float> key_corrections() const { return key_correction_; }
+  std::span<const float> value_corrections() const { return value_correction_; }
+  bool has_correction() const { return !key_correction_.empty() || !value_correction_.empty(); }
   /// Were edges added to a row that was not ended?
   bool unfinished() const { return edges_.size() != begin_.back(); }
+  /// Of the corrections; 0: there are none.
   index_t dim() const { return static_cast<index_t>(dim_); }
 
   /// Room for `capacity` slots, so that making a plan allocates nothing.
@@ -67,7 +70,10 @@ class merge_plan {
   /// Starts anew, for a head of `length` slots.
   void reset(index_t length) {
     length_ = length;
-    edges_.clear(), log_mass_.clear(), correction_.clear();
+    edges_.clear(), log_mass_.clear();
+    key_correction_.clear(), value_correction_.clear();
+    dim_ = 0;
+    note_ = no_note;
     begin_.assign(1, 0);
   }
 
@@ -84,28 +90,50 @@ class merge_plan {
     end_row(log_mass);
   }
 
-  /// `Δ [rows, dim]`, added to the values of the finished rows.
-  void correct_values(std::vector<float> correction, index_t dim) {
-    expects(dim > 0 && correction.size() == log_mass_.size() * static_cast<std::size_t>(dim),
-            "merge_plan: a value correction [", rows(), ", ", dim, "] expected, ",
-            correction.size(), " numbers came");
-    dim_ = static_cast<std::size_t>(dim);
-    correction_ = std::move(correction);
+  /// `Δ_v [rows, dim]`, added to the values of the finished rows.
+  void correct_values(std::span<const float> delta, index_t dim) {
+    correct(value_correction_, "value", delta, dim);
   }
+  /// `Δ_k [rows, dim]`, added to the keys.
+  void correct_keys(std::span<const float> delta, index_t dim) {
+    correct(key_correction_, "key", delta, dim);
+  }
+
+  /// A number that the policy measured in making the plan, for its own `carry`.
+  float note() const { return note_; }
+  void set_note(float note) { note_ = note; }
 
   /// Scratch for planners, so that a plan is all the memory that planning takes.
   std::vector<index_t>& order() { return order_; }     ///< slots, in some order
   std::vector<index_t>& row_of() { return row_of_; }   ///< slot → anchor of its row, or −1
   std::vector<char>& marks() const { return marks_; }  ///< slot → stays?
+  std::vector<float>& numbers() { return numbers_; }   ///< whatever is computed; grows at first use
 
  private:
+  std::span<const float> row_of(const std::vector<float>& correction, index_t r) const {
+    return correction.empty()
+               ? std::span<const float>()
+               : std::span(correction).subspan(static_cast<std::size_t>(r) * dim_, dim_);
+  }
+  void correct(std::vector<float>& to, const char* what, std::span<const float> delta,
+               index_t dim) {
+    expects(dim > 0 && delta.size() == log_mass_.size() * static_cast<std::size_t>(dim) &&
+                (!has_correction() || dim == this->dim()),
+            "merge_plan: a ", what, " correction [", rows(), ", ",
+            has_correction() ? this->dim() : dim, "] expected, ", delta.size(), " numbers came");
+    dim_ = static_cast<std::size_t>(dim);
+    to.assign(delta.begin(), delta.end());
+  }
+
   index_t length_ = 0;
   std::vector<edge> edges_;
-  std::vector<std::size_t> begin_ = {0};  // [rows + 1] into edges_
-  std::vector<float> log_mass_;           // [rows]
-  std::vector<float> correction_;         // [rows, dim_] or empty
+  std::vector<std::size_t> begin_ = {0};                  // [rows + 1] into edges_
+  std::vector<float> log_mass_;                           // [rows]
+  std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
   std::size_t dim_ = 0;
+  float note_ = no_note;
   std::vector<index_t> order_, row_of_;
+  std::vector<float> numbers_;
   mutable std::vector<char> marks_;  // `check` uses it too
 };
 
@@ -133,13 +161,14 @@ inline void check(const merge_plan& plan) {
             " has ", plan.log_mass(r));
   }
   expects(!plan.unfinished(), "merge_plan: row ", plan.rows(), " has sources but was not ended");
-  const auto delta = plan.value_corrections();
-  expects(delta.empty() || delta.size() == static_cast<std::size_t>(plan.rows()) *
-                                               static_cast<std::size_t>(plan.dim()),
-          "merge_plan: a value correction [", plan.rows(), ", ", plan.dim(), "] expected, ",
-          delta.size(), " numbers came");
-  for (const float x : delta) {
-    expects(std::isfinite(x), "merge_plan: a finite value correction expected, ", x, " came");
+  for (const auto delta : {plan.key_corrections(), plan.value_corrections()}) {
+    expects(delta.empty() || delta.size() == static_cast<std::size_t>(plan.rows()) *
+                                                 static_cast<std::size_t>(plan.dim()),
+            "merge_plan: a correction [", plan.rows(), ", ", plan.dim(), "] expected, ",
+            delta.size(), " numbers came");
+    for (const float x : delta) {
+      expects(std::isfinite(x), "merge_plan: a finite correction expected, ", x, " came");
+    }
   }
 }
 
@@ -151,45 +180,6 @@ merge_plan identity(const kv_head auto& head) {
     plan.keep(s, head.log_mass(s));
   }
   return plan;
-}
-
-/// First `first`, then `second`, as one plan: `W = W₂ W₁`, `Δ = W₂ Δ₁ + Δ₂`.
-/// Refused when the product's anchors would not ascend, or when the row counts do not fit.
-inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
-  expects(second.length() == first.rows(), "compose: a second plan of ", first.rows(),
-          " slots expected, ", second.length(), " came");
-  expects(!first.has_correction() || !second.has_correction() || first.dim() == second.dim(),
-          "compose: value corrections of one dim expected, ", first.dim(), " and ", second.dim(),
-          " came");
-  check(first), check(second);
-  merge_plan product;
-  product.reset(first.length());
-  const auto dim = static_cast<std::size_t>(first.has_correction() ? first.dim() : second.dim());
-  const bool corrected = first.has_correction() || second.has_correction();
-  std::vector<float> delta(corrected ? static_cast<std::size_t>(second.rows()) * dim : 0);
-  for (index_t r = 0; r < second.rows(); ++r) {
-    float* d = delta.data() + static_cast<std::size_t>(r) * dim;
-    for (const edge& outer : second.row(r)) {
-      for (const edge& inner : first.row(outer.source)) {
-        product.add({inner.source, outer.key_weight * inner.key_weight,
-                     outer.value_weight * inner.value_weight});
-      }
-      const auto inner = first.value_correction(outer.source);
-      for (std::size_t i = 0; i < inner.size(); ++i) {
-        d[i] += outer.value_weight * inner[i];
-      }
-    }
-    const auto own = second.value_correction(r);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      d[i] += own[i];
-    }
-    product.end_row(second.log_mass(r));
-  }
-  if (corrected) {
-    product.correct_values(std::move(delta), static_cast<index_t>(dim));
-  }
-  check(product);
-  return product;
 }
 
 }  // namespace kvfold

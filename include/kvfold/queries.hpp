@@ -15,11 +15,13 @@ enum class group_combine { sum, mean, max };
 template <storage_scalar Scalar>
 struct query_view {
   const Scalar* data = nullptr;
-  index_t count = 0;                  ///< queries per query head
-  std::ptrdiff_t head = 0;            ///< stride in elements, KV head to KV head
-  std::ptrdiff_t group = 0;           ///< query head to query head of one KV head
-  std::ptrdiff_t row = 0;             ///< query to query
-  const index_t* position = nullptr;  ///< [count] for causality; null: the last `count` positions
+  index_t count = 0;         ///< queries per query head
+  std::ptrdiff_t head = 0;   ///< stride in elements, KV head to KV head
+  std::ptrdiff_t group = 0;  ///< query head to query head of one KV head
+  std::ptrdiff_t row = 0;    ///< query to query
+  /// `[count]`, for causality. Null: a prompt's own, at the last `count` positions; given:
+  /// reference queries that somebody chose, which policies take whole.
+  const index_t* position = nullptr;
 
   const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
   /// The queries of KV head `h` alone.
@@ -30,6 +32,9 @@ struct query_view {
     return {
         data + skip * row, count - skip, head, group, row, position ? position + skip : nullptr};
   }
+  /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
+  /// chosen.
+  query_view reference(index_t window) const { return position != nullptr ? *this : last(window); }
   /// Position of query `i`, for a head that has seen `seen` tokens.
   index_t position_of(index_t i, index_t seen) const {
     return position != nullptr ? position[i] : seen - count + i;

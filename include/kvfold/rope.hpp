@@ -4,6 +4,7 @@
 #include <cmath>    // std::pow, std::cos
 #include <numbers>  // std::numbers::pi
 #include <optional>
+#include <vector>
 
 #include "kvfold/view.hpp"
 
@@ -44,17 +45,52 @@ struct rope {
   /// Turns `x [dim]` on by `positions` (may be negative), in place. An odd last element stays.
   template <class Scalar>
   void rotate(row<Scalar> x, index_t dim, double positions) const {
-    const index_t half = dim / 2;
-    for (index_t p = 0; p < half; ++p) {
-      const index_t i = layout == pairing::half_split ? p : 2 * p;
-      const index_t j = layout == pairing::half_split ? p + half : 2 * p + 1;
+    for (index_t p = 0; p < dim / 2; ++p) {
       const double angle = positions * frequency(p, dim);
-      const double c = std::cos(angle), s = std::sin(angle);
-      const double a = static_cast<float>(x[i]), b = static_cast<float>(x[j]);
-      x[i] = static_cast<Scalar>(static_cast<float>(a * c - b * s));
-      x[j] = static_cast<Scalar>(static_cast<float>(b * c + a * s));
+      turn_pair(x, dim, p, std::cos(angle), std::sin(angle));
     }
   }
+
+  /// Turns pair `p` of `x [dim]` by the angle of this cosine and sine.
+  template <class Scalar>
+  void turn_pair(row<Scalar> x, index_t dim, index_t p, double cosine, double sine) const {
+    const index_t i = layout == pairing::half_split ? p : 2 * p;
+    const index_t j = layout == pairing::half_split ? p + dim / 2 : 2 * p + 1;
+    const double a = static_cast<float>(x[i]), b = static_cast<float>(x[j]);
+    x[i] = static_cast<Scalar>(static_cast<float>(a * cosine - b * sine));
+    x[j] = static_cast<Scalar>(static_cast<float>(b * cosine + a * sine));
+  }
+};
+
+/// One rotation for many rows: cosines and sines are computed once.
+class rotation {
+ public:
+  rotation(const rope& r, index_t dim) : rope_(r), dim_(dim) {
+    for (index_t p = 0; p < dim / 2; ++p) {
+      frequency_.push_back(r.frequency(p, dim));
+    }
+    cosine_.resize(frequency_.size()), sine_.resize(frequency_.size());
+    by(0);
+  }
+
+  /// From now on by so many positions.
+  void by(double positions) {
+    for (std::size_t p = 0; p < frequency_.size(); ++p) {
+      cosine_[p] = std::cos(positions * frequency_[p]);
+      sine_[p] = std::sin(positions * frequency_[p]);
+    }
+  }
+  template <class Scalar>
+  void operator()(row<Scalar> x) const {
+    for (std::size_t p = 0; p < frequency_.size(); ++p) {
+      rope_.turn_pair(x, dim_, static_cast<index_t>(p), cosine_[p], sine_[p]);
+    }
+  }
+
+ private:
+  rope rope_;
+  index_t dim_;
+  std::vector<double> frequency_, cosine_, sine_;
 };
 
 }  // namespace kvfold

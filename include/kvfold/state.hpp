@@ -1,8 +1,9 @@
 /// What a policy remembers of each slot, and the memory that planning and attention work in.
 #pragma once
 
-#include <algorithm>  // std::max
-#include <cstddef>    // std::size_t
+#include <Eigen/Core>  // Eigen::aligned_allocator
+#include <algorithm>   // std::max
+#include <cstddef>     // std::size_t
 #include <span>
 #include <vector>
 
@@ -74,7 +75,8 @@ class head_state {
 
   std::vector<kvfold::column> kinds_;
   std::vector<float> columns_;  // [columns, capacity]
-  std::vector<float> memory_;
+  // Aligned, so that sums over it do not depend on where it happens to lie.
+  std::vector<float, Eigen::aligned_allocator<float>> memory_;
   index_t capacity_;
   index_t length_ = 0;
   std::int64_t observed_ = 0;
@@ -82,13 +84,15 @@ class head_state {
 
 /// Memory that one head at a time works in; holds nothing between calls. One per thread.
 struct workspace {
-  std::vector<float> attention;  ///< [group, capacity] probabilities of the last step
-  std::vector<float> combined;   ///< [capacity] the group's attention as one number per slot
-  merge_plan plan;               ///< the last plan made
+  std::vector<float> attention;    ///< [group, capacity] probabilities of the last step
+  std::vector<float> log_sum_exp;  ///< [group] of the last step
+  std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
+  merge_plan plan;                 ///< the last plan made
 
   void reserve(index_t group, index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);
     attention.resize(std::max(attention.size(), static_cast<std::size_t>(group) * n));
+    log_sum_exp.resize(std::max(log_sum_exp.size(), static_cast<std::size_t>(group)));
     combined.resize(std::max(combined.size(), n));
     plan.reserve(capacity);
   }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace oracle {
@@ -16,6 +17,28 @@ namespace oracle {
 using vec = std::vector<double>;
 using mat = std::vector<vec>;     // [rows][columns]
 using tensor = std::vector<mat>;  // queries: [n][group][dim]
+
+/// ems: a token that shares a slot's entry with others, with its own norm and scores.
+struct ems_member {
+  int position;
+  double norm;            // length of the token's own key
+  double glo, past, cur;  // attention it received: of all queries, the last window, this window
+};
+
+/// fold, while decoding: the latest queries, and running sums over all un-rotated keys.
+struct fold_memory {
+  std::vector<std::pair<int, mat>> queries = {};  // position, [group][dim]
+  int keys = 0, last = -1;                        // how many keys are in the sums, and the newest
+  vec sum = {};                                   // [dim]
+  mat squares = {};                               // [dim][dim]
+};
+
+/// expected_attention: running sums over all un-rotated queries, for each query head.
+struct query_memory {
+  int count = 0;
+  mat sum = {};         // [group][dim]
+  tensor squares = {};  // [group][dim][dim]
+};
 
 struct slot {
   vec key, value;         // [dim]
@@ -26,6 +49,14 @@ struct slot {
   double current = 0;     // snapkv: this window so far
   double count = 1;       // zsmerge: fusion count w (eq. 7)
   bool residual = false;  // zsmerge: the slot is one of the residual ones
+  double log_score = 0;   // keepkv: ln of the estimate of exp(scale q.k) (eq. 8); 0 if never seen
+  double seen = 0;        // keepkv: sum of the estimate's weights, 1 + decay + decay^2 ...
+  vec history;            // keepkv's code: ln exp(scale q.k) for the last queries that saw the slot
+  // fold, ems and the baselines:
+  bool single = true;                    // fold: the slot has never held more than one token
+  std::vector<ems_member> members = {};  // ems: empty for an untouched token
+  double squares = 0;                    // roco: sum of squares of the attention received
+  double observed = 0;                   // roco: queries that have seen the slot
 };
 
 struct head {
@@ -33,6 +64,10 @@ struct head {
   double scale = 0;         // of the logits; see make_head
   std::vector<slot> slots;  // as appended
   int queries_seen = 0;     // snapkv: in the current window
+  double threshold = 0;     // d2o: tau of eq. 10, once has_threshold is set
+  bool has_threshold = false;
+  fold_memory memory = {};    // fold
+  query_memory moments = {};  // expected_attention
 };
 
 inline head make_head(int dim, int group = 1, double scale = 0) {

@@ -8,7 +8,7 @@
 namespace fixtures {
 
 using policies = std::tuple<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o, kvfold::snapkv,
-                            kvfold::zsmerge>;
+                            kvfold::zsmerge, kvfold::fold>;
 
 template <class Policy>
 Policy example() {
@@ -19,6 +19,12 @@ Policy example() {
   } else {
     return {};
   }
+}
+
+/// Does its first column rank slots? fold's counts tokens.
+template <class Policy>
+constexpr bool ranks_by_column() {
+  return !std::same_as<Policy, kvfold::fold>;
 }
 
 template <class Policy>

@@ -35,15 +35,15 @@ struct h2o {
     expect_count(name(), "sinks", sinks, 0);
   }
 
-  void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {
-    accumulate(state.column(0), attention);
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
+    accumulate(state.column(0), seen.attention);
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     std::vector<float> total(static_cast<std::size_t>(head.length()));
     column_scores(head, queries, {.combine = combine}, {.total = total});
-    observe(head, state, std::span<const float>(total));
+    accumulate(state.column(0), total);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,

@@ -12,7 +12,8 @@
 namespace kvfold {
 
 /// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries look at.
-///   score   prompt: attention summed over the last W reference queries, average-pooled over
+///   score   prompt: attention summed over the last W queries (or the reference queries given),
+///   average-pooled over
 ///           positions (listing 1); decode: over the last W to 2W queries, as past + current window
 ///   select  sinks and the last W tokens, then the top of the rest by s
 ///   match   nowhere: what leaves is gone
@@ -27,7 +28,9 @@ struct snapkv {
   static constexpr std::string_view name() { return "snapkv"; }
   enum column_name : index_t { past, current };
   static constexpr std::array<column, 2> columns() { return {}; }
-  static constexpr std::size_t memory(index_t, index_t) { return 1; }  // queries in `current`
+  static constexpr std::size_t memory(index_t, index_t, index_t) {
+    return 1;
+  }  // queries in `current`
   index_t least() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "queries in the window", window, 1);
@@ -35,9 +38,9 @@ struct snapkv {
     expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
   }
 
-  void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
     const auto now = state.column(current);
-    accumulate(now, attention);
+    accumulate(now, seen.attention);
     float& queries = state.memory()[0];
     if (++queries >= static_cast<float>(window)) {
       std::copy(now.begin(), now.end(), state.column(past).begin());
@@ -48,7 +51,7 @@ struct snapkv {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     const auto s = state.column(past), now = state.column(current);
-    column_scores(head, queries.last(window), {.combine = combine}, {.total = s});
+    column_scores(head, queries.reference(window), {.combine = combine}, {.total = s});
     const auto in_window = protect(head, 0, window);
     average_pool(
         head, [&](index_t j) { return !in_window(head.position(j)); }, kernel, count_border, s);

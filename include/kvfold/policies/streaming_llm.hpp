@@ -40,7 +40,7 @@ struct streaming_llm {
   }
 
   /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates.
-  std::size_t memory(index_t dim, index_t) const {
+  std::size_t memory(index_t dim, index_t, index_t) const {
     return positions == position_mode::original
                ? 0
                : 1 + static_cast<std::size_t>(sinks) * static_cast<std::size_t>(dim);

@@ -60,8 +60,8 @@ struct zsmerge {
     expects(merged_score != column_fold::anchor, "zsmerge: a merged score of max or sum expected");
   }
 
-  void observe(const kv_head auto&, head_state& state, std::span<const float> attention) const {
-    accumulate(state.column(score), attention, decay);
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
+    accumulate(state.column(score), seen.attention, decay);
   }
 
   template <class T>

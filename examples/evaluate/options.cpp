@@ -1,0 +1,123 @@
+#include "evaluate/options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cmath>  // std::floor
+
+#include "evaluate/names.hpp"
+
+namespace evaluate {
+
+namespace detail {
+namespace {
+
+std::vector<budget_option> parse_budgets(const std::string& list) {
+  constexpr double most = 1 << 24;
+  std::vector<budget_option> budgets;
+  for (const std::string& word : split(list)) {
+    double x = 0;
+    const bool number = CLI::detail::lexical_cast(word, x);
+    require(number && x > 0 && x <= most && (x < 1 || x == std::floor(x)),
+            "--budgets: shares of the prompt below 1 or whole slots expected, '" + word + "' came");
+    budgets.push_back({x});
+  }
+  require(!budgets.empty(), "--budgets: at least one expected, none came");
+  return budgets;
+}
+
+task_set parse_tasks(const std::string& list) {
+  task_set tasks;
+  for (const std::string& word : split(list)) {
+    bool* const task = word == "error"    ? &tasks.error
+                       : word == "nll"    ? &tasks.nll
+                       : word == "needle" ? &tasks.needle
+                       : word == "stream" ? &tasks.stream
+                       : word == "speed"  ? &tasks.speed
+                                          : nullptr;
+    require(task != nullptr,
+            "--tasks: some of error,nll,needle,stream,speed expected, '" + word + "' came");
+    *task = true;
+  }
+  require(!split(list).empty(), "--tasks: at least one expected, none came");
+  return tasks;
+}
+
+/// A shell hands "\n" over as two characters.
+std::string unescape(std::string text) {
+  for (const auto& [from, to] : {std::pair{"\\n", "\n"}, std::pair{"\\t", "\t"}}) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; ++at) {
+      text.replace(at, 2, to);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+}  // namespace detail
+
+options parse(int count, const char* const* arguments) {
+  options o;
+  std::string policies = "all", budgets = "0.05,0.1,0.2", tasks = "error,nll,needle,stream,speed";
+  CLI::App app(
+      "Measures what KV-cache compression does to a model: every policy at several budgets.",
+      "evaluate");
+  app.option_defaults()->take_last()->always_capture_default();
+  app.add_option("--model", o.model, "Hugging Face folder of a llama-family model")->required();
+  app.add_option("--text", o.text, "text that the model was not trained on")->required();
+  app.add_option("--policies", policies,
+                 "all, or names with commas between: name[:parameter=value,...][@source]");
+  app.add_option("--horizon", o.horizon, "positions to come that @foresight looks at");
+  app.add_option("--budgets", budgets, "below 1: a share of the prompt; from 1 on: slots");
+  app.add_option("--prompt", o.prompt, "tokens of a prompt");
+  app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
+  app.add_option("--tasks", tasks, "columns to fill");
+  app.add_option("--needle", o.needle, "a fact planted in the text");
+  app.add_option("--question", o.question, "what is asked about it");
+  app.add_option("--digits", o.digits, "digits of a value");
+  app.add_option("--needles", o.needles, "facts in a prompt, one of them asked for");
+  app.add_option("--cases", o.cases, "needle prompts");
+  app.add_option("--threads", o.threads, "threads; change the time it takes, not the numbers");
+  app.add_option("--seed", o.seed, "of all that is drawn");
+  app.add_option("--csv", o.csv, "results as a table");
+  app.add_option("--plots", o.plots, "folder for the pictures");
+  try {
+    app.parse(count, arguments);
+  } catch (const CLI::CallForHelp&) {
+    throw help_request{app.help()};
+  } catch (const CLI::Error& e) {
+    throw usage_error(e.what());
+  }
+  using detail::require;
+  o.policies = detail::parse_policies(policies);
+  o.budgets = detail::parse_budgets(budgets);
+  o.tasks = detail::parse_tasks(tasks);
+  for (named_policy& p : o.policies) {
+    p.foresight.horizon = o.horizon;
+    set_horizon(p.policy, o.horizon);
+  }
+  o.needle = detail::unescape(o.needle);
+  o.question = detail::unescape(o.question);
+  for (const auto& [name, value, most] : {std::tuple{"--prompt", o.prompt, 1 << 24},
+                                          {"--prompts", o.prompts, 1 << 16},
+                                          {"--cases", o.cases, 1 << 16},
+                                          {"--needles", o.needles, 1000},
+                                          {"--digits", o.digits, 1000},
+                                          {"--horizon", o.horizon, 1 << 24},
+                                          {"--threads", o.threads, 1024}}) {
+    require(value >= 1 && value <= most, std::string(name) + ": 1 to " + std::to_string(most) +
+                                             " expected, " + std::to_string(value) + " came");
+  }
+  require(std::filesystem::is_directory(o.model),
+          "--model: a folder expected, '" + o.model.string() + "' is none");
+  require(std::filesystem::is_regular_file(o.text),
+          "--text: a file expected, '" + o.text.string() + "' is none");
+  const auto has = [](const std::string& text, const char* field) {
+    return text.find(field) != std::string::npos;
+  };
+  require(has(o.needle, "{key}") && has(o.needle, "{value}"),
+          "--needle: a text with {key} and {value} expected, '" + o.needle + "' came");
+  require(has(o.question, "{key}"),
+          "--question: a text with {key} expected, '" + o.question + "' came");
+  return o;
+}
+
+}  // namespace evaluate

@@ -1,0 +1,144 @@
+#include "evaluate/prompt.hpp"
+
+#include <utility>
+
+namespace evaluate {
+
+namespace {
+
+/// Rows `first` and on of one layer's record, at the end of `kv`.
+void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Index first,
+            Eigen::Index last) {
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    const auto head = kv.head(h);
+    for (Eigen::Index t = first; t < last; ++t) {
+      head.push(&r.k(t, h * head.dim()), &r.v(t, h * head.dim()));
+    }
+  }
+}
+
+static kvfold::workspace workspace_for(const kvfold::cache_shape& shape) {
+  kvfold::workspace work;
+  work.reserve(shape.group, shape.capacity);
+  return work;
+}
+
+std::span<const float> floats(const row_major_matrix& m) {
+  return {m.data(), static_cast<std::size_t>(m.size())};
+}
+
+}  // namespace
+
+prompt_body::prompt_body(const engine::config& shape, const engine::record& r, index_t length,
+                         index_t capacity)
+    : tokens(length) {
+  for (const auto& layer : r.layers) {
+    append(layers.emplace_back(kvfold::cache_shape{.heads = shape.kv_heads,
+                                                   .group = shape.group(),
+                                                   .dim = shape.dim,
+                                                   .capacity = capacity}),
+           layer, 0, length);
+  }
+}
+
+kvfold::cache<float> prompt::layer(std::size_t l) const {
+  kvfold::cache<float> kv = body->layers[l];
+  append(kv, tail[l], 0, tail[l].k.rows());
+  return kv;
+}
+
+std::shared_ptr<const kvfold::reference_queries> reference_of(
+    const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
+    const kvfold::query_view<float>& own) {
+  using kvfold::reference_queries;
+  switch (p.queries) {
+    case query_source::own:
+      return nullptr;
+    case query_source::window:
+      return std::make_shared<const reference_queries>(kvfold::spread(kv, own.last(32), 32, 0));
+    case query_source::spread:
+      return std::make_shared<const reference_queries>(kvfold::spread(kv, own, p.foresight.count));
+    case query_source::foresight:
+      break;
+  }
+  return std::make_shared<const reference_queries>(kvfold::foresight(kv, own, rope, p.foresight));
+}
+
+prompt measure(const engine::config& shape, const engine::record& r,
+               std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body) {
+  prompt p{.body = std::move(body),
+           .tail = {},
+           .measured = {},
+           .references = {},
+           .logits = r.logits,
+           .tokens = static_cast<index_t>(r.layers.front().q.rows())};
+  p.measured.resize(policies.size());
+  p.references.resize(policies.size());
+  const Eigen::Index behind = p.tokens - p.body->tokens;
+  for (std::size_t l = 0; l < r.layers.size(); ++l) {
+    p.tail.push_back(
+        {.q = {}, .k = r.layers[l].k.bottomRows(behind), .v = r.layers[l].v.bottomRows(behind)});
+    kvfold::cache<float> kv = p.layer(l);
+    const auto own = queries_of(shape, r.layers[l]);
+    for (std::size_t i = 0; i < policies.size(); ++i) {
+      const any_policy& policy = policies[i].policy;
+      auto& states = p.measured[i].emplace_back();
+      const auto chosen = reference_of(policies[i], shape.rope, kv, own);
+      const auto queries = chosen ? chosen->view() : own;
+      for (index_t h = 0; h < kv.heads(); ++h) {
+        states.push_back(kvfold::make_head_state(policy, kv.head(h)));
+        kvfold::observe(policy, kv.head(h), states.back(), queries.of(h));
+      }
+      p.references[i].push_back(policy.plans_on_queries() ? chosen : nullptr);
+    }
+  }
+  return p;
+}
+
+void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens) {
+  const engine::config& c = model.shape();
+  const Eigen::Index before = r.layers.front().q.rows();
+  const Eigen::Index after = before + static_cast<Eigen::Index>(tokens.size());
+  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+    auto& l = r.layers[static_cast<std::size_t>(layer)];
+    for (const auto& [all, more] : {std::pair{&l.q, &q}, {&l.k, &k}, {&l.v, &v}}) {
+      all->conservativeResize(after, Eigen::NoChange);
+      all->bottomRows(more->rows()) = *more;
+    }
+    engine::causal_attention(q, l.k, l.v, c.heads, c.kv_heads, c.dim, static_cast<index_t>(before),
+                             out);
+  };
+  model.forward(tokens, static_cast<index_t>(before), attend, r.logits, true);
+}
+
+compressed_layer::compressed_layer(const contender& c, const prompt& p, std::size_t layer)
+    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspace_for(kv.shape())) {
+  const auto& reference = p.references[c.index][layer];
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(), c.limit,
+                     reference ? reference->view().of(h) : kvfold::no_queries);
+  }
+}
+
+budget contender::in_decode() const { return kvfold::budget_within(policy, limit.target); }
+
+compressed_decoder::compressed_decoder(const engine::decoder& model, const contender& c,
+                                       const prompt& p)
+    : model_(model), contender_(c), position_(p.tokens) {
+  for (std::size_t l = 0; l < p.tail.size(); ++l) {
+    layers_.emplace_back(c, p, l);
+  }
+}
+
+const row_major_matrix& compressed_decoder::next(int token) {
+  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+    auto& [kv, state] = layers_[static_cast<std::size_t>(layer)];
+    kvfold::step(contender_.policy, kv, state, floats(q), floats(k), floats(v),
+                 contender_.in_decode(),
+                 std::span(out.data(), static_cast<std::size_t>(out.size())));
+  };
+  model_.forward(scratch_, std::span(&token, 1), position_++, attend, logits_);
+  return logits_;
+}
+
+}  // namespace evaluate

@@ -1,0 +1,46 @@
+#include "evaluate/speed.hpp"
+
+namespace evaluate {
+
+double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
+                        const engine::record& r, const prompt& read) {
+  std::vector<double> times;
+  for (int round = 0; round < 3; ++round) {
+    double sum = 0;
+    for (std::size_t l = 0; l < r.layers.size(); ++l) {
+      auto kv = read.layer(l);
+      auto state = kvfold::make_state(c.policy, kv);
+      const auto own = queries_of(shape, r.layers[l]);
+      sum += seconds_of([&] {
+        const auto chosen = reference_of(p, shape.rope, kv, own);
+        kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own, c.limit);
+      });
+    }
+    times.push_back(sum);
+  }
+  return median(times);
+}
+
+speed decode_speed(const contender& c, const contender& full, const engine::decoder& model,
+                   const text_prompt& p) {
+  constexpr std::size_t turns = 12, tokens_a_turn = 16;
+  compressed_decoder one(model, c, p.read), other(model, full, p.read);
+  std::vector<double> one_times, other_times;
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    const auto tokens = std::span(p.next).subspan(turn * tokens_a_turn, tokens_a_turn);
+    const auto decode = [&](compressed_decoder& by) {
+      return seconds_of([&] {
+        for (const int token : tokens) {
+          by.next(token);
+        }
+      });
+    };
+    one_times.push_back(decode(one));
+    other_times.push_back(decode(other));
+  }
+  const double time = median(one_times);
+  return {.decode_tokens_per_s = tokens_a_turn / time,
+          .decode_vs_full = median(other_times) / time};
+}
+
+}  // namespace evaluate

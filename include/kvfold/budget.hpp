@@ -1,0 +1,16 @@
+/// How many slots a head may hold.
+#pragma once
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// Slots a head may hold: compressed to `target` as soon as it holds `trigger`.
+struct budget {
+  index_t target = 0;
+  index_t trigger = 0;  ///< 0: target + 1, so every decode step; more: now and then
+
+  index_t trigger_length() const { return trigger == 0 ? target + 1 : trigger; }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,95 @@
+/// A head and its reference queries as dense matrices, and the full cache's attention on them: what
+/// policies that fit a prompt start from.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::min
+#include <cstddef>    // std::ptrdiff_t
+
+#include "kvfold/queries.hpp"
+#include "kvfold/view.hpp"
+
+namespace kvfold::dense {
+
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using vector = Eigen::VectorXf;
+
+/// `[length, dim]`
+matrix keys(const kv_head auto& head) {
+  matrix m(head.length(), head.dim());
+  for (index_t s = 0; s < head.length(); ++s) {
+    const auto key = head.key(s);
+    for (index_t i = 0; i < head.dim(); ++i) {
+      m(s, i) = static_cast<float>(key[i]);
+    }
+  }
+  return m;
+}
+
+/// `[length, dim]`
+matrix values(const kv_head auto& head) {
+  matrix m(head.length(), head.dim());
+  for (index_t s = 0; s < head.length(); ++s) {
+    const auto value = head.value(s);
+    for (index_t i = 0; i < head.dim(); ++i) {
+      m(s, i) = static_cast<float>(value[i]);
+    }
+  }
+  return m;
+}
+
+/// `[length]`
+vector log_mass(const kv_head auto& head) {
+  vector v(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    v[s] = head.log_mass(s);
+  }
+  return v;
+}
+
+/// Reference queries of one KV head, `[group · count, dim]`.
+template <class T>
+matrix queries(const query_view<T>& q, index_t group, index_t dim) {
+  matrix m(Eigen::Index{group} * q.count, dim);
+  for (index_t g = 0; g < group; ++g) {
+    for (index_t i = 0; i < q.count; ++i) {
+      m.row(Eigen::Index{g} * q.count + i) =
+          Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), dim)
+              .template cast<float>();
+    }
+  }
+  return m;
+}
+
+/// The attention of reference queries over slots. They stand for queries to come: each sees every
+/// slot, whatever its own position.
+struct attention {
+  vector log_sum_exp;  ///< [queries] of the logits scale · q·k + log-mass
+  matrix output;       ///< [queries, dim]
+  vector mass;         ///< [slots] probabilities summed over the queries
+
+  attention(const matrix& queries, const matrix& keys, const matrix& values, const vector& log_mass,
+            float scale)
+      : log_sum_exp(queries.rows()),
+        output(queries.rows(), values.cols()),
+        mass(vector::Zero(keys.rows())) {
+    constexpr Eigen::Index block = 64;  // queries at a time: memory stays O(slots)
+    matrix p;
+    for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
+      const Eigen::Index rows = std::min(block, queries.rows() - begin);
+      p.noalias() = scale * (queries.middleRows(begin, rows) * keys.transpose());
+      p.rowwise() += log_mass.transpose();
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        const float most = p.row(r).maxCoeff();
+        p.row(r) = (p.row(r).array() - most).exp();
+        const float sum = p.row(r).sum();
+        p.row(r) /= sum;
+        log_sum_exp[begin + r] = most + std::log(sum);
+      }
+      mass += p.colwise().sum().transpose();
+      output.middleRows(begin, rows).noalias() = p * values;
+    }
+  }
+};
+
+}  // namespace kvfold::dense

@@ -1,0 +1,89 @@
+/// Fitting slots to the full cache on reference queries: log-mass in the mean, values by ridge.
+#pragma once
+
+#include <Eigen/Cholesky>
+#include <cmath>  // std::log
+
+#include "kvfold/dense.hpp"
+
+namespace kvfold {
+
+/// `ln(mass / alone)`. What no query has asked for has no mass to fit: floors keep it finite.
+inline float log_ratio(float mass, float alone) {
+  constexpr float least = 1e-20F, most = 1e20F;
+  return std::log(std::max(mass, least) / std::clamp(alone, least, most));
+}
+
+/// The log-mass that gives every slot, in the mean over the queries, the mass of what it stands
+/// for: `β_r = ln( Σ_q Σ_{i∈r} p_qi / Σ_q exp(scale·q·k_r − Z_q) )`. `keys [slots, dim]`, `mass
+/// [slots]` of the members, `queries [queries, dim]`, `log_sum_exp [queries]` of the full cache.
+inline dense::vector fit_log_mass(const dense::matrix& keys, const dense::vector& mass,
+                                  const dense::matrix& queries, const dense::vector& log_sum_exp,
+                                  float scale) {
+  dense::vector alone = dense::vector::Zero(keys.rows());
+  constexpr Eigen::Index block = 64;
+  dense::matrix e;
+  for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
+    const Eigen::Index rows = std::min(block, queries.rows() - begin);
+    e.noalias() = scale * (queries.middleRows(begin, rows) * keys.transpose());
+    e.colwise() -= log_sum_exp.segment(begin, rows);
+    alone += e.array().exp().matrix().colwise().sum().transpose();
+  }
+  return mass.binaryExpr(alone, &log_ratio);
+}
+
+/// Softmax attention `[queries, slots]` over slots with log-mass.
+inline dense::matrix probabilities(const dense::matrix& queries, const dense::matrix& keys,
+                                   const dense::vector& log_mass, float scale) {
+  dense::matrix p = scale * (queries * keys.transpose());
+  p.rowwise() += log_mass.transpose();
+  p.colwise() -= p.rowwise().maxCoeff().eval();
+  p = p.array().exp();
+  p.array().colwise() /= p.rowwise().sum().array().eval();
+  return p;
+}
+
+/// The largest eigenvalue of a symmetric positive matrix, by power iteration.
+inline double largest_eigenvalue(const Eigen::MatrixXd& a) {
+  Eigen::VectorXd x = a.rowwise().sum();  // of positive matrices, close to it already
+  if (x.norm() == 0) {
+    return 0;
+  }
+  x.normalize();
+  double eigenvalue = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Eigen::VectorXd y = a * x;
+    const double next = y.norm();
+    if (next == 0) {
+      return 0;
+    }
+    x = y / next;
+    if (std::abs(next - eigenvalue) <= 1e-9 * next) {
+      return next;
+    }
+    eigenvalue = next;
+  }
+  return eigenvalue;
+}
+
+/// `Δ [slots, dim]` such that `P (V + Δ)` comes close to what is wanted, at least squares: solves
+/// `(PᵀP + λI) Δ = Pᵀ missing` with `λ = ridge` times the largest eigenvalue of `PᵀP`.
+/// `missing [queries, dim]` is what `P V` lacks. The smaller of the two equal forms is solved.
+inline dense::matrix ridge_values(const dense::matrix& p, const dense::matrix& missing,
+                                  float ridge) {
+  const Eigen::MatrixXd a = p.cast<double>(), y = missing.cast<double>();
+  const bool primal = a.cols() <= a.rows();
+  Eigen::MatrixXd gram = primal ? Eigen::MatrixXd(a.transpose() * a) : a * a.transpose();
+  const double lambda = double{ridge} * largest_eigenvalue(gram);
+  if (lambda == 0) {
+    return dense::matrix::Zero(p.cols(), missing.cols());
+  }
+  gram.diagonal().array() += lambda;
+  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>> factor(gram);
+  if (primal) {
+    return factor.solve(a.transpose() * y).cast<float>();
+  }
+  return (a.transpose() * factor.solve(y)).cast<float>();
+}
+
+}  // namespace kvfold

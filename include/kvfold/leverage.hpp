@@ -1,0 +1,34 @@
+/// Statistical leverage of un-rotated keys: what stands out among a head's tokens, asked for or
+/// not.
+#pragma once
+
+#include <Eigen/Cholesky>
+
+#include "kvfold/dense.hpp"
+#include "kvfold/rope.hpp"
+
+namespace kvfold {
+
+/// Keys as they were before RoPE, `[length, dim]`.
+dense::matrix unrotated_keys(const kv_head auto& head, const rope& rope) {
+  dense::matrix x = dense::keys(head);
+  rotation turn(rope, head.dim());
+  for (index_t s = 0; s < head.length(); ++s) {
+    turn.by(-head.position(s));
+    turn(row<float>{&x(s, 0)});
+  }
+  return x;
+}
+
+/// `x_iᵀ (C + λI)⁻¹ x_i` of every row, `λ = ridge · trace(C)/dim`. `x [rows, dim]` is centred and
+/// `covariance [dim, dim]` is its own, up to a factor; both are overwritten. `out [rows]`.
+inline void leverage(Eigen::Ref<dense::matrix> x, Eigen::Ref<dense::matrix> covariance, float ridge,
+                     Eigen::Ref<dense::vector> out) {
+  // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
+  covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
+  const Eigen::LLT<Eigen::Ref<dense::matrix>> factor(covariance);
+  factor.matrixU().solveInPlace<Eigen::OnTheRight>(x);  // x L⁻ᵀ: its rows' squares are wanted
+  out = x.rowwise().squaredNorm();
+}
+
+}  // namespace kvfold

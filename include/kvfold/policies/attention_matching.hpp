@@ -1,0 +1,171 @@
+#pragma once
+
+#include <algorithm>  // std::partial_sort
+#include <cmath>      // std::exp
+#include <limits>     // std::numeric_limits
+#include <string_view>
+#include <vector>
+
+#include "kvfold/fit.hpp"
+#include "kvfold/nnls.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// Attention Matching (arXiv 2602.16284): some keys stay, their log-mass and values are fitted so
+/// that mass and outputs on the reference queries are the full cache's.
+///   score   basic: root of mean squared attention on the queries. omp: orthogonal matching pursuit
+///           on the mass: `Aᵀ(t − A x)`, the gain in what is still missing
+///   select  sinks, the latest, then the top by score, in omp a few a round
+///   match   nowhere: what leaves is gone, but paid for in the others' mass and values
+///   merge   x_r = exp(β_r) ≥ 0 of least ‖A x − t‖², A_qr = exp(scale·q·k_r − top_q),
+///           t_q = Σ_j exp(ℓ_qj − top_q), top_q the full cache's largest logit; then values by
+///           ridge least squares around the kept tokens' own (the paper: around 0)
+/// Prompt only. Every query sees every slot: it stands for queries to come. Holds
+/// `[group · queries, length]` doubles. `omp` may keep fewer slots than the budget, and does where
+/// there are fewer query rows than slots to keep.
+struct attention_matching {
+  bool omp = false;
+  index_t sinks = 4;
+  index_t recent = 0;   ///< latest tokens that are kept in any case
+  float ridge = 1e-3F;  ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+  index_t a_round = 4;  ///< omp: slots that join before the next fit
+  float drop = -7;      ///< omp: log-mass below which a chosen slot leaves for good
+  float floor = -30;    ///< log-mass of a slot whose fit is less, or 0: it must be finite
+  static constexpr bool decodes = false;
+
+  static constexpr std::string_view name() { return "attention_matching"; }
+  index_t least() const { return sinks + recent + 1; }
+  void validate() const {
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "recent tokens", recent, 0);
+    expect_count(name(), "slots a round", a_round, 1);
+    expects(ridge >= 0 && std::isfinite(ridge),
+            "attention_matching: a ridge of at least 0 expected, ", ridge, " came");
+    expects(std::isfinite(drop), "attention_matching: a finite drop expected, ", drop, " came");
+    expects(std::isfinite(floor), "attention_matching: a finite floor expected, ", floor, " came");
+  }
+
+  void plan(const kv_head auto&, const head_state&, index_t, merge_plan&) const {
+    expects(false, "attention_matching: reference queries expected, none came");
+  }
+
+  template <class T>
+  void plan(const kv_head auto& head, const head_state&, const query_view<T>& reference,
+            index_t target, merge_plan& out) const {
+    const dense::matrix queries = dense::queries(reference, head.group(), head.dim());
+    const dense::matrix keys = dense::keys(head), values = dense::values(head);
+    const full_mass full(queries, keys, dense::log_mass(head), head.scale());
+    slots kept, others;
+    const auto stays = protect(head, sinks, recent);
+    for (index_t s = 0; s < head.length(); ++s) {
+      (stays(head.position(s)) ? kept : others).push_back(s);
+    }
+    expects(static_cast<index_t>(kept.size()) <= target,
+            "attention_matching: a budget of at least ", kept.size(), " protected slots expected, ",
+            target, " came");
+    if (omp) {
+      pursue(full, kept, others, static_cast<std::size_t>(target));
+    } else {
+      join(full.squares, static_cast<std::size_t>(target), kept, others);
+    }
+    std::ranges::sort(kept);
+
+    const Eigen::MatrixXd a = full.mass(Eigen::all, kept);
+    const Eigen::VectorXd x = nnls(a.transpose() * a, a.transpose() * full.total);
+    const dense::vector beta =
+        x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
+    const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
+    const dense::attention wanted(queries, keys, values, dense::log_mass(head), head.scale());
+    const dense::matrix p = probabilities(queries, key, beta, head.scale());
+    const dense::matrix delta = ridge_values(p, wanted.output - p * value, ridge);
+    out.reset(head.length());
+    for (std::size_t r = 0; r < kept.size(); ++r) {
+      out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
+    }
+    out.correct_values({delta.data(), static_cast<std::size_t>(delta.size())}, head.dim());
+  }
+
+ private:
+  using slots = std::vector<index_t>;
+
+  /// The full cache on the queries, in double: what is still missing is a small difference.
+  struct full_mass {
+    Eigen::MatrixXd mass;     // [queries, length] A: without log-mass, which is what is sought
+    Eigen::VectorXd total;    // [queries] t
+    Eigen::VectorXd squares;  // [length] Σ_q p_qj²
+
+    full_mass(const dense::matrix& queries, const dense::matrix& keys,
+              const dense::vector& log_mass, float scale)
+        : mass(queries.rows(), keys.rows()),
+          total(queries.rows()),
+          squares(Eigen::VectorXd::Zero(keys.rows())) {
+      mass.noalias() = queries.cast<double>() * keys.cast<double>().transpose();
+      mass *= double{scale};
+      const Eigen::RowVectorXd beta = log_mass.transpose().cast<double>();
+      Eigen::RowVectorXd e;
+      for (Eigen::Index q = 0; q < mass.rows(); ++q) {
+        e = mass.row(q) + beta;
+        const double top = e.maxCoeff();
+        e = (e.array() - top).exp();
+        total[q] = e.sum();
+        squares += (e / total[q]).cwiseAbs2().transpose();
+        mass.row(q) = (mass.row(q).array() - top).exp();
+      }
+    }
+  };
+
+  double log_mass(double x) const { return x > 0 ? std::max(std::log(x), double{floor}) : floor; }
+
+  /// Moves the best of the others by `score [length]` into `kept`, until it has `size`. Ties to the
+  /// lower slot, NaN last.
+  static void join(const Eigen::VectorXd& score, std::size_t size, slots& kept, slots& others) {
+    const auto at = [&](index_t s) {
+      return std::isnan(score[s]) ? -std::numeric_limits<double>::infinity() : score[s];
+    };
+    const auto joining = static_cast<std::ptrdiff_t>(std::min(size - kept.size(), others.size()));
+    std::ranges::partial_sort(others, others.begin() + joining, [&](index_t a, index_t b) {
+      return at(a) > at(b) || (at(a) == at(b) && a < b);
+    });
+    kept.insert(kept.end(), others.begin(), others.begin() + joining);
+    others.erase(others.begin(), others.begin() + joining);
+  }
+
+  /// Orthogonal matching pursuit: `kept` grows to `target`, or until there are no others.
+  void pursue(const full_mass& full, slots& kept, slots& others, std::size_t target) const {
+    const std::size_t safe = kept.size();
+    Eigen::MatrixXd a = full.mass(Eigen::all, kept), gram = a.transpose() * a;
+    Eigen::VectorXd x = nnls(gram, a.transpose() * full.total);
+    while (kept.size() < target && !others.empty()) {
+      const Eigen::VectorXd gain = full.mass.transpose() * (full.total - a * x);
+      join(gain, std::min(target, kept.size() + static_cast<std::size_t>(a_round)), kept, others);
+      // Only the newcomers' products are new, and the last solution is where the next begins.
+      const Eigen::Index before = a.cols(), now = static_cast<Eigen::Index>(kept.size());
+      a = full.mass(Eigen::all, kept);
+      gram.conservativeResize(now, now);
+      gram.rightCols(now - before).noalias() = a.transpose() * a.rightCols(now - before);
+      gram.bottomRows(now - before) = gram.rightCols(now - before).transpose().eval();
+      Eigen::VectorXd start = Eigen::VectorXd::Zero(now);
+      start.head(before) = x;
+      x = nnls(gram, a.transpose() * full.total, start);
+      std::vector<Eigen::Index> staying;
+      for (Eigen::Index r = 0; r < now; ++r) {
+        if (static_cast<std::size_t>(r) < safe || log_mass(x[r]) >= drop) {
+          staying.push_back(r);
+        }
+      }
+      if (staying.size() < kept.size()) {
+        slots left;
+        for (const Eigen::Index r : staying) {
+          left.push_back(kept[static_cast<std::size_t>(r)]);
+        }
+        kept = left;
+        a = a(Eigen::all, staying).eval(), x = x(staying).eval();
+        gram = gram(staying, staying).eval();
+      }
+    }
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <algorithm>  // std::ranges::upper_bound
+#include <array>
+#include <string_view>
+
+#include "kvfold/arena.hpp"
+#include "kvfold/chance.hpp"
+#include "kvfold/column_scores.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/score.hpp"
+
+namespace kvfold {
+
+/// CaM (ICML 2024, "Cache merging for memory-efficient LLMs inference"): H2O, but by chance what
+/// leaves gives its value to the tokens that follow it.
+///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far
+///   select  sinks, the most recent, then the top of the rest by s
+///   match   the next `merge` kept tokens by position, fewer at the end
+///   merge   v ← v + v_i/n for each of the n, with probability min(1, s_i / mean of their s); keys
+///           and log-mass are untouched
+/// Values that leave together are added as they were. A prompt only drops tokens unless
+/// `merge_prompt`: merging nine tokens of ten into the tenth drowns it.
+struct cam {
+  float recent = 0.5F;  ///< share of the budget for the latest tokens
+  index_t sinks = 4;
+  index_t merge = 32;  ///< tokens that a value goes to
+  std::uint64_t seed = 0;
+  bool merge_prompt = false;
+
+  static constexpr std::string_view name() { return "cam"; }
+  static constexpr std::array<column, 1> columns() { return {}; }
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
+  index_t least() const {
+    index_t target = 1;
+    while (sinks + share_of(recent, target) > target && target < most_tokens) {
+      ++target;
+    }
+    return target;
+  }
+  void validate() const {
+    expects(recent >= 0 && recent < 1, "cam: recent as a share in [0, 1) expected, ", recent,
+            " came");
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "tokens to merge into", merge, 1);
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
+    accumulate(state.column(0), seen.attention);
+    state.memory()[0] = 1;
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    std::vector<float> total(static_cast<std::size_t>(head.length()));
+    column_scores(head, queries, {}, {.total = total});
+    accumulate(state.column(0), total);
+    state.memory()[0] = 0;
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    const auto score = state.column(0);
+    evict(head, target, protected_slots(head, sinks, share_of(recent, target)), by(score), out);
+    if (state.memory()[0] == 0 && !merge_prompt) {
+      return;
+    }
+    const index_t rows = out.rows(), dim = head.dim();
+    const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim);
+    auto delta = arena(out.numbers(), size).rows(rows, dim);
+    delta.setZero();
+    auto& order = out.order();  // rows by position
+    order.clear();
+    for (index_t r = 0; r < rows; ++r) {
+      order.push_back(r);
+    }
+    const auto position = [&](index_t r) { return head.position(out.anchor(r)); };
+    std::ranges::sort(order, {}, position);
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+        continue;
+      }
+      const auto first = std::ranges::upper_bound(order, head.position(s), {}, position);
+      const auto last = first + std::min(std::ptrdiff_t{merge}, order.end() - first);
+      const auto n = static_cast<float>(last - first);
+      float theirs = 0;
+      for (auto r = first; r != last; ++r) {
+        theirs += score[static_cast<std::size_t>(out.anchor(*r))] / n;
+      }
+      const float own = score[static_cast<std::size_t>(s)];
+      // own / theirs at most 1, and 1 where theirs is 0: chance is below 1, so need not be clamped
+      if (!(own > 0 && unit_random(seed, head.position(s)) * theirs < own)) {
+        continue;
+      }
+      for (auto r = first; r != last; ++r) {
+        for (index_t i = 0; i < dim; ++i) {
+          delta(*r, i) += static_cast<float>(head.value(s)[i]) / n;
+        }
+      }
+    }
+    out.correct_values({delta.data(), size}, dim);
+  }
+};
+
+}  // namespace kvfold

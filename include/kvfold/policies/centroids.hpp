@@ -1,0 +1,133 @@
+#pragma once
+
+#include <algorithm>  // std::nth_element
+#include <bit>        // std::bit_cast
+#include <cmath>      // std::log
+#include <string_view>
+
+#include "kvfold/cluster.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/rows.hpp"
+
+namespace kvfold {
+
+/// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
+///   score   none
+///   select  sinks and the last W stay as they are
+///   match   prompt: k-means of the others' stored keys, seeds evenly spread over them; decode:
+///   what
+///           has just left the window goes to the nearest of the others, by Euclidean distance
+///   merge   means by n = exp(β), the tokens that a slot stands for; β = ln Σ n
+/// A cluster lies at its seed. When more tokens have come since the head was last within its budget
+/// than half of that budget, they are a prompt, or a chunk of one, and all are clustered anew.
+struct centroids {
+  index_t sinks = 4;
+  index_t window = 32;
+  index_t rounds = 10;  ///< Lloyd's
+
+  static constexpr std::string_view name() { return "centroids"; }
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // see `settle`
+  index_t least() const { return sinks + window + 1; }
+  void validate() const {
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "tokens in the window", window, 0);
+    expect_count(name(), "rounds", rounds, 1);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    const auto stays = protected_slots(head, sinks, window);
+    auto& into = out.row_of();
+    auto& others = out.order();
+    into.clear(), others.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      into.push_back(s);
+      if (!stays(s)) {
+        others.push_back(s);
+      }
+    }
+    const index_t count = target - head.length() + static_cast<index_t>(others.size());
+    expects(count > 0, "centroids: a budget of more than ", target - count,
+            " protected slots expected, ", target, " came");
+    if (prompt(head, state, target)) {
+      cluster_prompt(head, count, others, into);
+    } else {
+      std::ranges::nth_element(others, others.begin() + count, {},
+                               [&](index_t s) { return head.position(s); });
+      const auto staying = std::span(others).first(static_cast<std::size_t>(count));
+      std::ranges::sort(staying);
+      for (const index_t s : std::span(others).subspan(staying.size())) {
+        into[static_cast<std::size_t>(s)] = nearest(head, s, staying);
+      }
+    }
+    write(head, out);
+  }
+
+  /// Remembers how many tokens had come when the head was last within its budget.
+  void settle(const kv_head auto& head, head_state& state, index_t) const {
+    state.memory()[0] = std::bit_cast<float>(head.seen());
+  }
+
+ private:
+  static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
+    return head.seen() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
+  }
+
+  static index_t nearest(const kv_head auto& head, index_t c, std::span<const index_t> staying) {
+    index_t best = -1;
+    float least = 0;
+    for (const index_t r : staying) {
+      float square = 0;
+      for (index_t i = 0; i < head.dim(); ++i) {
+        const float d = static_cast<float>(head.key(r)[i]) - static_cast<float>(head.key(c)[i]);
+        square += d * d;
+      }
+      if (best < 0 || square < least) {
+        best = r, least = square;
+      }
+    }
+    return best;
+  }
+
+  void cluster_prompt(const kv_head auto& head, index_t count, std::vector<index_t>& others,
+                      std::vector<index_t>& into) const {
+    std::ranges::sort(others, {}, [&](index_t s) { return head.position(s); });
+    const dense::matrix x = dense::keys(head)(others, Eigen::all);
+    const dense::vector beta = dense::log_mass(head)(others);
+    const dense::vector tokens = (beta.array() - beta.maxCoeff()).exp();  // up to a factor
+    std::vector<index_t> seeds, cluster(others.size());
+    for (index_t c = 0; c < count; ++c) {
+      seeds.push_back(static_cast<index_t>(std::int64_t{c} * x.rows() / count));
+    }
+    dense::matrix centres = x(seeds, Eigen::all);
+    lloyd(x, tokens, rounds, centres, cluster);
+    for (index_t c = 0; c < count; ++c) {
+      cluster[static_cast<std::size_t>(seeds[static_cast<std::size_t>(c)])] = c;
+    }
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      const auto seed = static_cast<std::size_t>(seeds[static_cast<std::size_t>(cluster[i])]);
+      into[static_cast<std::size_t>(others[i])] = others[seed];
+    }
+  }
+
+  static void write(const kv_head auto& head, merge_plan& out) {
+    out.reset(head.length());
+    for_each_row(out, [&](std::span<const index_t> members) {
+      float top = head.log_mass(members[0]), tokens = 0;
+      for (const index_t s : members) {
+        top = std::max(top, head.log_mass(s));
+      }
+      for (const index_t s : members) {
+        tokens += std::exp(head.log_mass(s) - top);
+      }
+      for (const index_t s : members) {
+        const float w = std::exp(head.log_mass(s) - top) / tokens;
+        out.add({s, w, w});
+      }
+      out.end_row(members.size() == 1 ? top : top + std::log(tokens));
+    });
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>  // std::binary_search
+#include <array>
+#include <cmath>  // std::sqrt
+#include <string_view>
+
+#include "kvfold/arena.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/leverage.hpp"
+#include "kvfold/match.hpp"
+#include "kvfold/policy.hpp"
+
+namespace kvfold {
+
+/// Compactor (arXiv 2507.08143): outliers among keys, and attention within chunks of the prompt.
+///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
+///           l_j: leverage of the un-rotated key (exact; the paper sketches it). a_j: non-causal
+///           attention that j receives from the queries of its own chunk, times ‖v_j‖, averaged
+///           with both neighbours (zeros beyond the ends)
+///   select  sinks and the last W, then the top of the rest by s
+///   match   nowhere: what leaves is gone
+/// Only slots that may leave are looked at, in position order. Queries that are not the slots' own
+/// (foresight) tell nothing here: give the prompt's.
+struct compactor {
+  kvfold::rope rope = {};  ///< the engine's
+  index_t sinks = 4;
+  index_t window = 4;
+  index_t chunk = 256;  ///< slots that attend to each other
+  float blend = -1;     ///< of leverage; negative: the share of slots that leave
+
+  static constexpr std::string_view name() { return "compactor"; }
+  static constexpr std::array<column, 1> columns() { return {}; }               // a_j, as received
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
+  index_t least() const { return sinks + window + 1; }
+  index_t slack(index_t slots) const { return slots / 16; }
+  void validate() const {
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "tokens in the window", window, 0);
+    expect_count(name(), "slots in a chunk", chunk, 1);
+    expects(std::isfinite(blend), "compactor: a finite blend expected, ", blend, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation&) const {
+    state.memory()[0] = 0;
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    state.memory()[0] = 1;
+    const auto received = state.column(0);
+    std::fill(received.begin(), received.end(), 0.0F);
+    const dense::matrix keys = dense::keys(head),
+                        all = dense::queries(queries, head.group(), head.dim());
+    const dense::vector log_mass = dense::log_mass(head);
+    std::vector<index_t> others;
+    look_at(head, others);
+    const auto size = static_cast<std::size_t>(chunk);
+    for (std::size_t begin = 0; begin < others.size(); begin += size) {
+      const auto slots = std::span(others).subspan(begin, std::min(size, others.size() - begin));
+      std::vector<Eigen::Index> own;
+      for (index_t i = 0; i < queries.count; ++i) {
+        const index_t at = queries.position_of(i, head.seen());
+        if (std::ranges::binary_search(slots, at, {}, position_in(head))) {
+          for (index_t g = 0; g < head.group(); ++g) {
+            own.push_back(Eigen::Index{g} * queries.count + i);
+          }
+        }
+      }
+      const dense::matrix k = keys(slots, Eigen::all), nothing(k.rows(), 0);
+      const dense::attention a(all(own, Eigen::all), k, nothing, log_mass(slots), head.scale());
+      for (std::size_t j = 0; j < slots.size(); ++j) {
+        received[static_cast<std::size_t>(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
+      }
+    }
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    look_at(head, out.order());
+    const auto& others = out.order();
+    const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
+    const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
+    arena scratch(out.numbers(), static_cast<std::size_t>(n) + rows * (2 + d) + d * d);
+    auto score = scratch.column(n), lever = scratch.column(m), attended = scratch.column(m);
+    auto x = scratch.rows(m, dim), covariance = scratch.rows(dim, dim);
+    for (index_t j = 0; j < m; ++j) {
+      const index_t s = others[static_cast<std::size_t>(j)];
+      for (index_t i = 0; i < dim; ++i) {
+        x(j, i) = static_cast<float>(head.key(s)[i]);
+      }
+      rope.rotate(row<float>{&x(j, 0)}, dim, -head.position(s));
+    }
+    for (index_t i = 0; i < dim; ++i) {
+      x.col(i).array() -= x.col(i).mean();
+    }
+    covariance.setZero();
+    for (index_t j = 0; j < m; ++j) {
+      covariance.template selfadjointView<Eigen::Lower>().rankUpdate(x.row(j).transpose());
+    }
+    leverage(x, covariance, 0.01F, lever);
+    if (state.memory()[0] != 0) {
+      for (index_t j = 0; j < m; ++j) {
+        const index_t s = others[static_cast<std::size_t>(j)];
+        attended[j] = state.column(0)[static_cast<std::size_t>(s)] *
+                      std::sqrt(dot(head.value(s), head.value(s), dim));
+      }
+      float before = 0;
+      for (index_t j = 0; j < m; ++j) {
+        const float own = attended[j];
+        attended[j] = (before + own + (j + 1 < m ? attended[j + 1] : 0.0F)) / 3;
+        before = own;
+      }
+      standardise(attended), standardise(lever);
+      const float share = static_cast<float>(target) / static_cast<float>(n);
+      lever = (blend < 0 ? 1 - share : blend) * lever + attended;
+    }
+    score.setZero();
+    for (index_t j = 0; j < m; ++j) {
+      score[others[static_cast<std::size_t>(j)]] = lever[j];
+    }
+    evict(head, target, protected_slots(head, sinks, window),
+          by({score.data(), static_cast<std::size_t>(n)}), out);
+  }
+
+ private:
+  static auto position_in(const kv_head auto& head) {
+    return [&head](index_t s) { return head.position(s); };
+  }
+  /// The slots that may leave, in position order.
+  void look_at(const kv_head auto& head, std::vector<index_t>& others) const {
+    const auto stays = protected_slots(head, sinks, window);
+    others.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (!stays(s)) {
+        others.push_back(s);
+      }
+    }
+    std::ranges::sort(others, {}, position_in(head));
+  }
+  static void standardise(Eigen::Map<dense::vector>& x) {
+    x.array() -= x.mean();
+    const auto n = static_cast<float>(std::max(x.size() - 1, Eigen::Index{1}));
+    x /= std::max(std::sqrt(x.squaredNorm() / n), 1e-6F);
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <array>
+#include <cmath>    // std::exp
+#include <numbers>  // std::numbers::e_v
+#include <string_view>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/match.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/rows.hpp"
+#include "kvfold/score.hpp"
+
+namespace kvfold {
+
+/// D2O (Wan et al. 2024, arXiv 2406.13035), per token and per head as the paper has it (the
+/// authors' code shares threshold and filter between heads). Layer budgets: layer_budgets.hpp.
+///   score   s_j ← s_j + Σ_g a_gj                                       eq. 6
+///   select  sinks, M recent, the top N of the rest by s, N:M = 3:1     eqs. 7–8
+///   match   u_ij = cos(k_i, k_j), j* = argmax_j u_ij over all kept     eq. 9
+///           max_j u_ij < τ_t: gone for good; τ_t = β m_t + (1 − β) τ_{t−1}, m_t the mean of
+///           max_j u_ij over the evicted, τ_0 = m_0                     eq. 10
+///   merge   k_j ← (e k_j + Σ_i exp(u_ij) k_i)/Z, values alike          eqs. 11–12
+/// Protected slots absorb too; score and log-mass of a slot that absorbs stay its own.
+struct d2o {
+  float recent = 0.25F;  ///< M as a share of the budget without its sinks
+  index_t sinks = 4;     ///< first tokens that never leave
+  float beta = 0.7F;     ///< β: how much of a new m_t enters the threshold
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "d2o"; }
+  enum column_name : index_t { score };
+  static constexpr std::array<column, 1> columns() { return {column{column_fold::anchor}}; }
+  enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
+  index_t least() const { return sinks + 1; }
+  void validate() const {
+    expects(recent >= 0 && recent < 1, "d2o: recent as a share in [0, 1) expected, ", recent,
+            " came");
+    expect_count(name(), "sinks", sinks, 0);
+    expects(beta >= 0 && beta <= 1, "d2o: a beta in [0, 1] expected, ", beta, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
+    accumulate(state.column(score), seen.attention);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    std::vector<float> total(static_cast<std::size_t>(head.length()));
+    column_scores(head, queries, {.combine = combine}, {.total = total});
+    accumulate(state.column(score), total);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    select(head.length(), target, stays(head, target), by(state.column(score)), out);
+    const auto u = match_by_cosine(head, out);
+    const auto at = [](const auto& x, index_t s) -> auto& {
+      return x[static_cast<std::size_t>(s)];
+    };
+    double sum = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      sum += at(out.marks(), s) != 0 ? 0 : double{at(u, s)};
+    }
+    const auto m = static_cast<float>(sum / (head.length() - target));
+    const float tau = next_threshold(state, m);
+    for (std::size_t s = 0; s < u.size(); ++s) {
+      if (out.marks()[s] == 0 && u[s] < tau) {
+        out.row_of()[s] = -1;
+      }
+    }
+    out.reset(head.length());
+    out.set_note(m);
+    for_each_row(out, [&](std::span<const index_t> members) {
+      const index_t j = members[0];
+      if (members.size() == 1) {
+        return out.keep(j, head.log_mass(j));
+      }
+      float z = e;
+      for (const index_t i : members.subspan(1)) {
+        z += std::exp(at(u, i));
+      }
+      out.add({j, e / z, e / z});
+      for (const index_t i : members.subspan(1)) {
+        out.add({i, std::exp(at(u, i)) / z, std::exp(at(u, i)) / z});  // eqs. 11–12
+      }
+      out.end_row(head.log_mass(j));
+    });
+  }
+
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
+    const index_t c = least_wanted(head.length(), stays(head, target), by(state.column(score)));
+    const near_slot j = nearest_by_cosine(head, c, [](index_t) { return true; });
+    if (j.cosine < next_threshold(state, j.cosine)) {
+      return {.leaving = c, .note = j.cosine};
+    }
+    const float z = e + std::exp(j.cosine);
+    return {.leaving = c,
+            .into = j.slot,
+            .stay_weight = e / z,
+            .leave_weight = std::exp(j.cosine) / z,
+            .log_mass = head.log_mass(j.slot),
+            .note = j.cosine};
+  }
+
+  /// eq. 10: what a change has measured enters the threshold.
+  void carry(const kv_head auto&, head_state& state, const merge_plan& change) const {
+    remember(state, change.note());
+  }
+  void carry(const kv_head auto&, head_state& state, const departure& change) const {
+    remember(state, change.note);
+  }
+
+ private:
+  static constexpr float e = std::numbers::e_v<float>;  // exp of the kept key's self-similarity
+
+  auto stays(const kv_head auto& head, index_t target) const {
+    return protected_slots(head, sinks, share_of(recent, target - sinks));
+  }
+  float next_threshold(const head_state& state, float m) const {
+    const auto now = state.memory();
+    return now[has_threshold] != 0 ? beta * m + (1 - beta) * now[threshold] : m;
+  }
+  void remember(head_state& state, float m) const {
+    if (!std::isnan(m)) {
+      state.memory()[threshold] = next_threshold(state, m);
+      state.memory()[has_threshold] = 1;
+    }
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "kvfold/policies/fold_decode.hpp"
+#include "kvfold/policies/fold_prompt.hpp"
+#include "kvfold/policy.hpp"
+
+namespace kvfold {
+
+/// fold (ours): slots that attention sees alike become one; what nobody has asked for yet is kept
+/// for what it is.
+///   score   m_i, the mean attention of reference queries (foresight) over the full cache
+///   select  sinks, the latest, and a share of the rest for the outliers: the highest leverage of
+///           un-rotated keys; these keep their bytes
+///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
+///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
+///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
+struct fold {
+  kvfold::rope rope = {};  ///< the engine's, so that keys and queries can be moved in position
+  index_t sinks = 4;
+  index_t recent = 8;   ///< latest tokens that stay alone
+  float share = 0.25F;  ///< of the other slots, for outliers
+  fold_prompt prompt = {};
+  fold_decode decode = {};
+
+  static constexpr std::string_view name() { return "fold"; }
+  enum column_name : index_t { tokens };  ///< that a slot stands for
+  static constexpr std::array<column, 1> columns() { return {column{column_fold::sum, 1}}; }
+  std::size_t memory(index_t dim, index_t group, index_t) const {
+    return fold_memory_size(decode.queries, group, dim);
+  }
+  index_t least() const { return sinks + recent + 2; }
+  index_t slack(index_t slots) const { return decode.freed(slots) - 1; }
+  void validate() const {
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "recent tokens", recent, 0);
+    expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
+    prompt.validate();
+    decode.validate();
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
+    expects(seen.query != nullptr, "fold: the step's query expected, none came");
+    auto memory = memory_of(head, state);
+    memory.count_keys(head, rope);
+    memory.remember(seen.query, head.seen() - 1, decode.stride);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    auto memory = memory_of(head, state);
+    memory.count_keys(head, rope);
+    memory.remember(queries, head.seen());
+  }
+
+  /// A prompt, on its reference queries.
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
+            index_t target, merge_plan& out) const {
+    const index_t outliers = outliers_of(target);
+    dense::matrix x = unrotated_keys(head, rope);
+    x.rowwise() -= x.colwise().mean().eval();
+    dense::matrix covariance = x.transpose() * x;
+    dense::vector lever(head.length());
+    leverage(x, covariance, 0.01F, lever);
+    pin(head, state, outliers, {lever.data(), static_cast<std::size_t>(lever.size())}, out);
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, out);
+  }
+
+  /// Decode, on the queries remembered.
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    const auto memory = memory_of(head, state);
+    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
+    pin(head, state, outliers_of(slots), decode.leverage(head, memory, rope, out), out);
+    decode.plan(head, memory, rope, target, out);
+  }
+
+ private:
+  template <class State>
+  auto memory_of(const kv_head auto& head, State& state) const {
+    return fold_memory(state.memory(), decode.queries, head.group(), head.dim());
+  }
+  index_t outliers_of(index_t slots) const {
+    return std::max(0, static_cast<index_t>(share * static_cast<float>(slots - sinks - recent)));
+  }
+
+  /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token the
+  /// `outliers` of the highest leverage.
+  void pin(const kv_head auto& head, const head_state& state, index_t outliers,
+           std::span<const float> lever, merge_plan& out) const {
+    const auto always = protect(head, sinks, recent);
+    const auto held = state.column(tokens);
+    index_t pinned = 0, candidates = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      const bool stays = always(head.position(s));
+      pinned += stays ? 1 : 0;
+      candidates += !stays && held[static_cast<std::size_t>(s)] == 1.0F ? 1 : 0;
+    }
+    select(
+        head.length(), pinned + std::min(outliers, candidates),
+        [&](index_t s) { return always(head.position(s)); },
+        [&](index_t s) {
+          return held[static_cast<std::size_t>(s)] == 1.0F
+                     ? rank(lever[static_cast<std::size_t>(s)])
+                     : -std::numeric_limits<float>::infinity();
+        },
+        out);
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,135 @@
+/// fold after a prompt: clusters of slots, fitted to the full cache on reference queries.
+#pragma once
+
+#include <Eigen/Cholesky>
+#include <cmath>  // std::sqrt
+
+#include "kvfold/cluster.hpp"
+#include "kvfold/fit.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// The slots that are not marked become clusters, `target` rows in all.
+struct fold_prompt {
+  index_t rounds = 4;   ///< Lloyd's
+  float floor = 0.1F;   ///< weight of a slot that no query asks for, times the number of slots
+  float ridge = 0.01F;  ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+
+  void validate() const {
+    expect_count("fold", "rounds", rounds, 1);
+    expects(floor >= 0 && std::isfinite(floor), "fold: a floor of at least 0 expected, ", floor,
+            " came");
+    expects(ridge >= 0 && std::isfinite(ridge), "fold: a ridge of at least 0 expected, ", ridge,
+            " came");
+  }
+
+  /// `queries [queries, dim]`; `out.marks()` says which slots keep their bytes.
+  void plan(const kv_head auto& head, const dense::matrix& queries, index_t target,
+            merge_plan& out) const {
+    const index_t n = head.length();
+    const dense::matrix keys = dense::keys(head), values = dense::values(head);
+    const dense::attention full(queries, keys, values, dense::log_mass(head), head.scale());
+    const auto count = static_cast<float>(queries.rows());
+    const dense::vector m = full.mass.array() / count + 1e-6F;
+    const std::vector<char> pinned = out.marks();
+    index_t alone = 0;
+    for (const char mark : pinned) {
+      alone += mark;
+    }
+    const clusters c = cluster(space(head, queries, keys, values), pinned,
+                               m.array() + floor / static_cast<float>(n), target - alone, rounds);
+
+    // Members' sums: of m, and of what the rows stand for.
+    const auto size = c.seeds.size();
+    std::vector<float> weight(size), mass(size);
+    std::vector<std::vector<index_t>> members(size);
+    for (index_t s = 0; s < n; ++s) {
+      if (const index_t i = c.cluster[static_cast<std::size_t>(s)]; i >= 0) {
+        weight[static_cast<std::size_t>(i)] += m[s];
+        mass[static_cast<std::size_t>(i)] += full.mass[s];
+        members[static_cast<std::size_t>(i)].push_back(s);
+      }
+    }
+    // The rows in slot order, a cluster at its seed: keys, values, mass, anchors.
+    dense::matrix key(target, head.dim()), value(target, head.dim());
+    dense::vector row_mass(target);
+    std::vector<index_t> cluster_of;  // [rows], −1: pinned
+    out.order().clear();              // [rows] anchors
+    for (index_t s = 0; s < n; ++s) {
+      const index_t i = c.cluster[static_cast<std::size_t>(s)];
+      if (i >= 0 && c.seeds[static_cast<std::size_t>(i)] != s) {
+        continue;
+      }
+      const auto r = static_cast<Eigen::Index>(cluster_of.size());
+      cluster_of.push_back(i);
+      out.order().push_back(s);
+      if (i < 0) {
+        key.row(r) = keys.row(s), value.row(r) = values.row(s), row_mass[r] = full.mass[s];
+        continue;
+      }
+      key.row(r).setZero(), value.row(r).setZero();
+      for (const index_t j : members[static_cast<std::size_t>(i)]) {
+        const float w = m[j] / weight[static_cast<std::size_t>(i)];
+        key.row(r) += w * keys.row(j), value.row(r) += w * values.row(j);
+      }
+      row_mass[r] = mass[static_cast<std::size_t>(i)];
+    }
+    dense::vector beta = fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
+    for (Eigen::Index r = 0; r < target; ++r) {
+      if (cluster_of[static_cast<std::size_t>(r)] < 0) {
+        beta[r] = head.log_mass(out.order()[static_cast<std::size_t>(r)]);
+      }
+    }
+    dense::matrix delta;
+    if (ridge > 0) {
+      const dense::matrix p = probabilities(queries, key, beta, head.scale());
+      delta = ridge_values(p, full.output - p * value, ridge);
+    }
+
+    out.reset(n);
+    for (Eigen::Index r = 0; r < target; ++r) {
+      const index_t anchor = out.order()[static_cast<std::size_t>(r)];
+      const index_t i = cluster_of[static_cast<std::size_t>(r)];
+      if (i < 0) {
+        out.keep(anchor, beta[r]);
+        if (ridge > 0) {
+          delta.row(r).setZero();
+        }
+        continue;
+      }
+      const auto add = [&](index_t s) {
+        const float w = m[s] / weight[static_cast<std::size_t>(i)];
+        out.add({s, w, w});
+      };
+      add(anchor);
+      for (const index_t s : members[static_cast<std::size_t>(i)]) {
+        if (s != anchor) {
+          add(s);
+        }
+      }
+      out.end_row(beta[r]);
+    }
+    if (ridge > 0) {
+      out.correct_values({delta.data(), static_cast<std::size_t>(delta.size())}, head.dim());
+    }
+  }
+
+ private:
+  /// The space in which squared distance is D²: `[scale · k L | v / mean‖v‖]`, `L Lᵀ` the queries'
+  /// covariance.
+  static dense::matrix space(const kv_head auto& head, const dense::matrix& queries,
+                             const dense::matrix& keys, const dense::matrix& values) {
+    const dense::matrix centred = queries.rowwise() - queries.colwise().mean();
+    Eigen::MatrixXf covariance = centred.transpose() * centred / static_cast<float>(queries.rows());
+    covariance.diagonal().array() += 1e-3F;
+    const Eigen::LLT<Eigen::MatrixXf> factor(covariance);
+    const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
+    dense::matrix x(keys.rows(), keys.cols() + values.cols());
+    x.leftCols(keys.cols()).noalias() = head.scale() * keys * factor.matrixL().toDenseMatrix();
+    x.rightCols(values.cols()) = values / norm;
+    return x;
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,277 @@
+#pragma once
+
+#include <cmath>       // std::exp
+#include <functional>  // std::invoke
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvfold/evict.hpp"
+#include "kvfold/leaders.hpp"
+#include "kvfold/policies/keepkv_estimate.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/rows.hpp"
+
+namespace kvfold {
+
+/// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of the
+/// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
+/// s_j = exp(scale · q·k_j), over the group's heads the mean.
+///   score   ln w_j = β_j + S_j; S by a moving average of s           eq. 8
+///   select  sinks, the most recent, then the top of the rest by w
+///   match   nearest by cosine, merged at `similarity` or above, else gone
+///   merge   ω_j = w_j / Σ w    k̄ = Σ ω k    v = Σ ω v               eqs. 7, 25, 26
+///           A = ln Σ w    P = ln Σ p    M = Σ ω S    r = (A − P)/M
+///           r in [1/2, 2]: k = r k̄, β = P;  else k = k̄, β = A − M (ours: as exact, and stable)
+/// Either way β + S = A: the slot weighs what its members weighed. The paper leaves the selection
+/// open. A prompt is merged first, then evicted (table 3): slots walk by falling w to leaders, so
+/// that those left over have nobody near.
+struct keepkv {
+  /// The authors' code never scales keys (r = 1, β = P), and estimates s by its mean over a window.
+  enum class mode { paper, code };
+
+  index_t sinks = 4;        ///< first tokens that never leave
+  float recent = 0.5F;      ///< share of the budget for the latest tokens
+  float similarity = 0.8F;  ///< cosine in [−1, 1] at which keys may merge
+  mode as = mode::paper;
+  index_t window = 32;      ///< queries of a prompt that count; code: in decode too
+  float decay = 0.9F;       ///< a of the moving average, in [0, 1); ours; 0: the present query only
+  bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
+  float epsilon = 1e-6F;    ///< code: added to the mean of s
+
+  static constexpr std::string_view name() { return "keepkv"; }
+  enum column_name : index_t { log_score, seen };  // S and W (paper); code: the window's rows
+  std::vector<column> columns() const {
+    if (as == mode::paper) {
+      return {{column_fold::anchor}, {column_fold::anchor}};
+    }
+    return std::vector<column>(static_cast<std::size_t>(window),
+                               {column_fold::anchor, logit_window::not_seen});
+  }
+  index_t column_count() const { return as == mode::paper ? 2 : window; }
+  std::size_t memory(index_t, index_t, index_t) const { return as == mode::paper ? 0 : 1; }
+  index_t least() const {
+    index_t target = sinks + 1;
+    while (sinks + share_of(recent, target) > target && target < most_tokens) {
+      ++target;
+    }
+    return target;
+  }
+  void validate() const {
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "queries in the window", window, 1);
+    expects(recent >= 0 && recent < 1, "keepkv: recent as a share in [0, 1) expected, ", recent,
+            " came");
+    expects(similarity >= -1 && similarity <= 1, "keepkv: a similarity in [-1, 1] expected, ",
+            similarity, " came");
+    expects(decay >= 0 && decay < 1, "keepkv: a decay in [0, 1) expected, ", decay, " came");
+    expects(epsilon > 0 && std::isfinite(epsilon), "keepkv: a finite epsilon above 0 expected, ",
+            epsilon, " came");
+  }
+
+ private:
+  /// What takes each slot's S of one more query.
+  auto taken(head_state& state) const {
+    const auto a = state.column(as == mode::paper ? log_score : 0);
+    const auto b = as == mode::paper ? state.column(seen) : logit_window::next(state);
+    return [this, a, b](index_t s, float now) {
+      const auto i = static_cast<std::size_t>(s);
+      if (as == mode::paper) {
+        moving_average{decay}(a[i], b[i], now);
+      } else {
+        b[i] = now;
+      }
+    };
+  }
+
+ public:
+  void observe(const kv_head auto& head, head_state& state, const observation& step) const {
+    expects(step.query != nullptr && !step.log_sum_exp.empty(),
+            "keepkv: the step's query and log-sum-exp expected, none came");
+    each_log_score(head, step, taken(state));
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const auto counted = queries.reference(window);
+    const dense::matrix keys = dense::keys(head);
+    for (index_t i = 0; i < counted.count; ++i) {
+      each_log_score(head, keys, counted, i, taken(state));
+    }
+  }
+
+  /// A prompt: merges first, then evicts.
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
+            merge_plan& out) const {
+    if (as == mode::code || !merge_first) {
+      return plan(head, state, target, out);
+    }
+    const auto held = stays(head, target);
+    const index_t n = head.length();
+    auto& into = out.row_of();
+    out.marks().assign(static_cast<std::size_t>(n), 0);
+    for (index_t s = 0; s < n; ++s) {
+      out.marks()[static_cast<std::size_t>(s)] = held(s) ? 1 : 0;
+    }
+    join_leaders(head, ranks(head, state), similarity, n - target, out);
+    auto& weight = out.numbers();  // ln w of the rows; −inf: not an anchor
+    std::fill_n(weight.begin(), n, -std::numeric_limits<float>::infinity());
+    index_t rows = 0;
+    for_each_row(out, [&](std::span<const index_t> members) {
+      weight[static_cast<std::size_t>(members[0])] =
+          static_cast<float>(merged(head, state, members).weight);
+      ++rows;
+    });
+    if (rows > target) {
+      select(n, target, held, by(weight), out);
+      for (index_t& to : into) {
+        to = out.marks()[static_cast<std::size_t>(to)] != 0 ? to : -1;
+      }
+    }
+    write_rows(head, state, out);
+  }
+
+  /// Decode: selects, then merges into the selected what is near enough to one of them.
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    auto& rank = out.numbers();
+    const index_t n = head.length();
+    rank.resize(std::max(rank.size(), static_cast<std::size_t>(n)));
+    for (index_t s = 0; s < n; ++s) {
+      rank[static_cast<std::size_t>(s)] = ranks(head, state)(s);
+    }
+    select(n, target, stays(head, target), by(rank), out);
+    const auto cosine = match_by_cosine(head, out);
+    for (std::size_t s = 0; s < cosine.size(); ++s) {
+      if (out.marks()[s] == 0 && !(cosine[s] >= similarity)) {
+        out.row_of()[s] = -1;
+      }
+    }
+    write_rows(head, state, out);
+  }
+
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
+    const index_t e = least_wanted(head.length(), stays(head, target), ranks(head, state));
+    const near_slot c = nearest_by_cosine(head, e, [](index_t) { return true; });
+    if (!(c.cosine >= similarity)) {
+      return {.leaving = e};
+    }
+    const index_t members[] = {c.slot, e};
+    const auto made = merged(head, state, members);
+    return {.leaving = e,
+            .into = c.slot,
+            .stay_weight = share(head, state, c.slot, made),
+            .leave_weight = share(head, state, e, made),
+            .log_mass = made.log_mass,
+            .key_scale = made.key_scale};
+  }
+
+  /// The merged slots' estimates, before their members go.
+  void carry(const kv_head auto& head, head_state& state, const merge_plan& change) const {
+    for (index_t r = 0; r < change.rows(); ++r) {
+      if (change.row(r).size() > 1) {
+        carry(head, state, change.row(r), &edge::source, change.log_mass(r));
+      }
+    }
+  }
+  void carry(const kv_head auto& head, head_state& state, const departure& change) const {
+    if (change.into != departure::nowhere) {
+      const index_t members[] = {change.into, change.leaving};
+      carry(head, state, std::span(members), std::identity{}, change.log_mass);
+    }
+  }
+
+ private:
+  auto stays(const kv_head auto& head, index_t target) const {
+    return protected_slots(head, sinks, share_of(recent, target));
+  }
+  /// An estimate that is no number weighs nothing beside others.
+  static double finite(double x) { return std::isfinite(x) ? x : -1e30; }
+  double estimate(const head_state& state, index_t s) const {
+    if (as == mode::paper) {
+      return finite(double{state.column(log_score)[static_cast<std::size_t>(s)]});
+    }
+    const index_t queries = logit_window::queries(state, s);
+    const double mean = logit_window::sum(state, s) - std::log(double(queries));
+    const double floor = std::log(double{epsilon});
+    return queries == 0 ? floor : log_sum(2, [&](std::size_t i) { return i == 0 ? mean : floor; });
+  }
+  /// Slot ↦ what it is ranked by; the authors leave the votes out.
+  auto ranks(const kv_head auto& head, const head_state& state) const {
+    return [this, &head, &state](index_t s) {
+      return static_cast<float>(as == mode::paper ? double{head.log_mass(s)} + estimate(state, s)
+                                                  : finite(logit_window::sum(state, s)));
+    };
+  }
+
+  struct merge {
+    double weight;  ///< A
+    float key_scale, log_mass;
+  };
+  merge merged(const kv_head auto& head, const head_state& state,
+               std::span<const index_t> members) const {
+    const auto votes = [&](index_t s) { return double{head.log_mass(s)}; };
+    const auto sum = [&](auto log_of) {
+      return log_sum(members.size(), [&](std::size_t i) { return log_of(members[i]); });
+    };
+    const double a = sum([&](index_t s) { return votes(s) + estimate(state, s); });
+    const double p = sum(votes);
+    if (as == mode::code) {
+      return {a, 1.0F, static_cast<float>(p)};
+    }
+    double mean = 0;
+    for (const index_t s : members) {
+      mean += std::exp(votes(s) + estimate(state, s) - a) * estimate(state, s);
+    }
+    const double r = (a - p) / mean;
+    return r >= 0.5 && r <= 2 ? merge{a, static_cast<float>(r), static_cast<float>(p)}
+                              : merge{a, 1.0F, static_cast<float>(a - mean)};
+  }
+  /// ω
+  float share(const kv_head auto& head, const head_state& state, index_t s, const merge& m) const {
+    return static_cast<float>(std::exp(double{head.log_mass(s)} + estimate(state, s) - m.weight));
+  }
+
+  void write_rows(const kv_head auto& head, const head_state& state, merge_plan& out) const {
+    out.reset(head.length());
+    for_each_row(out, [&](std::span<const index_t> members) {
+      if (members.size() == 1) {
+        return out.keep(members[0], head.log_mass(members[0]));
+      }
+      const merge made = merged(head, state, members);
+      for (const index_t s : members) {
+        const float w = share(head, state, s, made);
+        out.add({s, made.key_scale * w, w});
+      }
+      out.end_row(made.log_mass);
+    });
+  }
+
+  /// S of a merged slot is A − β. Code: of each query the vote-weighted mean of its members' s, as
+  /// far back as the slot that stays goes.
+  template <class Members, class SlotOf>
+  void carry(const kv_head auto& head, head_state& state, Members members, SlotOf slot_of,
+             float log_mass) const {
+    const auto anchor = static_cast<std::size_t>(std::invoke(slot_of, members.front()));
+    const auto sum = [&](auto log_of) {
+      return log_sum(members.size(), [&](std::size_t i) {
+        const index_t s = std::invoke(slot_of, members[i]);
+        return double{head.log_mass(s)} + log_of(s);
+      });
+    };
+    if (as == mode::paper) {
+      const double a = sum([&](index_t s) { return estimate(state, s); });
+      state.column(log_score)[anchor] = static_cast<float>(a - double{log_mass});
+      return;
+    }
+    for (index_t c = 0; c < window; ++c) {
+      float& now = state.column(c)[anchor];
+      if (now != logit_window::not_seen) {
+        const double row = sum([&](index_t s) { return double{logit_window::at(state, c, s)}; });
+        now = static_cast<float>(row - double{log_mass});
+      }
+    }
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,140 @@
+/// KeepKV's estimates of the attention that a slot will get.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cmath>      // std::exp
+#include <limits>     // std::numeric_limits
+#include <span>
+
+#include "kvfold/dense.hpp"
+#include "kvfold/match.hpp"
+#include "kvfold/observation.hpp"
+#include "kvfold/state.hpp"
+
+namespace kvfold {
+
+/// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
+template <class F>
+double log_sum(std::size_t n, F f) {
+  double top = -std::numeric_limits<double>::infinity(), sum = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double y = f(i);
+    top = std::isfinite(y) ? std::max(top, y) : top;
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const double y = f(i);
+    sum += std::isfinite(y) ? std::exp(y - top) : 0;
+  }
+  return std::isfinite(top) ? top + std::log(sum) : top;
+}
+
+/// Calls `take(s, S)` for every slot with `S_s = ln mean_g exp(scale · q_g·k_s)` (log-mass not in
+/// it) of a decode step. From its probabilities, `p exp(lse)`; where these have underflown, from
+/// the query. O(group · length), nothing allocated.
+template <class Take>
+void each_log_score(const kv_head auto& head, const observation& seen, Take take) {
+  const index_t n = head.length(), group = head.group();
+  const auto logit = [&](index_t g, index_t s) {
+    const row<const float> q{seen.query + std::ptrdiff_t{g} * head.dim()};
+    return head.scale() * dot(head.key(s), q, head.dim());
+  };
+  const float heads = std::log(static_cast<float>(group));
+  const float top = *std::ranges::max_element(seen.log_sum_exp);
+  constexpr index_t block = 64;
+  for (index_t first = 0; first < n; first += block) {
+    const index_t count = std::min(block, n - first);
+    float mass[block] = {};
+    for (index_t g = 0; g < group; ++g) {
+      const auto at = static_cast<std::size_t>(g);
+      const float share = std::exp(seen.log_sum_exp[at] - top);
+      const float* p = seen.probabilities.data() + std::ptrdiff_t{g} * n + first;
+      for (index_t i = 0; i < count; ++i) {
+        mass[i] += share * p[i];
+      }
+    }
+    for (index_t i = 0; i < count; ++i) {
+      const index_t s = first + i;
+      float now = std::log(mass[i]) + top - head.log_mass(s);
+      if (!(mass[i] > 1e-30F)) {
+        float most = logit(0, s), sum = 0;
+        for (index_t g = 1; g < group; ++g) {
+          most = std::max(most, logit(g, s));
+        }
+        for (index_t g = 0; g < group; ++g) {
+          sum += std::exp(logit(g, s) - most);
+        }
+        now = most + std::log(sum);
+      }
+      take(s, now - heads);
+    }
+  }
+}
+
+/// The same for reference query `i` over the slots at or before its position. `keys` of the head.
+template <class T, class Take>
+void each_log_score(const kv_head auto& head, const dense::matrix& keys, const query_view<T>& q,
+                    index_t i, Take take) {
+  const index_t position = q.position_of(i, head.seen()), group = head.group();
+  dense::matrix query(group, head.dim());
+  for (index_t g = 0; g < group; ++g) {
+    query.row(g) = Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), head.dim())
+                       .template cast<float>();
+  }
+  const dense::matrix logit = head.scale() * (keys * query.transpose());
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (head.position(s) <= position) {
+      const float most = logit.row(s).maxCoeff();
+      take(s, most + std::log((logit.row(s).array() - most).exp().mean()));
+    }
+  }
+}
+
+/// eq. 8: `s ← (a W s + s_now)/(a W + 1)` in logarithms, `W` the weights given so far.
+struct moving_average {
+  float decay;  ///< a
+
+  void operator()(float& log_score, float& seen, float now) const {
+    const float old = decay * seen;
+    seen = old + 1;
+    if (old == 0 || !std::isfinite(log_score)) {
+      log_score = now;
+    } else if (now > log_score) {
+      log_score = now + std::log((old * std::exp(log_score - now) + 1) / seen);
+    } else {
+      log_score += std::log((old + std::exp(now - log_score)) / seen);
+    }
+  }
+};
+
+/// The authors' estimate: the logits of the last queries, one column each, −inf where a query has
+/// not seen the slot.
+struct logit_window {
+  static constexpr float not_seen = -std::numeric_limits<float>::infinity();
+
+  /// The column of the next query, cleared; `memory [1]` counts round.
+  static std::span<float> next(head_state& state) {
+    float& at = state.memory()[0];
+    const auto column = state.column(static_cast<index_t>(at));
+    at = at + 1 < static_cast<float>(state.columns()) ? at + 1 : 0;
+    std::ranges::fill(column, not_seen);
+    return column;
+  }
+  /// How many queries in the window have seen slot `s`.
+  static index_t queries(const head_state& state, index_t s) {
+    index_t n = 0;
+    for (index_t c = 0; c < state.columns(); ++c) {
+      n += at(state, c, s) != not_seen ? 1 : 0;
+    }
+    return n;
+  }
+  /// `ln Σ s` over them.
+  static double sum(const head_state& state, index_t s) {
+    return log_sum(static_cast<std::size_t>(state.columns()),
+                   [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
+  }
+  static float at(const head_state& state, index_t c, index_t s) {
+    return state.column(c)[static_cast<std::size_t>(s)];
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,237 @@
+#pragma once
+
+#include <algorithm>  // std::nth_element
+#include <array>
+#include <cmath>  // std::exp
+#include <string_view>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/match.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/rows.hpp"
+#include "kvfold/score.hpp"
+#include "kvfold/select.hpp"
+
+namespace kvfold {
+
+/// KVMerger (Wang et al. 2024, arXiv 2407.08454): runs of consecutive similar keys become one slot.
+///   score   s_j ← s_j + Σ_g a_gj, summed when slots merge
+///   select  nobody: the last R and the top H by s, sinks first, take no part and break runs
+///   match   neighbours in position join when cos(k_{i−1}, k_i) > ε      algorithm 1
+///   merge   pivot p: the member of largest s; g_i = exp(−‖k_p − k_i‖²/2σ²)
+///           w_i = g_i/Σg    k = Σ w k    v = |S| Σ w v                  algorithm 2, eqs. 6–8
+/// σ = mean ‖k_p − k_i‖ / √2 (ours: eq. 6 defines it by itself). Every joined pair frees a slot, so
+/// a budget is met exactly by taking ε as an order statistic of the pairs' similarities (ours).
+/// Where all pairs joined are too few, the runs of least total score go.
+struct kvmerger {
+  enum class mode { threshold, budget };
+
+  mode joins = mode::budget;  ///< budget: ε is whatever leaves the target; threshold: at least so
+  float epsilon = 0.75F;      ///< threshold: ε, in [−1, 1]
+  float recent = 0.25F;       ///< R as a share of the budget
+  float heavy = 0.25F;        ///< H as a share of the budget; at least the sinks
+  index_t sinks = 4;          ///< first tokens that never leave
+  float sigma = 0;            ///< σ; 0: each run's own (the paper's table 3: 5)
+  bool scale_values = true;   ///< v times |S|, as the paper does
+  bool gaps_break = true;     ///< do neighbours in the cache join only at consecutive positions?
+  index_t period = 0;         ///< decode: slots freed at once; 0: a sixteenth of the budget
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "kvmerger"; }
+  enum column_name : index_t { score };
+  static constexpr std::array<column, 1> columns() { return {column{column_fold::sum}}; }
+  index_t least() const {
+    index_t target = std::max(sinks, index_t{1});
+    while (untouched(target) >= target && target < most_tokens) {
+      ++target;
+    }
+    return target;
+  }
+  index_t slack(index_t slots) const {
+    return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
+  }
+  void validate() const {
+    expects(epsilon >= -1 && epsilon <= 1, "kvmerger: an epsilon in [-1, 1] expected, ", epsilon,
+            " came");
+    expects(recent >= 0 && heavy >= 0 && recent + heavy < 1,
+            "kvmerger: recent and heavy as shares, together in [0, 1), expected, ", recent, " and ",
+            heavy, " came");
+    expect_count(name(), "sinks", sinks, 0);
+    expects(sigma >= 0 && std::isfinite(sigma), "kvmerger: a finite sigma of at least 0 expected, ",
+            sigma, " came");
+    expect_count(name(), "slots freed at once", period, 0);
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
+    accumulate(state.column(score), seen.attention);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    std::vector<float> total(static_cast<std::size_t>(head.length()));
+    column_scores(head, queries, {.combine = combine}, {.total = total});
+    accumulate(state.column(score), total);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    mark_untouched(head, state, target, out);
+    join(head, target, out);
+    name_by_pivot(by(state.column(score)), out);
+    evict(state, target, out);
+    out.reset(head.length());
+    for_each_row(out, [&](std::span<const index_t> members) { write_row(head, members, out); });
+  }
+
+ private:
+  /// Flags in `out.marks()`.
+  static constexpr char apart = 1;   // takes no part
+  static constexpr char joined = 2;  // with its left neighbour in `out.order()`
+  static char& mark(merge_plan& out, index_t s) { return out.marks()[static_cast<std::size_t>(s)]; }
+
+  index_t heavy_places(index_t target) const { return std::max(sinks, share_of(heavy, target)); }
+  index_t untouched(index_t target) const {
+    return share_of(recent, target) + heavy_places(target);
+  }
+
+  /// The last R; the sinks and the top by score of the others, H together.
+  void mark_untouched(const kv_head auto& head, const head_state& state, index_t target,
+                      merge_plan& out) const {
+    const auto latest = protect(head, 0, share_of(recent, target));
+    const auto stays = [&](index_t s) {
+      return latest(head.position(s)) || head.position(s) < sinks;
+    };
+    index_t always = 0, places = heavy_places(target);
+    for (index_t s = 0; s < head.length(); ++s) {
+      always += stays(s) ? 1 : 0;
+      places -= stays(s) && !latest(head.position(s)) ? 1 : 0;
+    }
+    select(head.length(), always + std::max(places, index_t{0}), stays, by(state.column(score)),
+           out);
+  }
+
+  /// Algorithm 1: marks who joins its left neighbour in position order, `out.order()`.
+  void join(const kv_head auto& head, index_t target, merge_plan& out) const {
+    const index_t n = head.length();
+    auto& order = out.order();
+    auto& pairs = out.row_of();  // the pairs' right slots, as places in `order`
+    auto& cosines = out.numbers();
+    order.clear(), pairs.clear();
+    for (index_t s = 0; s < n; ++s) {
+      order.push_back(s);
+    }
+    std::ranges::sort(order, {}, [&](index_t s) { return head.position(s); });
+    cosines.resize(std::max(cosines.size(), static_cast<std::size_t>(n)));
+    const auto at = [&](index_t i) { return order[static_cast<std::size_t>(i)]; };
+    const auto u = [&](index_t i) -> float& { return cosines[static_cast<std::size_t>(i)]; };
+    index_t above = 0;
+    for (index_t i = 1; i < n; ++i) {
+      const index_t a = at(i - 1), b = at(i);
+      const bool consecutive = head.position(b) == head.position(a) + 1;
+      if (mark(out, a) == 0 && mark(out, b) == 0 && (consecutive || !gaps_break)) {
+        u(i) = rank(cosine(head, a, b, key_norm(head, a), key_norm(head, b)));
+        above += u(i) > epsilon ? 1 : 0;
+        pairs.push_back(i);
+      }
+    }
+    const index_t wanted = joins == mode::budget ? n - target : std::max(n - target, above);
+    if (wanted < static_cast<index_t>(pairs.size())) {
+      std::nth_element(pairs.begin(), pairs.begin() + wanted, pairs.end(),
+                       [&](index_t i, index_t j) {
+                         return u(i) > u(j) || (u(i) == u(j) && at(i - 1) < at(j - 1));
+                       });
+      pairs.resize(static_cast<std::size_t>(wanted));
+    }
+    for (const index_t i : pairs) {
+      mark(out, at(i)) = joined;
+    }
+  }
+
+  /// Every run of joined neighbours goes to its member of largest score, ties to the lower slot.
+  template <class Score>
+  void name_by_pivot(Score score_of, merge_plan& out) const {
+    const auto& order = out.order();
+    auto& into = out.row_of();
+    into.assign(order.size(), -1);
+    for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+      index_t pivot = order[begin];
+      for (end = begin + 1; end < order.size() && mark(out, order[end]) == joined; ++end) {
+        const index_t s = order[end];
+        const float x = score_of(s), y = score_of(pivot);
+        pivot = x > y || (x == y && s < pivot) ? s : pivot;
+      }
+      for (std::size_t i = begin; i < end; ++i) {
+        into[static_cast<std::size_t>(order[i])] = pivot;
+      }
+    }
+  }
+
+  /// More rows than the target: of the runs those of largest total score stay.
+  void evict(const head_state& state, index_t target, merge_plan& out) const {
+    auto& into = out.row_of();
+    auto& total = out.numbers();  // of the runs; −inf: not an anchor
+    const auto n = static_cast<index_t>(into.size());
+    index_t rows = 0;
+    std::fill_n(total.begin(), n, -std::numeric_limits<float>::infinity());
+    for_each_row(out, [&](std::span<const index_t> members) {
+      float sum = 0;
+      for (const index_t s : members) {
+        sum += state.column(score)[static_cast<std::size_t>(s)];
+      }
+      // NaN ranks last among the anchors
+      total[static_cast<std::size_t>(members[0])] =
+          std::isnan(sum) ? std::numeric_limits<float>::lowest() : sum;
+      ++rows;
+    });
+    if (rows <= target) {
+      return;
+    }
+    for (index_t s = 0; s < n; ++s) {
+      if (mark(out, s) == apart) {
+        total[static_cast<std::size_t>(s)] = std::numeric_limits<float>::infinity();
+      }
+    }
+    select(
+        n, target, [](index_t) { return false; }, by(total), out);
+    for (index_t& to : into) {
+      to = mark(out, to) != 0 ? to : -1;
+    }
+  }
+
+  /// Algorithm 2 and eqs. 6–8.
+  void write_row(const kv_head auto& head, std::span<const index_t> members,
+                 merge_plan& out) const {
+    const index_t pivot = members[0];
+    if (members.size() == 1) {
+      return out.keep(pivot, head.log_mass(pivot));
+    }
+    const auto size = static_cast<float>(members.size());
+    auto& g = out.numbers();
+    float mean_distance = 0, sum = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      g[i] = squared_distance(head, pivot, members[i]);
+      mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
+    }
+    const float s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0F), 1e-6F);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      g[i] = std::exp(-g[i] / (2 * s * s));
+      sum += g[i];
+    }
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const float w = g[i] / sum;
+      out.add({members[i], w, scale_values ? size * w : w});
+    }
+    out.end_row(head.log_mass(pivot));
+  }
+
+  static float squared_distance(const kv_head auto& head, index_t a, index_t b) {
+    float sum = 0;
+    for (index_t i = 0; i < head.dim(); ++i) {
+      const float d = static_cast<float>(head.key(a)[i]) - static_cast<float>(head.key(b)[i]);
+      sum += d * d;
+    }
+    return sum;
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <string_view>
+
+#include "kvfold/chance.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/policy.hpp"
+
+namespace kvfold {
+
+/// Random tokens: the floor. A method that does not beat it is not worth its cost.
+///   score   none: chance, the same for the same seed and position
+///   select  sinks and the last W tokens, then a uniform sample of the rest
+///   match   nowhere: what leaves is gone
+struct random_tokens {
+  index_t sinks = 4;
+  index_t window = 32;
+  std::uint64_t seed = 0;
+
+  static constexpr std::string_view name() { return "random"; }
+  index_t least() const { return sinks + window + 1; }
+  void validate() const {
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "tokens in the window", window, 0);
+  }
+
+  void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
+    evict(head, target, protected_slots(head, sinks, window), lot(head), out);
+  }
+  departure leaving(const kv_head auto& head, const head_state&, index_t) const {
+    return {.leaving =
+                least_wanted(head.length(), protected_slots(head, sinks, window), lot(head))};
+  }
+
+ private:
+  auto lot(const kv_head auto& head) const {
+    return [&head, this](index_t s) { return unit_random(seed, head.position(s)); };
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <algorithm>  // std::copy
+#include <array>
+#include <string_view>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/policy.hpp"
+
+namespace kvfold {
+
+/// TOVA, token omission via attention (arXiv 2401.06104).
+///   score   s_j = Σ_g a_gj of the latest query alone (or the reference queries given)
+///   select  sinks (the paper: 0), then the top of the rest by s
+///   match   nowhere: what leaves is gone
+struct tova {
+  index_t sinks = 4;
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "tova"; }
+  static constexpr std::array<column, 1> columns() { return {}; }
+  index_t least() const { return sinks + 1; }
+  void validate() const { expect_count(name(), "sinks", sinks, 0); }
+
+  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
+    std::copy(seen.attention.begin(), seen.attention.end(), state.column(0).begin());
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    column_scores(head, queries.reference(1), {.combine = combine}, {.total = state.column(0)});
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    evict(head, target, protected_slots(head, sinks, 0), by(state.column(0)), out);
+  }
+  departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
+    return {.leaving =
+                least_wanted(head.length(), protected_slots(head, sinks, 0), by(state.column(0)))};
+  }
+};
+
+}  // namespace kvfold

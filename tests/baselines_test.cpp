@@ -1,0 +1,243 @@
+// Baselines against their oracles: a prompt, then decode steps, slots compared as sets.
+#include <catch2/catch.hpp>
+
+#include "kvfold/kvfold.hpp"
+#include "kvfold/policies/cam.hpp"
+#include "kvfold/policies/centroids.hpp"
+#include "kvfold/policies/compactor.hpp"
+#include "kvfold/policies/expected_attention.hpp"
+#include "kvfold/policies/key_diff.hpp"
+#include "kvfold/policies/random_tokens.hpp"
+#include "kvfold/policies/roco.hpp"
+#include "kvfold/policies/scissorhands.hpp"
+#include "kvfold/policies/tova.hpp"
+#include "support/fixtures.hpp"
+
+using fixtures::index_t;
+using kvfold::budget;
+
+namespace {
+
+struct setting {
+  index_t tokens, dim, group, target, steps;
+  index_t trigger = 0;
+};
+
+const setting settings[] = {{100, 8, 1, 40, 60}, {120, 33, 2, 41, 60},    {257, 16, 4, 64, 30},
+                            {30, 4, 3, 48, 80},  {1, 5, 1, 24, 60},       {60, 1, 1, 30, 20},
+                            {45, 7, 2, 40, 20},  {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
+
+/// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
+template <class Scalar = float, class Policy, class Oracle>
+void agree(const Policy& policy, const Oracle& oracle_policy, const setting& s,
+           double tolerance = 1e-5) {
+  static_assert(kvfold::policy<Policy>);
+  INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
+                     << ", target " << s.target << ", trigger " << s.trigger);
+  auto kv = fixtures::random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1);
+  auto state = kvfold::make_state(policy, kv);
+  oracle::head expected = fixtures::to_oracle(kv.head(0));
+  const fixtures::queries queries(s.tokens, s.group, s.dim);
+  kvfold::compress(policy, kv, state, queries.view(), budget{s.target});
+  oracle_policy.prompt(expected, queries.tensor(), {}, s.target);
+  REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
+  std::vector<float> out(static_cast<std::size_t>(s.group * s.dim));
+  for (index_t t = 0; t < s.steps; ++t) {
+    INFO("step " << t);
+    const auto q = fixtures::normal(s.group * s.dim);
+    const auto k = fixtures::normal<Scalar>(s.dim), v = fixtures::normal<Scalar>(s.dim);
+    const std::vector<float> kf(k.begin(), k.end()), vf(v.begin(), v.end());
+    kvfold::step(policy, kv, state, q, kf, vf, budget{s.target, s.trigger}, out);
+    const auto o =
+        oracle_policy.step(expected, fixtures::to_mat(q.data(), s.group, s.dim),
+                           fixtures::to_mat(kf.data(), 1, s.dim)[0],
+                           fixtures::to_mat(vf.data(), 1, s.dim)[0], s.target, s.trigger);
+    REQUIRE(oracle::difference(fixtures::to_mat(out.data(), s.group, s.dim), o) < tolerance);
+    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
+  }
+}
+
+/// The same with half and bfloat16 storage.
+template <class Policy, class Oracle>
+void agree_in_16_bits(const Policy& policy, const Oracle& oracle_policy, index_t steps = 20) {
+  const setting s{80, 16, 2, 40, steps};
+  agree<Eigen::half>(policy, oracle_policy, s, 1e-2);
+  agree<Eigen::bfloat16>(policy, oracle_policy, s, 5e-2);
+}
+
+}  // namespace
+
+TEST_CASE("random_tokens is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    agree(kvfold::random_tokens{.window = 8}, oracle::random_tokens{.window = 8}, s);
+    agree(kvfold::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U},
+          oracle::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U}, s);
+  }
+  agree_in_16_bits(kvfold::random_tokens{}, oracle::random_tokens{});
+}
+
+TEST_CASE("random_tokens is a uniform sample, another for another seed", "[random]") {
+  const auto kept = [](std::uint64_t seed) {
+    const kvfold::random_tokens policy{.sinks = 0, .window = 0, .seed = seed};
+    auto kv = fixtures::random_cache(4000, 1, 1);
+    auto state = kvfold::make_state(policy, kv);
+    kvfold::compress(policy, kv, state, kvfold::no_queries, budget{400});
+    std::vector<index_t> positions;
+    for (index_t s = 0; s < 400; ++s) {
+      positions.push_back(kv.head(0).position(s));
+    }
+    return positions;
+  };
+  const auto a = kept(1), b = kept(2);
+  CHECK(a == kept(1));
+  index_t common = 0, early = 0;
+  for (const index_t p : a) {
+    common += std::ranges::count(b, p) > 0 ? 1 : 0;
+    early += p < 1000 ? 1 : 0;
+  }
+  CHECK(common < 80);  // 40 by chance
+  CHECK(early > 60);   // 100 by chance
+  CHECK(early < 140);
+}
+
+TEST_CASE("key_diff is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    if (s.dim == 1) {
+      continue;  // cosines of 1 or -1: rounding decides
+    }
+    agree(kvfold::key_diff{}, oracle::key_diff{}, s);
+    agree(kvfold::key_diff{.sinks = 0, .window = 6}, oracle::key_diff{.sinks = 0, .window = 6}, s);
+  }
+  agree_in_16_bits(kvfold::key_diff{}, oracle::key_diff{});
+}
+
+TEST_CASE("key_diff drops what is like the rest, and zero keys are like nothing", "[key_diff]") {
+  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 8}};
+  const std::vector<float> keys = {1, 0, 3, 1, 0, 0, 0, -2, 9, -1, -1, 3};
+  kv.append(0, keys, keys);
+  const kvfold::key_diff policy{.sinks = 0};
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{3});
+  for (index_t s = 0; s < 3; ++s) {
+    CHECK(kv.head(0).position(s) == (std::array{2, 3, 5})[static_cast<std::size_t>(s)]);
+  }
+}
+
+TEST_CASE("tova is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    agree(kvfold::tova{}, oracle::tova{}, s);
+    agree(kvfold::tova{.sinks = 0}, oracle::tova{.sinks = 0}, s);
+  }
+  agree_in_16_bits(kvfold::tova{}, oracle::tova{});
+}
+
+TEST_CASE("roco is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    agree(kvfold::roco{}, oracle::roco{}, s);
+    agree(kvfold::roco{.sinks = 0, .window = 3, .steady = 0.5F},
+          oracle::roco{.sinks = 0, .window = 3, .steady = 0.5}, s);
+    agree(kvfold::roco{.window = 5, .steady = 1}, oracle::roco{.window = 5, .steady = 1}, s);
+  }
+  agree_in_16_bits(kvfold::roco{}, oracle::roco{});
+}
+
+TEST_CASE("scissorhands is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    agree(kvfold::scissorhands{}, oracle::scissorhands{}, s);
+    agree(kvfold::scissorhands{.sinks = 0, .window = 4, .history = 7},
+          oracle::scissorhands{.sinks = 0, .window = 4, .history = 7}, s);
+  }
+  agree_in_16_bits(kvfold::scissorhands{}, oracle::scissorhands{});
+}
+
+TEST_CASE("expected_attention is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    for (const bool interleaved : {false, true}) {
+      kvfold::expected_attention policy{.window = 2, .future = 20};
+      oracle::expected_attention o{.window = 2, .future = 20};
+      policy.rope.layout =
+          interleaved ? kvfold::rope::pairing::interleaved : kvfold::rope::pairing::half_split;
+      o.rotation.interleaved = interleaved;
+      agree(policy, o, s);
+    }
+  }
+  agree_in_16_bits(kvfold::expected_attention{.window = 1},
+                   oracle::expected_attention{.window = 1});
+}
+
+TEST_CASE("expected_attention counts log-mass", "[oracle]") {
+  auto kv = fixtures::random_cache(60, 6, 2);
+  for (const index_t s : {10, 20, 30}) {
+    kv.head(0).log_mass(s) = static_cast<float>(s) / 10;
+  }
+  oracle::head expected = fixtures::to_oracle(kv.head(0));
+  const kvfold::expected_attention policy;
+  auto state = kvfold::make_state(policy, kv);
+  const fixtures::queries queries(60, 2, 6);
+  kvfold::compress(policy, kv, state, queries.view(), budget{20});
+  oracle::expected_attention{}.prompt(expected, queries.tensor(), {}, 20);
+  CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-5);
+}
+
+TEST_CASE("centroids is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    agree(kvfold::centroids{.window = 8}, oracle::centroids{.window = 8}, s);
+    agree(kvfold::centroids{.sinks = 0, .window = 2, .rounds = 3},
+          oracle::centroids{.sinks = 0, .window = 2, .rounds = 3}, s);
+  }
+  // A mean rounded to 16 bits may be nearest to another newcomer: the prompt alone.
+  agree_in_16_bits(kvfold::centroids{.window = 6}, oracle::centroids{.window = 6}, 0);
+}
+
+TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that slots stand for",
+          "[oracle]") {
+  const kvfold::centroids policy{.window = 8};
+  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = 8, .capacity = 200}};
+  auto state = kvfold::make_state(policy, kv);
+  oracle::head expected = fixtures::to_oracle(kv.head(0));
+  for (int round = 0; round < 3; ++round) {
+    const auto k = fixtures::normal(50 * 8), v = fixtures::normal(50 * 8);
+    kv.append(0, k, v);
+    for (index_t t = 0; t < 50; ++t) {
+      append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * 8)], 1, 8)[0],
+             fixtures::to_mat(&v[static_cast<std::size_t>(t * 8)], 1, 8)[0]);
+    }
+    kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+    oracle::centroids{.window = 8}.prompt(expected, {}, {}, 30);
+    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-4);
+  }
+  double tokens = 0;
+  for (index_t s = 0; s < 30; ++s) {
+    tokens += std::exp(static_cast<double>(kv.head(0).log_mass(s)));
+  }
+  CHECK(tokens == Approx(150));
+}
+
+TEST_CASE("compactor is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    for (const float blend : {-1.0F, 0.0F, 0.5F}) {
+      agree(kvfold::compactor{.chunk = 30, .blend = blend},
+            oracle::compactor{.chunk = 30, .blend = static_cast<double>(blend)}, s);
+    }
+    // Not 0: when the newest token may leave, the oracle gives its position to the next one.
+    agree(kvfold::compactor{.sinks = 0, .window = 1}, oracle::compactor{.sinks = 0, .window = 1},
+          s);
+  }
+  agree_in_16_bits(kvfold::compactor{}, oracle::compactor{});
+}
+
+TEST_CASE("cam is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    for (const bool merge_prompt : {false, true}) {
+      agree(kvfold::cam{.merge_prompt = merge_prompt}, oracle::cam{.merge_prompt = merge_prompt}, s,
+            1e-4);
+      agree(
+          kvfold::cam{
+              .recent = 0.25F, .sinks = 0, .merge = 3, .seed = 5, .merge_prompt = merge_prompt},
+          oracle::cam{
+              .recent = 0.25, .sinks = 0, .merge = 3, .seed = 5, .merge_prompt = merge_prompt},
+          s, 1e-4);
+    }
+  }
+  agree_in_16_bits(kvfold::cam{}, oracle::cam{});
+}

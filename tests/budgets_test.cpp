@@ -1,0 +1,160 @@
+// Budgets of layers and heads: the oracle's, exact sums, monotone in the variance.
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "kvfold/layer_budgets.hpp"
+#include "support/fixtures.hpp"
+#include "support/oracle_budgets.hpp"
+
+using fixtures::index_t;
+
+namespace {
+
+index_t sum(const std::vector<index_t>& budget) {
+  return std::accumulate(budget.begin(), budget.end(), index_t{0});
+}
+
+index_t below(index_t n) {
+  return std::uniform_int_distribution<index_t>(0, n - 1)(fixtures::random_bits());
+}
+
+/// `[rows][columns]` positive numbers of very different sizes.
+oracle::mat random_rows(index_t rows, index_t columns) {
+  oracle::mat m;
+  for (index_t r = 0; r < rows; ++r) {
+    const auto x = fixtures::normal(columns, 3);
+    oracle::vec row;
+    for (const float e : x) {
+      row.push_back(std::exp(double{e}));
+    }
+    m.push_back(row);
+  }
+  return m;
+}
+
+template <class T>
+std::vector<T> flat(const oracle::mat& m) {
+  std::vector<T> x;
+  for (const auto& row : m) {
+    for (const double e : row) {
+      x.push_back(static_cast<T>(e));
+    }
+  }
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("proportional budgets are the oracle's and sum exactly", "[oracle][budgets]") {
+  for (int trial = 0; trial < 3000; ++trial) {
+    const index_t n = 1 + below(12), least = below(5), most = least + below(40);
+    const index_t total = n * least + below(n * (most - least) + 1);
+    oracle::vec weights = random_rows(1, n)[0];
+    if (trial % 3 == 0) {
+      for (double& w : weights) {
+        w = 1 + below(3);  // ties
+      }
+    }
+    INFO("trial " << trial << ": " << n << " shares of " << least << " to " << most << ", total "
+                  << total);
+    const auto budget = kvfold::proportional_budgets(weights, total, least, most);
+    REQUIRE(sum(budget) == total);
+    for (const index_t b : budget) {
+      REQUIRE(b >= least);
+      REQUIRE(b <= most);
+    }
+    REQUIRE(budget == oracle::proportional(weights, total, least, most));
+  }
+}
+
+TEST_CASE("D2O's layer budgets are the oracle's", "[oracle][budgets]") {
+  for (int trial = 0; trial < 500; ++trial) {
+    const index_t layers = 4 + below(30), heads = 1 + below(8), length = 100 + below(900);
+    const std::vector<index_t> exempt =
+        trial % 2 == 0 ? std::vector<index_t>{} : std::vector<index_t>{0, 1, layers - 1};
+    const auto kept = static_cast<index_t>(exempt.size());
+    const index_t least = kept * length + (layers - kept) * ((length + 99) / 100);
+    const index_t total = least + below(layers * length - least + 1);
+    const auto variances = random_rows(layers, heads);
+    const auto budget =
+        kvfold::layer_budgets(flat<double>(variances), layers, length, total, exempt);
+    REQUIRE(sum(budget) == total);
+    REQUIRE(budget == oracle::layer_budgets(variances, length, total, exempt));
+    for (const index_t l : exempt) {
+      REQUIRE(budget[static_cast<std::size_t>(l)] == length);
+    }
+  }
+}
+
+TEST_CASE("a layer whose attention varies more gets no more", "[budgets]") {
+  for (int trial = 0; trial < 200; ++trial) {
+    const index_t layers = 6, heads = 4, length = 500;
+    auto variances = random_rows(layers, heads);
+    index_t before = length + 1;
+    for (int up = 0; up < 6; ++up) {  // one head moves from its layer's least to its most
+      variances[2] = {1, 9, 3, 1 + up * 1.6};
+      const auto budget = kvfold::layer_budgets(flat<double>(variances), layers, length, 900);
+      CHECK(budget[2] <= before);
+      before = budget[2];
+    }
+    // The order of budgets is that of the normalised variances.
+    variances[3] = {1, 1, 1, 2}, variances[4] = {1, 2, 2, 2};
+    const auto budget = kvfold::layer_budgets(flat<double>(variances), layers, length, 900);
+    CHECK(budget[3] > budget[4]);
+  }
+}
+
+TEST_CASE("the variance of column sums is their population variance", "[budgets]") {
+  CHECK(kvfold::variance(std::vector<float>{1, 2, 3, 4}) == Approx(1.25));
+  CHECK(kvfold::variance(std::vector<float>{7, 7}) == 0);
+}
+
+TEST_CASE("pyramids are the oracle's", "[oracle][budgets]") {
+  for (int trial = 0; trial < 500; ++trial) {
+    const index_t layers = 1 + below(80), length = 8 + below(500);
+    const index_t total = layers + below(layers * (length - 1) + 1);
+    const double steepness = 1 + below(40), least = 0.05 + 0.05 * below(20);
+    const auto kv = kvfold::pyramid_kv(layers, length, total, steepness);
+    const auto infer = kvfold::pyramid_infer(layers, length, total, least);
+    REQUIRE(sum(kv) == total);
+    REQUIRE(sum(infer) == total);
+    REQUIRE(kv == oracle::pyramid_kv(layers, length, total, steepness));
+    REQUIRE(infer == oracle::pyramid_infer(layers, length, total, least));
+    REQUIRE(std::ranges::is_sorted(kv, [](index_t a, index_t b) { return a > b + 1; }));
+  }
+  CHECK(kvfold::pyramid_kv(4, 100, 40, 1) == std::vector<index_t>{10, 10, 10, 10});
+}
+
+TEST_CASE("AdaKV's budgets are the oracle's", "[oracle][budgets]") {
+  for (int trial = 0; trial < 500; ++trial) {
+    const index_t heads = 1 + below(8), slots = 1 + below(60), total = below(heads * slots + 1);
+    const double floor = 0.1 * below(11);
+    auto scores = random_rows(heads, slots);
+    for (auto& row : scores) {
+      for (double& s : row) {
+        s = trial % 2 == 0 ? std::floor(s) : static_cast<double>(static_cast<float>(s));
+        s = below(50) == 0 ? std::nan("") : s;
+      }
+    }
+    const auto budget = kvfold::ada_budgets(flat<float>(scores), heads, total, floor);
+    REQUIRE(sum(budget) == total);
+    REQUIRE(budget == oracle::ada_budgets(scores, total, floor));
+  }
+}
+
+TEST_CASE("budgets that cannot be are refused", "[errors][budgets]") {
+  using namespace kvfold;
+  const std::vector<double> w = {1, 2, 3};
+  CHECK_THROWS_WITH(proportional_budgets(w, 2, 1, 9), Catch::Contains("3 to 27 slots"));
+  CHECK_THROWS_WITH(proportional_budgets(w, 28, 1, 9), Catch::Contains("28 came"));
+  CHECK_THROWS_WITH(proportional_budgets(std::vector<double>{1, 0}, 4, 1, 9),
+                    Catch::Contains("weights above 0 expected, 0 came"));
+  CHECK_THROWS_WITH(layer_budgets(w, 2, 10, 10), Catch::Contains("variances [2, heads]"));
+  CHECK_THROWS_WITH(layer_budgets(w, 3, 10, 5, std::vector<index_t>{1}),
+                    Catch::Contains("the exempt layers' 10 slots"));
+  CHECK_THROWS_WITH(layer_budgets(w, 3, 10, 25, std::vector<index_t>{3}),
+                    Catch::Contains("exempt layers of 0 to 2 expected, 3 came"));
+  CHECK_THROWS_WITH(pyramid_kv(4, 10, 20, 0.5), Catch::Contains("a finite steepness"));
+  CHECK_THROWS_WITH(pyramid_infer(4, 10, 20, 0), Catch::Contains("a least weight in (0, 1]"));
+  CHECK_THROWS_WITH(ada_budgets(std::vector<float>{1, 2}, 1, 3), Catch::Contains("0 to 2 slots"));
+}

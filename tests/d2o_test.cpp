@@ -1,0 +1,80 @@
+// D2O against its oracle, its threshold over a long run, and what is merged and what is dropped.
+#include "kvfold/policies/d2o.hpp"
+
+#include <catch2/catch.hpp>
+
+#include "support/agree.hpp"
+
+using fixtures::index_t;
+using kvfold::budget;
+using kvfold::d2o;
+
+namespace {
+
+/// The library's threshold is the oracle's.
+const auto same_threshold = [](const kvfold::head_state& state, const oracle::head& expected) {
+  const auto memory = state.memory();
+  REQUIRE((memory[d2o::has_threshold] != 0) == expected.has_threshold);
+  REQUIRE(oracle::difference(static_cast<double>(memory[d2o::threshold]), expected.threshold) <
+          1e-5);
+};
+
+}  // namespace
+
+TEST_CASE("d2o is its oracle", "[oracle]") {
+  for (const auto& s : fixtures::settings) {
+    fixtures::agree(d2o{}, oracle::d2o{}, s, 1e-5, same_threshold);
+    fixtures::agree(d2o{.recent = 0.5F, .sinks = 0, .beta = 0.2F},
+                    oracle::d2o{.sinks = 0, .recent = 0.5, .beta = 0.2}, s, 1e-5, same_threshold);
+  }
+  const fixtures::setting narrow{100, 16, 2, 40, 20};
+  fixtures::agree<Eigen::half>(d2o{}, oracle::d2o{}, narrow, 1e-2);
+  fixtures::agree<Eigen::bfloat16>(d2o{}, oracle::d2o{}, narrow, 5e-2);
+}
+
+TEST_CASE("the threshold of d2o follows the oracle's over 1000 steps", "[oracle]") {
+  const index_t trigger = GENERATE(0, 40);
+  const fixtures::setting s{64, 8, 2, 32, 1000, trigger};
+  fixtures::agree(d2o{}, oracle::d2o{}, s, 1e-4, same_threshold);
+}
+
+TEST_CASE("a departure of d2o is its plan", "[laws]") {
+  fixtures::departs_as_planned(d2o{}, 30, 8, 60);
+  fixtures::departs_as_planned(d2o{.sinks = 0, .beta = 1}, 17, 33, 60);
+}
+
+TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
+  // Keys in the plane; slot 2 is like slot 0, slot 3 is against all that stay.
+  kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+  kv.append(0, std::vector<float>{1, 0, 0, 1, 3, 0, -1, -1},
+            std::vector<float>{1, 1, 2, 2, 3, 3, 4, 4});
+  const d2o policy{.recent = 0, .sinks = 2};
+  auto state = kvfold::make_state(policy, kv);
+  const fixtures::queries queries(4, 1, 2);
+  const auto head = kv.head(0);
+  kvfold::observe(policy, head, state[0], queries.view());
+  kvfold::merge_plan plan;
+  // The best cosines are 1 and -1/sqrt 2; their mean is the first threshold.
+  policy.plan(head, state[0], 2, plan);
+  REQUIRE(plan.rows() == 2);
+  CHECK(plan.note() == Approx((1 - std::sqrt(0.5)) / 2));
+  REQUIRE(plan.row(0).size() == 2);
+  CHECK(plan.row(0)[1] == kvfold::edge{2, 0.5F, 0.5F});
+  CHECK(plan.row(1).size() == 1);
+  SECTION("a plan that takes nobody away measures nothing") {
+    kvfold::apply(policy, kvfold::identity(head), head, state[0]);
+    CHECK(state[0].memory()[d2o::has_threshold] == 0);
+  }
+  SECTION("planning leaves the threshold alone, applying sets it") {
+    CHECK(state[0].memory()[d2o::has_threshold] == 0);
+    kvfold::apply(policy, plan, head, state[0]);
+    CHECK(state[0].memory()[d2o::threshold] == plan.note());
+  }
+}
+
+TEST_CASE("d2o refuses parameters out of range", "[errors]") {
+  CHECK_THROWS_WITH(d2o{.recent = 1}.validate(), Catch::Contains("recent as a share in [0, 1)"));
+  CHECK_THROWS_WITH(d2o{.sinks = -1}.validate(), Catch::Contains("sinks expected, -1 came"));
+  CHECK_THROWS_WITH(d2o{.beta = 1.5F}.validate(), Catch::Contains("a beta in [0, 1]"));
+  CHECK_NOTHROW(d2o{}.validate());
+}

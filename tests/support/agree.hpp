@@ -1,0 +1,105 @@
+// A policy beside its oracle: the same prompt, the same decode steps.
+#pragma once
+
+#include <catch2/catch.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace fixtures {
+
+struct setting {
+  index_t tokens, dim, group, target, steps;
+  index_t trigger = 0;
+};
+
+/// Prompts and decode runs of several shapes; the last ones compress now and then.
+inline const setting settings[] = {
+    {100, 8, 1, 40, 60}, {100, 33, 2, 41, 60}, {257, 16, 4, 64, 40},    {30, 4, 3, 48, 80},
+    {1, 5, 1, 24, 100},  {60, 1, 1, 30, 0},    {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
+
+/// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
+/// `also(state, oracle head)` is called after the prompt and after every step.
+template <class Scalar = float, class Policy, class Oracle, class Also>
+void agree(const Policy& policy, const Oracle& oracle_policy, const setting& s, double tolerance,
+           Also also) {
+  INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
+                     << ", target " << s.target << ", trigger " << s.trigger);
+  auto kv = random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1);
+  auto state = kvfold::make_state(policy, kv);
+  oracle::head expected = to_oracle(kv.head(0));
+  const queries prompt(s.tokens, s.group, s.dim);
+  kvfold::compress(policy, kv, state, prompt.view(), kvfold::budget{s.target});
+  oracle_policy.prompt(expected, prompt.tensor(), {}, s.target);
+  REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
+  also(state[0], expected);
+  std::vector<float> out(static_cast<std::size_t>(s.group * s.dim));
+  for (index_t t = 0; t < s.steps; ++t) {
+    INFO("step " << t);
+    const auto q = normal(s.group * s.dim);
+    const auto k = normal<Scalar>(s.dim), v = normal<Scalar>(s.dim);
+    const std::vector<float> kf(k.begin(), k.end()), vf(v.begin(), v.end());
+    kvfold::step(policy, kv, state, q, kf, vf, kvfold::budget{s.target, s.trigger}, out);
+    const auto o = oracle_policy.step(expected, to_mat(q.data(), s.group, s.dim),
+                                      to_mat(kf.data(), 1, s.dim)[0],
+                                      to_mat(vf.data(), 1, s.dim)[0], s.target, s.trigger);
+    REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), o) < tolerance);
+    REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
+    also(state[0], expected);
+  }
+}
+
+template <class Scalar = float, class Policy, class Oracle>
+void agree(const Policy& policy, const Oracle& oracle_policy, const setting& s,
+           double tolerance = 1e-5) {
+  agree<Scalar>(policy, oracle_policy, s, tolerance,
+                [](const kvfold::head_state&, const oracle::head&) {});
+}
+
+/// LAW: what `leaving` does is what `plan` does for one slot less, to the bit: `steps` tokens into
+/// a head compressed to `target`, each departed both ways.
+template <class Policy>
+void departs_as_planned(const Policy& policy, index_t target, index_t dim, index_t steps) {
+  auto kv = random_cache(3 * target, dim, 2, 3 * target + 1);
+  auto state = kvfold::make_state(policy, kv);
+  const queries prompt(3 * target, 2, dim);
+  kvfold::compress(policy, kv, state, prompt.view(), kvfold::budget{target});
+  const auto as_set = [](const auto& head, const kvfold::head_state& columns) {
+    std::vector<std::vector<float>> rows;
+    for (index_t s = 0; s < head.length(); ++s) {
+      std::vector<float> r{static_cast<float>(head.position(s)), head.log_mass(s)};
+      for (index_t i = 0; i < head.dim(); ++i) {
+        r.insert(r.end(), {head.key(s)[i], head.value(s)[i]});
+      }
+      for (index_t c = 0; c < columns.columns(); ++c) {
+        r.push_back(columns.column(c)[static_cast<std::size_t>(s)]);
+      }
+      rows.push_back(r);
+    }
+    std::ranges::sort(rows);
+    return rows;
+  };
+  for (index_t t = 0; t < steps; ++t) {
+    INFO("step " << t);
+    const auto head = kv.head(0);
+    head.push(normal(dim).data(), normal(dim).data());
+    std::vector<float> p(2 * static_cast<std::size_t>(head.length())), lse(2);
+    const auto q = normal(2 * dim);
+    auto out = q;
+    kvfold::attend(head, q.data(), out.data(), p, lse);
+    kvfold::observe(policy, head, state[0], state.workspace(),
+                    {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
+    auto copy = kv;
+    auto copy_state = state;
+    kvfold::merge_plan plan;
+    kvfold::plan(policy, copy.head(0), copy_state[0], target, plan);
+    kvfold::apply(policy, plan, copy.head(0), copy_state[0]);
+    kvfold::departure one;
+    REQUIRE(kvfold::traits::leaving(policy, head, state[0], target, one));
+    kvfold::apply(policy, one, head, state[0]);
+    REQUIRE(head.length() == target);
+    REQUIRE(as_set(head, state[0]) == as_set(copy.head(0), copy_state[0]));
+    REQUIRE(std::ranges::equal(state[0].memory(), copy_state[0].memory()));
+  }
+}
+
+}  // namespace fixtures

@@ -1,0 +1,276 @@
+// fold: pinned slots, clusters of the others, each cluster one slot fitted to reference queries.
+//
+// Readings that the library follows:
+//  - N in "floor / N" and in the seeds' weights is the number of slots.
+//  - Reference queries see all slots: they stand for queries to come, so there is no causal mask.
+//  - A slot is protected by its position (below `sinks`, or among the last `recent`), whether or
+//    not it holds one token. Outliers are chosen among the slots that hold one token; the leverage
+//    is among all slots, each counted once.
+//  - Outliers: floor(share * (target - sinks - recent)) of them, less if there are fewer to choose.
+//  - A pinned slot keeps its bytes: key, value and log-mass.
+//  - Seeds: only slots that are neither pinned nor seeds can become one, ties to the lower slot.
+//    With nothing pinned all distances are 1 at first, so that the first seed is the heaviest.
+//  - A cluster's slot takes its seed's position; rows are in the order of pins and seeds. A cluster
+//    of one token is still `single`, though its value may have been fitted.
+//  - The term of the values in D^2 is |v_i - v_j|^2 / (mean |v|)^2, left out if all values are 0.
+//  - The last of the Lloyd rounds only assigns, so `rounds` assignments and rounds - 1 new means.
+//  - The ridge is solved for all slots, pinned ones included, and used for the clusters.
+//  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
+//    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
+#pragma once
+
+#include "oracle_foresight.hpp"
+
+namespace oracle {
+
+struct fold {
+  int queries = 256;  // reference queries, for a prompt
+  int horizon = 64;   // positions to come
+  int sinks = 4;
+  int recent = 16;         // after a prompt
+  double outliers = 0.25;  // share of the other slots
+  double floor = 0.1;      // weight of a slot that nothing attends to, in 1/N
+  int rounds = 4;
+  double ridge = 0.01;
+  bool foresight = true;  // false: the queries as they are
+  rope rotation = {};
+  // decode
+  int period = 8;   // slots folded away at a time
+  int window = 64;  // queries kept ...
+  int stride = 4;   // ... every so many steps
+  int decode_recent = 8;
+
+  /// Every slot's mass on the reference queries.
+  struct measure {
+    mat queries;        // [rows][dim]
+    vec lse;            // [rows] Z
+    mat probabilities;  // [rows][slots]
+    vec mass;           // [slots] m
+  };
+  static measure measured(const head& h, const mat& rows) {
+    measure r{rows, {}, {}, vec(h.slots.size(), 0.0)};
+    const std::vector<bool> all(h.slots.size(), true);
+    for (const vec& q : rows) {
+      double lse = 0;
+      r.probabilities.push_back(softmax(logits_of(h, q), all, lse));
+      r.lse.push_back(lse);
+    }
+    if (rows.empty()) {
+      double lse = 0;
+      vec beta;
+      for (const slot& s : h.slots) beta.push_back(s.log_mass);
+      r.mass = softmax(beta, all, lse);
+    }
+    for (const vec& p : r.probabilities)
+      for (std::size_t j = 0; j < p.size(); ++j)
+        r.mass[j] += p[j] / static_cast<double>(rows.size());
+    for (double& m : r.mass) m += 1e-6;
+    return r;
+  }
+
+  /// Protected slots and the `count` outliers among the `single` ones.
+  static std::vector<bool> pinned(const head& h, std::vector<bool> pin, const vec& leverages,
+                                  int count) {
+    std::vector<std::size_t> others;
+    for (std::size_t j = 0; j < pin.size(); ++j)
+      if (!pin[j] && h.slots[j].single) others.push_back(j);
+    for (std::size_t j : top(leverages, others, static_cast<std::size_t>(std::max(count, 0))))
+      pin[j] = true;
+    return pin;
+  }
+  static int outlier_count(double share, int target, int sinks, int recent) {
+    if (target < sinks + recent)
+      throw std::invalid_argument("oracle: more protected slots than the budget");
+    return static_cast<int>(share * (target - sinks - recent));
+  }
+
+  /// Points in a space whose squared distance is D^2. [slots][2 dim]
+  static mat points(const head& h, const mat& rows) {
+    const auto d = static_cast<std::size_t>(h.dim);
+    mat c = zeros(d, d);
+    for (std::size_t i = 0; i < d; ++i) c[i][i] = 1;
+    if (!rows.empty()) {
+      c = scatter(rows, mean_of(rows));
+      for (std::size_t i = 0; i < d; ++i)
+        for (std::size_t j = 0; j < d; ++j)
+          c[i][j] = c[i][j] / static_cast<double>(rows.size()) + (i == j ? 1e-3 : 0);
+    }
+    const mat l = transposed(cholesky(c));  // |l k|^2 = k^T C k
+    double norms = 0;
+    for (const slot& s : h.slots)
+      norms += std::sqrt(dot(s.value, s.value)) / static_cast<double>(h.slots.size());
+    mat x;
+    for (const slot& s : h.slots) {
+      vec p = times(l, s.key);
+      for (double& e : p) e *= h.scale;
+      for (double e : s.value) p.push_back(norms > 0 ? e / norms : 0);
+      x.push_back(p);
+    }
+    return x;
+  }
+  static double squared_distance(const vec& a, const vec& b) {
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+    return sum;
+  }
+
+  /// Farthest first: repeatedly the slot of largest w D^2(nearest pinned slot or seed).
+  static std::vector<std::size_t> seeds(const mat& x, const vec& w, const std::vector<bool>& pin,
+                                        int count) {
+    std::vector<bool> taken = pin;
+    vec nearest(x.size(), std::numeric_limits<double>::infinity());
+    bool any = false;
+    const auto take = [&](std::size_t s) {
+      taken[s] = any = true;
+      for (std::size_t j = 0; j < x.size(); ++j)
+        nearest[j] = std::min(nearest[j], squared_distance(x[j], x[s]));
+    };
+    for (std::size_t j = 0; j < x.size(); ++j)
+      if (pin[j]) take(j);
+    std::vector<std::size_t> chosen;
+    for (int r = 0; r < count; ++r) {
+      std::size_t best = x.size();
+      double most = -1;
+      for (std::size_t j = 0; j < x.size(); ++j) {
+        const double gain = any ? w[j] * nearest[j] : w[j];
+        if (!taken[j] && gain > most) {
+          most = gain;
+          best = j;
+        }
+      }
+      chosen.push_back(best);
+      take(best);
+    }
+    return chosen;
+  }
+
+  /// The cluster of each slot, by Lloyd's rounds; -1 for pinned slots.
+  std::vector<int> clusters(const mat& x, const vec& w, const std::vector<bool>& pin,
+                            const std::vector<std::size_t>& seed) const {
+    mat centre;
+    for (std::size_t s : seed) centre.push_back(x[s]);
+    std::vector<int> near(x.size(), -1);
+    for (int r = 0; r < rounds; ++r) {
+      for (std::size_t j = 0; j < x.size(); ++j) {
+        if (pin[j]) continue;
+        near[j] = 0;
+        for (std::size_t c = 1; c < centre.size(); ++c)
+          if (squared_distance(x[j], centre[c]) <
+              squared_distance(x[j], centre[static_cast<std::size_t>(near[j])]))
+            near[j] = static_cast<int>(c);
+      }
+      if (r == rounds - 1) break;
+      mat sum = zeros(centre.size(), x[0].size());
+      vec total(centre.size(), 0.0);
+      for (std::size_t j = 0; j < x.size(); ++j) {
+        if (pin[j]) continue;
+        const auto c = static_cast<std::size_t>(near[j]);
+        total[c] += w[j];
+        for (std::size_t i = 0; i < x[j].size(); ++i) sum[c][i] += w[j] * x[j][i];
+      }
+      for (std::size_t c = 0; c < centre.size(); ++c)  // an empty cluster keeps its centre
+        for (std::size_t i = 0; i < sum[c].size() && total[c] > 0; ++i)
+          centre[c][i] = sum[c][i] / total[c];
+    }
+    for (std::size_t c = 0; c < seed.size(); ++c) near[seed[c]] = static_cast<int>(c);
+    return near;
+  }
+
+  /// One slot for `members`: means weighted by mass, beta by the mass on the queries (or, without
+  /// queries, the tangent's).
+  static slot merged(const head& h, const measure& m, std::size_t anchor,
+                     const std::vector<std::size_t>& members) {
+    slot s = h.slots[anchor];
+    double total = 0;
+    for (std::size_t i : members) total += m.mass[i];
+    s.key = s.value = vec(static_cast<std::size_t>(h.dim), 0.0);
+    s.log_mass = 0;
+    for (std::size_t i : members) {
+      const double w = m.mass[i] / total;
+      for (std::size_t e = 0; e < s.key.size(); ++e) {
+        s.key[e] += w * h.slots[i].key[e];
+        s.value[e] += w * h.slots[i].value[e];
+      }
+      s.log_mass += w * (h.slots[i].log_mass - std::log(w));
+    }
+    if (!m.queries.empty()) {
+      double held = 0, made = 0;
+      for (std::size_t q = 0; q < m.queries.size(); ++q) {
+        for (std::size_t i : members) held += m.probabilities[q][i];
+        made += std::exp(h.scale * dot(m.queries[q], s.key) - m.lse[q]);
+      }
+      s.log_mass = std::log(std::max(held, 1e-20) / std::max(made, 1e-20));
+    }
+    s.single = h.slots[anchor].single && members.size() == 1;
+    return s;
+  }
+
+  /// The values that the outputs of the reference queries call for; pinned slots keep theirs.
+  void fit_values(head& made, const std::vector<bool>& pin, const head& before,
+                  const measure& m) const {
+    mat x, outputs, values;
+    const std::vector<bool> all(made.slots.size(), true);
+    for (const slot& s : made.slots) values.push_back(s.value);
+    for (std::size_t q = 0; q < m.queries.size(); ++q) {
+      double lse = 0;
+      x.push_back(softmax(logits_of(made, m.queries[q]), all, lse));
+      vec o(static_cast<std::size_t>(made.dim), 0.0);
+      for (std::size_t j = 0; j < before.slots.size(); ++j)
+        for (std::size_t i = 0; i < o.size(); ++i)
+          o[i] += m.probabilities[q][j] * before.slots[j].value[i];
+      outputs.push_back(o);
+    }
+    const mat fitted = ridge_around(x, outputs, values, ridge);
+    for (std::size_t r = 0; r < pin.size(); ++r)
+      if (!pin[r]) made.slots[r].value = fitted[r];
+  }
+
+  /// Parts 2 to 4, on reference queries [rows][dim] that are where they are to be measured.
+  void compress(head& h, const mat& rows, int target) const {
+    const std::size_t n = h.slots.size();
+    const int outlying = outlier_count(outliers, target, sinks, recent);
+    if (static_cast<int>(n) <= target) return;
+    const measure m = measured(h, rows);
+    vec w = m.mass;
+    for (double& e : w) e += floor / static_cast<double>(n);
+    const std::vector<bool> pin = pinned(h, protected_slots(h, sinks, recent),
+                                         leverage(unrotated_keys(h, rotation)), outlying);
+    const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
+    if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
+    const mat x = points(h, rows);
+    const std::vector<std::size_t> seed = seeds(x, w, pin, target - pins);
+    const std::vector<int> near = clusters(x, w, pin, seed);
+
+    head made = h;
+    made.slots.clear();
+    std::vector<bool> alone;
+    for (std::size_t j = 0; j < n; ++j) {
+      const auto c = std::find(seed.begin(), seed.end(), j);
+      if (pin[j]) {
+        made.slots.push_back(h.slots[j]);
+      } else if (c != seed.end()) {
+        std::vector<std::size_t> members;
+        for (std::size_t i = 0; i < n; ++i)
+          if (!pin[i] && near[i] == static_cast<int>(c - seed.begin())) members.push_back(i);
+        made.slots.push_back(merged(h, m, j, members));
+      } else {
+        continue;
+      }
+      alone.push_back(pin[j]);
+    }
+    if (!rows.empty()) fit_values(made, alone, h, m);
+    h = made;
+  }
+
+  void prompt(head& h, const tensor& given, const std::vector<int>& positions, int target) const;
+  mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const;
+
+  void remember(head& h, const placed_queries& latest) const;
+  mat remembered(const head& h) const;
+  vec running_leverage(const head& h) const;
+  void compress_step(head& h, int budget, int keep) const;
+};
+
+}  // namespace oracle
+
+#include "oracle_fold_stream.hpp"
