@@ -14,8 +14,9 @@ namespace kvfold {
 /// none), `cost [slots]` the cost. Ties to the lower slot. `keys [slots, dim]`, `mass [slots]`,
 /// `square [slots]` the keys' squared norms.
 template <class Partner>
-void cheapest_partner(Eigen::Ref<const dense::matrix> keys, Eigen::Ref<const dense::vector> mass,
-                      Eigen::Ref<const dense::vector> square, Partner partner,
+void cheapest_partner(const Eigen::Ref<const dense::matrix>& keys,
+                      const Eigen::Ref<const dense::vector>& mass,
+                      const Eigen::Ref<const dense::vector>& square, Partner partner,
                       std::vector<index_t>& into, float* cost) {
   const auto n = static_cast<index_t>(keys.rows());
   constexpr index_t block = 32;

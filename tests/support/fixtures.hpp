@@ -18,13 +18,13 @@ inline std::mt19937& random_bits() {
   return bits;
 }
 
-/// `n` normal numbers; `T` float, half or bfloat16.
+/// `n` normal numbers, times `scale`, which may be 0; `T` float, half or bfloat16.
 template <class T = float>
 std::vector<T> normal(index_t n, float scale = 1) {
-  std::normal_distribution<float> gauss(0, scale);
+  std::normal_distribution<float> gauss;
   std::vector<T> x(static_cast<std::size_t>(n));
   for (T& e : x) {
-    e = static_cast<T>(gauss(random_bits()));
+    e = static_cast<T>(scale * gauss(random_bits()));
   }
   return x;
 }
