@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "support/fixtures.hpp"
+#include "support/policies.hpp"
 
 namespace {
 

@@ -67,8 +67,10 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     kv.append(0, floats(g.of_head("k", 0, 1, dim)), floats(g.of_head("v", 0, 1, dim)));
     fold policy{.sinks = g.number("sinks"),
                 .recent = g.number("recent"),
+                .recent_share = 1,
                 .share = static_cast<float>(g.real("share"))};
     policy.prompt.floor = static_cast<float>(g.real("floor"));
+    policy.prompt.pool = 1, policy.prompt.leverage_ridge = 0.01F;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
     auto state = kvfold::make_state(policy, kv);
@@ -88,6 +90,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + 1}};
     fold policy{.sinks = g.number("sinks"),
                 .recent = g.number("recent"),
+                .recent_share = 1,
                 .share = static_cast<float>(g.real("share"))};
     policy.decode = {.horizon = g.number("horizon"),
                      .queries = g.number("window"),
@@ -129,7 +132,8 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
   const index_t slots = 40, chunk = 48;
   fold policy;
   policy.decode.period = 4;
-  const oracle::fold o{.sinks = 4, .recent = 8, .period = 4};
+  const oracle::fold o{
+      .sinks = 4, .recent = 10, .outliers = 0.5, .pool = 5, .leverage_ridge = 1, .period = 4};
   kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
   auto state = kvfold::make_state(policy, kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));

@@ -6,11 +6,25 @@
 #include <variant>
 #include <vector>
 
+#include "kvfold/policies/attention_matching.hpp"
+#include "kvfold/policies/cam.hpp"
+#include "kvfold/policies/centroids.hpp"
+#include "kvfold/policies/compactor.hpp"
+#include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/ems.hpp"
+#include "kvfold/policies/expected_attention.hpp"
 #include "kvfold/policies/fold.hpp"
 #include "kvfold/policies/full_cache.hpp"
 #include "kvfold/policies/h2o.hpp"
+#include "kvfold/policies/keepkv.hpp"
+#include "kvfold/policies/key_diff.hpp"
+#include "kvfold/policies/kvmerger.hpp"
+#include "kvfold/policies/random_tokens.hpp"
+#include "kvfold/policies/roco.hpp"
+#include "kvfold/policies/scissorhands.hpp"
 #include "kvfold/policies/snapkv.hpp"
 #include "kvfold/policies/streaming_llm.hpp"
+#include "kvfold/policies/tova.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 
 namespace kvfold {
@@ -22,6 +36,9 @@ class basic_any_policy {
   template <class P>
   requires(std::same_as<P, Policies> || ...) basic_any_policy(P p)
       : policy_(std::move(p)) {}  // NOLINT: a policy is one of the alternatives
+
+  /// One of each, with its default parameters.
+  static std::vector<basic_any_policy> every() { return {Policies{}...}; }
 
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
@@ -111,8 +128,14 @@ class basic_any_policy {
   std::variant<Policies...> policy_;
 };
 
-/// Every policy of the library.
-using any_policy = basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, fold>;
+/// Every policy of the library, and `Own`: policies of one's own.
+template <policy... Own>
+using any_policy_with =
+    basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
+                     attention_matching, fold, random_tokens, tova, roco, scissorhands, key_diff,
+                     expected_attention, centroids, compactor, cam, Own...>;
+
+using any_policy = any_policy_with<>;
 
 static_assert(policy<any_policy>);
 

@@ -13,5 +13,6 @@
 #include "kvfold/queries.hpp"        // IWYU pragma: export
 #include "kvfold/reference.hpp"      // IWYU pragma: export
 #include "kvfold/rope.hpp"           // IWYU pragma: export
+#include "kvfold/serialize.hpp"      // IWYU pragma: export
 #include "kvfold/state.hpp"          // IWYU pragma: export
 #include "kvfold/view.hpp"           // IWYU pragma: export

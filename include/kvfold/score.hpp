@@ -16,18 +16,10 @@ inline void accumulate(std::span<float> score, std::span<const float> attention,
   }
 }
 
-/// Means over `kernel` neighbours in position, among the slots for which `takes_part(s)`; in place.
-/// At the borders over those that are there, or, with `count_border`, as if zeros stood outside.
-template <class TakesPart>
-void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel, bool count_border,
-                  std::span<float> score) {
-  std::vector<index_t> order;
-  for (index_t s = 0; s < head.length(); ++s) {
-    if (takes_part(s)) {
-      order.push_back(s);
-    }
-  }
-  std::ranges::sort(order, {}, [&](index_t s) { return head.position(s); });
+/// Means over `kernel` neighbours in `order`, in place. At the borders over those that are there,
+/// or, with `count_border`, as if zeros stood outside.
+inline void average_pool(std::span<const index_t> order, index_t kernel, bool count_border,
+                         std::span<float> score) {
   const std::vector<float> raw(score.begin(), score.end());
   const auto n = static_cast<index_t>(order.size());
   const auto at = [&](index_t i) {
@@ -42,6 +34,20 @@ void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel
     }
     score[at(i)] = sum / static_cast<float>(count_border ? kernel : end - begin);
   }
+}
+
+/// The same over neighbours in position, among the slots for which `takes_part(s)`.
+template <class TakesPart>
+void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel, bool count_border,
+                  std::span<float> score) {
+  std::vector<index_t> order;
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (takes_part(s)) {
+      order.push_back(s);
+    }
+  }
+  std::ranges::sort(order, {}, [&](index_t s) { return head.position(s); });
+  average_pool(order, kernel, count_border, score);
 }
 
 }  // namespace kvfold

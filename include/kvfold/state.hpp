@@ -60,7 +60,7 @@ class head_state {
 
   /// Queries observed so far.
   std::int64_t observed() const { return observed_; }
-  void count_queries(index_t n) { observed_ += n; }
+  void count_queries(std::int64_t n) { observed_ += n; }
 
   /// Bytes for the slots in use.
   std::size_t bytes() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <Eigen/Core>   // Eigen::half, Eigen::bfloat16
+#include <algorithm>    // std::min, std::max
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::same_as
 #include <cstddef>      // std::ptrdiff_t
@@ -77,6 +78,14 @@ class head_view {
     expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
             " slots expected, ", length, " came");
     *slots_.length = length;
+  }
+
+  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
+  void restore(index_t length, index_t seen) const {
+    expects(length >= 0 && length <= capacity() && length <= seen, "restore: 0 to ",
+            std::min(capacity(), seen), " slots expected, ", length, " came");
+    *slots_.length = length;
+    *slots_.seen = seen;
   }
 
   /// Appends one token `[dim]` at the next position, with log-mass 0.

@@ -29,7 +29,9 @@ struct fold {
   int sinks = 4;
   int recent = 16;         // after a prompt
   double outliers = 0.25;  // share of the other slots
-  double floor = 0.1;      // weight of a slot that nothing attends to, in 1/N
+  int pool = 1;            // after a prompt: neighbours that leverage is averaged over
+  double leverage_ridge = 0.01;
+  double floor = 0.1;  // weight of a slot that nothing attends to, in 1/N
   int rounds = 4;
   double ridge = 0.01;
   bool foresight = true;  // false: the queries as they are
@@ -66,6 +68,25 @@ struct fold {
         r.mass[j] += p[j] / static_cast<double>(rows.size());
     for (double& m : r.mass) m += 1e-6;
     return r;
+  }
+
+  /// Leverage, averaged over `pool` neighbours in position, those that are there.
+  vec pooled_leverage(const head& h) const {
+    const vec lever = leverage(unrotated_keys(h, rotation), leverage_ridge);
+    vec mean;
+    for (const slot& s : h.slots) {
+      double sum = 0, count = 0;
+      for (std::size_t j = 0; j < lever.size(); ++j) {
+        int between = 0;  // in position order, from s to j
+        for (const slot& t : h.slots)
+          between += (t.position < s.position) != (t.position < h.slots[j].position);
+        if (between > pool / 2) continue;
+        sum += lever[j];
+        ++count;
+      }
+      mean.push_back(sum / count);
+    }
+    return mean;
   }
 
   /// Protected slots and the `count` outliers among the `single` ones.
@@ -233,8 +254,8 @@ struct fold {
     const measure m = measured(h, rows);
     vec w = m.mass;
     for (double& e : w) e += floor / static_cast<double>(n);
-    const std::vector<bool> pin = pinned(h, protected_slots(h, sinks, recent),
-                                         leverage(unrotated_keys(h, rotation)), outlying);
+    const std::vector<bool> pin =
+        pinned(h, protected_slots(h, sinks, recent), pooled_leverage(h), outlying);
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
     const mat x = points(h, rows);

@@ -1,39 +1,68 @@
 // The list of all policies that laws run over, each with an example that small heads can hold.
 #pragma once
 
-#include <tuple>
+#include <string>
+#include <vector>
 
 #include "kvfold/kvfold.hpp"
 
 namespace fixtures {
 
-using policies = std::tuple<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o, kvfold::snapkv,
-                            kvfold::zsmerge, kvfold::fold>;
+/// A policy as the laws run it: through any_policy, so that each call is compiled once for all.
+struct example {
+  std::string name;
+  kvfold::any_policy policy;
+  kvfold::index_t sinks = 4;
+  bool keeps_bytes = true;  ///< of sinks and the latest; else they take in others, in their place
+  bool ranks = true;        ///< slots by its first column
+  bool exact = true;        ///< leaves just the budget; else it may leave fewer slots
+};
 
-template <class Policy>
-Policy example() {
-  if constexpr (std::same_as<Policy, kvfold::snapkv>) {
-    return {.window = 8};
-  } else if constexpr (std::same_as<Policy, kvfold::zsmerge>) {
-    return {.proximity = 0.2F, .residual = 3};
-  } else {
-    return {};
-  }
-}
-
-/// Does its first column rank slots? fold's counts tokens.
-template <class Policy>
-constexpr bool ranks_by_column() {
-  return !std::same_as<Policy, kvfold::fold>;
-}
-
-template <class Policy>
-kvfold::index_t sinks_of(const Policy& p) {
-  if constexpr (requires { p.sinks; }) {
-    return p.sinks;
-  } else {
-    return 0;
-  }
+/// Every policy, in each of its modes.
+inline std::vector<example> every_policy() {
+  using namespace kvfold;
+  return {
+      {"full_cache", full_cache{}, 0},
+      {"streaming_llm", streaming_llm{}},
+      {"h2o", h2o{}},
+      {"snapkv", snapkv{.window = 8}},
+      {"zsmerge", zsmerge{.proximity = 0.2F, .residual = 3}},
+      {"d2o", d2o{}, 4, false},
+      {"kvmerger", kvmerger{}, 4, true, false},
+      {"ems", ems{.window = 8}, 4, false, false},
+      {"keepkv", keepkv{}, 4, false},
+      {"keepkv code", keepkv{.as = keepkv::mode::code, .window = 8}, 4, false, false},
+      {"attention_matching", attention_matching{.recent = 4}, 4, false},
+      {"attention_matching omp", attention_matching{.omp = true, .recent = 4}, 4, false, false,
+       false},
+      {"fold", fold{}, 4, true, false},
+      {"random", random_tokens{.window = 8}},
+      {"tova", tova{}},
+      {"roco", roco{}},
+      {"scissorhands", scissorhands{}, 4, true, false},
+      {"key_diff", key_diff{.window = 4}},
+      {"expected_attention", expected_attention{}},
+      {"centroids", centroids{.window = 8}},
+      {"compactor", compactor{}, 4, true, false},
+      {"cam", cam{}, 4, false},
+  };
 }
 
 }  // namespace fixtures
+
+// The library's verbs for any_policy are instantiated once, in any_policy_test.cpp: each takes a
+// while to compile.
+namespace kvfold {
+
+extern template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                             observation);
+extern template void observe(const any_policy&, const head_view<float>&, head_state&,
+                             const query_view<float>&);
+extern template void plan(const any_policy&, const head_view<float>&, const head_state&,
+                          const query_view<float>&, index_t, merge_plan&);
+extern template void compress(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                              const budget&, const query_view<float>&);
+extern template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                          const float*, const float*, const float*, const budget&, float*);
+
+}  // namespace kvfold

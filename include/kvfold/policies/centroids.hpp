@@ -15,9 +15,9 @@ namespace kvfold {
 /// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
 ///   score   none
 ///   select  sinks and the last W stay as they are
-///   match   prompt: k-means of the others' stored keys, seeds evenly spread over them; decode:
-///   what
-///           has just left the window goes to the nearest of the others, by Euclidean distance
+///   match   prompt: k-means of the others' stored keys, seeds evenly spread over them;
+///           decode: what has just left the window goes to the nearest of the others, by
+///           Euclidean distance
 ///   merge   means by n = exp(β), the tokens that a slot stands for; β = ln Σ n
 /// A cluster lies at its seed. When more tokens have come since the head was last within its budget
 /// than half of that budget, they are a prompt, or a chunk of one, and all are clustered anew.

@@ -6,6 +6,7 @@
 #include "kvfold/policies/fold_decode.hpp"
 #include "kvfold/policies/fold_prompt.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score.hpp"
 
 namespace kvfold {
 
@@ -13,15 +14,17 @@ namespace kvfold {
 /// for what it is.
 ///   score   m_i, the mean attention of reference queries (foresight) over the full cache
 ///   select  sinks, the latest, and a share of the rest for the outliers: the highest leverage of
-///           un-rotated keys; these keep their bytes
+///           un-rotated keys, after a prompt averaged over neighbours, for what stands out is
+///           several tokens long; these keep their bytes
 ///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
 ///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
 ///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
 struct fold {
   kvfold::rope rope = {};  ///< the engine's, so that keys and queries can be moved in position
   index_t sinks = 4;
-  index_t recent = 8;   ///< latest tokens that stay alone
-  float share = 0.25F;  ///< of the other slots, for outliers
+  index_t recent = 24;         ///< latest tokens that stay alone ...
+  float recent_share = 0.25F;  ///< ... at most this share of the slots
+  float share = 0.5F;          ///< of the other slots, for outliers
   fold_prompt prompt = {};
   fold_decode decode = {};
 
@@ -31,12 +34,20 @@ struct fold {
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return fold_memory_size(decode.queries, group, dim);
   }
-  index_t least() const { return sinks + recent + 2; }
+  index_t least() const {
+    index_t slots = sinks + 2;
+    while (slots < sinks + recent_of(slots) + 2) {
+      ++slots;
+    }
+    return slots;
+  }
   index_t slack(index_t slots) const { return decode.freed(slots) - 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "recent tokens", recent, 0);
     expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
+    expects(recent_share >= 0 && recent_share <= 1, "fold: a recent share in [0, 1] expected, ",
+            recent_share, " came");
     prompt.validate();
     decode.validate();
   }
@@ -59,13 +70,15 @@ struct fold {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, merge_plan& out) const {
-    const index_t outliers = outliers_of(target);
     dense::matrix x = unrotated_keys(head, rope);
     x.rowwise() -= x.colwise().mean().eval();
     dense::matrix covariance = x.transpose() * x;
     dense::vector lever(head.length());
-    leverage(x, covariance, 0.01F, lever);
-    pin(head, state, outliers, {lever.data(), static_cast<std::size_t>(lever.size())}, out);
+    leverage(x, covariance, prompt.leverage_ridge, lever);
+    const std::span<float> levers(lever.data(), static_cast<std::size_t>(lever.size()));
+    average_pool(
+        head, [](index_t) { return true; }, prompt.pool, false, levers);
+    pin(head, state, target, levers, out);
     prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, out);
   }
 
@@ -74,7 +87,7 @@ struct fold {
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
-    pin(head, state, outliers_of(slots), decode.leverage(head, memory, rope, out), out);
+    pin(head, state, slots, decode.leverage(head, memory, rope, out), out);
     decode.plan(head, memory, rope, target, out);
   }
 
@@ -83,15 +96,16 @@ struct fold {
   auto memory_of(const kv_head auto& head, State& state) const {
     return fold_memory(state.memory(), decode.queries, head.group(), head.dim());
   }
-  index_t outliers_of(index_t slots) const {
-    return std::max(0, static_cast<index_t>(share * static_cast<float>(slots - sinks - recent)));
-  }
+  index_t recent_of(index_t slots) const { return std::min(recent, share_of(recent_share, slots)); }
 
-  /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token the
-  /// `outliers` of the highest leverage.
-  void pin(const kv_head auto& head, const head_state& state, index_t outliers,
+  /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token a share
+  /// for those of the highest leverage.
+  void pin(const kv_head auto& head, const head_state& state, index_t slots,
            std::span<const float> lever, merge_plan& out) const {
-    const auto always = protect(head, sinks, recent);
+    const index_t latest = recent_of(slots);
+    const auto outliers = std::max(
+        index_t{0}, static_cast<index_t>(share * static_cast<float>(slots - sinks - latest)));
+    const auto always = protect(head, sinks, latest);
     const auto held = state.column(tokens);
     index_t pinned = 0, candidates = 0;
     for (index_t s = 0; s < head.length(); ++s) {

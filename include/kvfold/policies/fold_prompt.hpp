@@ -6,21 +6,32 @@
 
 #include "kvfold/cluster.hpp"
 #include "kvfold/fit.hpp"
+#include "kvfold/polish.hpp"
 #include "kvfold/select.hpp"
 
 namespace kvfold {
 
 /// The slots that are not marked become clusters, `target` rows in all.
 struct fold_prompt {
-  index_t rounds = 4;   ///< Lloyd's
-  float floor = 0.1F;   ///< weight of a slot that no query asks for, times the number of slots
-  float ridge = 0.01F;  ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+  index_t pool = 5;          ///< neighbours that leverage is averaged over, itself included
+  float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
+  index_t rounds = 4;        ///< Lloyd's
+  float floor = 0.1F;        ///< weight of a slot that no query asks for, times the number of slots
+  float ridge = 0.01F;       ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+  index_t polish = 0;        ///< gradient steps on the clusters; wants about 900 queries a head
+  float rate = 0.01F;        ///< of a step, relative to the mean norms of keys and values
 
   void validate() const {
+    expect_count("fold", "neighbours", pool, 1);
+    expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
+            "fold: a leverage ridge of at least 0 expected, ", leverage_ridge, " came");
     expect_count("fold", "rounds", rounds, 1);
     expects(floor >= 0 && std::isfinite(floor), "fold: a floor of at least 0 expected, ", floor,
             " came");
     expects(ridge >= 0 && std::isfinite(ridge), "fold: a ridge of at least 0 expected, ", ridge,
+            " came");
+    expect_count("fold", "polish steps", polish, 0);
+    expects(rate > 0 && std::isfinite(rate), "fold: a finite rate above 0 expected, ", rate,
             " came");
   }
 
@@ -81,10 +92,22 @@ struct fold_prompt {
         beta[r] = head.log_mass(out.order()[static_cast<std::size_t>(r)]);
       }
     }
-    dense::matrix delta;
+    std::vector<char> fixed;  // [rows]
+    for (const index_t i : cluster_of) {
+      fixed.push_back(static_cast<char>(i < 0));
+    }
+    fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
       const dense::matrix p = probabilities(queries, key, beta, head.scale());
-      delta = ridge_values(p, full.output - p * value, ridge);
+      fitted.value += ridge_values(p, full.output - p * value, ridge);
+      for (Eigen::Index r = 0; r < target; ++r) {
+        if (fixed[static_cast<std::size_t>(r)] != 0) {
+          fitted.value.row(r) = value.row(r);
+        }
+      }
+    }
+    if (polish > 0) {
+      kvfold::polish({queries, full, head.scale()}, fixed, polish, rate, fitted);
     }
 
     out.reset(n);
@@ -93,9 +116,6 @@ struct fold_prompt {
       const index_t i = cluster_of[static_cast<std::size_t>(r)];
       if (i < 0) {
         out.keep(anchor, beta[r]);
-        if (ridge > 0) {
-          delta.row(r).setZero();
-        }
         continue;
       }
       const auto add = [&](index_t s) {
@@ -108,10 +128,16 @@ struct fold_prompt {
           add(s);
         }
       }
-      out.end_row(beta[r]);
+      out.end_row(fitted.log_mass[r]);
     }
-    if (ridge > 0) {
-      out.correct_values({delta.data(), static_cast<std::size_t>(delta.size())}, head.dim());
+    const auto size_of_all = static_cast<std::size_t>(key.size());
+    if (ridge > 0 || polish > 0) {
+      fitted.value -= value;
+      out.correct_values({fitted.value.data(), size_of_all}, head.dim());
+    }
+    if (polish > 0) {
+      fitted.key -= key;
+      out.correct_keys({fitted.key.data(), size_of_all}, head.dim());
     }
   }
 

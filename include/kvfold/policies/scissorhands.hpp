@@ -12,9 +12,8 @@
 namespace kvfold {
 
 /// Scissorhands (arXiv 2305.17118, algorithm 2): how often a token got less than its fair share.
-///   score   low marks: queries that see n slots and give this one, in the mean over the group,
-///   less
-///           than 1/n; over the last `history` to 2 · `history` queries, as past + current window
+///   score   low marks: queries that see n slots and give this one less than 1/n, in the mean over
+///           the group; over the last `history` to 2 · `history` queries, as past + current window
 ///           (the paper: exactly the last `history`)
 ///   select  sinks (the paper: 0) and the last W, then those with the fewest low marks, the earlier
 ///           token on ties

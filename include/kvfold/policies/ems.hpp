@@ -1,0 +1,225 @@
+#pragma once
+
+#include <algorithm>  // std::min
+#include <array>
+#include <cmath>  // std::floor
+#include <string_view>
+#include <vector>
+
+#include "kvfold/column_scores.hpp"
+#include "kvfold/evict.hpp"
+#include "kvfold/policies/ems_attention.hpp"
+#include "kvfold/policies/ems_carry.hpp"
+#include "kvfold/policies/ems_match.hpp"
+#include "kvfold/policies/ems_score.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/rows.hpp"
+
+namespace kvfold {
+
+/// EMS (Li et al. 2024, arXiv 2412.08521): tokens that are alike share one entry, and keep their
+/// own norms and scores. The budget counts entries (slots); the table of tokens holds γ times that.
+///   score   s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), s_loc past + current window     eq. 2
+///           pooled after a prompt; an entry's score is the sum of its tokens'
+///   select  sinks, the last W as they are; of the rest the N_imp top entries are class centres
+///   match   a prompt: the next (γ − 1) N_imp, decode: all others, to the centre of largest
+///           R_ij = cos(k_i, k_j) cos(v_i, v_j)                                               eq. 5
+///           R < τ: the zero class, gone with all its tokens
+///   merge   key Σ S_i k_i/‖k_i‖ at the centre's norm, value Σ S_i v_i / Σ S_i, S scores
+///   attend  token t of an entry: ℓ_t = scale · ‖k_t‖ · q·k̂; never expanded: one dot product an
+///           entry, Σ_t exp(ℓ_t) by `mass`
+/// Where the table is too small the tokens of least s that are no centres leave. Decode takes one
+/// entry a step, or several with a trigger; these match the centres as they were.
+struct ems {
+  index_t window = 32;        ///< W: latest tokens that stay alone, and queries that s_loc counts
+  index_t kernel = 7;         ///< of the pooling; 1: none
+  index_t sinks = 4;          ///< first tokens that stay alone (the paper: 0)
+  float gamma = 4;            ///< γ: tokens a slot of the budget, at least 1
+  float threshold = 0.6F;     ///< τ in [−1, 1]
+  bool with_position = true;  ///< are keys compared as rotated, or as they were before?
+  kvfold::rope rope = {};     ///< the engine's; without position only
+  index_t table = 0;          ///< tokens that may share entries; 0: (γ − 1) times the capacity
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "ems"; }
+  static constexpr std::array<column, 5> columns() {  // of the centres: `ems_table::field`
+    constexpr column of_centre{column_fold::anchor}, norm{column_fold::anchor, -1};  // not counted
+    return {of_centre, of_centre, of_centre, norm, of_centre};
+  }
+  std::size_t memory(index_t, index_t group, index_t capacity) const {
+    const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
+    expects(places < most_tokens, "ems: a table of less than ", most_tokens,
+            " tokens a head expected, ", places, " came");
+    return ems_table<head_state>::size(static_cast<std::size_t>(places), group);
+  }
+  index_t least() const { return sinks + window + 1; }
+  void validate() const {
+    expect_count(name(), "queries in the window", window, 1);
+    expect_count(name(), "sinks", sinks, 0);
+    expect_count(name(), "tokens in the table", table, 0);
+    expects(kernel > 0 && kernel % 2 == 1, "ems: an odd kernel expected, ", kernel, " came");
+    expects(gamma >= 1 && gamma <= 1024, "ems: a gamma in [1, 1024] expected, ", gamma, " came");
+    expects(threshold >= -1 && threshold <= 1, "ems: a threshold in [-1, 1] expected, ", threshold,
+            " came");
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
+    const ems_table tokens(state, head.group());
+    tokens.measure(head);
+    const bool full = ++tokens.queries() >= static_cast<float>(window);
+    each_token_attention(head, tokens, seen, combine, [&](index_t t, float a) {
+      tokens.at(tokens.all, t) += a;
+      tokens.at(tokens.current, t) += a;
+      if (full) {  // the window becomes the past
+        tokens.at(tokens.past, t) = tokens.at(tokens.current, t);
+        tokens.at(tokens.current, t) = 0;
+      }
+    });
+    tokens.queries() = full ? 0 : tokens.queries();
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const ems_table tokens(state, head.group());
+    const index_t local = queries.reference(window).count, n = head.length();
+    tokens.measure(head);
+    tokens.queries() = 0;
+    for (index_t s = 0; s < n; ++s) {
+      tokens.each(s,
+                  [&](index_t t) { tokens.at(tokens.past, t) = tokens.at(tokens.current, t) = 0; });
+    }
+    const auto take = [&](index_t t, float all, float last) {
+      tokens.at(tokens.all, t) += all;
+      tokens.at(tokens.past, t) += last;
+    };
+    if (tokens.sharing() > 0) {
+      each_token_attention(
+          head, state, tokens, queries, combine,
+          [&](index_t i, index_t t, float a) { take(t, a, i < queries.count - local ? 0 : a); });
+      return;
+    }
+    std::vector<float> all(static_cast<std::size_t>(n)), last(all);
+    column_scores(head, queries, {.window = local, .combine = combine},
+                  {.total = all, .window = last});
+    for (index_t s = 0; s < n; ++s) {
+      take(s, all[static_cast<std::size_t>(s)], last[static_cast<std::size_t>(s)]);
+    }
+  }
+
+  /// A prompt: scores are pooled, what is beyond the band goes.
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
+            merge_plan& out) const {
+    const ems_table tokens(state, head.group());
+    const auto s = pooled(head, tokens);
+    plan(head, tokens, by(s), target, gamma - 1, out);
+    out.set_note(1);  // for `carry`: the scores were pooled
+  }
+  /// Decode: all that are no centres are to be merged.
+  void plan(const kv_head auto& head, const head_state& state, index_t target,
+            merge_plan& out) const {
+    const ems_table tokens(state, head.group());
+    plan(head, tokens, global_local(tokens, head.length()), target,
+         static_cast<float>(head.length()), out);
+  }
+
+  /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
+  void carry(const kv_head auto& head, head_state& state, const merge_plan& change) const {
+    check(change);
+    expects(change.length() == head.length(), "ems: a plan of ", head.length(), " slots expected, ",
+            change.length(), " came");
+    const ems_table tokens(state, head.group());
+    tokens.measure(head);
+    const auto most = static_cast<index_t>(std::min(rounded((double{gamma} - 1) * change.rows()),
+                                                    static_cast<double>(tokens.places())));
+    if (std::isnan(change.note())) {
+      return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()));
+    }
+    const auto s = pooled(head, tokens);
+    carry_tokens(head, tokens, change, most, by(s));
+  }
+
+  auto mass(const kv_head auto& head, const head_state& state) const {
+    return ems_mass<std::remove_cvref_t<decltype(head)>>{head, {state, head.group()}};
+  }
+
+ private:
+  static double rounded(double x) { return std::floor(x + 0.5); }
+  template <class State>
+  auto pooled(const kv_head auto& head, const ems_table<State>& tokens) const {
+    return pooled_scores(head, tokens, global_local(tokens, head.length()), window, kernel);
+  }
+
+  /// `score`: of a token; `band`: slots to be merged, for each centre.
+  template <class State, class Score>
+  void plan(const kv_head auto& head, const ems_table<State>& tokens, Score score, index_t target,
+            float band, merge_plan& out) const {
+    const index_t n = head.length();
+    const auto size = static_cast<std::size_t>(n);
+    auto& numbers = out.numbers();
+    const std::size_t turned = with_position ? 0 : size * static_cast<std::size_t>(head.dim());
+    numbers.resize(std::max(numbers.size(), 3 * size + turned));
+    const auto weight = std::span(numbers).first(size),
+               length_of_key = std::span(numbers).subspan(size, size),
+               length_of_value = std::span(numbers).subspan(2 * size, size),
+               keys = std::span(numbers).subspan(3 * size, turned);
+    const auto alone = protected_slots(head, sinks, window);
+    index_t centres = target;
+    for (index_t s = 0; s < n; ++s) {
+      const auto i = static_cast<std::size_t>(s);
+      expects(head.log_mass(s) == 0, "ems: no log-mass expected, ", head.log_mass(s), " came");
+      weight[i] = 0;
+      tokens.each(s, [&](index_t t) { weight[i] += score(t); });
+      length_of_key[i] = key_norm(head, s);
+      length_of_value[i] = std::sqrt(dot(head.value(s), head.value(s), head.dim()));
+      centres -= alone(s) ? 1 : 0;
+    }
+    if (!with_position) {
+      unrotate_keys(head, rope, keys);
+    }
+    const auto merged = static_cast<index_t>(
+        std::min(rounded(double{band} * centres), static_cast<double>(n - target)));
+    auto& into = out.row_of();
+    select(n, target + merged, alone, by(weight), out);  // the others go
+    into.assign(size, -1);
+    for (std::size_t s = 0; s < size; ++s) {
+      into[s] = out.marks()[s] != 0 ? static_cast<index_t>(s) : -1;
+    }
+    select(n, target, alone, by(weight), out);
+    match(head,
+          ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key, length_of_value,
+                                                              keys},
+          alone, out);
+    out.reset(n);
+    for_each_row(out, [&](std::span<const index_t> members) {
+      if (members.size() == 1) {
+        return out.keep(members[0], 0);
+      }
+      merge_entries(head, length_of_key, weight, members, tokens.norm_of(head, members[0]), out);
+    });
+  }
+
+  /// eq. 5: who is to be merged goes to the centre most like it, or to the zero class.
+  template <class Redundancy, class Alone>
+  void match(const kv_head auto& head, const Redundancy& redundancy, Alone alone,
+             merge_plan& out) const {
+    for (index_t s = 0; s < head.length(); ++s) {
+      auto& to = out.row_of()[static_cast<std::size_t>(s)];
+      if (out.marks()[static_cast<std::size_t>(s)] != 0 || to < 0) {
+        continue;
+      }
+      near_slot best;
+      for (index_t c = 0; c < head.length(); ++c) {
+        if (out.marks()[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
+          const float r = rank(redundancy(s, c));
+          if (best.slot < 0 || r > best.cosine) {
+            best = {c, r};
+          }
+        }
+      }
+      to = best.cosine >= threshold ? best.slot : -1;
+    }
+  }
+};
+
+}  // namespace kvfold

@@ -1,0 +1,93 @@
+/// How alike two entries are to EMS, and what they are merged into.
+#pragma once
+
+#include <cmath>  // std::cos
+#include <span>
+
+#include "kvfold/policies/ems_table.hpp"
+#include "kvfold/rope.hpp"
+
+namespace kvfold {
+
+/// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
+void unrotate_keys(const kv_head auto& head, const rope& rope, std::span<float> keys) {
+  const index_t n = head.length(), dim = head.dim();
+  const auto key = [&](index_t s) { return row<float>{keys.data() + std::ptrdiff_t{s} * dim}; };
+  for (index_t s = 0; s < n; ++s) {
+    for (index_t i = 0; i < dim; ++i) {
+      key(s)[i] = static_cast<float>(head.key(s)[i]);
+    }
+  }
+  for (index_t p = 0; p < dim / 2; ++p) {  // a pair's frequency is a power: once for all slots
+    const double frequency = rope.frequency(p, dim);
+    for (index_t s = 0; s < n; ++s) {
+      const double angle = -head.position(s) * frequency;
+      rope.turn_pair(key(s), dim, p, std::cos(angle), std::sin(angle));
+    }
+  }
+}
+
+/// The redundancy of two slots: cos(k_a, k_b) · cos(v_a, v_b), but negative when both cosines are
+/// (ours: two opposites are not alike). Zero vectors: 0.
+template <kv_head Head>
+struct ems_redundancy {
+  const Head& head;
+  std::span<const float> key_norm, value_norm;  ///< [length]
+  std::span<const float> keys;                  ///< [length, dim] un-rotated, or empty: as they are
+
+  float operator()(index_t a, index_t b) const {
+    const float k = cosine(keys.empty() ? dot(head.key(a), head.key(b), head.dim())
+                                        : dot(turned(a), turned(b), head.dim()),
+                           key_norm, a, b);
+    const float v = cosine(dot(head.value(a), head.value(b), head.dim()), value_norm, a, b);
+    return k < 0 && v < 0 ? -k * v : k * v;
+  }
+
+ private:
+  row<const float> turned(index_t s) const {
+    return {keys.data() + std::ptrdiff_t{s} * head.dim()};
+  }
+  static float cosine(float dot, std::span<const float> norm, index_t a, index_t b) {
+    const float norms = norm[static_cast<std::size_t>(a)] * norm[static_cast<std::size_t>(b)];
+    return norms > 0 ? dot / norms : 0.0F;
+  }
+};
+
+/// A row of a plan: the centre `members[0]` with those that join it, by their weights S `[length]`
+/// (all equal if they sum to 0). Key: Σ S_i k_i/‖k_i‖, made as long as `norm`, the centre's own;
+/// value: Σ S_i v_i / Σ S_i.
+void merge_entries(const kv_head auto& head, std::span<const float> key_norm,
+                   std::span<const float> weight, std::span<const index_t> members, float norm,
+                   merge_plan& out) {
+  double total = 0;
+  for (const index_t s : members) {
+    total += double{weight[static_cast<std::size_t>(s)]};
+  }
+  const auto share = [&](index_t s) {
+    return total > 0 ? double{weight[static_cast<std::size_t>(s)]} / total
+                     : 1.0 / static_cast<double>(members.size());
+  };
+  const auto unit = [&](index_t s) {  // of the key's own direction
+    const double own = double{key_norm[static_cast<std::size_t>(s)]};
+    return own > 0 ? share(s) / own : 0.0;
+  };
+  double squares = 0;
+  for (index_t i = 0; i < head.dim(); ++i) {
+    double sum = 0;
+    for (const index_t s : members) {
+      sum += unit(s) * double{static_cast<float>(head.key(s)[i])};
+    }
+    squares += sum * sum;
+  }
+  // Directions that cancel, to float's precision, leave the centre's own.
+  const double length = std::sqrt(squares);
+  for (const index_t s : members) {
+    const auto scaled = static_cast<float>(double{norm} * unit(s) / length);
+    const float key =
+        length > 1e-6 ? (std::isfinite(scaled) ? scaled : 0.0F) : (s == members[0] ? 1.0F : 0.0F);
+    out.add({s, key, static_cast<float>(share(s))});
+  }
+  out.end_row(head.log_mass(members[0]));
+}
+
+}  // namespace kvfold

@@ -1,0 +1,81 @@
+// any_policy is the policy inside it; and the one place where its verbs are compiled.
+#include <catch2/catch.hpp>
+#include <span>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+namespace kvfold {
+
+template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                      observation);
+template void observe(const any_policy&, const head_view<float>&, head_state&,
+                      const query_view<float>&);
+template void plan(const any_policy&, const head_view<float>&, const head_state&,
+                   const query_view<float>&, index_t, merge_plan&);
+template void compress(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                       const budget&, const query_view<float>&);
+template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                   const float*, const float*, const float*, const budget&, float*);
+
+}  // namespace kvfold
+
+using fixtures::index_t;
+using kvfold::budget;
+
+namespace {
+
+/// LAW: a prompt and some steps, through the policy and through any_policy, to the bit.
+template <class Policy>
+void same(const Policy& policy) {
+  INFO(policy.name());
+  const kvfold::any_policy any(policy);
+  auto a = fixtures::random_cache(70, 8, 2, 80, 3);
+  auto b = a;
+  auto state_a = kvfold::make_state(policy, a);
+  auto state_b = kvfold::make_state(any, b);
+  const auto q = fixtures::normal(70 * 3 * 2 * 8);
+  const auto view = kvfold::prompt_queries(q.data(), 70, 3, 2, 8);
+  kvfold::compress(policy, a, state_a, view, budget{30});
+  kvfold::compress(any, b, state_b, view, budget{30});
+  std::vector<float> out_a(3 * 2 * 8), out_b(out_a);
+  for (int t = 0; t < 9; ++t) {
+    const auto x = fixtures::normal(48), k = fixtures::normal(24), v = fixtures::normal(24);
+    kvfold::step(policy, a, state_a, x, k, v, budget{30}, out_a);
+    kvfold::step(any, b, state_b, x, k, v, budget{30}, out_b);
+    CHECK(out_a == out_b);
+  }
+  for (index_t h = 0; h < 3; ++h) {
+    CHECK(fixtures::bytes_of(a.head(h)) == fixtures::bytes_of(b.head(h)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("any_policy is the policy inside it", "[laws]") {
+  same(kvfold::streaming_llm{});                            // measures nothing
+  same(kvfold::zsmerge{.proximity = 0.2F, .residual = 3});  // its departure merges
+  same(kvfold::fold{});                                     // plans on queries
+}
+
+TEST_CASE("each head may run its own policy and budget", "[laws]") {
+  const std::vector<kvfold::any_policy> policies = {kvfold::full_cache{}, kvfold::streaming_llm{},
+                                                    kvfold::h2o{}, kvfold::snapkv{.window = 8},
+                                                    kvfold::zsmerge{.residual = 2}};
+  const std::vector<budget> budgets = {{1}, {20}, {30}, {40, 44}, {50}};
+  auto kv = fixtures::random_cache(60, 8, 2, 100, 5);
+  auto state = kvfold::make_state(std::span(policies), kv);
+  const auto q = fixtures::normal(60 * 5 * 2 * 8);
+  kvfold::compress(std::span(policies), kv, state, kvfold::prompt_queries(q.data(), 60, 5, 2, 8),
+                   std::span(budgets));
+  std::vector<float> out(80);
+  for (index_t t = 1; t <= 10; ++t) {
+    kvfold::step(std::span(policies), kv, state, fixtures::normal(80), fixtures::normal(40),
+                 fixtures::normal(40), std::span(budgets), out);
+    CHECK(kv.head(0).length() == 60 + t);
+    CHECK(kv.head(1).length() == 20);
+    CHECK(kv.head(2).length() == 30);
+    CHECK(kv.head(3).length() == 40 + t % 4);
+    CHECK(kv.head(4).length() == 50);
+  }
+}

@@ -1,0 +1,302 @@
+// The bytes of a saved cache: the same on every machine, and refused when they are not whole.
+#include <catch2/catch.hpp>
+#include <functional>
+
+#include "support/fixtures.hpp"
+#include "support/saved.hpp"
+
+namespace {
+
+using fixtures::everything;
+using fixtures::index_t;
+using fixtures::normal;
+using fixtures::saved;
+using fixtures::words;
+using kvfold::any_policy;
+
+/// Two heads under two policies, one of them not measured since its last token: every kind of
+/// field.
+struct small {
+  std::vector<any_policy> each = {kvfold::snapkv{.window = 2, .sinks = 0}, kvfold::zsmerge{}};
+  std::span<const any_policy> policies = each;
+  kvfold::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
+  kvfold::state state = kvfold::make_state(policies, kv);
+
+  explicit small(index_t tokens) {
+    for (index_t h = 0; h < 2; ++h) {
+      kv.append(h, normal(3 * tokens), normal(3 * tokens));
+      state[h].extend(tokens - h);
+      for (index_t c = 0; c < state[h].columns(); ++c) {
+        std::ranges::copy(normal(tokens - h), state[h].column(c).begin());
+      }
+      std::ranges::copy(normal(static_cast<index_t>(state[h].memory().size())),
+                        state[h].memory().begin());
+      state[h].count_queries(tokens);
+    }
+  }
+  std::string bytes() { return saved(policies, kv, state); }
+  /// LAW: the bytes are refused, and all is as it was.
+  bool refuses(const std::string& damaged) {
+    const words before = everything(kv, state);
+    std::istringstream in(damaged);
+    try {
+      kvfold::load(in, policies, kv, state);
+    } catch (const kvfold::invalid_argument&) {
+      return everything(kv, state) == before;
+    }
+    return false;
+  }
+};
+
+/// One head with one token and what snapkv keeps of it.
+struct tiny {
+  kvfold::snapkv policy{.window = 2, .sinks = 0};
+  kvfold::cache<Eigen::half> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 3, .scale = 0.5F}};
+  kvfold::state state = kvfold::make_state(policy, kv);
+
+  tiny() {
+    kv.append(0, std::vector<float>{9, 9, 1, -2}, std::vector<float>{9, 9, 3, 4});
+    state[0].extend(2);
+    kvfold::apply(kvfold::departure{.leaving = 0}, kv.head(0), state[0]);
+    kv.head(0).log_mass(0) = 2.5F;
+    state[0].column(0)[0] = 8, state[0].column(1)[0] = -0.25F;
+    state[0].memory()[0] = std::bit_cast<float>(0x7FA00001);  // a signalling NaN
+    state[0].count_queries(0x123456789A);
+  }
+  void load(const std::string& bytes) {
+    std::istringstream in(bytes);
+    kvfold::load(in, policy, kv, state);
+  }
+};
+
+const unsigned char tiny_file[] = {
+    'k',  'v',  'f',  'o',  'l',  'd', '\r', '\n',  //
+    1,    0,    0,    0,                            // 8: version
+    1,    0,    0,    0,                            // 12: half
+    1,    0,    0,    0,                            // 16: heads
+    1,    0,    0,    0,                            // 20: group
+    2,    0,    0,    0,                            // 24: dim
+    3,    0,    0,    0,                            // 28: capacity
+    0x00, 0x00, 0x00, 0x3F,                         // 32: scale
+    6,    0,    0,    0,                            // 36: the name's length
+    's',  'n',  'a',  'p',  'k',  'v',              // 40
+    2,    0,    0,    0,                            // 46: columns
+    0,    0,    0,    0,    0,    0,   0,    0,     // 50: fold, initial
+    0,    0,    0,    0,    0,    0,   0,    0,     // 58
+    1,    0,    0,    0,    0,    0,   0,    0,     // 66: floats of memory
+    1,    0,    0,    0,                            // 74: length
+    1,    0,    0,    0,                            // 78: measured
+    2,    0,    0,    0,                            // 82: seen
+    0x9A, 0x78, 0x56, 0x34, 0x12, 0,   0,    0,     // 86: observed
+    0x00, 0x3C, 0x00, 0xC0,                         // 94: key
+    0x00, 0x42, 0x00, 0x44,                         // 98: value
+    0x00, 0x00, 0x20, 0x40,                         // 102: log-mass
+    1,    0,    0,    0,                            // 106: position
+    0x00, 0x00, 0x00, 0x41,                         // 110: first column
+    0x00, 0x00, 0x80, 0xBE,                         // 114: second column
+    0x01, 0x00, 0xA0, 0x7F,                         // 118: memory
+    0x9A, 0xF8, 0xF6, 0x4A,                         // 122: CRC-32, from another program
+};
+std::string tiny_bytes() { return {reinterpret_cast<const char*>(tiny_file), sizeof tiny_file}; }
+
+/// `bytes` with `x` at `offset`, and a checksum that agrees.
+std::string patched(std::string bytes, std::size_t offset, std::uint32_t x) {
+  const auto put = [&](std::size_t at, std::uint32_t word) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      bytes[at + i] = static_cast<char>((word >> (8 * i)) & 0xFFU);
+    }
+  };
+  put(offset, x);
+  kvfold::crc32 sum;
+  sum.add({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size() - 4});
+  put(bytes.size() - 4, sum.value());
+  return bytes;
+}
+
+void refuses(const std::string& message, const std::function<void()>& call) {
+  CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+  CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
+}
+
+}  // namespace
+
+TEST_CASE("crc32 is everyone's", "[serialize]") {
+  kvfold::crc32 sum;
+  CHECK(sum.value() == 0);
+  for (const unsigned char c : std::string("123456789")) {
+    sum.add({&c, 1});
+  }
+  CHECK(sum.value() == 0xCBF43926);
+}
+
+TEST_CASE("a saved cache is the same bytes on every machine", "[serialize]") {
+  tiny one;
+  CHECK(saved(one.policy, one.kv, one.state) == tiny_bytes());
+  tiny other;
+  const words before = everything(one.kv, one.state);
+  other.kv.append(0, std::vector<float>{5, 5}, std::vector<float>{5, 5});
+  other.state[0].extend(2);
+  other.state[0].memory()[0] = 0;
+  other.load(tiny_bytes());
+  CHECK(everything(other.kv, other.state) == before);
+}
+
+TEST_CASE("whatever byte was changed, nothing is loaded", "[serialize]") {
+  small one(4);
+  const std::string good = one.bytes();
+  small other(3);
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    for (unsigned bit = 0; bit < 8; ++bit) {
+      std::string damaged = good;
+      damaged[i] = static_cast<char>(static_cast<unsigned char>(damaged[i]) ^ (1U << bit));
+      INFO("bit " << bit << " of byte " << i << " of " << good.size());
+      REQUIRE(other.refuses(damaged));
+    }
+  }
+  auto& random = fixtures::random_bits();
+  for (int round = 0; round < 200; ++round) {
+    std::string damaged = good;
+    const std::size_t i = random() % good.size();
+    damaged[i] = static_cast<char>(damaged[i] + 1 + static_cast<char>(random() % 255));
+    INFO("byte " << i);
+    REQUIRE(other.refuses(damaged));
+  }
+  CHECK_FALSE(other.refuses(good));
+  CHECK(everything(other.kv, other.state) == everything(one.kv, one.state));
+}
+
+TEST_CASE("wherever the bytes end, nothing is loaded", "[serialize]") {
+  small one(4);
+  const std::string good = one.bytes();
+  small other(3);
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    INFO(size << " of " << good.size() << " bytes");
+    REQUIRE(other.refuses(good.substr(0, size)));
+  }
+  refuses("28 bytes expected after the first 94, 3 came: truncated",
+          [] { tiny().load(tiny_bytes().substr(0, 97)); });
+}
+
+TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]") {
+  struct bad {
+    std::size_t offset;
+    std::uint32_t word;
+    std::string message;
+  };
+  const bad table[] = {
+      {0, 0x66766BU, "a saved cache expected, something else came"},
+      {4, 0x0A0A646CU, "a saved cache expected"},  // as text mode leaves it
+      {8, 2, "version 1 expected, 2 came"},
+      {8, 0, "version 1 expected, 0 came"},
+      {12, 0, "scalar (0: float, 1: half, 2: bfloat16) 1 expected, 0 came"},
+      {16, 2, "heads 1 expected, 2 came"},
+      {20, 0xFFFFFFFFU, "group 1 expected, -1 came"},
+      {24, 4096, "dim 2 expected, 4096 came"},
+      {28, 0x7FFFFFFFU, "capacity 3 expected, 2147483647 came"},
+      {32, 0x3E800000U, "scale 0.5 expected, 0.25 came"},
+      {36, 0xFFFFFFFFU, "name of at most 256 bytes expected, 4294967295 came"},
+      {36, 5, "policy snapkv expected, snapk came"},
+      {40, 0x70616E53U, "policy snapkv expected, Snapkv came"},
+      {46, 3, "columns 2 expected, 3 came"},
+      {50, 1, "fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came"},
+      {62, 0x3F800000U, "initial number of a column 0 expected, 1 came"},
+      {66, 2, "floats of memory 1 expected, 2 came"},
+      {70, 1, "floats of memory 1 expected, 4294967297 came"},
+      {74, 4, "a length of 0 to 3 slots expected, 4 came"},
+      {74, 0xFFFFFFFFU, "a length of 0 to 3 slots expected, -1 came"},
+      {74, 0x7FFFFFFFU, "a length of 0 to 3 slots expected, 2147483647 came"},
+      {78, 2, "0 to 1 slots with columns expected, 2 came"},
+      {78, 0x80000000U, "0 to 1 slots with columns expected, -2147483648 came"},
+      {82, 0, "at least 1 tokens seen expected, 0 came"},
+      {90, 0x80000000U, "at least 0 queries observed expected, -"},
+      {74, 2, "bytes expected after the first"},  // a slot more than there are bytes
+  };
+  tiny one;
+  const words before = everything(one.kv, one.state);
+  for (const bad& row : table) {
+    refuses(row.message, [&] { one.load(patched(tiny_bytes(), row.offset, row.word)); });
+    CHECK(everything(one.kv, one.state) == before);
+  }
+  CHECK_NOTHROW(one.load(patched(tiny_bytes(), 102, 0x3F800000U)));
+  CHECK(one.kv.head(0).log_mass(0) == 1);
+}
+
+TEST_CASE("another cache, another policy, another state are refused", "[serialize]") {
+  tiny one;
+  const auto into = [&](const kvfold::cache_shape& shape, const any_policy& policy) {
+    return [=] {
+      kvfold::cache<Eigen::half> kv(shape);
+      auto state = kvfold::make_state(policy, kv);
+      std::istringstream in(tiny_bytes());
+      kvfold::load(in, policy, kv, state);
+    };
+  };
+  const kvfold::cache_shape same = one.kv.shape();
+  CHECK_NOTHROW(into(same, one.policy)());  // any_policy is the policy inside it
+  CHECK_NOTHROW(into(same, kvfold::snapkv{.window = 9})());
+  refuses("policy h2o expected, snapkv came", into(same, kvfold::h2o{}));
+  auto shape = same;
+  shape.dim = 4;
+  refuses("dim 4 expected, 2 came", into(shape, one.policy));
+  shape = same, shape.heads = 2;
+  refuses("heads 2 expected, 1 came", into(shape, one.policy));
+  shape = same, shape.capacity = 4;
+  refuses("capacity 4 expected, 3 came", into(shape, one.policy));
+
+  kvfold::cache<float> floats(same);
+  auto state = kvfold::make_state(one.policy, floats);
+  refuses("0 expected, 1 came", [&] {
+    std::istringstream in(tiny_bytes());
+    kvfold::load(in, one.policy, floats, state);
+  });
+  auto wrong = kvfold::make_state(kvfold::zsmerge{}, one.kv);
+  refuses("snapkv: a state of 2 columns and 1 floats expected", [&] {
+    std::istringstream in(tiny_bytes());
+    kvfold::load(in, one.policy, one.kv, wrong);
+  });
+  refuses("snapkv: a state of 2 columns and 1 floats expected",
+          [&] { (void)saved(one.policy, one.kv, wrong); });
+  // One policy, two column layouts: what its parameters decide is compared too.
+  kvfold::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});
+  const auto swap = [&](const auto& from, const auto& to) {
+    auto state_from = kvfold::make_state(from, kv), state_to = kvfold::make_state(to, kv);
+    std::istringstream in(saved(from, kv, state_from));
+    kvfold::load(in, to, kv, state_to);
+  };
+  using kvfold::column_fold, kvfold::zsmerge, kvfold::fold, kvfold::keepkv;
+  refuses("fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came",
+          [&] { swap(zsmerge{}, zsmerge{.merged_score = column_fold::sum}); });
+  refuses("columns 2 expected, 8 came",
+          [&] { swap(keepkv{.as = keepkv::mode::code, .window = 8}, keepkv{}); });
+  refuses("floats of memory", [&] { swap(fold{}, fold{.decode = {.queries = 8}}); });
+}
+
+TEST_CASE("a stream that fails, and a state ahead of its cache, are refused", "[serialize]") {
+  tiny one;
+  std::ostringstream out;
+  out.setstate(std::ios::badbit);
+  refuses("save: a stream that takes all bytes expected",
+          [&] { kvfold::save(out, one.policy, one.kv, one.state); });
+  one.state[0].extend(3);
+  refuses("save: a state of at most 1 slots expected, one of 3 came",
+          [&] { (void)saved(one.policy, one.kv, one.state); });
+}
+
+TEST_CASE("a cache saved from one layout loads into another", "[serialize]") {
+  small one(4);
+  std::vector<Eigen::half> keys(36), values(36);
+  kvfold::strided_view<Eigen::half> view(
+      one.kv.shape(), kvfold::layout<Eigen::half>::head_token_dim(keys.data(), 6, 3),
+      kvfold::layout<Eigen::half>::head_dim_token(values.data(), 6, 3));
+  auto state = kvfold::make_state(one.policies, view);
+  std::istringstream in(one.bytes());
+  kvfold::load(in, one.policies, view, state);
+  for (index_t h = 0; h < 2; ++h) {
+    CHECK(fixtures::bytes_of(view.head(h)) == fixtures::bytes_of(one.kv.head(h)));
+  }
+  CHECK(saved(one.policies, one.kv, one.state) == [&] {
+    std::ostringstream again;
+    kvfold::save(again, one.policies, view, state);
+    return again.str();
+  }());
+}

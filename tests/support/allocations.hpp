@@ -1,0 +1,11 @@
+// Allocations of the test program so far, all of them: stream_test.cpp counts.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+
+namespace fixtures {
+
+extern std::atomic<std::size_t> allocations;
+
+}  // namespace fixtures

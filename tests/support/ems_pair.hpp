@@ -1,0 +1,138 @@
+// EMS beside the oracle that expands every token: the same parameters, tables compared token by
+// token, and tokens that like to share entries.
+#pragma once
+
+#include "kvfold/policies/ems.hpp"
+#include "support/agree.hpp"
+
+namespace fixtures {
+
+using kvfold::budget;
+using kvfold::ems;
+using kvfold::ems_table;
+using kvfold::head_state;
+
+/// Policy and oracle with the same parameters.
+inline std::pair<ems, oracle::ems> both(const ems& p) {
+  oracle::ems o{.window = p.window, .kernel = p.kernel, .sinks = p.sinks};
+  o.gamma = static_cast<double>(p.gamma);
+  o.threshold = static_cast<double>(p.threshold);
+  o.with_position = p.with_position;
+  o.rotation = {.base = p.rope.base,
+                .interleaved = p.rope.layout == kvfold::rope::pairing::interleaved};
+  o.group = p.combine == kvfold::group_combine::max    ? oracle::combine::max
+            : p.combine == kvfold::group_combine::mean ? oracle::combine::mean
+                                                       : oracle::combine::sum;
+  return {p, o};
+}
+
+/// The library's table is the oracle's, entry by entry and token by token.
+inline auto same_table(double tolerance = 1e-5) {
+  return [tolerance](const head_state& state, const oracle::head& expected) {
+    using t = ems_table<const head_state>;
+    const t tokens(state, expected.group);
+    std::size_t sharing = 0;
+    REQUIRE(static_cast<std::size_t>(state.length()) == expected.slots.size());
+    for (std::size_t s = 0; s < expected.slots.size(); ++s) {
+      const auto& members = expected.slots[s].members;
+      oracle::mat ours, theirs;
+      tokens.each(static_cast<index_t>(s), [&](index_t token) {
+        ours.push_back({});
+        for (const auto f : {t::norm, t::all, t::past, t::current}) {
+          ours.back().push_back(static_cast<double>(tokens.at(f, token)));
+        }
+      });
+      for (const auto& m : members) {
+        theirs.push_back({m.norm, m.glo, m.past, m.cur});
+      }
+      REQUIRE(oracle::difference(ours, theirs) < tolerance);
+      sharing += members.size() - 1;
+    }
+    REQUIRE(static_cast<std::size_t>(tokens.sharing()) == sharing);
+    REQUIRE(tokens.sharing() <= tokens.places());
+  };
+}
+
+/// Keys and values around a few directions, in lengths of their own: tokens that like to share.
+struct alike_tokens {
+  index_t kinds, dim;
+  float noise = 0.3F;
+  std::vector<float> k = normal(kinds * dim), v = normal(kinds * dim);
+
+  /// Key and value of one kind; as before rotation where `policy` compares them so.
+  std::pair<std::vector<float>, std::vector<float>> token(const ems& policy,
+                                                          index_t position) const {
+    const auto kind = std::uniform_int_distribution<index_t>(0, kinds - 1)(random_bits());
+    auto key = near(k, kind), value = near(v, kind);
+    if (!policy.with_position) {
+      policy.rope.rotate(kvfold::row<float>{key.data()}, dim, position);
+    }
+    return {key, value};
+  }
+
+ private:
+  std::vector<float> near(const std::vector<float>& of, index_t kind) const {
+    auto x = normal(dim, noise);
+    const float length = 0.5F + std::abs(normal(1)[0]);
+    for (index_t i = 0; i < dim; ++i) {
+      float& e = x[static_cast<std::size_t>(i)];
+      e = length * (e + of[static_cast<std::size_t>(kind * dim + i)]);
+    }
+    return x;
+  }
+};
+
+/// A head, its state, and the oracle's head, through the same prompts and steps.
+struct ems_pair {
+  ems policy;
+  oracle::ems slow;
+  index_t target;
+  kvfold::cache<float> kv;
+  kvfold::state state;
+  oracle::head expected;
+
+  ems_pair(const ems& p, index_t dim, index_t group, index_t slots)
+      : policy(p),
+        slow(both(p).second),
+        target(slots),
+        kv({.heads = 1, .group = group, .dim = dim, .capacity = 400}),
+        state(kvfold::make_state(policy, kv)),
+        expected(oracle::make_head(dim, group)) {}
+
+  void check_same() {
+    REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < 1e-5);
+    same_table()(state[0], expected);
+  }
+  void prompt(const alike_tokens& data, index_t tokens) {
+    const auto head = kv.head(0);
+    const queries queries(tokens, head.group(), head.dim());
+    for (index_t t = 0; t < tokens; ++t) {
+      const auto [k, v] = data.token(policy, head.seen());
+      kv.append(0, k, v);
+      oracle::append(expected, {k.begin(), k.end()}, {v.begin(), v.end()});
+    }
+    kvfold::compress(policy, kv, state, queries.view(), budget{target});
+    slow.prompt(expected, queries.tensor(), {}, target);
+    check_same();
+  }
+  void step(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v,
+            index_t trigger = 0) {
+    const auto head = kv.head(0);
+    std::vector<float> out(q.size());
+    kvfold::step(policy, kv, state, q, k, v, budget{target, trigger}, out);
+    const auto o = slow.step(expected, to_mat(q.data(), head.group(), head.dim()),
+                             {k.begin(), k.end()}, {v.begin(), v.end()}, target, trigger);
+    REQUIRE(oracle::difference(to_mat(out.data(), head.group(), head.dim()), o) < 1e-5);
+    check_same();
+  }
+  void steps(const alike_tokens& data, index_t n, index_t trigger = 0) {
+    for (index_t t = 0; t < n; ++t) {
+      INFO("step " << t);
+      const auto [k, v] = data.token(policy, kv.head(0).seen());
+      step(normal(kv.head(0).group() * data.dim), k, v, trigger);
+    }
+  }
+  index_t sharing() { return ems_table(state[0], kv.head(0).group()).sharing(); }
+};
+
+}  // namespace fixtures

@@ -1,0 +1,87 @@
+// A published trap: values fitted on fewer queries than there are slots.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+using fixtures::index_t;
+using kvfold::any_policy;
+using kvfold::budget;
+
+namespace {
+
+constexpr index_t dim = 8, group = 2;
+
+/// Mean squared error of a made head's outputs on queries, and whether all of it is finite.
+double output_error(const oracle::head& full, const oracle::head& made, const oracle::tensor& on) {
+  double sum = 0;
+  for (const auto& q : on) {
+    const auto x = oracle::attend(full, q).output, y = oracle::attend(made, q).output;
+    for (std::size_t g = 0; g < x.size(); ++g) {
+      for (std::size_t i = 0; i < x[g].size(); ++i) {
+        sum += (x[g][i] - y[g][i]) * (x[g][i] - y[g][i]);
+      }
+    }
+  }
+  return sum / static_cast<double>(on.size());
+}
+
+struct fitted {
+  double seen = 0, unseen = 0;  ///< error on the queries of the fit, and on others
+  float largest = 0;            ///< value
+};
+
+/// Compressed to 40 slots, fitted on fewer queries.
+fitted fit_on(const any_policy& policy, kvfold::cache<float> kv, const fixtures::queries& few,
+              const fixtures::queries& others) {
+  const oracle::head full = fixtures::to_oracle(kv.head(0));
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::compress(policy, kv, state, few.view(), budget{40});
+  const oracle::head made = fixtures::to_oracle(kv.head(0));
+  fitted f{output_error(full, made, few.tensor()), output_error(full, made, others.tensor())};
+  for (index_t s = 0; s < kv.head(0).length(); ++s) {
+    for (index_t i = 0; i < dim; ++i) {
+      f.largest = std::max(f.largest, std::abs(kv.head(0).value(s)[i]));
+    }
+  }
+  return f;
+}
+
+}  // namespace
+
+TEST_CASE("trap: values fitted on too few queries", "[traps]") {
+  // Fewer equations than unknowns, and the same equation many times over: without a ridge relative
+  // to what was measured the fit is singular, and what it finds is huge.
+  const auto pairs = {
+      std::pair{any_policy(kvfold::fold{}), any_policy(kvfold::fold{.prompt = {.ridge = 0}})},
+      std::pair{any_policy(kvfold::attention_matching{}),
+                any_policy(kvfold::attention_matching{.ridge = 0})}};
+  for (const auto& [with, without] : pairs) {
+    for (const index_t count : {1, 2, 5, 15}) {
+      for (const index_t repeat : {1, 8}) {
+        INFO(with.name() << ", " << count << " queries " << repeat << " times");
+        fitted sum_with, sum_without;
+        for (int round = 0; round < 20; ++round) {
+          auto kv = fixtures::random_cache(80, dim, group);
+          fixtures::queries few(count, group, dim);
+          const auto once = few.data;
+          for (index_t r = 1; r < repeat; ++r) {
+            few.data.insert(few.data.end(), once.begin(), once.end());
+          }
+          few.count *= repeat;
+          const fixtures::queries others(50, group, dim);
+          const fitted a = fit_on(with, kv, few, others), b = fit_on(without, kv, few, others);
+          CHECK(std::isfinite(a.seen));
+          CHECK(std::isfinite(a.unseen));
+          CHECK(a.largest < 10);
+          sum_with.seen += a.seen, sum_without.seen += b.seen;
+          sum_with.unseen += a.unseen, sum_without.unseen += b.unseen;
+        }
+        CHECK(sum_with.seen <= sum_without.seen);
+        CHECK(sum_with.unseen <= 1.05 * sum_without.unseen);  // one query says next to nothing
+      }
+    }
+  }
+}
