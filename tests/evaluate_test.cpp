@@ -172,9 +172,10 @@ TEST_CASE("evaluate fills every column, and the full cache is without error") {
   REQUIRE(csv.size() == 1 + evaluate::all_policies().size());
   for (std::size_t i = 1; i < csv.size(); ++i) {
     CAPTURE(csv[i]);
+    const bool decodes = csv[i].find("attention_matching") == std::string::npos;
     for (const auto& [name, value] : fields(csv[i])) {
       CAPTURE(name);
-      CHECK_FALSE(value.empty());
+      CHECK(value.empty() == (name == "stream_error" && !decodes));
     }
   }
   auto full = fields(csv[1]);
@@ -311,7 +312,7 @@ TEST_CASE("an argument given twice counts as given last") {
 TEST_CASE("bad values are refused in one line before anything is run") {
   const tiny_model model;
   const std::vector<std::vector<std::string>> bad = {
-      {"--policies", "h2o,random"}, {"--policies", ""},    {"--budgets", "0"},
+      {"--policies", "h2o,chance"}, {"--policies", ""},    {"--budgets", "0"},
       {"--budgets", "a"},           {"--budgets", "2.5"},  {"--budgets", "0.1,-3"},
       {"--budgets", "nan"},         {"--tasks", "errors"}, {"--prompt", "0"},
       {"--prompt", "many"},         {"--prompts", "0"},    {"--threads", "0"},

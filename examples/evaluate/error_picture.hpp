@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::find
+#include <cmath>      // std::log
+#include <limits>     // std::numeric_limits
 #include <set>
 #include <string>
 #include <vector>
@@ -11,8 +13,31 @@
 
 namespace evaluate {
 
-/// Both axes are logarithmic, and both panels have the same: what is without loss is not shown.
-/// Empty: nothing to show.
+namespace detail {
+
+/// The policies in the order of their lines: the `most` of least error, on the geometric mean of
+/// all budgets that every policy has, in colour; the others behind.
+inline std::vector<std::string> by_error(const std::vector<row>& rows,
+                                         std::vector<std::string> policies,
+                                         std::optional<double> row::*value) {
+  const auto mean = [&](const std::string& policy) {
+    double sum = 0;
+    int count = 0;
+    for (const row& r : rows) {
+      if (r.policy == policy && (r.*value).value_or(0) > 0) {
+        sum += std::log(*(r.*value)), ++count;
+      }
+    }
+    return count > 0 ? sum / count : std::numeric_limits<double>::infinity();
+  };
+  std::ranges::stable_sort(policies, {}, mean);
+  return policies;
+}
+
+}  // namespace detail
+
+/// The policies of least error are in colour, the others grey. Both axes are logarithmic, and both
+/// panels have the same: what is without loss is not shown. Empty: nothing to show.
 inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   struct panel {
     std::optional<double> row::*value;
@@ -41,9 +66,12 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   if (policies.empty()) {
     return {};
   }
+  policies = detail::by_error(rows, policies, panels[panels[0].any ? 0 : 1].value);
+  constexpr std::size_t most = 7;
+  const std::size_t coloured = std::min(policies.size(), most);
 
-  constexpr int width = 800;
-  std::string script = picture("error", width, 400);
+  constexpr int width = 800, height = 420;
+  std::string script = picture("error", width, height);
   script += fmt::format(
       "set multiplot title '{{/:Bold How far attention is off}}' font ',15'\n"
       "set logscale xy\n"
@@ -62,12 +90,19 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
           ? "0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, "
             "0.6, 0.8, 1, 1.2, 1.5, 2"
           : "0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10");
-  for (std::size_t i = 0; i < policies.size(); ++i) {
+  for (std::size_t i = 0; i < coloured; ++i) {
     script +=
         fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
-                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i % 7]);
+                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i]);
   }
-  script += legend(policies, 0.06, width);
+  script +=
+      fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n", most + 1);
+  std::vector<std::string> named(policies.begin(),
+                                 policies.begin() + static_cast<std::ptrdiff_t>(coloured));
+  if (policies.size() > most) {
+    named.push_back(fmt::format("{} others", policies.size() - most));
+  }
+  script += legend(named, 0.045, width, height);
   const bool both = panels[0].any && panels[1].any;
   double left = 0.1;
   for (std::size_t k = 0; k < panels.size(); ++k) {
@@ -75,7 +110,11 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
       continue;
     }
     std::string plots;
-    for (std::size_t i = 0; i < policies.size(); ++i) {
+    for (std::size_t i = policies.size(); i-- > 0;) {  // the best on top
+      if (std::ranges::none_of(
+              rows, [&](const row& r) { return r.policy == policies[i] && shows(r, panels[k]); })) {
+        continue;
+      }
       script += fmt::format("$panel{}_{} << end\n", k, i);
       for (const row& r : rows) {
         if (r.policy == policies[i] && shows(r, panels[k])) {
@@ -83,8 +122,8 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
         }
       }
       script += "end\n";
-      plots += fmt::format("{}$panel{}_{} with linespoints linestyle {}", i == 0 ? "" : ", ", k, i,
-                           i + 1);
+      plots += fmt::format("{}$panel{}_{} with linespoints linestyle {}", plots.empty() ? "" : ", ",
+                           k, i, std::min(i, most) + 1);
     }
     const double right = both ? left + 0.412 : 0.97;
     script += fmt::format(

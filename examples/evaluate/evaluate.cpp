@@ -8,19 +8,21 @@
 #include "evaluate/pictures.hpp"
 #include "evaluate/prepare.hpp"
 #include "evaluate/table.hpp"
+#include "evaluate/tasks.hpp"
+#include "evaluate/tasks_table.hpp"
 
 namespace evaluate {
 
 namespace {
 
 /// The file, with its header written.
-std::ofstream open_csv(const std::filesystem::path& file) {
+std::ofstream open_csv(const std::filesystem::path& file, void (&write_header)(std::ostream&)) {
   std::error_code ignored;  // the file will not open, then
   std::filesystem::create_directories(std::filesystem::absolute(file).parent_path(), ignored);
   std::ofstream csv(file);
   detail::require(csv.is_open(),
                   "--csv: a file to write expected, '" + file.string() + "' is none");
-  write_csv_header(csv);
+  write_header(csv);
   return csv;
 }
 
@@ -55,14 +57,23 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape().max_positions);
   todo.set_rope(model.shape().rope);
   const auto needles = draw_needles(o, tokens, text);
+  const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);
-  std::ofstream csv = open_csv(o.csv);
+  std::ofstream csv = open_csv(o.csv, write_csv_header), tasks_csv;
+  if (o.tasks.chain || o.tasks.ruler) {
+    tasks_csv = open_csv(tasks_file(o.csv), write_tasks_header);
+  }
 
   progress bar(err, o.terminal);
-  bar.expect(weight::of_all(o, todo));
+  double work = weight::of_all(o, todo);
+  for (const task& t : tasks) {
+    work += weight::of_task(o, todo, t);
+  }
+  bar.expect(work);
   const workers on(o.threads, bar);
   material m;
   std::vector<outcome> outcomes;
+  std::vector<task_outcome> tasks_done;
   try {
     prepare(m, o, todo, model, text, needles, on, bar);
     const table shown(columns_of(o.tasks), todo.policies);
@@ -91,16 +102,25 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
       }
       print();
     }
+    for (const task& t : tasks) {
+      if (const auto done = run_task(t, o, todo, on, bar, todo.notes)) {
+        write_tasks_csv(tasks_csv, todo, *done);
+        tasks_done.push_back(*done);
+      }
+    }
   } catch (const interruption&) {
     bar.clear();
     out << "\ninterrupted: " << outcomes.size() << " rows were done\n";
   }
   bar.clear();
-  out << "\n* best of its budget\n";
+  out << tasks_table(todo, tasks_done) << "\n* best of its budget\n";
   for (const std::string& note : todo.notes) {
     out << "note: " << note << '\n';
   }
   out << fmt::format("{:<9}  {}\n", "table", o.csv.string());
+  if (tasks_csv.is_open()) {
+    out << fmt::format("{:<9}  {}\n", "tasks", tasks_file(o.csv).string());
+  }
   draw_pictures(o, todo, model.shape(), m, outcomes, out);
   return interrupted ? 130 : 0;
 }

@@ -63,21 +63,39 @@ inline std::string_view colour(std::size_t i) {
   return palette[i % palette.size()];
 }
 
-/// A row of names and their colours, centred at height `y` of the screen: line styles 1 and on.
-inline std::string legend(const std::vector<std::string>& names, double y, int picture_width) {
-  constexpr double letter = 7.4, sample = 44;  // pixels, about
+/// Names and their colours, in as many lines as they take, the last at height `y` of the screen:
+/// line styles 1 and on.
+inline std::string legend(const std::vector<std::string>& names, double y, int picture_width,
+                          int picture_height) {
+  constexpr double letter = 7.4, sample = 44, line_height = 22;  // pixels, about
+  const auto width_of = [&](std::size_t i) {
+    return sample + letter * static_cast<double>(names[i].size());
+  };
+  std::vector<std::size_t> begins = {0};  // of lines
   double width = 0;
-  for (const std::string& name : names) {
-    width += sample + letter * static_cast<double>(name.size());
-  }
-  double x = (picture_width - width) / 2 + 16;
-  std::string script;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    script += fmt::format(
-        "set label {} '{}' noenhanced at screen {:.4f},{:.3f} left offset 1,0 "
-        "point linestyle {}\n",
-        100 + i, names[i], x / picture_width, y, i + 1);
-    x += sample + letter * static_cast<double>(names[i].size());
+    if (width + width_of(i) > picture_width - 40) {
+      begins.push_back(i);
+      width = 0;
+    }
+    width += width_of(i);
+  }
+  begins.push_back(names.size());
+  std::string script;
+  for (std::size_t line = 0; line + 1 < begins.size(); ++line) {
+    width = 0;
+    for (std::size_t i = begins[line]; i < begins[line + 1]; ++i) {
+      width += width_of(i);
+    }
+    double x = (picture_width - width) / 2 + 16;
+    const double above = static_cast<double>(begins.size() - 2 - line) * line_height;
+    for (std::size_t i = begins[line]; i < begins[line + 1]; ++i) {
+      script += fmt::format(
+          "set label {} '{}' noenhanced at screen {:.4f},{:.3f} left offset 1,0 "
+          "point linestyle {}\n",
+          100 + i, names[i], x / picture_width, y + above / picture_height, i + 1);
+      x += width_of(i);
+    }
   }
   return script;
 }

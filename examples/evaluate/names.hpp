@@ -1,4 +1,5 @@
-/// A policy from its name on the command line: `name[:parameter=value,...][@source]`.
+/// A policy from its name on the command line:
+/// `name[:parameter=value,...][+division][@source[:queries]]`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "evaluate/division.hpp"
+#include "evaluate/parameters.hpp"
 #include "evaluate/policies.hpp"
 #include "evaluate/usage.hpp"
 
@@ -32,37 +35,20 @@ inline void set_parameter(named_policy& to, const std::string& word) {
   require(equals != std::string::npos && CLI::detail::lexical_cast(word.substr(equals + 1), x),
           "--policies: " + to.name + ": parameter=number expected, '" + word + "' came");
   std::string known;
-  const auto offer = [&](const char* label, auto& member) {
-    known += std::string(known.empty() ? "" : ", ") + label;
-    if (name == label) {
-      using type = std::remove_reference_t<decltype(member)>;
-      require(!std::is_integral_v<type> || (x == std::floor(x) && std::abs(x) < 1e9),
-              "--policies: " + to.name + ": a whole number expected, '" + word + "' came");
-      member = static_cast<type>(x);
-      return true;
-    }
-    return false;
-  };
-  const bool found = to.policy.visit([&](auto& p) {
-    bool set = false;
-    if constexpr (requires { p.sinks; }) set = offer("sinks", p.sinks) || set;
-    if constexpr (requires { p.recent; }) set = offer("recent", p.recent) || set;
-    if constexpr (requires { p.window; }) set = offer("window", p.window) || set;
-    if constexpr (requires { p.kernel; }) set = offer("kernel", p.kernel) || set;
-    if constexpr (requires { p.proximity; }) set = offer("proximity", p.proximity) || set;
-    if constexpr (requires { p.residual; }) set = offer("residual", p.residual) || set;
-    if constexpr (requires { p.alpha; }) set = offer("alpha", p.alpha) || set;
-    if constexpr (requires { p.decay; }) set = offer("decay", p.decay) || set;
-    if constexpr (requires { p.share; }) set = offer("share", p.share) || set;
-    if constexpr (requires { p.prompt.ridge; }) {
-      set = offer("rounds", p.prompt.rounds) || set;
-      set = offer("floor", p.prompt.floor) || set;
-      set = offer("ridge", p.prompt.ridge) || set;
-      set = offer("queries", p.decode.queries) || set;
-      set = offer("stride", p.decode.stride) || set;
-      set = offer("period", p.decode.period) || set;
-    }
-    return set;
+  bool found = false;
+  to.policy.visit([&](auto& p) {
+    for_each_parameter(p, [&](const char* label, auto& member) {
+      known += std::string(known.empty() ? "" : ", ") + label;
+      if (name == label) {
+        using type = std::remove_reference_t<decltype(member)>;
+        require(std::is_floating_point_v<type> || (x == std::floor(x) && std::abs(x) < 1e9),
+                "--policies: " + to.name + ": a whole number expected, '" + word + "' came");
+        require(!std::is_enum_v<type> || x == 0 || x == 1,
+                "--policies: " + to.name + ": 0 or 1 expected, '" + word + "' came");
+        member = static_cast<type>(x);
+        found = true;
+      }
+    });
   });
   require(found, "--policies: " + to.name + ": one of " + (known.empty() ? "nothing" : known) +
                      " expected, '" + name + "' came");
@@ -73,16 +59,37 @@ inline void set_parameter(named_policy& to, const std::string& word) {
   }
 }
 
-inline query_source parse_source(const std::string& word) {
+/// "foresight" or "foresight:900", which takes so many queries.
+inline void set_source(named_policy& p, const std::string& word) {
   const std::string names[] = {"own", "window", "spread", "foresight"};
-  const auto* const found = std::ranges::find(names, word);
+  const std::string name = word.substr(0, word.find(':'));
+  const auto* const found = std::ranges::find(names, name);
   require(found != std::end(names),
           "--policies: @own, @window, @spread or @foresight expected, '@" + word + "' came");
-  return static_cast<query_source>(found - names);
+  p.queries = static_cast<query_source>(found - names);
+  if (name.size() < word.size()) {
+    require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
+                p.queries_taken > 0 && p.queries != query_source::own,
+            "--policies: @window, @spread or @foresight:queries expected, '@" + word + "' came");
+  }
+}
+
+inline division parse_division(const named_policy& p, const std::string& word) {
+  const auto* const found =
+      std::ranges::find(divisions, word, [](const auto& d) { return d.first; });
+  require(
+      found != divisions.end(),
+      "--policies: +pyramid_kv, +pyramid_infer, +d2o or +ada_kv expected, '+" + word + "' came");
+  require(!by_scores(found->second) || p.policy.column_count() > 0,
+          "--policies: +" + word + ": a policy that scores slots expected, " + p.name + " came");
+  return found->second;
 }
 
 inline named_policy parse_policy(const std::string& word) {
-  const std::string spec = word.substr(0, word.find('@'));
+  const std::string source = word.substr(std::min(word.find('@'), word.size()));
+  std::string spec = word.substr(0, word.size() - source.size());
+  const std::string divided = spec.substr(std::min(spec.rfind('+'), spec.size()));
+  spec.resize(spec.size() - divided.size());
   const std::string name = spec.substr(0, spec.find(':'));
   const auto all = all_policies();
   const auto found = std::ranges::find(all, name, &named_policy::name);
@@ -99,8 +106,11 @@ inline named_policy parse_policy(const std::string& word) {
       set_parameter(p, parameter);
     }
   }
-  if (word.size() > spec.size()) {
-    p.queries = parse_source(word.substr(spec.size() + 1));
+  if (!divided.empty()) {
+    p.budgets = parse_division(p, divided.substr(1));
+  }
+  if (!source.empty()) {
+    set_source(p, source.substr(1));
   }
   p.name = word;
   return p;
@@ -114,8 +124,7 @@ inline std::vector<named_policy> parse_policies(const std::string& list) {
   }
   std::vector<std::string> names;
   for (const std::string& word : split(list)) {
-    const bool parameter =
-        word.find('=') != std::string::npos && word.find(':') == std::string::npos;
+    const bool parameter = word.find('=') != std::string::npos && word.find('=') < word.find(':');
     if (parameter && !names.empty()) {
       names.back() += "," + word;
     } else if (std::ranges::find(names, word) == names.end()) {

@@ -1,8 +1,13 @@
 /// Task `needle`: is a fact planted in the prompt still there after compression?
 #pragma once
 
+#include <algorithm>  // std::max, std::ranges::find
 #include <array>
+#include <limits>  // std::numeric_limits
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "evaluate/material.hpp"
 
@@ -18,13 +23,59 @@ struct recall {
   }
 };
 
-inline int likeliest(const row_major_matrix& logits) {
+/// The likeliest token but `except`.
+inline int likeliest(const row_major_matrix& logits, int except = -1) {
   Eigen::Index row = 0, token = 0;
   logits.maxCoeff(&row, &token);
+  if (token == except) {
+    row_major_matrix others = logits;
+    others(0, except) = -std::numeric_limits<float>::infinity();
+    others.maxCoeff(&row, &token);
+  }
   return static_cast<int>(token);
 }
 
-/// Greedy decoding behind `question`: does the text begin with the value, and no digit more?
+/// What the model wrote.
+struct reply {
+  std::size_t value = 0;  ///< which of those that were wanted; as many as they are: none
+  int begins = -1;        ///< its first token that is more than spaces; -1: there was none
+};
+
+/// Greedy decoding behind `logits`: a number, or a word, that is one of `wanted`, and no digit or
+/// letter more. `never` is a token that it may not begin with.
+inline reply write(compressed_decoder& decoder, const row_major_matrix* logits,
+                   const engine::tokenizer& tokens, std::span<const std::string> wanted,
+                   int never = -1) {
+  const bool number = wanted.front().find_first_not_of("0123456789") == std::string::npos;
+  const std::string_view signs =
+      number ? "0123456789" : "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  std::size_t most = 0;
+  for (const std::string& value : wanted) {
+    most = std::max(most, value.size());
+  }
+  std::vector<int> answer;
+  std::string word;
+  reply r;
+  // A space, the signs, and one token more to see that there are no more signs.
+  for (std::size_t length = 0; length < most + 2; ++length) {
+    answer.push_back(likeliest(*logits, r.begins < 0 ? never : -1));
+    std::string text = tokens.decode(answer);
+    text.erase(0, text.find_first_not_of(' '));
+    if (r.begins < 0 && !text.empty()) {
+      r.begins = answer.back();
+    }
+    word = text.substr(0, text.find_first_not_of(signs));
+    const auto goes_on = [&](const std::string& value) { return value.starts_with(word); };
+    if (word.size() < text.size() || std::ranges::none_of(wanted, goes_on)) {
+      break;  // it has ended, or is wrong
+    }
+    logits = &decoder.next(answer.back());
+  }
+  r.value = static_cast<std::size_t>(std::ranges::find(wanted, word) - wanted.begin());
+  return r;
+}
+
+/// Does the model write the value behind `question`?
 inline bool answers(const contender& c, const engine::decoder& model,
                     const engine::tokenizer& tokens, const prompt& p, std::span<const int> question,
                     const std::string& value) {
@@ -33,20 +84,7 @@ inline bool answers(const contender& c, const engine::decoder& model,
   for (const int token : question) {
     logits = &decoder.next(token);
   }
-  std::vector<int> answer;
-  std::string text;
-  // A space, the digits, and one token more to see that there are no more digits.
-  for (std::size_t length = 0; length < value.size() + 2; ++length) {
-    answer.push_back(likeliest(*logits));
-    text = tokens.decode(answer);
-    text.erase(0, text.find_first_not_of(' '));
-    const std::size_t digits = std::min(text.size(), text.find_first_not_of("0123456789"));
-    if (digits < text.size() || text.substr(0, digits) != value.substr(0, digits)) {
-      break;  // the number has ended, or is wrong
-    }
-    logits = &decoder.next(answer.back());
-  }
-  return text.substr(0, text.find_first_not_of("0123456789")) == value;
+  return write(decoder, logits, tokens, std::span(&value, 1)).value == 0;
 }
 
 /// The question after compression, or (`inside`) as the end of the prompt before it.

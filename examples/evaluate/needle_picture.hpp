@@ -15,9 +15,6 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   struct panel {
     std::string policy;
     std::vector<const outcome*> budgets = {};
-
-    // A narrow one still holds its name.
-    double width() const { return std::max(1.7, static_cast<double>(budgets.size())); }
   };
   std::vector<panel> panels;
   for (const outcome& x : outcomes) {
@@ -32,32 +29,49 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   if (panels.empty()) {
     return {};
   }
+  // What found nothing at any budget is named below, in one line or several.
+  std::string none;
+  std::size_t letters = 0;
+  std::erase_if(panels, [&](const panel& p) {
+    const bool found = std::ranges::any_of(
+        p.budgets, [](const outcome* x) { return x->needle_after.share() > 0; });
+    if (!found) {
+      const bool full = letters + p.policy.size() > 100;
+      none += (none.empty() ? "none found: " : full ? ",\\n" : ", ") + p.policy;
+      letters = (full ? 0 : letters) + p.policy.size() + 2;
+    }
+    return !found;
+  });
+  if (panels.empty()) {
+    return {};
+  }
 
-  std::string script = picture("needle", 800, 380);
+  // Lines of panels of one size.
+  constexpr std::size_t most_abreast = 6;
+  const std::size_t lines = (panels.size() - 1) / most_abreast + 1;
+  const std::size_t abreast = (panels.size() - 1) / lines + 1;
+  constexpr double panel_height = 200, above = 74, below = 110, between = 62;  // pixels
+  const double height = above + below + static_cast<double>(lines) * panel_height +
+                        static_cast<double>(lines - 1) * between;
+  std::string script = picture("needle", 800, static_cast<int>(height));
   script += fmt::format(
       "set multiplot title '{{/:Bold Needles found, asked for after compression}}' font ',15'\n"
       "set palette defined (0 '#f4f4f4', 1 '#c6dbef', 2 '#6baed6', 3 '#2171b5', 4 '#08306b')\n"
       "set cbrange [0:100]\n"
       "set yrange [{}:-0.5]\n"
-      "set ytics ('start' -0.5, 'middle' {}, 'end' {})\n"
-      "set ylabel 'depth in the prompt' offset 1\n"
       "set border 0\n"
       "set tics scale 0\n"
-      "set tmargin at screen 0.80\n"
-      "set bmargin at screen 0.19\n"
-      "set label 1 'budget, slots a head' at screen 0.49,0.05 center\n"
+      "set label 1 'budget, slots a head' at screen 0.49,{:.4f} center\n"
+      "set label 2 \"{}\" noenhanced at screen 0.1,{:.4f} font ',11'\n"
       // One panel draws the colour bar for all.
-      "set colorbox user origin screen 0.925,0.19 size 0.018,0.61 noborder\n"
+      "set colorbox user origin screen 0.925,{:.4f} size 0.018,{:.4f} noborder\n"
       "set cbtics ('0 %%' 0, '50 %%' 50, '100 %%' 100) offset -0.5\n",
-      depth_bins - 0.5, depth_bins / 2.0 - 0.5, depth_bins - 0.5);
+      depth_bins - 0.5, 72 / height, none, 48 / height, 1 - (above + panel_height) / height,
+      panel_height / height);
   constexpr double begin = 0.1, end = 0.905, gap = 0.018;
-  double widths = 0;
-  for (const panel& p : panels) {
-    widths += p.width();
-  }
-  const double unit = (end - begin - gap * static_cast<double>(panels.size() - 1)) / widths;
-  double left = begin;
-  for (const panel& p : panels) {
+  const double step = (end - begin + gap) / static_cast<double>(abreast);
+  for (std::size_t i = 0; i < panels.size(); ++i) {
+    const panel& p = panels[i];
     std::string tics;
     script += "$found << end\n";
     for (std::size_t b = 0; b < p.budgets.size(); ++b) {
@@ -70,19 +84,29 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
         }
       }
     }
-    const double right = left + unit * p.width();
+    const double left = begin + static_cast<double>(i % abreast) * step;
+    const double top =
+        above + static_cast<double>(i / abreast) * (panel_height + between);  // from above
     script += fmt::format(
         "end\n"
         "set lmargin at screen {:.4f}\n"
         "set rmargin at screen {:.4f}\n"
+        "set tmargin at screen {:.4f}\n"
+        "set bmargin at screen {:.4f}\n"
         "set xrange [-0.5:{}]\n"
         "set xtics ({})\n"
+        "{}\n"
         "set title '{}' noenhanced font ',12' offset 0,-0.6\n"
         "plot $found using 1:2:(0.485):(0.485):3 with boxxyerror fillstyle solid noborder "
         "fillcolor palette\n"
-        "unset ylabel; unset ytics; unset colorbox; unset label 1\n",
-        left, right, static_cast<double>(p.budgets.size()) - 0.5, tics, p.policy);
-    left = right + gap;
+        "unset colorbox; unset label 1; unset label 2\n",
+        left, left + step - gap, 1 - top / height, 1 - (top + panel_height) / height,
+        static_cast<double>(p.budgets.size()) - 0.5, tics,
+        i % abreast == 0 ? fmt::format("set ylabel 'depth in the prompt' offset 1; "
+                                       "set ytics scale 0 ('start' -0.5, 'middle' {}, 'end' {})",
+                                       depth_bins / 2.0 - 0.5, depth_bins - 0.5)
+                         : "unset ylabel; unset ytics",
+        p.policy);
   }
   return script + "unset multiplot\n";
 }

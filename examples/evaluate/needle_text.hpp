@@ -36,6 +36,17 @@ inline std::string fill_in(std::string text, const std::string& key, const std::
 
 namespace detail {
 
+/// `n` of them, all different.
+inline std::vector<std::string> draw_names(random_source& random, index_t n) {
+  std::vector<std::string> names;
+  while (static_cast<index_t>(names.size()) < n) {
+    if (std::string name = random.name(); std::ranges::find(names, name) == names.end()) {
+      names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
 /// Places for needles of these lengths in `room` tokens, none over another: the first one's within
 /// its depth bin, the others' anywhere.
 inline std::vector<index_t> draw_places(random_source& random, std::span<const index_t> lengths,
@@ -71,12 +82,7 @@ inline std::vector<index_t> draw_places(random_source& random, std::span<const i
 inline needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
                                std::span<const int> text, index_t i) {
   random_source random(o.seed, 2, i);
-  std::vector<std::string> keys;  // the first one is asked for
-  while (static_cast<index_t>(keys.size()) < o.needles) {
-    if (std::string key = random.name(); std::ranges::find(keys, key) == keys.end()) {
-      keys.push_back(std::move(key));
-    }
-  }
+  const auto keys = detail::draw_names(random, o.needles);  // the first one is asked for
   needle_text result{.body = {}, .question = {}, .value = {}, .bin = i % depth_bins};
   std::vector<std::vector<int>> needles;
   std::vector<index_t> lengths;

@@ -32,9 +32,12 @@ task_set parse_tasks(const std::string& list) {
                        : word == "needle" ? &tasks.needle
                        : word == "stream" ? &tasks.stream
                        : word == "speed"  ? &tasks.speed
+                       : word == "chain"  ? &tasks.chain
+                       : word == "ruler"  ? &tasks.ruler
                                           : nullptr;
-    require(task != nullptr,
-            "--tasks: some of error,nll,needle,stream,speed expected, '" + word + "' came");
+    require(
+        task != nullptr,
+        "--tasks: some of error,nll,needle,stream,speed,chain,ruler expected, '" + word + "' came");
     *task = true;
   }
   require(!split(list).empty(), "--tasks: at least one expected, none came");
@@ -69,12 +72,13 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--budgets", budgets, "below 1: a share of the prompt; from 1 on: slots");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
   app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
-  app.add_option("--tasks", tasks, "columns to fill");
+  app.add_option("--tasks", tasks, "columns to fill; chain,ruler: a table of their own");
   app.add_option("--needle", o.needle, "a fact planted in the text");
   app.add_option("--question", o.question, "what is asked about it");
   app.add_option("--digits", o.digits, "digits of a value");
   app.add_option("--needles", o.needles, "facts in a prompt, one of them asked for");
   app.add_option("--cases", o.cases, "needle prompts");
+  app.add_option("--samples", o.samples, "prompts of each task of chain and ruler");
   app.add_option("--threads", o.threads, "threads; change the time it takes, not the numbers");
   app.add_option("--seed", o.seed, "of all that is drawn");
   app.add_option("--csv", o.csv, "results as a table");
@@ -91,7 +95,7 @@ options parse(int count, const char* const* arguments) {
   o.budgets = detail::parse_budgets(budgets);
   o.tasks = detail::parse_tasks(tasks);
   for (named_policy& p : o.policies) {
-    p.foresight.horizon = o.horizon;
+    p.horizon = o.horizon;
     set_horizon(p.policy, o.horizon);
   }
   o.needle = detail::unescape(o.needle);
@@ -100,6 +104,7 @@ options parse(int count, const char* const* arguments) {
                                           {"--prompts", o.prompts, 1 << 16},
                                           {"--cases", o.cases, 1 << 16},
                                           {"--needles", o.needles, 1000},
+                                          {"--samples", o.samples, 1 << 16},
                                           {"--digits", o.digits, 1000},
                                           {"--horizon", o.horizon, 1 << 24},
                                           {"--threads", o.threads, 1024}}) {

@@ -30,7 +30,8 @@ struct budget_option {
 };
 
 struct task_set {
-  bool error = false, nll = false, needle = false, stream = false, speed = false;
+  bool error = false, nll = false, needle = false, stream = false, speed = false, chain = false,
+       ruler = false;
 };
 
 struct options {
@@ -39,10 +40,11 @@ struct options {
   std::vector<budget_option> budgets = {{0.05}, {0.1}, {0.2}};
   task_set tasks = {true, true, true, true, true};
   index_t prompt = 896;  ///< tokens
-  index_t prompts = 4;
-  index_t cases = 100;  ///< needle prompts
+  index_t prompts = 2;
+  index_t cases = 40;  ///< needle prompts
   index_t needles = 4;
   index_t digits = 5;
+  index_t samples = 20;  ///< prompts of each task of chain and ruler
   index_t horizon = 64;  ///< positions to come that foreseen queries are spread over
   std::string needle = " The secret code of {key} is {value}. ";
   std::string question = "\nQuestion: what is the secret code of {key}? Answer:";

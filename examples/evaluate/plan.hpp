@@ -39,16 +39,21 @@ struct plan {
   std::vector<std::string> notes;
   index_t prompts = 1, streams = 0, longest_stream = 0, most_slots = 1;
 
-  /// The model's rotation, to all who turn keys or queries.
-  void set_rope(const kvfold::rope& rope) {
+  /// `f` on every policy: those that measure and those that compress.
+  template <class F>
+  void for_each_policy(F f) {
     for (named_policy& p : policies) {
-      evaluate::set_rope(p.policy, rope);
+      f(p.policy);
     }
     for (group& g : groups) {
       for (entry& e : g.entries) {
-        evaluate::set_rope(e.who.policy, rope);
+        f(e.who.policy);
       }
     }
+  }
+  /// The model's rotation, to all who turn keys or queries.
+  void set_rope(const kvfold::rope& rope) {
+    for_each_policy([&](any_policy& p) { evaluate::set_rope(p, rope); });
   }
 };
 
@@ -63,6 +68,11 @@ inline std::string refusal_of(const any_policy& p, index_t slots) {
     return p.least() > slots ? fmt::format("refused: needs at least {} slots", p.least())
                              : fmt::format("refused: {}", e.what());
   }
+}
+
+/// A stream has no prompt to divide budgets by.
+inline bool streams(const named_policy& p) {
+  return p.policy.decodes() && p.budgets == division::uniform;
 }
 
 inline std::string title_of(const budget_option& b, index_t prompt) {
@@ -108,14 +118,15 @@ inline plan make_plan(const options& o, index_t text_tokens, index_t positions) 
     group& g = p.groups.emplace_back(group{.title = detail::title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
-        g.entries.push_back({.who = {i, p.policies[i].policy, {slots}},
+        g.entries.push_back({.who = {i, p.policies[i].policy, {slots}, p.policies[i].budgets},
                              .name = p.policies[i].name,
                              .given = b.given,
-                             .stream_tokens = stream_tokens,
+                             .stream_tokens = detail::streams(p.policies[i]) ? stream_tokens : 0,
                              .refusal = detail::refusal_of(p.policies[i].policy, slots)});
       }
     }
   }
+  p.for_each_policy([&](any_policy& x) { set_table(x, p.most_slots); });
   p.prompts = o.tasks.error || o.tasks.nll ? o.prompts : 1;
   p.streams = p.longest_stream > 0 ? o.prompts : 0;
   if (const index_t longest = std::max(wanted, p.longest_stream);

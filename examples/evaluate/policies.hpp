@@ -13,33 +13,43 @@ namespace evaluate {
 using kvfold::index_t;
 
 /// A policy of one's own takes part by being named here.
-using any_policy =
-    kvfold::basic_any_policy<kvfold::full_cache, kvfold::streaming_llm, kvfold::h2o, kvfold::snapkv,
-                             kvfold::zsmerge, kvfold::fold, custom::lowest_norm>;
+using any_policy = kvfold::any_policy_with<custom::lowest_norm>;
 
 /// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
 /// the last 32 of them; some spread over the prompt; or those moved to the positions to come.
 enum class query_source { own, window, spread, foresight };
 
+/// How budgets are divided between layers and heads; see division.hpp.
+enum class division { uniform, pyramid_kv, pyramid_infer, d2o, ada_kv };
+
 struct named_policy {
   std::string name;
   any_policy policy;
   query_source queries = query_source::own;
-  kvfold::foresight_options foresight = {};
+  index_t queries_taken = 0;  ///< of its source; 0: 32 of the window, 256 of the others
+  index_t horizon = 64;       ///< positions to come that foreseen queries are spread over
+  division budgets = division::uniform;
 };
 
-/// All of them, with their default parameters and sources.
+/// All of them, with their default parameters and sources, and every division of budgets.
 inline std::vector<named_policy> all_policies() {
-  const any_policy every[] = {kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{},
-                              kvfold::snapkv{},     kvfold::zsmerge{},       kvfold::fold{},
-                              custom::lowest_norm{}};
   std::vector<named_policy> list;
-  for (const any_policy& p : every) {
+  for (const any_policy& p : any_policy::every()) {
     list.push_back({std::string(p.name()), p});
     if (p.name() == kvfold::fold::name()) {
       list.back().queries = query_source::foresight;
+    } else if (p.name() == kvfold::attention_matching::name()) {
+      list.back().queries = query_source::spread;
     }
   }
+  list.push_back(
+      {.name = "snapkv+pyramid_kv", .policy = kvfold::snapkv{}, .budgets = division::pyramid_kv});
+  list.push_back({.name = "snapkv+pyramid_infer",
+                  .policy = kvfold::snapkv{},
+                  .budgets = division::pyramid_infer});
+  list.push_back(
+      {.name = "snapkv+ada_kv", .policy = kvfold::snapkv{}, .budgets = division::ada_kv});
+  list.push_back({.name = "d2o+d2o", .policy = kvfold::d2o{}, .budgets = division::d2o});
   return list;
 }
 
@@ -51,6 +61,15 @@ inline void set_rope(any_policy& policy, const kvfold::rope& rope) {
   policy.visit([&](auto& p) {
     if constexpr (requires { p.rope = rope; }) {
       p.rope = rope;
+    }
+  });
+}
+
+/// No more memory for tokens that share entries than a budget of `slots` can use.
+inline void set_table(any_policy& policy, index_t slots) {
+  policy.visit([&](auto& p) {
+    if constexpr (requires { p.table = slots; }) {
+      p.table = p.table > 0 ? p.table : static_cast<index_t>(p.gamma * static_cast<float>(slots));
     }
   });
 }

@@ -51,17 +51,22 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
     const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
     const kvfold::query_view<float>& own) {
   using kvfold::reference_queries;
+  const auto count = [&](index_t by_default) {
+    return p.queries_taken > 0 ? p.queries_taken : by_default;
+  };
   switch (p.queries) {
     case query_source::own:
       return nullptr;
     case query_source::window:
-      return std::make_shared<const reference_queries>(kvfold::spread(kv, own.last(32), 32, 0));
+      return std::make_shared<const reference_queries>(
+          kvfold::spread(kv, own.last(count(32)), count(32), 0));
     case query_source::spread:
-      return std::make_shared<const reference_queries>(kvfold::spread(kv, own, p.foresight.count));
+      return std::make_shared<const reference_queries>(kvfold::spread(kv, own, count(256)));
     case query_source::foresight:
       break;
   }
-  return std::make_shared<const reference_queries>(kvfold::foresight(kv, own, rope, p.foresight));
+  return std::make_shared<const reference_queries>(
+      kvfold::foresight(kv, own, rope, {.count = count(256), .horizon = p.horizon}));
 }
 
 prompt measure(const engine::config& shape, const engine::record& r,
@@ -112,29 +117,36 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 }
 
 compressed_layer::compressed_layer(const contender& c, const prompt& p, std::size_t layer)
-    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspace_for(kv.shape())) {
+    : kv(p.layer(layer)),
+      state(p.measured[c.index][layer], workspace_for(kv.shape())),
+      limits(divide(c.budgets, c.policy, c.limit.target, p.tokens, p.measured[c.index], layer)) {
   const auto& reference = p.references[c.index][layer];
   for (index_t h = 0; h < kv.heads(); ++h) {
-    kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(), c.limit,
+    kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(),
+                     limits[static_cast<std::size_t>(h)],
                      reference ? reference->view().of(h) : kvfold::no_queries);
+  }
+  if (!c.policy.decodes()) {
+    state = kvfold::make_state(c.decoding(), kv);
   }
 }
 
-budget contender::in_decode() const { return kvfold::budget_within(policy, limit.target); }
-
 compressed_decoder::compressed_decoder(const engine::decoder& model, const contender& c,
                                        const prompt& p)
-    : model_(model), contender_(c), position_(p.tokens) {
+    : model_(model), contender_(c), decoding_(c.decoding()), position_(p.tokens) {
   for (std::size_t l = 0; l < p.tail.size(); ++l) {
-    layers_.emplace_back(c, p, l);
+    in_decode_.emplace_back();
+    for (const budget& b : layers_.emplace_back(c, p, l).limits) {
+      in_decode_.back().push_back(c.in_decode(b.target));
+    }
   }
 }
 
 const row_major_matrix& compressed_decoder::next(int token) {
   const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
-    auto& [kv, state] = layers_[static_cast<std::size_t>(layer)];
-    kvfold::step(contender_.policy, kv, state, floats(q), floats(k), floats(v),
-                 contender_.in_decode(),
+    auto& [kv, state, limits] = layers_[static_cast<std::size_t>(layer)];
+    kvfold::step(decoding_, kv, state, floats(q), floats(k), floats(v),
+                 std::span<const budget>(in_decode_[static_cast<std::size_t>(layer)]),
                  std::span(out.data(), static_cast<std::size_t>(out.size())));
   };
   model_.forward(scratch_, std::span(&token, 1), position_++, attend, logits_);

@@ -8,12 +8,11 @@
 
 #include "engine/decoder.hpp"
 #include "engine/prefill.hpp"
-#include "evaluate/policies.hpp"
+#include "evaluate/division.hpp"
 
 namespace evaluate {
 
 using engine::row_major_matrix;
-using kvfold::budget;
 
 /// Keys and values of a prompt's beginning, which several prompts may share.
 struct prompt_body {
@@ -64,16 +63,20 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 struct contender {
   std::size_t index = 0;  ///< among the policies of `measure`
   any_policy policy;
-  budget limit;  ///< most slots between steps
+  budget limit;  ///< most slots between steps, of all heads on average
+  division budgets = division::uniform;
 
-  /// In decode: never more slots than that, with the slack that the policy likes.
-  budget in_decode() const;
+  /// In decode: never more slots than `slots`, with the slack that the policy likes.
+  budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
+  /// Who decodes: behind a method for prompts alone, all that comes is kept.
+  any_policy decoding() const { return policy.decodes() ? policy : full_cache(); }
 };
 
 /// One layer of a prompt, compressed.
 struct compressed_layer {
   kvfold::cache<float> kv;
   kvfold::state state;
+  std::vector<budget> limits;  ///< [KV heads]
 
   compressed_layer(const contender& c, const prompt& p, std::size_t layer);
 
@@ -91,8 +94,10 @@ class compressed_decoder {
  private:
   const engine::decoder& model_;
   contender contender_;
+  any_policy decoding_;
   index_t position_;
   std::vector<compressed_layer> layers_;
+  std::vector<std::vector<budget>> in_decode_;  ///< [layers][KV heads]
   engine::decoder::scratch scratch_;
   row_major_matrix logits_;
 };

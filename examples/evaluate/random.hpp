@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>  // std::swap
+#include <vector>
 
 #include "kvfold/config.hpp"
 
@@ -20,6 +23,7 @@ class random_source {
 
   /// 0 to `n` − 1.
   index_t below(index_t n) { return static_cast<index_t>(bits_() % static_cast<std::uint64_t>(n)); }
+  /// 0 to 1, without 1.
   double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }
 
   /// A capitalised word of consonants and vowels in turn, such as "Mirola".
@@ -45,6 +49,12 @@ class random_source {
       number += static_cast<char>('0' + below(10));
     }
     return number;
+  }
+  template <class T>
+  void shuffle(std::vector<T>& list) {
+    for (std::size_t n = list.size(); n > 1; --n) {
+      std::swap(list[n - 1], list[static_cast<std::size_t>(below(static_cast<index_t>(n)))]);
+    }
   }
 
  private:

@@ -41,7 +41,8 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
                                      const material& m) {
   std::vector<const named_policy*> policies;
   for (const named_policy& p : todo.policies) {
-    if (p.policy.bounded() && detail::refusal_of(p.policy, retention_slots).empty()) {
+    if (p.policy.bounded() && detail::streams(p) &&
+        detail::refusal_of(p.policy, retention_slots).empty()) {
       policies.push_back(&p);
     }
   }
@@ -55,7 +56,8 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
   // As many panels abreast as leave the fewest places empty; the legend takes one place.
   const std::size_t places = policies.size() + 1;
   const auto empty = [&](std::size_t abreast) { return (abreast - places % abreast) % abreast; };
-  const std::size_t abreast = empty(3) <= empty(4) ? 3 : 4, lines = (places - 1) / abreast + 1;
+  const std::size_t abreast = places <= 9 && empty(3) <= empty(4) ? 3 : 4,
+                    lines = (places - 1) / abreast + 1;
   constexpr double width = 800, left = 46, top = 66, between = 34;
   const double side =
       (width - left - 14 - 16 * static_cast<double>(abreast - 1)) / static_cast<double>(abreast);

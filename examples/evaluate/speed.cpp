@@ -13,7 +13,10 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
       const auto own = queries_of(shape, r.layers[l]);
       sum += seconds_of([&] {
         const auto chosen = reference_of(p, shape.rope, kv, own);
-        kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own, c.limit);
+        const auto limits =
+            divide(c.budgets, c.policy, c.limit.target, read.tokens, read.measured[c.index], l);
+        kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own,
+                         std::span<const budget>(limits));
       });
     }
     times.push_back(sum);

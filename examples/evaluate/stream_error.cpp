@@ -20,7 +20,8 @@ double stream_error(const contender& c, const engine::config& shape,
     double sum = 0;
     for (index_t t = 0; t < steps && !interrupted; ++t) {
       kvfold::step(c.policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
-                   &k(t, head * shape.dim), &v(t, head * shape.dim), c.in_decode(), out.data());
+                   &k(t, head * shape.dim), &v(t, head * shape.dim), c.in_decode(slots),
+                   out.data());
       if (t >= slots) {
         sum += relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);
       }

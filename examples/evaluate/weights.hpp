@@ -3,11 +3,13 @@
 #pragma once
 
 #include "evaluate/plan.hpp"
+#include "evaluate/task.hpp"
 
 namespace evaluate::weight {
 
 inline constexpr double prompt = 270, needle_case = 340, stream_token = 0.3;
-inline constexpr double error = 5, nll = 280, needle = 40, stream_step = 0.2, speed = 800;
+inline constexpr double error = 5, nll = 280, needle = 40, chain = 140, stream_step = 0.2,
+                        speed = 800;
 
 inline double of_reading(const options& o, const plan& p) {
   return prompt * p.prompts + (o.tasks.needle ? needle_case * o.cases : 0) +
@@ -28,6 +30,17 @@ inline double of_all(const options& o, const plan& p) {
     }
   }
   return sum;
+}
+
+/// Its samples are read for the full cache first, then for all.
+inline double of_task(const options& o, const plan& p, const task& t) {
+  double sum = 2 * t.reading + t.scoring;
+  for (const group& g : p.groups) {
+    for (const entry& e : g.entries) {
+      sum += e.refusal.empty() ? t.scoring : 0;
+    }
+  }
+  return o.samples * sum;
 }
 
 }  // namespace evaluate::weight

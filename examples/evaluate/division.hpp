@@ -1,0 +1,85 @@
+/// How a budget is divided between layers and heads: the word behind `+` in `snapkv+ada_kv`.
+#pragma once
+
+#include <algorithm>  // std::min
+#include <array>
+#include <string_view>
+#include <utility>  // std::pair
+#include <vector>
+
+#include "evaluate/policies.hpp"
+#include "kvfold/layer_budgets.hpp"
+
+namespace evaluate {
+
+using kvfold::budget;
+
+inline constexpr std::array divisions = {
+    std::pair{std::string_view("pyramid_kv"), division::pyramid_kv},
+    std::pair{std::string_view("pyramid_infer"), division::pyramid_infer},
+    std::pair{std::string_view("d2o"), division::d2o},
+    std::pair{std::string_view("ada_kv"), division::ada_kv}};
+
+/// Does it go by what the policy's first column has measured?
+inline bool by_scores(division d) { return d == division::d2o || d == division::ada_kv; }
+
+/// The budgets of a layer's heads. All layers' together sum to `slots` times their number; every
+/// head has what the policy protects, and the division is of the rest.
+/// `measured [layers][KV heads]` after a prompt of `tokens`.
+inline std::vector<budget> divide(division d, const any_policy& p, index_t slots, index_t tokens,
+                                  const std::vector<std::vector<kvfold::head_state>>& measured,
+                                  std::size_t layer) {
+  const auto layers = static_cast<index_t>(measured.size());
+  const auto heads = static_cast<index_t>(measured[layer].size());
+  const index_t alone = p.least() - 1, total = layers * (slots - alone);
+  std::vector<budget> limits(static_cast<std::size_t>(heads), budget{slots});
+  if (slots >= tokens) {
+    return limits;
+  }
+  const auto all_heads = [&](const std::vector<index_t>& of_layers) {
+    std::fill(limits.begin(), limits.end(), budget{alone + of_layers[layer]});
+  };
+  switch (d) {
+    case division::uniform:
+      break;
+    case division::pyramid_kv:
+      all_heads(kvfold::pyramid_kv(layers, tokens - alone, total));
+      break;
+    case division::pyramid_infer:
+      all_heads(kvfold::pyramid_infer(layers, tokens - alone, total));
+      break;
+    case division::d2o: {
+      std::vector<double> variances;
+      for (const auto& states : measured) {
+        for (const kvfold::head_state& s : states) {
+          variances.push_back(kvfold::variance(s.column(0)));
+        }
+      }
+      all_heads(kvfold::layer_budgets(variances, layers, tokens - alone, total));
+      break;
+    }
+    case division::ada_kv: {
+      // Between the sinks and the latest, which every head keeps.
+      const auto first = static_cast<std::size_t>(std::min(alone, index_t{4}));
+      const auto count = static_cast<std::size_t>(tokens - alone);
+      std::vector<float> scores;
+      for (const kvfold::head_state& s : measured[layer]) {
+        const auto column = s.column(0).subspan(first, count);
+        scores.insert(scores.end(), column.begin(), column.end());
+      }
+      // At least one each, which no policy can do without.
+      auto more = kvfold::ada_budgets(scores, heads, heads * (slots - alone));
+      for (auto least = std::ranges::min_element(more); *least == 0;
+           least = std::ranges::min_element(more)) {
+        ++*least, --*std::ranges::max_element(more);
+      }
+      for (std::size_t h = 0; h < limits.size(); ++h) {
+        limits[h] = budget{alone + more[h]};
+      }
+      break;
+    }
+  }
+  return limits;
+}
+
+}  // namespace evaluate

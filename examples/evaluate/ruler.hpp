@@ -1,0 +1,87 @@
+/// Task `ruler`: questions about what is planted in the prompt, after compression and before it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "evaluate/needle.hpp"
+#include "evaluate/ruler_text.hpp"
+#include "evaluate/task.hpp"
+
+namespace evaluate {
+
+/// What ends an answer before the next question.
+inline constexpr const char* answer_end = ".\n";
+
+namespace detail {
+
+/// One value or two. Greedy decoding gives one; of two, the other is asked for from the same place,
+/// where the answer may not begin as the first one did.
+inline bool gives_all(compressed_decoder& decoder, const row_major_matrix* logits,
+                      const engine::tokenizer& tokens, const std::vector<std::string>& values) {
+  if (values.size() == 1) {
+    return write(decoder, logits, tokens, values).value == 0;
+  }
+  compressed_decoder again = decoder;
+  const row_major_matrix same = *logits;
+  const reply first = write(decoder, logits, tokens, values);
+  return first.value < values.size() &&
+         write(again, &same, tokens, values, first.begins).value == 1 - first.value;
+}
+
+}  // namespace detail
+
+/// Are all questions answered, one after another? `inside`: the first one ends the prompt `p`.
+inline bool answers_all(const contender& c, const engine::decoder& model,
+                        const engine::tokenizer& tokens, const prompt& p,
+                        const std::vector<ruler_ask>& asks, bool inside) {
+  compressed_decoder decoder(model, c, p);
+  const row_major_matrix* logits = &p.logits;
+  const auto feed = [&](std::span<const int> words) {
+    for (const int token : words) {
+      logits = &decoder.next(token);
+    }
+  };
+  for (std::size_t i = 0; i < asks.size(); ++i) {
+    if (i > 0) {
+      feed(tokens.encode_fragment(answer_end));
+    }
+    if (i > 0 || !inside) {
+      feed(asks[i].question);
+    }
+    if (!detail::gives_all(decoder, logits, tokens, asks[i].values)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Most tokens behind the prompt.
+inline index_t tokens_to_come(const ruler_text& text) {
+  std::size_t count = 0;
+  for (const ruler_ask& ask : text.asks) {
+    count += ask.question.size() + std::max(ask.values.front().size(), ask.values.back().size()) +
+             std::string_view(answer_end).size() + 3;
+  }
+  return static_cast<index_t>(count);
+}
+
+/// 1 or 0 for each contender; `slots` is the most that a prompt or a budget takes.
+inline std::vector<score> ruler(const engine::decoder& model, const engine::tokenizer& tokens,
+                                const ruler_text& text, std::span<const named_policy> policies,
+                                std::span<const contender> who, index_t slots) {
+  const needle_case read = read_needle(
+      model, policies,
+      {.body = text.body, .question = text.asks.front().question, .value = {}, .bin = 0},
+      slots + tokens_to_come(text));
+  std::vector<score> scores;
+  for (const contender& c : who) {
+    const auto share = [&](const prompt& p, bool inside) {
+      return !interrupted && answers_all(c, model, tokens, p, text.asks, inside) ? 1.0 : 0.0;
+    };
+    scores.push_back({share(read.without, false), share(read.with, true)});
+  }
+  return scores;
+}
+
+}  // namespace evaluate

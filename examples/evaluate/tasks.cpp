@@ -1,0 +1,125 @@
+#include "evaluate/tasks.hpp"
+
+#include <algorithm>  // std::max
+#include <utility>
+
+#include "evaluate/chain.hpp"
+#include "evaluate/ruler.hpp"
+#include "evaluate/weights.hpp"
+
+namespace evaluate {
+
+namespace {
+
+/// The mean over all samples for each contender.
+std::vector<score> mean_scores(const task& t, const options& o,
+                               std::span<const named_policy> policies,
+                               std::span<const contender> who, const workers& on) {
+  const auto all = on.map(o.samples, [&](index_t i) { return t.run(i, policies, who); });
+  std::vector<score> means = all.front();
+  for (std::size_t c = 0; c < means.size(); ++c) {
+    score sum = {0, means[c].inside ? std::optional(0.0) : std::nullopt};
+    for (const auto& sample : all) {
+      sum.after += sample[c].after;
+      if (sum.inside) {
+        *sum.inside += *sample[c].inside;
+      }
+    }
+    means[c].after = sum.after / o.samples;
+    if (sum.inside) {
+      means[c].inside = *sum.inside / o.samples;
+    }
+  }
+  return means;
+}
+
+/// Its samples, or none when one does not fit.
+std::vector<ruler_text> draw_samples(const options& o, const engine::tokenizer& tokens,
+                                     std::span<const int> text, std::size_t which) {
+  std::vector<ruler_text> samples;
+  for (index_t i = 0; i < o.samples; ++i) {
+    auto drawn = draw_ruler(o, tokens, text, which, i);
+    if (!drawn) {
+      return {};
+    }
+    samples.push_back(std::move(*drawn));
+  }
+  return samples;
+}
+
+}  // namespace
+
+std::vector<task> make_tasks(const options& o, const plan& todo, const engine::decoder& model,
+                             const engine::tokenizer& tokens, std::span<const int> text,
+                             std::vector<std::string>& notes) {
+  std::vector<task> tasks;
+  const index_t slots = std::max(o.prompt, todo.most_slots);
+  if (o.tasks.chain) {
+    tasks.push_back({"chain", task_measure::nats, weight::prompt, weight::chain,
+                     [&model, &o, slots, letters = letters_of(tokens)](
+                         index_t i, const auto& policies, const auto& who) {
+                       return chain(model, draw_chain_text(o.seed, o.prompt, letters, i), policies,
+                                    who, slots + chain_tokens + 1);
+                     }});
+  }
+  for (std::size_t which = 0; o.tasks.ruler && which < ruler_tasks.size(); ++which) {
+    const std::string name(ruler_tasks[which].name);
+    auto samples = draw_samples(o, tokens, text, which);
+    if (samples.empty()) {
+      notes.push_back(
+          fmt::format("{} is left out: it would take more than two thirds of a prompt of {} tokens",
+                      name, o.prompt));
+      continue;
+    }
+    tasks.push_back({name, task_measure::points, weight::needle_case, weight::needle,
+                     [&model, &tokens, slots, samples = std::move(samples)](
+                         index_t i, const auto& policies, const auto& who) {
+                       return ruler(model, tokens, samples[static_cast<std::size_t>(i)], policies,
+                                    who, slots);
+                     }});
+  }
+  return tasks;
+}
+
+std::optional<task_outcome> run_task(const task& t, const options& o, const plan& todo,
+                                     const workers& on, progress& bar,
+                                     std::vector<std::string>& notes) {
+  const double weight = weight::of_task(o, todo, t), first = o.samples * (t.reading + t.scoring);
+  bar.stage(t.name + ": full cache", first);
+  contender full = todo.full;
+  full.index = 0;
+  task_outcome result{.name = t.name,
+                      .measure = t.measure,
+                      .samples = o.samples,
+                      .full = mean_scores(t, o, std::span(&todo.policies[todo.full.index], 1),
+                                          std::span(&full, 1), on)
+                                  .front(),
+                      .entries = {}};
+  bar.stage(t.name, weight - first);
+  const double inside = result.full.inside.value_or(result.full.after);
+  if (t.measure == task_measure::points && std::min(result.full.after, inside) < 0.5) {
+    notes.push_back(
+        fmt::format("{} is left out: the full cache answers {:.0f} % after and {:.0f} "
+                    "% inside the prompt, 50 % expected",
+                    t.name, 100 * result.full.after, 100 * inside));
+    return {};
+  }
+  std::vector<contender> who;
+  for (const group& g : todo.groups) {
+    for (const entry& e : g.entries) {
+      if (e.refusal.empty()) {
+        who.push_back(e.who);
+      }
+    }
+  }
+  const auto scores = mean_scores(t, o, todo.policies, who, on);
+  auto next = scores.begin();
+  for (const group& g : todo.groups) {
+    for (const entry& e : g.entries) {
+      result.entries.push_back(e.refusal.empty() ? std::optional(*next++) : std::nullopt);
+    }
+  }
+  return result;
+}
+
+}  // namespace evaluate
