@@ -266,8 +266,8 @@ TEST_CASE("a policy that drops nothing counts every token, however they come", "
         counting{kvfold::zsmerge{.residual = 3}, kvfold::zsmerge::count}}) {
     INFO(policy.name());
     stream one(policy);
-    const auto counted = [&] {
-      const auto each = one.state[0].column(column);
+    const auto counted = [&, tokens = column] {  // clang 14 captures no binding
+      const auto each = one.state[0].column(tokens);
       return std::accumulate(each.begin(), each.end(), 0.0);
     };
     index_t seen = 0;

@@ -136,6 +136,11 @@ TEST_CASE("no second file is written, nor any sample drawn, when its tasks are n
   CHECK(o.tasks.empty());
 }
 
+TEST_CASE("no samples and unknown tasks are refused") {
+  CHECK_THROWS_WITH(run({"--samples", "0"}), Catch::Contains("--samples: 1 to "));
+  CHECK_THROWS_WITH(run({"--tasks", "chains"}), Catch::Contains("chain,ruler expected"));
+}
+
 TEST_CASE("the tasks' table marks the least loss of a group") {
   const evaluate::contender who{.index = 0, .policy = evaluate::full_cache(), .limit = {40}};
   evaluate::plan todo{.policies = {}, .full = who, .groups = {}, .notes = {}};

@@ -123,7 +123,8 @@ void refuses(const std::string& message, const std::function<void()>& call) {
 TEST_CASE("crc32 is everyone's", "[serialize]") {
   kvfold::crc32 sum;
   CHECK(sum.value() == 0);
-  for (const unsigned char c : std::string("123456789")) {
+  for (const char digit : std::string("123456789")) {
+    const auto c = static_cast<unsigned char>(digit);
     sum.add({&c, 1});
   }
   CHECK(sum.value() == 0xCBF43926);

@@ -32,6 +32,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   // What found nothing at any budget is named below, in one line or several.
   std::string none;
   std::size_t letters = 0;
+  const panel first = panels.front();
   std::erase_if(panels, [&](const panel& p) {
     const bool found = std::ranges::any_of(
         p.budgets, [](const outcome* x) { return x->needle_after.share() > 0; });
@@ -43,7 +44,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
     return !found;
   });
   if (panels.empty()) {
-    return {};
+    panels.push_back(first);
   }
 
   // Lines of panels of one size.

@@ -1,5 +1,6 @@
 #include "evaluate/prompt.hpp"
 
+#include <algorithm>  // std::min
 #include <utility>
 
 namespace evaluate {
@@ -75,6 +76,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
            .tail = {},
            .measured = {},
            .references = {},
+           .own = {},
            .logits = r.logits,
            .tokens = static_cast<index_t>(r.layers.front().q.rows())};
   p.measured.resize(policies.size());
@@ -85,6 +87,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
         {.q = {}, .k = r.layers[l].k.bottomRows(behind), .v = r.layers[l].v.bottomRows(behind)});
     kvfold::cache<float> kv = p.layer(l);
     const auto own = queries_of(shape, r.layers[l]);
+    p.own.push_back(r.layers[l].q.bottomRows(std::min(p.tokens, own_queries)));
     for (std::size_t i = 0; i < policies.size(); ++i) {
       const any_policy& policy = policies[i].policy;
       auto& states = p.measured[i].emplace_back();
@@ -121,10 +124,14 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
       state(p.measured[c.index][layer], workspace_for(kv.shape())),
       limits(divide(c.budgets, c.policy, c.limit.target, p.tokens, p.measured[c.index], layer)) {
   const auto& reference = p.references[c.index][layer];
+  const row_major_matrix& own = p.own[layer];
+  const auto queries = reference
+                           ? reference->view()
+                           : kvfold::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
+                                                    kv.heads(), kv.shape().group, kv.shape().dim);
   for (index_t h = 0; h < kv.heads(); ++h) {
     kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(),
-                     limits[static_cast<std::size_t>(h)],
-                     reference ? reference->view().of(h) : kvfold::no_queries);
+                     limits[static_cast<std::size_t>(h)], queries.of(h));
   }
   if (!c.policy.decodes()) {
     state = kvfold::make_state(c.decoding(), kv);

@@ -14,6 +14,9 @@ namespace evaluate {
 
 using engine::row_major_matrix;
 
+/// So many of a prompt's own queries are kept; no window is longer.
+inline constexpr index_t own_queries = 256;
+
 /// Keys and values of a prompt's beginning, which several prompts may share.
 struct prompt_body {
   std::vector<kvfold::cache<float>> layers;
@@ -33,6 +36,9 @@ struct prompt {
   std::vector<std::vector<std::vector<kvfold::head_state>>> measured;
   /// [policies][layers] for those that plan on them; none otherwise
   std::vector<std::vector<std::shared_ptr<const kvfold::reference_queries>>> references;
+  /// [layers] the last of the prompt's own queries, [own_queries, heads · dim], for policies that
+  /// plan on the queries of their window
+  std::vector<row_major_matrix> own;
   row_major_matrix logits;  ///< [1, vocab] after the last token
   index_t tokens = 0;
 
