@@ -93,6 +93,7 @@ struct fold_prompt {
       }
     }
     std::vector<char> fixed;  // [rows]
+    fixed.reserve(cluster_of.size());
     for (const index_t i : cluster_of) {
       fixed.push_back(static_cast<char>(i < 0));
     }
