@@ -162,7 +162,7 @@ TEST_CASE("compressing again changes nothing, and compressing further leaves les
           "[composition]") {
   constexpr index_t tokens = 90, target = 48, less = 32;
   const fixtures::queries queries(tokens, group, dim);
-  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact] : every_policy()) {
+  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     stream one(policy);
     one.append(tokens);
@@ -204,7 +204,7 @@ TEST_CASE("evicting in stages is evicting at once", "[composition]") {
 TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
   constexpr index_t tokens = 60, steps = 80;
   const fixtures::queries queries(tokens, group, dim);
-  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact] : every_policy()) {
+  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     if (!policy.decodes() || !policy.bounded()) {
       continue;
     }
@@ -236,7 +236,7 @@ TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
 TEST_CASE("prompts come in chunks, each compressed with what is left of those before",
           "[composition]") {
   constexpr index_t chunk = 40, target = 36;
-  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact] : every_policy()) {
+  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     stream one(policy);
     for (index_t round = 1; round <= (policy.bounded() ? 5 : 3); ++round) {

@@ -101,7 +101,8 @@ void stream(const kvfold::any_policy& policy, index_t trigger) {
 
 TEST_CASE("100,000 tokens run in constant memory", "[stream]") {
   const index_t trigger = GENERATE(0, 72);
-  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact] : fixtures::every_policy()) {
+  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] :
+       fixtures::every_policy()) {
     INFO(name << ", trigger " << trigger);
     if (policy.bounded() && policy.decodes()) {
       stream(policy, trigger);

@@ -16,6 +16,7 @@ struct example {
   bool keeps_bytes = true;  ///< of sinks and the latest; else they take in others, in their place
   bool ranks = true;        ///< slots by its first column
   bool exact = true;        ///< leaves just the budget; else it may leave fewer slots
+  kvfold::index_t latest = 4;  ///< tokens that stay in any case, at least so many
 };
 
 /// Every policy, in each of its modes.
@@ -37,11 +38,11 @@ inline std::vector<example> every_policy() {
        false},
       {"fold", fold{}, 4, true, false},
       {"random", random_tokens{.window = 8}},
-      {"tova", tova{}},
+      {"tova", tova{}, 4, true, true, true, 0},
       {"roco", roco{}},
       {"scissorhands", scissorhands{}, 4, true, false},
       {"key_diff", key_diff{.window = 4}},
-      {"expected_attention", expected_attention{}},
+      {"expected_attention", expected_attention{}, 4, true, true, true, 0},
       {"centroids", centroids{.window = 8}},
       {"compactor", compactor{}, 4, true, false},
       {"cam", cam{}, 4, false},
