@@ -55,7 +55,8 @@ TEST_CASE("polish's loss and gradient are those of the definition", "[oracle]") 
   const float scale = 0.4F, mass_weight = 0.1F;
   const dense::matrix queries = random_matrix(count, dim), keys = random_matrix(3 * slots, dim),
                       values = random_matrix(3 * slots, dim);
-  const dense::attention wanted(queries, keys, values, dense::vector::Zero(3 * slots), scale);
+  const dense::vector log_ones = dense::vector::Zero(3 * slots);
+  const dense::attention wanted(queries, keys, values, log_ones, scale);
   const fitted_slots x = random_slots(slots, dim);
   fitted_slots gradient;
   const attention_loss loss{queries, wanted, scale, mass_weight};
@@ -93,7 +94,8 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   const float rate = GENERATE(0.01F, 10.0F);  // the second is absurd: it keeps what it began with
   const dense::matrix queries = random_matrix(200, 8), keys = random_matrix(60, 8),
                       values = random_matrix(60, 8);
-  const dense::attention wanted(queries, keys, values, dense::vector::Zero(60), 0.4F);
+  const dense::vector log_ones = dense::vector::Zero(60);
+  const dense::attention wanted(queries, keys, values, log_ones, 0.4F);
   fitted_slots x = random_slots(20, 8), gradient;
   const fitted_slots before = x;
   const attention_loss loss{queries, wanted, 0.4F};
@@ -125,12 +127,13 @@ TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]"
     const auto reference = kvfold::foresight(copy, prompt.view(), policy.rope, {.count = tokens});
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
-    const dense::attention wanted(queries, dense::keys(head), dense::values(head),
-                                  dense::log_mass(head), head.scale());
+    const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};
+    const dense::attention wanted(queries, full.key, full.value, full.log_mass, head.scale());
     kvfold::compress(policy, copy, state, reference.view(), budget{slots});
+    const fitted_slots left{dense::keys(copy.head(0)), dense::values(copy.head(0)),
+                            dense::log_mass(copy.head(0))};
     fitted_slots gradient;
-    return attention_loss{queries, wanted, head.scale()}(
-        {dense::keys(head), dense::values(head), dense::log_mass(head)}, gradient);
+    return attention_loss{queries, wanted, head.scale()}(left, gradient);
   };
   CHECK(loss_of(60) < 0.8 * loss_of(0));
 }

@@ -18,8 +18,8 @@ struct clusters {
 namespace detail {
 
 /// The nearest of `centres` to each row; ties to the lower one.
-inline void nearest(const dense::matrix& x, const dense::matrix& centres,
-                    std::vector<index_t>& out) {
+void nearest(const dense::stored auto& x, const dense::stored auto& centres,
+             std::vector<index_t>& out) {
   const dense::vector half = 0.5F * centres.rowwise().squaredNorm();
   constexpr Eigen::Index block = 256;
   dense::matrix dot;
@@ -37,8 +37,8 @@ inline void nearest(const dense::matrix& x, const dense::matrix& centres,
 
 /// Farthest-first (Gonzalez 1985), weighted: repeatedly the row with the largest `weight · D²` to
 /// the nearest of the pinned and the seeds so far; ties to the lower row.
-inline std::vector<index_t> farthest_first(const dense::matrix& x, std::span<const char> pinned,
-                                           const dense::vector& weight, index_t count) {
+std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const char> pinned,
+                                    const dense::stored auto& weight, index_t count) {
   const Eigen::Index n = x.rows();
   const dense::vector square = x.rowwise().squaredNorm();
   dense::vector distance = dense::vector::Constant(n, std::numeric_limits<float>::max());
@@ -73,8 +73,8 @@ inline std::vector<index_t> farthest_first(const dense::matrix& x, std::span<con
 
 /// Lloyd's k-means: `rounds` of assignment to the nearest of `centres [clusters, features]`, with
 /// weighted means between them. A centre that attracts nobody stays where it is. `cluster [slots]`.
-inline void lloyd(const dense::matrix& x, const dense::vector& weight, index_t rounds,
-                  dense::matrix& centres, std::vector<index_t>& cluster) {
+void lloyd(const dense::stored auto& x, const dense::stored auto& weight, index_t rounds,
+           dense::stored auto& centres, std::vector<index_t>& cluster) {
   for (index_t round = 0; centres.rows() > 0 && round < rounds; ++round) {
     detail::nearest(x, centres, cluster);
     if (round + 1 == rounds) {
@@ -97,8 +97,8 @@ inline void lloyd(const dense::matrix& x, const dense::vector& weight, index_t r
 
 /// `count` clusters of the rows that are not pinned: farthest-first seeds, then `rounds` of
 /// Lloyd's. A seed stays in its own cluster, so that none is empty.
-inline clusters cluster(const dense::matrix& x, std::span<const char> pinned,
-                        const dense::vector& weight, index_t count, index_t rounds) {
+clusters cluster(const dense::stored auto& x, std::span<const char> pinned,
+                 const dense::stored auto& weight, index_t count, index_t rounds) {
   clusters out{.seeds = detail::farthest_first(x, pinned, weight, count),
                .cluster = std::vector<index_t>(static_cast<std::size_t>(x.rows()), 0)};
   std::ranges::sort(out.seeds);

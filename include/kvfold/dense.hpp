@@ -4,6 +4,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>  // std::min
+#include <concepts>   // std::derived_from
 #include <cstddef>    // std::ptrdiff_t
 
 #include "kvfold/queries.hpp"
@@ -13,6 +14,13 @@ namespace kvfold::dense {
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using vector = Eigen::VectorXf;
+
+/// A matrix or a vector in memory (no expression, which would be computed at every use). Functions
+/// over it are templates even where one type would do: a program compiles only those it calls.
+template <class M>
+concept stored = std::derived_from<M, Eigen::MatrixBase<M>> && requires(const M& m) {
+  m.data();
+};
 
 /// `[length, dim]`
 matrix keys(const kv_head auto& head) {
@@ -68,8 +76,8 @@ struct attention {
   matrix output;       ///< [queries, dim]
   vector mass;         ///< [slots] probabilities summed over the queries
 
-  attention(const matrix& queries, const matrix& keys, const matrix& values, const vector& log_mass,
-            float scale)
+  attention(const stored auto& queries, const stored auto& keys, const stored auto& values,
+            const stored auto& log_mass, float scale)
       : log_sum_exp(queries.rows()),
         output(queries.rows(), values.cols()),
         mass(vector::Zero(keys.rows())) {

@@ -17,9 +17,9 @@ inline float log_ratio(float mass, float alone) {
 /// The log-mass that gives every slot, in the mean over the queries, the mass of what it stands
 /// for: `β_r = ln( Σ_q Σ_{i∈r} p_qi / Σ_q exp(scale·q·k_r − Z_q) )`. `keys [slots, dim]`, `mass
 /// [slots]` of the members, `queries [queries, dim]`, `log_sum_exp [queries]` of the full cache.
-inline dense::vector fit_log_mass(const dense::matrix& keys, const dense::vector& mass,
-                                  const dense::matrix& queries, const dense::vector& log_sum_exp,
-                                  float scale) {
+dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored auto& mass,
+                           const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
+                           float scale) {
   dense::vector alone = dense::vector::Zero(keys.rows());
   constexpr Eigen::Index block = 64;
   dense::matrix e;
@@ -33,8 +33,8 @@ inline dense::vector fit_log_mass(const dense::matrix& keys, const dense::vector
 }
 
 /// Softmax attention `[queries, slots]` over slots with log-mass.
-inline dense::matrix probabilities(const dense::matrix& queries, const dense::matrix& keys,
-                                   const dense::vector& log_mass, float scale) {
+dense::matrix probabilities(const dense::stored auto& queries, const dense::stored auto& keys,
+                            const dense::stored auto& log_mass, float scale) {
   dense::matrix p = scale * (queries * keys.transpose());
   p.rowwise() += log_mass.transpose();
   p.colwise() -= p.rowwise().maxCoeff().eval();
@@ -44,7 +44,7 @@ inline dense::matrix probabilities(const dense::matrix& queries, const dense::ma
 }
 
 /// The largest eigenvalue of a symmetric positive matrix, by power iteration.
-inline double largest_eigenvalue(const Eigen::MatrixXd& a) {
+double largest_eigenvalue(const dense::stored auto& a) {
   Eigen::VectorXd x = a.rowwise().sum();  // of positive matrices, close to it already
   if (x.norm() == 0) {
     return 0;
@@ -69,9 +69,9 @@ inline double largest_eigenvalue(const Eigen::MatrixXd& a) {
 /// `Δ [slots, dim]` such that `P (V + Δ)` comes close to what is wanted, at least squares: solves
 /// `(PᵀP + λI) Δ = Pᵀ missing` with `λ = ridge` times the largest eigenvalue of `PᵀP`.
 /// `missing [queries, dim]` is what `P V` lacks. The smaller of the two equal forms is solved.
-inline dense::matrix ridge_values(const dense::matrix& p, const dense::matrix& missing,
-                                  float ridge) {
-  const Eigen::MatrixXd a = p.cast<double>(), y = missing.cast<double>();
+dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
+                           float ridge) {
+  const Eigen::MatrixXd a = p.template cast<double>(), y = missing.template cast<double>();
   const bool primal = a.cols() <= a.rows();
   Eigen::MatrixXd gram = primal ? Eigen::MatrixXd(a.transpose() * a) : a * a.transpose();
   const double lambda = double{ridge} * largest_eigenvalue(gram);

@@ -22,8 +22,8 @@ dense::matrix unrotated_keys(const kv_head auto& head, const rope& rope) {
 
 /// `x_iᵀ (C + λI)⁻¹ x_i` of every row, `λ = ridge · trace(C)/dim`. `x [rows, dim]` is centred and
 /// `covariance [dim, dim]` is its own, up to a factor; both are overwritten. `out [rows]`.
-inline void leverage(Eigen::Ref<dense::matrix> x, Eigen::Ref<dense::matrix> covariance, float ridge,
-                     Eigen::Ref<dense::vector> out) {
+void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge,
+              dense::stored auto& out) {
   // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
   covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
   const Eigen::LLT<Eigen::Ref<dense::matrix>> factor(covariance);

@@ -2,7 +2,8 @@
 /// the full cache's on reference queries: fold's fifth part.
 #pragma once
 
-#include <cmath>  // std::sqrt
+#include <cmath>     // std::sqrt
+#include <concepts>  // std::same_as
 #include <span>
 
 #include "kvfold/fit.hpp"
@@ -24,7 +25,7 @@ struct attention_loss {
   float scale = 1, mass_weight = 0.1F;
 
   /// The loss; `gradient` is overwritten. Three products like attention's own, block by block.
-  double operator()(const fitted_slots& x, fitted_slots& gradient) const {
+  double operator()(const std::same_as<fitted_slots> auto& x, fitted_slots& gradient) const {
     gradient.key.setZero(x.key.rows(), x.key.cols());
     gradient.value.setZero(x.value.rows(), x.value.cols());
     gradient.log_mass.setZero(x.log_mass.size());
@@ -73,8 +74,8 @@ struct attention_loss {
 /// Adam (Kingma and Ba 2015, without its ε's units: steps are relative to the mean norms of keys
 /// and values, log-mass in nats) with a step that falls to 0; the slots of the least loss on the
 /// way are kept, so that nothing gets worse. What is `pinned` stays. Refused: no number of steps.
-inline void polish(const attention_loss& loss, std::span<const char> pinned, index_t steps,
-                   float rate, fitted_slots& x) {
+void polish(const attention_loss& loss, std::span<const char> pinned, index_t steps, float rate,
+            std::same_as<fitted_slots> auto& x) {
   constexpr float first = 0.9F, second = 0.999F, tiny = 1e-12F;
   fitted_slots gradient,
       mean{dense::matrix::Zero(x.key.rows(), x.key.cols()),
@@ -102,7 +103,7 @@ inline void polish(const attention_loss& loss, std::span<const char> pinned, ind
              square.key.row(r).array(), key_rate);
         move(x.value.row(r).array(), gradient.value.row(r).array(), mean.value.row(r).array(),
              square.value.row(r).array(), value_rate);
-        move(x.log_mass.segment<1>(r).array(), gradient.log_mass.segment<1>(r).array(),
+        move(x.log_mass.template segment<1>(r).array(), gradient.log_mass.segment<1>(r).array(),
              mean.log_mass.segment<1>(r).array(), square.log_mass.segment<1>(r).array(), rate);
       }
     }

@@ -79,7 +79,8 @@ struct attention_matching {
     const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
     const dense::attention wanted(queries, keys, values, dense::log_mass(head), head.scale());
     const dense::matrix p = probabilities(queries, key, beta, head.scale());
-    const dense::matrix delta = ridge_values(p, wanted.output - p * value, ridge);
+    const dense::matrix missing = wanted.output - p * value;
+    const dense::matrix delta = ridge_values(p, missing, ridge);
     out.reset(head.length());
     for (std::size_t r = 0; r < kept.size(); ++r) {
       out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
@@ -96,14 +97,14 @@ struct attention_matching {
     Eigen::VectorXd total;    // [queries] t
     Eigen::VectorXd squares;  // [length] Σ_q p_qj²
 
-    full_mass(const dense::matrix& queries, const dense::matrix& keys,
-              const dense::vector& log_mass, float scale)
+    full_mass(const dense::stored auto& queries, const dense::stored auto& keys,
+              const dense::stored auto& log_mass, float scale)
         : mass(queries.rows(), keys.rows()),
           total(queries.rows()),
           squares(Eigen::VectorXd::Zero(keys.rows())) {
-      mass.noalias() = queries.cast<double>() * keys.cast<double>().transpose();
+      mass.noalias() = queries.template cast<double>() * keys.template cast<double>().transpose();
       mass *= double{scale};
-      const Eigen::RowVectorXd beta = log_mass.transpose().cast<double>();
+      const Eigen::RowVectorXd beta = log_mass.transpose().template cast<double>();
       Eigen::RowVectorXd e;
       for (Eigen::Index q = 0; q < mass.rows(); ++q) {
         e = mass.row(q) + beta;
@@ -120,7 +121,7 @@ struct attention_matching {
 
   /// Moves the best of the others by `score [length]` into `kept`, until it has `size`. Ties to the
   /// lower slot, NaN last.
-  static void join(const Eigen::VectorXd& score, std::size_t size, slots& kept, slots& others) {
+  static void join(const dense::stored auto& score, std::size_t size, slots& kept, slots& others) {
     const auto at = [&](index_t s) {
       return std::isnan(score[s]) ? -std::numeric_limits<double>::infinity() : score[s];
     };
@@ -133,7 +134,8 @@ struct attention_matching {
   }
 
   /// Orthogonal matching pursuit: `kept` grows to `target`, or until there are no others.
-  void pursue(const full_mass& full, slots& kept, slots& others, std::size_t target) const {
+  void pursue(const std::same_as<full_mass> auto& full, slots& kept, slots& others,
+              std::size_t target) const {
     const std::size_t safe = kept.size();
     Eigen::MatrixXd a = full.mass(Eigen::all, kept), gram = a.transpose() * a;
     Eigen::VectorXd x = nnls(gram, a.transpose() * full.total);

@@ -66,8 +66,10 @@ struct compactor {
           }
         }
       }
-      const dense::matrix k = keys(slots, Eigen::all), nothing(k.rows(), 0);
-      const dense::attention a(all(own, Eigen::all), k, nothing, log_mass(slots), head.scale());
+      const dense::matrix q = all(own, Eigen::all), k = keys(slots, Eigen::all),
+                          nothing(k.rows(), 0);
+      const dense::vector beta = log_mass(slots);
+      const dense::attention a(q, k, nothing, beta, head.scale());
       for (std::size_t j = 0; j < slots.size(); ++j) {
         received[static_cast<std::size_t>(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
       }

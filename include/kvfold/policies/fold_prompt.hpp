@@ -36,7 +36,7 @@ struct fold_prompt {
   }
 
   /// `queries [queries, dim]`; `out.marks()` says which slots keep their bytes.
-  void plan(const kv_head auto& head, const dense::matrix& queries, index_t target,
+  void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
             merge_plan& out) const {
     const index_t n = head.length();
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
@@ -48,8 +48,9 @@ struct fold_prompt {
     for (const char mark : pinned) {
       alone += mark;
     }
-    const clusters c = cluster(space(head, queries, keys, values), pinned,
-                               m.array() + floor / static_cast<float>(n), target - alone, rounds);
+    const dense::vector pull = m.array() + floor / static_cast<float>(n);
+    const clusters c =
+        cluster(space(head, queries, keys, values), pinned, pull, target - alone, rounds);
 
     // Members' sums: of m, and of what the rows stand for.
     const auto size = c.seeds.size();
@@ -100,7 +101,8 @@ struct fold_prompt {
     fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
       const dense::matrix p = probabilities(queries, key, beta, head.scale());
-      fitted.value += ridge_values(p, full.output - p * value, ridge);
+      const dense::matrix missing = full.output - p * value;
+      fitted.value += ridge_values(p, missing, ridge);
       for (Eigen::Index r = 0; r < target; ++r) {
         if (fixed[static_cast<std::size_t>(r)] != 0) {
           fitted.value.row(r) = value.row(r);
@@ -145,8 +147,8 @@ struct fold_prompt {
  private:
   /// The space in which squared distance is D²: `[scale · k L | v / mean‖v‖]`, `L Lᵀ` the queries'
   /// covariance.
-  static dense::matrix space(const kv_head auto& head, const dense::matrix& queries,
-                             const dense::matrix& keys, const dense::matrix& values) {
+  static dense::matrix space(const kv_head auto& head, const dense::stored auto& queries,
+                             const dense::stored auto& keys, const dense::stored auto& values) {
     const dense::matrix centred = queries.rowwise() - queries.colwise().mean();
     Eigen::MatrixXf covariance = centred.transpose() * centred / static_cast<float>(queries.rows());
     covariance.diagonal().array() += 1e-3F;
