@@ -1,9 +1,10 @@
 // Policies one after another: another one decodes, compression upon compression, budgets that
 // change, prompts in chunks. Every policy of the list, through any_policy.
 #include <algorithm>
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <numeric>
 #include <random>
 #include <set>
@@ -97,7 +98,8 @@ std::vector<float> columns_of(const kvfold::head_state& state) {
   return all;
 }
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return std::ranges::equal(a, b, {}, std::bit_cast<std::uint32_t, float>,
+                            std::bit_cast<std::uint32_t, float>);
 }
 
 }  // namespace
