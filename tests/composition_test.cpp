@@ -9,8 +9,7 @@
 #include <random>
 #include <set>
 
-#include "support/fixtures.hpp"
-#include "support/policies.hpp"
+#include "support/one_head.hpp"
 
 namespace {
 
@@ -20,20 +19,13 @@ using fixtures::normal;
 using kvfold::any_policy;
 using kvfold::budget;
 
-constexpr index_t dim = 8, group = 2;
+constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
 
 /// One head on its way, and its laws.
-struct stream {
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 160}};
-  any_policy policy;
-  kvfold::state state;
-  std::vector<float> out = std::vector<float>(group * dim);
+struct stream : fixtures::one_head {
+  explicit stream(const any_policy& p) : one_head{p} {}
 
-  explicit stream(const any_policy& p) : policy(p), state(kvfold::make_state(p, kv)) {}
-
-  kvfold::head_view<float> head() { return kv.head(0); }
   std::vector<float> bytes() { return fixtures::bytes_of(head()); }
-  index_t length() { return head().length(); }
 
   bool has_log_mass() {
     bool any = false;
@@ -64,10 +56,7 @@ struct stream {
     const auto numbers = bytes();
     CHECK(std::ranges::all_of(numbers, [](float x) { return std::isfinite(x); }));
     CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
-    std::set<index_t> positions;
-    for (index_t s = 0; s < length(); ++s) {
-      positions.insert(head().position(s));
-    }
+    const auto positions = this->positions();
     CHECK(static_cast<index_t>(positions.size()) == length());
     CHECK(*positions.begin() >= 0);
     CHECK(*positions.rbegin() < seen);

@@ -11,6 +11,8 @@ using oracle::fold;
 using oracle::head;
 using oracle::mat;
 using oracle::normal;
+using oracle::random_head;
+using oracle::random_queries;
 using oracle::tensor;
 using oracle::vec;
 
@@ -46,18 +48,6 @@ void same(const head& h, const golden::record& g) {
     CHECK(oracle::difference(h.slots[j].value, values[j]) < digits);
     CHECK(oracle::difference(h.slots[j].log_mass, beta[j]) < digits);
   }
-}
-
-head random_head(int tokens, int dim, int group) {
-  head h = oracle::make_head(dim, group);
-  for (int t = 0; t < tokens; ++t) append(h, normal(dim), normal(dim));
-  return h;
-}
-
-tensor random_queries(int n, int group, int dim) {
-  tensor q;
-  for (int t = 0; t < n; ++t) q.push_back(normal(group, dim));
-  return q;
 }
 
 /// Mean |o - o'| over queries that see both heads whole.

@@ -8,8 +8,7 @@
 #include <numeric>
 #include <set>
 
-#include "support/fixtures.hpp"
-#include "support/policies.hpp"
+#include "support/one_head.hpp"
 
 namespace {
 
@@ -19,19 +18,12 @@ using fixtures::normal;
 using kvfold::any_policy;
 using kvfold::budget;
 
-constexpr index_t dim = 8, group = 2;
+constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 /// One head, its policy, and queries that all point along the first axis, so that a key's first
 /// element says how much attention it gets.
-struct stream {
-  any_policy policy;
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
-  kvfold::state state = kvfold::make_state(policy, kv);
-  std::vector<float> out = std::vector<float>(group * dim);
-
-  kvfold::head_view<float> head() { return kv.head(0); }
-
+struct stream : fixtures::one_head {
   static std::vector<float> key(float wanted) {
     auto k = normal(dim);
     k[0] = wanted;
@@ -44,6 +36,14 @@ struct stream {
     }
     return q;
   }
+  /// A prompt of tokens alike, `wanted` as much each.
+  static stream with_prompt(const any_policy& policy, index_t tokens, float wanted) {
+    stream s{{policy}};
+    for (index_t t = 0; t < tokens; ++t) {
+      s.append(wanted);
+    }
+    return s;
+  }
   void append(float wanted) { kv.append(0, key(wanted), normal(dim)); }
   void compress(index_t target) {
     const auto q = queries(head().length());
@@ -53,22 +53,6 @@ struct stream {
   }
   void step(float wanted, index_t target) {
     kvfold::step(policy, kv, state, queries(1), key(wanted), normal(dim), budget{target}, out);
-  }
-  std::set<index_t> positions() {
-    std::set<index_t> all;
-    for (index_t s = 0; s < head().length(); ++s) {
-      all.insert(head().position(s));
-    }
-    return all;
-  }
-  bool holds(index_t from, index_t to) {
-    const auto all = positions();
-    for (index_t p = from; p < to; ++p) {
-      if (!all.contains(p)) {
-        return false;
-      }
-    }
-    return true;
   }
 };
 
@@ -122,7 +106,7 @@ void refuses(const std::string& message, const std::function<void()>& call) {
 
 /// A prompt whose sinks nobody looks at, then steps that do not look at them either.
 stream with_unwanted_sinks(const any_policy& policy) {
-  stream s{policy};
+  stream s{{policy}};
   for (index_t t = 0; t < 80; ++t) {
     s.append(t < 4 ? -4.0F : 1.0F);
   }
@@ -154,10 +138,7 @@ TEST_CASE("trap: newcomers start at a score of 0 and are frozen out", "[traps]")
   // The old have collected attention for a whole prompt; the newcomers get next to none at first.
   for (const auto& [policy, recent] : windowed_policies()) {
     INFO(policy.name());
-    stream s{policy};
-    for (index_t t = 0; t < 80; ++t) {
-      s.append(1);
-    }
+    stream s = stream::with_prompt(policy, 80, 1);
     s.compress(32);
     for (index_t t = 80; t < 130; ++t) {
       s.step(-4, 32);
@@ -165,10 +146,7 @@ TEST_CASE("trap: newcomers start at a score of 0 and are frozen out", "[traps]")
     }
   }
   // Without a window H2O lets every one of them go, and keeps the prompt for ever.
-  stream frozen{kvfold::h2o{.recent = 0}};
-  for (index_t t = 0; t < 80; ++t) {
-    frozen.append(1);
-  }
+  stream frozen = stream::with_prompt(kvfold::h2o{.recent = 0}, 80, 1);
   frozen.compress(32);
   for (index_t t = 0; t < 50; ++t) {
     frozen.step(-4, 32);
@@ -183,7 +161,7 @@ TEST_CASE("trap: a newcomer's own attention is not counted", "[traps]") {
         any_policy(kvfold::zsmerge{.proximity = 0.2F}), any_policy(kvfold::roco{}),
         any_policy(kvfold::tova{})}) {
     INFO(policy.name());
-    stream s{policy};
+    stream s{{policy}};
     for (index_t t = 0; t < 80; ++t) {
       s.append(0);
     }
@@ -203,7 +181,7 @@ TEST_CASE("trap: ties evict protected tokens", "[traps]") {
     for (const bool reversed : {false, true}) {
       for (const auto& [policy, recent] : windowed_policies()) {
         INFO(policy.name() << ", all scores " << score << (reversed ? ", reversed" : ""));
-        stream s{policy};
+        stream s{{policy}};
         for (index_t t = 0; t < 80; ++t) {
           s.append(0);
         }
@@ -254,7 +232,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
                                    any_policy(expected_attention{.sinks = 20}),
                                    any_policy(ems{.window = 20})}) {
     INFO(policy.name());
-    stream s{policy};
+    stream s{{policy}};
     for (index_t t = 0; t < 60; ++t) {
       s.append(0);
     }
@@ -276,10 +254,7 @@ TEST_CASE("trap: the latest slots are taken for the latest tokens", "[traps]") {
   // all policies depart, so the prompt is shuffled.
   for (const auto& [policy, recent] : windowed_policies()) {
     INFO(policy.name());
-    stream s{policy};
-    for (index_t t = 0; t < 40; ++t) {
-      s.append(0);
-    }
+    stream s = stream::with_prompt(policy, 40, 0);
     s.kv = reordered(s.kv, shuffled(40));
     s.compress(32);
     const auto head = s.head();
@@ -300,7 +275,7 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
   for (const auto& example : every_policy()) {
     INFO(example.name);
     const index_t tokens = 70, target = 40;
-    stream a{example.policy};
+    stream a{{example.policy}};
     a.kv.append(0, normal(tokens * dim), normal(tokens * dim));
     stream b = a;
     b.kv = reordered(a.kv, shuffled(tokens));

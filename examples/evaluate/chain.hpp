@@ -17,7 +17,8 @@ inline std::vector<score> chain(const engine::decoder& model, const chain_text& 
   const engine::record r = engine::prefill(model, text.body);
   const auto length = static_cast<index_t>(text.body.size());
   const auto body = std::make_shared<prompt_body>(model.shape(), r, length, capacity);
-  const prompt read = measure(model.shape(), r, policies, body);
+  const prompt read =
+      measure(model.shape(), r, policies, body, replay_for(policies, model, r, text.body));
   std::vector<score> scores;
   for (const contender& c : who) {
     scores.push_back({nll(c, model, read, text.next) - text.best});

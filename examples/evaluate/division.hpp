@@ -3,6 +3,8 @@
 
 #include <algorithm>  // std::min
 #include <array>
+#include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>  // std::pair
 #include <vector>
@@ -18,17 +20,34 @@ inline constexpr std::array divisions = {
     std::pair{std::string_view("pyramid_kv"), division::pyramid_kv},
     std::pair{std::string_view("pyramid_infer"), division::pyramid_infer},
     std::pair{std::string_view("d2o"), division::d2o},
-    std::pair{std::string_view("ada_kv"), division::ada_kv}};
+    std::pair{std::string_view("ada_kv"), division::ada_kv},
+    std::pair{std::string_view("duo_attention"), division::duo_attention}};
 
 /// Does it go by what the policy's first column has measured?
 inline bool by_scores(division d) { return d == division::d2o || d == division::ada_kv; }
 
+/// How many of `heads` can keep all `tokens` (DuoAttention, Xiao et al. 2024: those that retrieve),
+/// so that with `slots` a head on average each other one still has a quarter of them, and what
+/// `least` asks for.
+inline index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least) {
+  const auto enough = [&](index_t whole) {
+    return std::int64_t{slots} * heads - std::int64_t{whole} * tokens >=
+           std::int64_t{heads - whole} * std::max(least, slots / 4);
+  };
+  index_t whole = 0;
+  while (whole + 1 < heads && enough(whole + 1)) {
+    ++whole;
+  }
+  return whole;
+}
+
 /// The budgets of a layer's heads. All layers' together sum to `slots` times their number; every
 /// head has what the policy protects, and the division is of the rest.
-/// `measured [layers][KV heads]` after a prompt of `tokens`.
+/// `measured [layers][KV heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: who keeps
+/// all.
 inline std::vector<budget> divide(division d, const any_policy& p, index_t slots, index_t tokens,
                                   const std::vector<std::vector<kvfold::head_state>>& measured,
-                                  std::size_t layer) {
+                                  std::span<const char> whole, std::size_t layer) {
   const auto layers = static_cast<index_t>(measured.size());
   const auto heads = static_cast<index_t>(measured[layer].size());
   const index_t alone = p.least() - 1, total = layers * (slots - alone);
@@ -56,6 +75,14 @@ inline std::vector<budget> divide(division d, const any_policy& p, index_t slots
         }
       }
       all_heads(kvfold::layer_budgets(variances, layers, tokens - alone, total));
+      break;
+    }
+    case division::duo_attention: {
+      const auto all = static_cast<index_t>(std::ranges::count(whole, 1));
+      const index_t rest = (slots * layers * heads - all * tokens) / (layers * heads - all);
+      for (std::size_t h = 0; h < limits.size(); ++h) {
+        limits[h] = budget{whole[layer * limits.size() + h] != 0 ? tokens : rest};
+      }
       break;
     }
     case division::ada_kv: {

@@ -60,7 +60,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);
   std::ofstream csv = open_csv(o.csv, write_csv_header), tasks_csv;
-  if (o.tasks.chain || o.tasks.ruler) {
+  if (o.tasks.chain || o.tasks.ruler || o.tasks.stream_needle) {
     tasks_csv = open_csv(tasks_file(o.csv), write_tasks_header);
   }
 
@@ -75,7 +75,9 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   std::vector<outcome> outcomes;
   std::vector<task_outcome> tasks_done;
   try {
-    prepare(m, o, todo, model, text, needles, on, bar);
+    prepare(m, o, todo, model, tokens, text, needles, on, bar);
+    const auto habits = mean_habits(m.cases);
+    todo.set_whole_heads(by_retrieval(habits, model.shape().group()), o.prompt);
     const table shown(columns_of(o.tasks), todo.policies);
     for (const group& g : todo.groups) {
       std::vector<table_line> lines;

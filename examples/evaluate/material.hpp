@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "engine/tokenizer.hpp"
+#include "evaluate/heads.hpp"
 #include "evaluate/needle_text.hpp"
 #include "evaluate/parallel.hpp"
 #include "evaluate/plan.hpp"
 #include "evaluate/prompt.hpp"
+#include "evaluate/replay.hpp"
 
 namespace evaluate {
 
@@ -28,6 +30,7 @@ struct needle_case {
   std::vector<int> question;
   std::string value;
   index_t bin = 0;
+  std::vector<head_habits> habits;  ///< [layers · query heads] while the answer is written
 };
 
 /// A text decoded by the full model from an empty cache, and its attention's output.
@@ -42,6 +45,8 @@ struct material {
   std::vector<stream_record> streams;
   engine::record timed;        ///< the first prompt's, with its queries
   double prefill_seconds = 0;  ///< that the full model takes to read it
+  second_reading again;        ///< of the first prompt, for policies that measure on it
+  double again_seconds = 0;
 };
 
 /// `count` tokens of the text, from a place drawn for piece `i` of kind `what`.
@@ -64,22 +69,25 @@ inline void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_
   }
 }
 
+/// A prompt of `length` tokens, and the next `future` ones' queries.
 inline text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
-                               std::span<const int> tokens, index_t length, index_t capacity,
-                               engine::record* keep) {
-  const auto rest = tokens.subspan(static_cast<std::size_t>(length));
-  engine::record r = engine::prefill(model, tokens.first(static_cast<std::size_t>(length)));
+                               std::span<const int> tokens, index_t length, index_t future,
+                               index_t capacity, engine::record* keep) {
+  const auto read = tokens.first(static_cast<std::size_t>(length)),
+             rest = tokens.subspan(static_cast<std::size_t>(length));
+  engine::record r = engine::prefill(model, read);
   if (keep != nullptr) {
     *keep = r;
   }
   const auto body = std::make_shared<prompt_body>(model.shape(), r, length, capacity);
-  text_prompt p{.read = measure(model.shape(), r, policies, body),
-                .next = {rest.begin(), rest.end()},
-                .queries = {},
-                .attended = {}};
-  extend(model, r, rest.first(future_queries));
+  text_prompt p{
+      .read = measure(model.shape(), r, policies, body, replay_for(policies, model, r, read)),
+      .next = {rest.begin(), rest.begin() + decoded_tokens},
+      .queries = {},
+      .attended = {}};
+  extend(model, r, rest.first(static_cast<std::size_t>(future)));
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
-    p.queries.push_back(r.layers[l].q.bottomRows(future_queries));
+    p.queries.push_back(r.layers[l].q.bottomRows(future));
     auto kv = p.read.layer(l);
     attend_all(kv, p.queries.back(), p.attended.emplace_back());
   }
@@ -87,24 +95,49 @@ inline text_prompt read_prompt(const engine::decoder& model, std::span<const nam
 }
 
 inline needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
-                               needle_text text, index_t capacity) {
+                               const engine::tokenizer& tokens, needle_text text,
+                               index_t capacity) {
   // Inside the prompt, the question takes the place of its end, where no needle lies.
   const auto shared = static_cast<index_t>(text.body.size() - text.question.size());
   engine::record r = engine::prefill(model, text.body);
   const auto body = std::make_shared<prompt_body>(model.shape(), r, shared, capacity);
-  needle_case c{.without = measure(model.shape(), r, policies, body),
+  needle_case c{.without = measure(model.shape(), r, policies, body,
+                                   replay_for(policies, model, r, text.body)),
                 .with = {},
                 .question = std::move(text.question),
                 .value = std::move(text.value),
-                .bin = text.bin};
+                .bin = text.bin,
+                .habits = {}};
   for (auto& layer : r.layers) {
     for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v}) {
       m->conservativeResize(shared, Eigen::NoChange);
     }
   }
   extend(model, r, c.question);
-  c.with = measure(model.shape(), r, policies, body);
+  std::copy(c.question.begin(), c.question.end(), text.body.begin() + shared);
+  c.with = measure(model.shape(), r, policies, body, replay_for(policies, model, r, text.body));
+  if (text.fact_tokens > 0) {
+    // The last token of the question predicts the answer's first.
+    const auto answer = tokens.encode_fragment(" " + c.value);
+    extend(model, r, std::span(answer).first(answer.size() - 1));
+    c.habits = habits_of(model.shape(), r, static_cast<index_t>(answer.size()), text.fact,
+                         text.fact_tokens);
+  }
   return c;
+}
+
+/// The mean over cases, `[layers · query heads]`; empty: there are none.
+inline std::vector<head_habits> mean_habits(const std::vector<needle_case>& cases) {
+  std::vector<head_habits> mean(cases.empty() ? 0 : cases.front().habits.size());
+  const auto n = static_cast<double>(cases.size());
+  for (const needle_case& c : cases) {
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      mean[i].retrieval += c.habits[i].retrieval / n;
+      mean[i].local += c.habits[i].local / n;
+      mean[i].sink += c.habits[i].sink / n;
+    }
+  }
+  return mean;
 }
 
 inline stream_record read_stream(const engine::decoder& model, std::span<const int> tokens) {

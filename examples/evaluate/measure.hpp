@@ -14,7 +14,8 @@ namespace evaluate {
 /// A row, and what the pictures show beyond it.
 struct outcome {
   row result;
-  recall needle_after;  ///< by depth
+  recall needle_after;               ///< by depth
+  std::vector<double> stream_error;  ///< [stream_budgets − 1] a budget's steps each
 };
 
 inline double bytes_held(const contender& c, const prompt& p) {
@@ -31,7 +32,8 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const material& m, const workers& on, progress& bar) {
   const contender& c = e.who;
   outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.target},
-            .needle_after = {}};
+            .needle_after = {},
+            .stream_error = {}};
   row& r = x.result;
   const auto stage = [&](const char* task, double weight) {
     bar.stage(fmt::format("{}, {} slots: {}", e.name, c.limit.target, task), weight);
@@ -56,14 +58,16 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     r.stream_error = 0;  // by definition: it is what the others are measured against
   } else if (e.stream_tokens > 0) {
     stage("stream", weight::stream_step * todo.streams * e.stream_tokens);
-    r.stream_error = stream_error(c, model.shape(), m.streams, on);
+    x.stream_error = stream_error(c, model.shape(), m.streams, on);
+    r.stream_error = std::accumulate(x.stream_error.begin(), x.stream_error.end(), 0.0) /
+                     static_cast<double>(x.stream_error.size());
   }
   if (o.tasks.speed) {
     stage("speed", weight::speed * o.threads);
     const text_prompt& p = m.prompts.front();
     const speed s = decode_speed(c, todo.full, model, p);
-    r.prefill_ms = 1000 * (m.prefill_seconds + compress_seconds(todo.policies[c.index], c,
-                                                                model.shape(), m.timed, p.read));
+    r.prefill_ms = 1000 * (m.prefill_seconds +
+                           compress_seconds(todo.policies[c.index], c, model.shape(), m, p.read));
     r.decode_tokens_per_s = s.decode_tokens_per_s;
     r.decode_vs_full = c.policy.bounded() ? s.decode_vs_full : 1;
   }

@@ -61,25 +61,27 @@ inline void set_parameter(named_policy& to, const std::string& word) {
 
 /// "foresight" or "foresight:900", which takes so many queries.
 inline void set_source(named_policy& p, const std::string& word) {
-  const std::string names[] = {"own", "window", "spread", "foresight"};
+  const std::string names[] = {"own", "window", "spread", "replay", "foresight"};
   const std::string name = word.substr(0, word.find(':'));
   const auto* const found = std::ranges::find(names, name);
-  require(found != std::end(names),
-          "--policies: @own, @window, @spread or @foresight expected, '@" + word + "' came");
+  require(
+      found != std::end(names),
+      "--policies: @own, @window, @spread, @replay or @foresight expected, '@" + word + "' came");
   p.queries = static_cast<query_source>(found - names);
   if (name.size() < word.size()) {
     require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
                 p.queries_taken > 0 && p.queries != query_source::own,
-            "--policies: @window, @spread or @foresight:queries expected, '@" + word + "' came");
+            "--policies: @window, @spread, @replay or @foresight:queries expected, '@" + word +
+                "' came");
   }
 }
 
 inline division parse_division(const named_policy& p, const std::string& word) {
   const auto* const found =
       std::ranges::find(divisions, word, [](const auto& d) { return d.first; });
-  require(
-      found != divisions.end(),
-      "--policies: +pyramid_kv, +pyramid_infer, +d2o or +ada_kv expected, '+" + word + "' came");
+  require(found != divisions.end(),
+          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv or +duo_attention expected, '+" +
+              word + "' came");
   require(!by_scores(found->second) || p.policy.column_count() > 0,
           "--policies: +" + word + ": a policy that scores slots expected, " + p.name + " came");
   return found->second;

@@ -76,7 +76,8 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
     std::string tics;
     script += "$found << end\n";
     for (std::size_t b = 0; b < p.budgets.size(); ++b) {
-      const auto& [result, found] = *p.budgets[b];
+      const row& result = p.budgets[b]->result;
+      const recall& found = p.budgets[b]->needle_after;
       tics += fmt::format("{}'{}' {}", b == 0 ? "" : ", ", result.slots, b);
       for (std::size_t bin = 0; bin < depth_bins; ++bin) {
         if (found.asked[bin] > 0) {

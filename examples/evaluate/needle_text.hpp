@@ -22,6 +22,8 @@ struct needle_text {
   std::vector<int> question;  ///< fits behind the last needle, over the end of the body
   std::string value;          ///< the answer
   index_t bin = 0;            ///< depth of the needle asked for, 0 .. depth_bins − 1
+  index_t fact = 0;           ///< where that needle begins
+  index_t fact_tokens = 0;
 };
 
 inline std::string fill_in(std::string text, const std::string& key, const std::string& value) {
@@ -78,12 +80,12 @@ inline std::vector<index_t> draw_places(random_source& random, std::span<const i
 
 }  // namespace detail
 
-/// Case `i`: its depth bin is `i` modulo the bins, so that the cases cover all depths evenly.
+/// Case `i`, with the needle that is asked for in depth bin `bin`.
 inline needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
-                               std::span<const int> text, index_t i) {
+                               std::span<const int> text, index_t i, index_t bin) {
   random_source random(o.seed, 2, i);
   const auto keys = detail::draw_names(random, o.needles);  // the first one is asked for
-  needle_text result{.body = {}, .question = {}, .value = {}, .bin = i % depth_bins};
+  needle_text result{.body = {}, .question = {}, .value = {}, .bin = bin};
   std::vector<std::vector<int>> needles;
   std::vector<index_t> lengths;
   for (const std::string& key : keys) {
@@ -105,6 +107,7 @@ inline needle_text draw_needle(const options& o, const engine::tokenizer& tokens
                               "question of {} tokens, {} came",
                               2 * planted + o.prompt - room, planted, o.prompt - room, o.prompt));
   const auto places = detail::draw_places(random, lengths, room, result.bin);
+  result.fact = places.front(), result.fact_tokens = lengths.front();
   const auto first = static_cast<std::size_t>(
       random.below(static_cast<index_t>(text.size()) - (o.prompt - planted) + 1));
   auto prose = text.subspan(first);

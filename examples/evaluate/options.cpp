@@ -27,17 +27,18 @@ std::vector<budget_option> parse_budgets(const std::string& list) {
 task_set parse_tasks(const std::string& list) {
   task_set tasks;
   for (const std::string& word : split(list)) {
-    bool* const task = word == "error"    ? &tasks.error
-                       : word == "nll"    ? &tasks.nll
-                       : word == "needle" ? &tasks.needle
-                       : word == "stream" ? &tasks.stream
-                       : word == "speed"  ? &tasks.speed
-                       : word == "chain"  ? &tasks.chain
-                       : word == "ruler"  ? &tasks.ruler
-                                          : nullptr;
-    require(
-        task != nullptr,
-        "--tasks: some of error,nll,needle,stream,speed,chain,ruler expected, '" + word + "' came");
+    bool* const task = word == "error"           ? &tasks.error
+                       : word == "nll"           ? &tasks.nll
+                       : word == "needle"        ? &tasks.needle
+                       : word == "stream"        ? &tasks.stream
+                       : word == "speed"         ? &tasks.speed
+                       : word == "chain"         ? &tasks.chain
+                       : word == "ruler"         ? &tasks.ruler
+                       : word == "stream_needle" ? &tasks.stream_needle
+                                                 : nullptr;
+    require(task != nullptr,
+            "--tasks: some of error,nll,needle,stream,speed,chain,ruler,stream_needle expected, '" +
+                word + "' came");
     *task = true;
   }
   require(!split(list).empty(), "--tasks: at least one expected, none came");
@@ -69,10 +70,12 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--policies", policies,
                  "all, or names with commas between: name[:parameter=value,...][@source]");
   app.add_option("--horizon", o.horizon, "positions to come that @foresight looks at");
+  app.add_option("--future", o.future, "future queries that attention_error is the mean of");
   app.add_option("--budgets", budgets, "below 1: a share of the prompt; from 1 on: slots");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
   app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
-  app.add_option("--tasks", tasks, "columns to fill; chain,ruler: a table of their own");
+  app.add_option("--tasks", tasks,
+                 "columns to fill; chain,ruler,stream_needle: a table of their own");
   app.add_option("--needle", o.needle, "a fact planted in the text");
   app.add_option("--question", o.question, "what is asked about it");
   app.add_option("--digits", o.digits, "digits of a value");
@@ -107,6 +110,7 @@ options parse(int count, const char* const* arguments) {
                                           {"--samples", o.samples, 1 << 16},
                                           {"--digits", o.digits, 1000},
                                           {"--horizon", o.horizon, 1 << 24},
+                                          {"--future", o.future, 1 << 24},
                                           {"--threads", o.threads, 1024}}) {
     require(value >= 1 && value <= most, std::string(name) + ": 1 to " + std::to_string(most) +
                                              " expected, " + std::to_string(value) + " came");

@@ -31,7 +31,7 @@ struct budget_option {
 
 struct task_set {
   bool error = false, nll = false, needle = false, stream = false, speed = false, chain = false,
-       ruler = false;
+       ruler = false, stream_needle = false;
 };
 
 struct options {
@@ -44,7 +44,8 @@ struct options {
   index_t cases = 40;  ///< needle prompts
   index_t needles = 4;
   index_t digits = 5;
-  index_t samples = 20;  ///< prompts of each task of chain and ruler
+  index_t samples = 20;  ///< prompts of each task of chain, ruler and stream_needle
+  index_t future = 64;   ///< true future queries that `attention_error` is the mean of
   index_t horizon = 64;  ///< positions to come that foreseen queries are spread over
   std::string needle = " The secret code of {key} is {value}. ";
   std::string question = "\nQuestion: what is the secret code of {key}? Answer:";

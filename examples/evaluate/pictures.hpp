@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "evaluate/error_picture.hpp"
+#include "evaluate/heads_picture.hpp"
 #include "evaluate/needle_picture.hpp"
 #include "evaluate/retention_picture.hpp"
+#include "evaluate/stream_picture.hpp"
 
 namespace evaluate {
 
@@ -22,6 +24,8 @@ inline void draw_pictures(const options& o, const plan& todo, const engine::conf
   for (const auto& [name, script] :
        {std::pair<std::string, std::string>{"error", error_picture(rows, o.prompt)},
         {"needle", needle_picture(outcomes)},
+        {"stream", stream_picture(outcomes)},
+        {"heads", heads_picture(mean_habits(m.cases), shape.heads)},
         {"retention", retention_picture(todo, shape, m)}}) {
     if (script.empty()) {
       continue;

@@ -12,7 +12,6 @@
 
 namespace evaluate {
 
-inline constexpr index_t future_queries = 64;
 inline constexpr index_t decoded_tokens = 256;
 /// A stream is this many times as long as the budget.
 inline constexpr index_t stream_budgets = 10;
@@ -38,6 +37,7 @@ struct plan {
   std::vector<group> groups;
   std::vector<std::string> notes;
   index_t prompts = 1, streams = 0, longest_stream = 0, most_slots = 1;
+  index_t behind = decoded_tokens;  ///< tokens of the text that are wanted behind a prompt
 
   /// `f` on every policy: those that measure and those that compress.
   template <class F>
@@ -48,6 +48,24 @@ struct plan {
     for (group& g : groups) {
       for (entry& e : g.entries) {
         f(e.who.policy);
+      }
+    }
+  }
+  /// Who keeps all, for divisions that ask for it: KV heads in the order `by_retrieval` `[layers ·
+  /// KV heads]`, after a prompt of `tokens`.
+  void set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
+    for (group& g : groups) {
+      for (entry& e : g.entries) {
+        if (e.who.budgets == division::duo_attention && e.refusal.empty()) {
+          const index_t slots = e.who.limit.target;
+          const index_t count =
+              whole_heads(static_cast<index_t>(order.size()), slots, tokens, e.who.policy.least());
+          e.who.whole.assign(order.size(), 0);
+          for (index_t i = 0; i < count; ++i) {
+            e.who.whole[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = 1;
+          }
+          e.refusal = count > 0 ? "" : "refused: too few slots for one head to keep all";
+        }
       }
     }
   }
@@ -68,11 +86,6 @@ inline std::string refusal_of(const any_policy& p, index_t slots) {
     return p.least() > slots ? fmt::format("refused: needs at least {} slots", p.least())
                              : fmt::format("refused: {}", e.what());
   }
-}
-
-/// A stream has no prompt to divide budgets by.
-inline bool streams(const named_policy& p) {
-  return p.policy.decodes() && p.budgets == division::uniform;
 }
 
 inline std::string title_of(const budget_option& b, index_t prompt) {
@@ -99,11 +112,12 @@ inline plan make_plan(const options& o, index_t text_tokens, index_t positions) 
   }
   p.full.index = static_cast<std::size_t>(full - p.policies.begin());
 
-  const index_t wanted = o.prompt + decoded_tokens;
+  p.behind = std::max(decoded_tokens, o.tasks.error ? o.future : 0);
+  const index_t wanted = o.prompt + p.behind;
   detail::require(text_tokens >= wanted,
                   fmt::format("--text: at least {} tokens expected (a prompt and {} to come), {} "
                               "came",
-                              wanted, decoded_tokens, text_tokens));
+                              wanted, p.behind, text_tokens));
   for (const budget_option& b : o.budgets) {
     const index_t slots = b.slots(o.prompt);
     p.most_slots = std::max(p.most_slots, slots);
@@ -118,11 +132,14 @@ inline plan make_plan(const options& o, index_t text_tokens, index_t positions) 
     group& g = p.groups.emplace_back(group{.title = detail::title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
-        g.entries.push_back({.who = {i, p.policies[i].policy, {slots}, p.policies[i].budgets},
+        const contender who{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
+        g.entries.push_back({.who = who,
                              .name = p.policies[i].name,
                              .given = b.given,
-                             .stream_tokens = detail::streams(p.policies[i]) ? stream_tokens : 0,
-                             .refusal = detail::refusal_of(p.policies[i].policy, slots)});
+                             .stream_tokens = who.streams() ? stream_tokens : 0,
+                             .refusal = who.budgets == division::duo_attention && !o.tasks.needle
+                                            ? "refused: --tasks needle finds its heads"
+                                            : detail::refusal_of(who.policy, slots)});
       }
     }
   }

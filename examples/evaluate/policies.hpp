@@ -16,11 +16,12 @@ using kvfold::index_t;
 using any_policy = kvfold::any_policy_with<custom::lowest_norm>;
 
 /// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
-/// the last 32 of them; some spread over the prompt; or those moved to the positions to come.
-enum class query_source { own, window, spread, foresight };
+/// the last 32 of them; some spread over the prompt; those of a second reading of the prompt; or
+/// the spread ones moved to the positions to come.
+enum class query_source { own, window, spread, replay, foresight };
 
 /// How budgets are divided between layers and heads; see division.hpp.
-enum class division { uniform, pyramid_kv, pyramid_infer, d2o, ada_kv };
+enum class division { uniform, pyramid_kv, pyramid_infer, d2o, ada_kv, duo_attention };
 
 struct named_policy {
   std::string name;
@@ -49,6 +50,9 @@ inline std::vector<named_policy> all_policies() {
                   .budgets = division::pyramid_infer});
   list.push_back(
       {.name = "snapkv+ada_kv", .policy = kvfold::snapkv{}, .budgets = division::ada_kv});
+  list.push_back({.name = "streaming_llm+duo_attention",
+                  .policy = kvfold::streaming_llm{},
+                  .budgets = division::duo_attention});
   list.push_back({.name = "d2o+d2o", .policy = kvfold::d2o{}, .budgets = division::d2o});
   return list;
 }

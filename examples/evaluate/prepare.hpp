@@ -16,20 +16,21 @@ inline std::vector<needle_text> draw_needles(const options& o, const engine::tok
                                              std::span<const int> text) {
   std::vector<needle_text> needles;
   for (index_t i = 0; o.tasks.needle && i < o.cases; ++i) {
-    needles.push_back(draw_needle(o, tokens, text, i));
+    // All depths count alike.
+    needles.push_back(draw_needle(o, tokens, text, i, i % depth_bins));
   }
   return needles;
 }
 
 /// Reads prompts, needle cases and streams, as far as the tasks need them.
 inline void prepare(material& m, const options& o, const plan& todo, const engine::decoder& model,
-                    std::span<const int> text, std::span<const needle_text> needles,
-                    const workers& on, progress& bar) {
+                    const engine::tokenizer& tokens, std::span<const int> text,
+                    std::span<const needle_text> needles, const workers& on, progress& bar) {
   const index_t slots = std::max(o.prompt, todo.most_slots);
   bar.stage("reading prompts", weight::prompt * todo.prompts);
   m.prompts = on.map(todo.prompts, [&](index_t i) {
-    const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + decoded_tokens);
-    return read_prompt(model, todo.policies, drawn, o.prompt, slots + decoded_tokens + 1,
+    const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + todo.behind);
+    return read_prompt(model, todo.policies, drawn, o.prompt, o.future, slots + decoded_tokens + 1,
                        i == 0 ? &m.timed : nullptr);
   });
   const auto cases = static_cast<index_t>(needles.size());
@@ -37,7 +38,7 @@ inline void prepare(material& m, const options& o, const plan& todo, const engin
   m.cases = on.map(cases, [&](index_t i) {
     const needle_text& drawn = needles[static_cast<std::size_t>(i)];
     const auto more = static_cast<index_t>(drawn.question.size()) + o.digits + 3;
-    return read_needle(model, todo.policies, drawn, slots + more);
+    return read_needle(model, todo.policies, tokens, drawn, slots + more);
   });
   bar.stage("reading streams", weight::stream_token * todo.streams * todo.longest_stream);
   m.streams = on.map(todo.streams, [&](index_t i) {
@@ -45,9 +46,11 @@ inline void prepare(material& m, const options& o, const plan& todo, const engin
   });
   if (o.tasks.speed) {
     bar.stage("reading a prompt alone", weight::prompt * o.threads);
-    m.prefill_seconds =
-        prefill_seconds(model, draw_text(text, o.seed, 1, 0, o.prompt + decoded_tokens)
-                                   .first(static_cast<std::size_t>(o.prompt)));
+    const auto first = draw_text(text, o.seed, 1, 0, o.prompt + todo.behind)
+                           .first(static_cast<std::size_t>(o.prompt));
+    m.prefill_seconds = prefill_seconds(model, first);
+    m.again_seconds =
+        seconds_of([&] { m.again = replay_for(todo.policies, model, m.timed, first); });
   }
 }
 

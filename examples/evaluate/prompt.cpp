@@ -18,7 +18,7 @@ void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Inde
   }
 }
 
-static kvfold::workspace workspace_for(const kvfold::cache_shape& shape) {
+kvfold::workspace workspace_for(const kvfold::cache_shape& shape) {
   kvfold::workspace work;
   work.reserve(shape.group, shape.capacity);
   return work;
@@ -48,9 +48,19 @@ kvfold::cache<float> prompt::layer(std::size_t l) const {
   return kv;
 }
 
+kvfold::query_view<float> second_reading::of(const engine::config& shape, std::size_t layer) const {
+  if (positions.empty()) {
+    return {};
+  }
+  auto view = kvfold::prompt_queries(queries[layer].data(), static_cast<index_t>(positions.size()),
+                                     shape.kv_heads, shape.group(), shape.dim);
+  view.position = positions.data();
+  return view;
+}
+
 std::shared_ptr<const kvfold::reference_queries> reference_of(
     const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
-    const kvfold::query_view<float>& own) {
+    const kvfold::query_view<float>& own, const kvfold::query_view<float>& again) {
   using kvfold::reference_queries;
   const auto count = [&](index_t by_default) {
     return p.queries_taken > 0 ? p.queries_taken : by_default;
@@ -63,6 +73,8 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
           kvfold::spread(kv, own.last(count(32)), count(32), 0));
     case query_source::spread:
       return std::make_shared<const reference_queries>(kvfold::spread(kv, own, count(256)));
+    case query_source::replay:
+      return std::make_shared<const reference_queries>(kvfold::spread(kv, again, count(256), 0));
     case query_source::foresight:
       break;
   }
@@ -71,7 +83,8 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
 }
 
 prompt measure(const engine::config& shape, const engine::record& r,
-               std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body) {
+               std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
+               const second_reading& again) {
   prompt p{.body = std::move(body),
            .tail = {},
            .measured = {},
@@ -91,7 +104,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
     for (std::size_t i = 0; i < policies.size(); ++i) {
       const any_policy& policy = policies[i].policy;
       auto& states = p.measured[i].emplace_back();
-      const auto chosen = reference_of(policies[i], shape.rope, kv, own);
+      const auto chosen = reference_of(policies[i], shape.rope, kv, own, again.of(shape, l));
       const auto queries = chosen ? chosen->view() : own;
       for (index_t h = 0; h < kv.heads(); ++h) {
         states.push_back(kvfold::make_head_state(policy, kv.head(h)));
@@ -120,40 +133,61 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 }
 
 compressed_layer::compressed_layer(const contender& c, const prompt& p, std::size_t layer)
-    : kv(p.layer(layer)),
-      state(p.measured[c.index][layer], workspace_for(kv.shape())),
-      limits(divide(c.budgets, c.policy, c.limit.target, p.tokens, p.measured[c.index], layer)) {
+    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspace_for(kv.shape())) {
   const auto& reference = p.references[c.index][layer];
   const row_major_matrix& own = p.own[layer];
   const auto queries = reference
                            ? reference->view()
                            : kvfold::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
                                                     kv.heads(), kv.shape().group, kv.shape().dim);
+  const auto after_prompt =
+      divide(c.budgets, c.policy, c.limit.target, p.tokens, p.measured[c.index], c.whole, layer);
   for (index_t h = 0; h < kv.heads(); ++h) {
-    kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(),
-                     limits[static_cast<std::size_t>(h)], queries.of(h));
+    const budget& b = after_prompt[static_cast<std::size_t>(h)];
+    if (c.keeps_all(layer, h, kv.heads())) {
+      decoding.push_back(full_cache());
+    } else {
+      kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
+      decoding.push_back(c.decoding());
+    }
+    limits.push_back(c.in_decode(b.target));
+    if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
+      state[h] = kvfold::make_head_state(decoding.back(), kv.head(h));
+    }
   }
-  if (!c.policy.decodes()) {
-    state = kvfold::make_state(c.decoding(), kv);
+}
+
+compressed_layer::compressed_layer(const contender& c, const engine::config& shape,
+                                   index_t capacity)
+    : kv({.heads = shape.kv_heads,
+          .group = shape.group(),
+          .dim = shape.dim,
+          .capacity = c.policy.bounded() ? c.limit.target + 1 : capacity}),
+      state(kvfold::make_state(c.policy, kv)),
+      limits(static_cast<std::size_t>(shape.kv_heads), c.in_decode(c.limit.target)),
+      decoding(static_cast<std::size_t>(shape.kv_heads), c.policy) {}
+
+compressed_decoder::compressed_decoder(const engine::decoder& model, const contender& c,
+                                       const prompt& p)
+    : model_(model), position_(p.tokens) {
+  for (std::size_t l = 0; l < p.tail.size(); ++l) {
+    layers_.emplace_back(c, p, l);
   }
 }
 
 compressed_decoder::compressed_decoder(const engine::decoder& model, const contender& c,
-                                       const prompt& p)
-    : model_(model), contender_(c), decoding_(c.decoding()), position_(p.tokens) {
-  for (std::size_t l = 0; l < p.tail.size(); ++l) {
-    in_decode_.emplace_back();
-    for (const budget& b : layers_.emplace_back(c, p, l).limits) {
-      in_decode_.back().push_back(c.in_decode(b.target));
-    }
+                                       index_t capacity)
+    : model_(model), position_(0) {
+  for (index_t l = 0; l < model.shape().layers; ++l) {
+    layers_.emplace_back(c, model.shape(), capacity);
   }
 }
 
 const row_major_matrix& compressed_decoder::next(int token) {
   const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
-    auto& [kv, state, limits] = layers_[static_cast<std::size_t>(layer)];
-    kvfold::step(decoding_, kv, state, floats(q), floats(k), floats(v),
-                 std::span<const budget>(in_decode_[static_cast<std::size_t>(layer)]),
+    auto& l = layers_[static_cast<std::size_t>(layer)];
+    kvfold::step(std::span<const any_policy>(l.decoding), l.kv, l.state, floats(q), floats(k),
+                 floats(v), std::span<const budget>(l.limits),
                  std::span(out.data(), static_cast<std::size_t>(out.size())));
   };
   model_.forward(scratch_, std::span(&token, 1), position_++, attend, logits_);

@@ -52,15 +52,25 @@ inline kvfold::query_view<float> queries_of(const engine::config& shape,
                                 shape.group(), shape.dim);
 }
 
-/// What a policy measures a layer on; `own` is the prompt's queries.
-std::shared_ptr<const kvfold::reference_queries> reference_of(const named_policy& p,
-                                                              const kvfold::rope& rope,
-                                                              kvfold::cache<float>& kv,
-                                                              const kvfold::query_view<float>& own);
+/// Queries `[layers]` `[tokens, heads · dim]` of a second reading of a prompt, and their positions;
+/// empty: there was none.
+struct second_reading {
+  std::vector<row_major_matrix> queries;
+  std::vector<index_t> positions;
+
+  kvfold::query_view<float> of(const engine::config& shape, std::size_t layer) const;
+};
+
+/// What a policy measures a layer on; `own` is the prompt's queries, `again` those of a second
+/// reading.
+std::shared_ptr<const kvfold::reference_queries> reference_of(
+    const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
+    const kvfold::query_view<float>& own, const kvfold::query_view<float>& again);
 
 /// All of `r`, which begins with `body`, measured by every policy.
 prompt measure(const engine::config& shape, const engine::record& r,
-               std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body);
+               std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
+               const second_reading& again = {});
 
 /// Goes on where `r` ends, through the full cache; `r.logits` are the last token's.
 void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens);
@@ -71,39 +81,48 @@ struct contender {
   any_policy policy;
   budget limit;  ///< most slots between steps, of all heads on average
   division budgets = division::uniform;
+  std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
 
+  bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
+    return !whole.empty() &&
+           whole[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)] != 0;
+  }
+  /// Can it decode from an empty cache? A division needs a prompt to go by.
+  bool streams() const { return policy.decodes() && budgets == division::uniform; }
   /// In decode: never more slots than `slots`, with the slack that the policy likes.
   budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
   /// Who decodes: behind a method for prompts alone, all that comes is kept.
   any_policy decoding() const { return policy.decodes() ? policy : full_cache(); }
 };
 
-/// One layer of a prompt, compressed.
+/// One layer's cache, compressed, and how it goes on.
 struct compressed_layer {
   kvfold::cache<float> kv;
   kvfold::state state;
-  std::vector<budget> limits;  ///< [KV heads]
+  std::vector<budget> limits;        ///< [KV heads] in decode
+  std::vector<any_policy> decoding;  ///< [KV heads]
 
   compressed_layer(const contender& c, const prompt& p, std::size_t layer);
+  /// An empty one, for at most `capacity` tokens.
+  compressed_layer(const contender& c, const engine::config& shape, index_t capacity);
 
   std::size_t bytes() { return kv.bytes() + state.bytes(); }
 };
 
-/// The model behind a compressed prompt: one token in, the next one's logits out.
+/// The model over a compressed cache: one token in, the next one's logits out.
 class compressed_decoder {
  public:
   compressed_decoder(const engine::decoder& model, const contender& c, const prompt& p);
+  /// From an empty cache, for at most `capacity` tokens.
+  compressed_decoder(const engine::decoder& model, const contender& c, index_t capacity);
 
   /// `[1, vocab]`, overwritten by the next call.
   const row_major_matrix& next(int token);
 
  private:
   const engine::decoder& model_;
-  contender contender_;
-  any_policy decoding_;
   index_t position_;
   std::vector<compressed_layer> layers_;
-  std::vector<std::vector<budget>> in_decode_;  ///< [layers][KV heads]
   engine::decoder::scratch scratch_;
   row_major_matrix logits_;
 };

@@ -41,7 +41,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
                                      const material& m) {
   std::vector<const named_policy*> policies;
   for (const named_policy& p : todo.policies) {
-    if (p.policy.bounded() && detail::streams(p) &&
+    if (p.policy.bounded() && p.policy.decodes() && p.budgets == division::uniform &&
         detail::refusal_of(p.policy, retention_slots).empty()) {
       policies.push_back(&p);
     }

@@ -70,10 +70,10 @@ inline index_t tokens_to_come(const ruler_text& text) {
 inline std::vector<score> ruler(const engine::decoder& model, const engine::tokenizer& tokens,
                                 const ruler_text& text, std::span<const named_policy> policies,
                                 std::span<const contender> who, index_t slots) {
-  const needle_case read = read_needle(
-      model, policies,
-      {.body = text.body, .question = text.asks.front().question, .value = {}, .bin = 0},
-      slots + tokens_to_come(text));
+  const needle_case read =
+      read_needle(model, policies, tokens,
+                  {.body = text.body, .question = text.asks.front().question, .value = {}},
+                  slots + tokens_to_come(text));
   std::vector<score> scores;
   for (const contender& c : who) {
     const auto share = [&](const prompt& p, bool inside) {

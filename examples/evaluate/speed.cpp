@@ -3,7 +3,8 @@
 namespace evaluate {
 
 double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
-                        const engine::record& r, const prompt& read) {
+                        const material& m, const prompt& read) {
+  const engine::record& r = m.timed;
   std::vector<double> times;
   for (int round = 0; round < 3; ++round) {
     double sum = 0;
@@ -12,16 +13,16 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
       auto state = kvfold::make_state(c.policy, kv);
       const auto own = queries_of(shape, r.layers[l]);
       sum += seconds_of([&] {
-        const auto chosen = reference_of(p, shape.rope, kv, own);
-        const auto limits =
-            divide(c.budgets, c.policy, c.limit.target, read.tokens, read.measured[c.index], l);
+        const auto chosen = reference_of(p, shape.rope, kv, own, m.again.of(shape, l));
+        const auto limits = divide(c.budgets, c.policy, c.limit.target, read.tokens,
+                                   read.measured[c.index], c.whole, l);
         kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own,
                          std::span<const budget>(limits));
       });
     }
     times.push_back(sum);
   }
-  return median(times);
+  return median(times) + (p.queries == query_source::replay ? m.again_seconds : 0);
 }
 
 speed decode_speed(const contender& c, const contender& full, const engine::decoder& model,

@@ -34,9 +34,10 @@ inline double prefill_seconds(const engine::decoder& model, std::span<const int>
   return times.empty() ? 0 : median(times);
 }
 
-/// All layers of the prompt `r`, measured and compressed.
+/// All layers of the first prompt, `read`, measured and compressed; with its second reading, if
+/// that is what `p` measures on.
 double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
-                        const engine::record& r, const prompt& read);
+                        const material& m, const prompt& read);
 
 /// Decoding behind the compressed prompt and behind the whole one, by turns, so that what else the
 /// machine does meets both alike: medians over the turns.

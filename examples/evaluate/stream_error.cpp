@@ -2,11 +2,12 @@
 
 namespace evaluate {
 
-double stream_error(const contender& c, const engine::config& shape,
-                    const std::vector<stream_record>& streams, const workers& on) {
+std::vector<double> stream_error(const contender& c, const engine::config& shape,
+                                 const std::vector<stream_record>& streams, const workers& on) {
   const index_t parts = shape.layers * shape.kv_heads;
   const index_t slots = c.limit.target, steps = stream_budgets * slots;
-  return on.mean(static_cast<index_t>(streams.size()) * parts, [&](index_t i) {
+  const index_t count = static_cast<index_t>(streams.size()) * parts;
+  const auto all = on.map(count, [&](index_t i) {
     const stream_record& s = streams[static_cast<std::size_t>(i / parts)];
     const auto layer = static_cast<std::size_t>(i % parts / shape.kv_heads);
     const index_t head = i % shape.kv_heads;
@@ -17,17 +18,25 @@ double stream_error(const contender& c, const engine::config& shape,
         {.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = slots + 1}};
     auto state = kvfold::make_state(c.policy, kv);
     std::vector<float> out(static_cast<std::size_t>(width));
-    double sum = 0;
+    std::vector<double> sums(stream_budgets - 1, 0.0);
     for (index_t t = 0; t < steps && !interrupted; ++t) {
       kvfold::step(c.policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
                    &k(t, head * shape.dim), &v(t, head * shape.dim), c.in_decode(slots),
                    out.data());
       if (t >= slots) {
-        sum += relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);
+        sums[static_cast<std::size_t>(t / slots - 1)] +=
+            relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);
       }
     }
-    return sum / (steps - slots) / shape.group();
+    return sums;
   });
+  std::vector<double> mean(stream_budgets - 1, 0.0);
+  for (const auto& sums : all) {
+    for (std::size_t b = 0; b < mean.size(); ++b) {
+      mean[b] += sums[b] / slots / shape.group() / count;
+    }
+  }
+  return mean;
 }
 
 }  // namespace evaluate

@@ -26,6 +26,7 @@ struct task {
   std::string name;
   task_measure measure = task_measure::points;
   double reading = 0, scoring = 0;  ///< about so many ms a sample; a sample and a contender
+  bool from_empty = false;          ///< all is decoded: for those that can
   /// Sample `i`, read by `policies`: a score for each contender.
   std::function<std::vector<score>(index_t i, std::span<const named_policy> policies,
                                    std::span<const contender> who)>

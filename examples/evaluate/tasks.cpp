@@ -5,6 +5,7 @@
 
 #include "evaluate/chain.hpp"
 #include "evaluate/ruler.hpp"
+#include "evaluate/stream_needle.hpp"
 #include "evaluate/weights.hpp"
 
 namespace evaluate {
@@ -33,6 +34,10 @@ std::vector<score> mean_scores(const task& t, const options& o,
   return means;
 }
 
+bool takes_part(const task& t, const entry& e) {
+  return e.refusal.empty() && (!t.from_empty || e.who.streams());
+}
+
 /// Its samples, or none when one does not fit.
 std::vector<ruler_text> draw_samples(const options& o, const engine::tokenizer& tokens,
                                      std::span<const int> text, std::size_t which) {
@@ -55,7 +60,7 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
   std::vector<task> tasks;
   const index_t slots = std::max(o.prompt, todo.most_slots);
   if (o.tasks.chain) {
-    tasks.push_back({"chain", task_measure::nats, weight::prompt, weight::chain,
+    tasks.push_back({"chain", task_measure::nats, weight::prompt, weight::chain, false,
                      [&model, &o, slots, letters = letters_of(tokens)](
                          index_t i, const auto& policies, const auto& who) {
                        return chain(model, draw_chain_text(o.seed, o.prompt, letters, i), policies,
@@ -71,12 +76,23 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
                       name, o.prompt));
       continue;
     }
-    tasks.push_back({name, task_measure::points, weight::needle_case, weight::needle,
+    tasks.push_back({name, task_measure::points, weight::needle_case, weight::needle, false,
                      [&model, &tokens, slots, samples = std::move(samples)](
                          index_t i, const auto& policies, const auto& who) {
                        return ruler(model, tokens, samples[static_cast<std::size_t>(i)], policies,
                                     who, slots);
                      }});
+  }
+  if (o.tasks.stream_needle) {
+    std::vector<needle_text> samples;
+    for (index_t i = 0; i < o.samples; ++i) {
+      samples.push_back(draw_stream_needle(o, tokens, text, i));
+    }
+    tasks.push_back(
+        {"stream_needle", task_measure::points, 0, weight::stream_needle, true,
+         [&model, &tokens, samples = std::move(samples)](index_t i, const auto&, const auto& who) {
+           return stream_needle(model, tokens, samples[static_cast<std::size_t>(i)], who);
+         }});
   }
   return tasks;
 }
@@ -107,7 +123,7 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
   std::vector<contender> who;
   for (const group& g : todo.groups) {
     for (const entry& e : g.entries) {
-      if (e.refusal.empty()) {
+      if (takes_part(t, e)) {
         who.push_back(e.who);
       }
     }
@@ -116,7 +132,7 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
   auto next = scores.begin();
   for (const group& g : todo.groups) {
     for (const entry& e : g.entries) {
-      result.entries.push_back(e.refusal.empty() ? std::optional(*next++) : std::nullopt);
+      result.entries.push_back(takes_part(t, e) ? std::optional(*next++) : std::nullopt);
     }
   }
   return result;

@@ -56,8 +56,9 @@ inline task_cell cell_of(const task_outcome& t, const std::optional<score>& s) {
     return {std::round(1000 * s->after), {}};
   }
   // Zero added: not "-0".
-  return {std::round(100 * (t.full.after - s->after)) + 0.0,
-          std::round(100 * (t.full.inside.value_or(0) - s->inside.value_or(0))) + 0.0};
+  const auto lost = [](double full, double x) { return std::round(100 * (full - x)) + 0.0; };
+  return {lost(t.full.after, s->after),
+          s->inside ? std::optional(lost(*t.full.inside, *s->inside)) : std::nullopt};
 }
 
 /// "  5*/ 10 ", or nats; the best of `group` are marked, unless all are equal.
@@ -76,16 +77,19 @@ inline std::string shown(const task_cell& x, const std::vector<task_cell>& group
   if (!x.after) {
     return "-";
   }
-  return measure == task_measure::nats
-             ? fmt::format("{:.3f}{}", *x.after / 1000, mark(&task_cell::after))
-             : fmt::format("{:.0f}{}/{:>3.0f}{}", *x.after, mark(&task_cell::after), *x.inside,
-                           mark(&task_cell::inside));
+  if (measure == task_measure::nats) {
+    return fmt::format("{:.3f}{}", *x.after / 1000, mark(&task_cell::after));
+  }
+  return !x.inside ? fmt::format("{:.0f}{}", *x.after, mark(&task_cell::after))
+                   : fmt::format("{:.0f}{}/{:>3.0f}{}", *x.after, mark(&task_cell::after),
+                                 *x.inside, mark(&task_cell::inside));
 }
 
 inline std::string full_line(const task_outcome& t) {
   return t.measure == task_measure::nats ? fmt::format("{:.3f} ", t.full.after)
-                                         : fmt::format("{:.0f} /{:>3.0f} ", 100 * t.full.after,
-                                                       100 * t.full.inside.value_or(0));
+         : !t.full.inside
+             ? fmt::format("{:.0f} ", 100 * t.full.after)
+             : fmt::format("{:.0f} /{:>3.0f} ", 100 * t.full.after, 100 * *t.full.inside);
 }
 
 }  // namespace detail

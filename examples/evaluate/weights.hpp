@@ -8,8 +8,8 @@
 namespace evaluate::weight {
 
 inline constexpr double prompt = 270, needle_case = 340, stream_token = 0.3;
-inline constexpr double error = 5, nll = 280, needle = 40, chain = 140, stream_step = 0.2,
-                        speed = 800;
+inline constexpr double error = 5, nll = 280, needle = 40, chain = 140, stream_needle = 700,
+                        stream_step = 0.2, speed = 800;
 
 inline double of_reading(const options& o, const plan& p) {
   return prompt * p.prompts + (o.tasks.needle ? needle_case * o.cases : 0) +

@@ -26,4 +26,16 @@ inline mat normal(int rows, int n) {
   return x;
 }
 
+inline head random_head(int tokens, int dim, int group) {
+  head h = oracle::make_head(dim, group);
+  for (int t = 0; t < tokens; ++t) append(h, normal(dim), normal(dim));
+  return h;
+}
+
+inline tensor random_queries(int n, int group, int dim) {
+  tensor q;
+  for (int t = 0; t < n; ++t) q.push_back(normal(group, dim));
+  return q;
+}
+
 }  // namespace oracle

@@ -1,0 +1,59 @@
+/// What the command line says, and what it may not say.
+#include <catch2/catch.hpp>
+
+#include "support/tiny_model.hpp"
+
+using test::tiny_model;
+
+TEST_CASE("budgets below one are shares of the prompt, others slots") {
+  const tiny_model model;
+  const auto budgets = model.options({"--budgets", "64,0.1"}).budgets;
+  REQUIRE(budgets.size() == 2);
+  CHECK(budgets[0].slots(896) == 64);
+  CHECK(budgets[1].slots(896) == 90);
+  CHECK(evaluate::budget_option{1}.slots(896) == 1);
+}
+
+TEST_CASE("an argument given twice counts as given last") {
+  const tiny_model model;
+  CHECK(model.options({"--seed", "3", "--seed", "4"}).seed == 4);
+  CHECK(model.options({"--question", "a\\nb {key}"}).question == "a\nb {key}");
+}
+
+TEST_CASE("bad values are refused in one line before anything is run") {
+  const tiny_model model;
+  const std::vector<std::vector<std::string>> bad = {{"--policies", "h2o,chance"},
+                                                     {"--policies", ""},
+                                                     {"--budgets", "0"},
+                                                     {"--budgets", "a"},
+                                                     {"--budgets", "2.5"},
+                                                     {"--budgets", "0.1,-3"},
+                                                     {"--budgets", "nan"},
+                                                     {"--tasks", "errors"},
+                                                     {"--prompt", "0"},
+                                                     {"--prompt", "many"},
+                                                     {"--prompts", "0"},
+                                                     {"--threads", "0"},
+                                                     {"--needle", "no fields"},
+                                                     {"--question", "?"},
+                                                     {"--model", "/nowhere"},
+                                                     {"--text", "/nowhere"},
+                                                     {"--unknown", "1"},
+                                                     {"--digits", "0"},
+                                                     {"--policies", "h2o+x"},
+                                                     {"--policies", "random+ada_kv"},
+                                                     {"--policies", "snapkv@own:3"},
+                                                     {"--policies", "fold:share=2"},
+                                                     {"--policies", "keepkv:as=2"}};
+  for (const auto& arguments : bad) {
+    CAPTURE(arguments);
+    std::string message;
+    try {
+      model.options(arguments);
+    } catch (const evaluate::usage_error& error) {
+      message = error.what();
+    }
+    CHECK_FALSE(message.empty());
+    CHECK(message.find('\n') == std::string::npos);
+  }
+}

@@ -1,0 +1,150 @@
+/// Prompts that all policies and budgets share, and who keeps what of them.
+#include <catch2/catch.hpp>
+
+#include "evaluate/prompt.hpp"
+#include "evaluate/replay.hpp"
+#include "support/tiny_model.hpp"
+
+using test::tiny_model;
+
+namespace {
+
+std::vector<int> first_tokens(const tiny_model& files, std::size_t count) {
+  std::vector<int> tokens;
+  for (const char c : engine::read_file(files.file("text.txt")).substr(0, count)) {
+    tokens.push_back(c);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("prompts measured once are compressed as by compress itself, at any budget") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto tokens = first_tokens(files, 96);
+  const auto r = engine::prefill(model, tokens);
+  const auto policies = evaluate::all_policies();
+  // Shared up to token 70, as needle prompts are.
+  const auto body = std::make_shared<evaluate::prompt_body>(model.shape(), r, 70, 100);
+  const auto prompt = evaluate::measure(model.shape(), r, policies, body);
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    CAPTURE(policies[i].name);
+    if (policies[i].budgets == evaluate::division::duo_attention) {
+      continue;  // a head that keeps all is no matter of compress
+    }
+    for (const kvfold::budget limit : {kvfold::budget{40}, kvfold::budget{60}}) {
+      kvfold::index_t slots = 0;  // of all layers: what was asked for
+      for (std::size_t l = 0; l < prompt.tail.size(); ++l) {
+        for (const kvfold::budget& b :
+             evaluate::divide(policies[i].budgets, policies[i].policy, limit.target, prompt.tokens,
+                              prompt.measured[i], {}, l)) {
+          slots += b.target;
+          CHECK(b.target >= policies[i].policy.least());
+        }
+      }
+      CHECK(slots == limit.target * model.shape().layers * model.shape().kv_heads);
+      evaluate::compressed_layer ours({i, policies[i].policy, limit, policies[i].budgets}, prompt,
+                                      1);
+      const auto limits = evaluate::divide(policies[i].budgets, policies[i].policy, limit.target,
+                                           prompt.tokens, prompt.measured[i], {}, 1);
+      auto kv = prompt.layer(1);
+      auto state = kvfold::make_state(policies[i].policy, kv);
+      const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
+      const auto chosen = evaluate::reference_of(policies[i], model.shape().rope, kv, own, {});
+      kvfold::compress(policies[i].policy, kv, state, chosen ? chosen->view() : own,
+                       std::span<const kvfold::budget>(limits));
+      const auto head = kv.head(0), same = ours.kv.head(0);
+      REQUIRE(same.length() == head.length());
+      for (kvfold::index_t s = 0; s < head.length(); ++s) {
+        CHECK(same.position(s) == head.position(s));
+        CHECK(same.log_mass(s) == head.log_mass(s));
+        CHECK(same.key(s)[0] == head.key(s)[0]);
+      }
+      CHECK(ours.bytes() == kv.bytes() + state.bytes());
+    }
+  }
+}
+
+TEST_CASE("a replay is the prompt read again right behind itself, part by part") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto tokens = first_tokens(files, 300);
+  const auto again = evaluate::replay(model, engine::prefill(model, tokens), tokens);
+  REQUIRE(again.positions.size() == 300);
+  CHECK(again.positions[0] == 300);
+  CHECK(again.positions[255] == 555);
+  CHECK(again.positions[256] == 300);  // the second part begins there too
+  for (const auto& [first, count] : {std::pair{0, 256}, std::pair{256, 44}}) {
+    auto both = tokens;
+    both.insert(both.end(), tokens.begin() + first, tokens.begin() + first + count);
+    const auto read = engine::prefill(model, both);
+    for (std::size_t l = 0; l < read.layers.size(); ++l) {
+      CHECK(again.queries[l]
+                .middleRows(first, count)
+                .isApprox(read.layers[l].q.bottomRows(count), 1e-4F));
+    }
+  }
+  auto kv =
+      evaluate::prompt_body(model.shape(), engine::prefill(model, tokens), 300, 300).layers[0];
+  const evaluate::named_policy who{.name = "h2o",
+                                   .policy = kvfold::h2o{},
+                                   .queries = evaluate::query_source::replay,
+                                   .queries_taken = 300};
+  const auto reference =
+      evaluate::reference_of(who, model.shape().rope, kv, {}, again.of(model.shape(), 0));
+  REQUIRE(reference->count() == 300);
+  CHECK(reference->view().position[299] == 343);
+  CHECK(reference->view().at(1, 299)[0] == again.queries[0](299, model.shape().dim));
+}
+
+TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt and after it") {
+  CHECK(evaluate::whole_heads(16, 90, 896, 5) == 1);   // 544 slots for 15 heads
+  CHECK(evaluate::whole_heads(16, 179, 896, 5) == 2);  // 1072 for 14
+  CHECK(evaluate::whole_heads(16, 45, 896, 5) == 0);
+  CHECK(evaluate::whole_heads(16, 90, 896, 40) == 0);  // 36 are too few
+  CHECK(evaluate::whole_heads(16, 896, 896, 5) == 15);
+
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto tokens = first_tokens(files, 96);
+  const auto r = engine::prefill(model, tokens);
+  const std::vector<evaluate::named_policy> policies = {
+      {.name = "duo",
+       .policy = kvfold::streaming_llm{},
+       .budgets = evaluate::division::duo_attention}};
+  const auto prompt =
+      evaluate::measure(model.shape(), r, policies,
+                        std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
+  const evaluate::contender who{
+      .policy = policies[0].policy, .limit = {60}, .budgets = policies[0].budgets, .whole = {0, 1}};
+  evaluate::compressed_layer first(who, prompt, 0), second(who, prompt, 1);
+  CHECK(first.kv.head(0).length() == 24);
+  CHECK(second.kv.head(0).length() == 96);
+  std::vector<float> q(16, 0.5F), k(8, 0.5F), v(8, 0.5F), out(16);
+  for (int t = 0; t < 40; ++t) {
+    for (evaluate::compressed_layer* l : {&first, &second}) {
+      kvfold::step(std::span<const evaluate::any_policy>(l->decoding), l->kv, l->state,
+                   std::span<const float>(q), std::span<const float>(k), std::span<const float>(v),
+                   std::span<const kvfold::budget>(l->limits), std::span(out));
+    }
+  }
+  CHECK(first.kv.head(0).length() == 24);
+  CHECK(second.kv.head(0).length() == 136);
+}
+
+TEST_CASE("decoding from an empty cache that nothing leaves is reading the prompt") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto tokens = first_tokens(files, 80);
+  const auto expected = engine::prefill(model, tokens).logits;
+  for (const evaluate::any_policy& policy :
+       {evaluate::full_cache(), evaluate::any_policy(kvfold::h2o{})}) {
+    evaluate::compressed_decoder decoder(model, {.policy = policy, .limit = {90}}, 80);
+    const evaluate::row_major_matrix* logits = nullptr;
+    for (const int token : tokens) {
+      logits = &decoder.next(token);
+    }
+    CHECK(logits->isApprox(expected, 1e-4F));
+  }
+}
