@@ -138,7 +138,8 @@ TEST_CASE("no second file is written, nor any sample drawn, when its tasks are n
 
 TEST_CASE("no samples and unknown tasks are refused") {
   CHECK_THROWS_WITH(run({"--samples", "0"}), Catch::Contains("--samples: 1 to "));
-  CHECK_THROWS_WITH(run({"--tasks", "chains"}), Catch::Contains("chain,ruler,stream_needle expected"));
+  CHECK_THROWS_WITH(run({"--tasks", "chains"}),
+                    Catch::Contains("chain,ruler,stream_needle expected"));
 }
 
 TEST_CASE("the tasks' table marks the least loss of a group") {

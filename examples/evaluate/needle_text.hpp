@@ -61,14 +61,19 @@ inline std::vector<index_t> draw_places(random_source& random, std::span<const i
     }
     return true;
   };
-  for (int attempt = 0; attempt < 10'000; ++attempt) {
+  for (int attempt = 0; attempt < 200; ++attempt) {
+    // All at once, so that all ways to lie are as likely; many needles only one after another.
+    const int tries = attempt < 100 ? 1 : 1000;
     std::vector<index_t> places;
     for (const index_t length : lengths) {
-      const double depth =
-          places.empty() ? (bin + random.uniform()) / depth_bins : random.uniform();
-      const auto place = static_cast<index_t>(depth * (room - length + 1));
-      if (free_of(places, place, length)) {
-        places.push_back(place);
+      for (int t = 0; t < tries; ++t) {
+        const double depth =
+            places.empty() ? (bin + random.uniform()) / depth_bins : random.uniform();
+        const auto place = static_cast<index_t>(depth * (room - length + 1));
+        if (free_of(places, place, length)) {
+          places.push_back(place);
+          break;
+        }
       }
     }
     if (places.size() == lengths.size()) {
