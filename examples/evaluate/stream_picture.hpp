@@ -1,6 +1,7 @@
 /// Picture `stream`: how the error grows, or does not, while more and more is decoded.
 #pragma once
 
+#include <limits>  // std::numeric_limits
 #include <string>
 #include <vector>
 
@@ -26,12 +27,20 @@ inline std::string stream_picture(const std::vector<outcome>& outcomes) {
     return {};
   }
   std::ranges::stable_sort(lines, {}, [](const outcome* x) { return *x->result.stream_error; });
+  double least = std::numeric_limits<double>::infinity(), greatest = 0;
+  for (const outcome* x : lines) {
+    for (const double error : x->stream_error) {
+      least = std::min(least, error), greatest = std::max(greatest, error);
+    }
+  }
   constexpr std::size_t most = 7;
   constexpr int width = 800, height = 420;
   std::string script = picture("stream", width, height);
   script += fmt::format(
       "set title '{{/:Bold How far attention is off while decoding}}, {} slots' font ',15'\n"
       "set logscale y\n"
+      "set yrange [{:.3g}:{:.3g}]\n"
+      "set ytics (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)\n"
       "set xrange [1:{}]\n"
       "set xtics 1\n"
       "set grid ytics linetype 1 linecolor '#e0e0e0' linewidth 1\n"
@@ -41,7 +50,8 @@ inline std::string stream_picture(const std::vector<outcome>& outcomes) {
       "set bmargin at screen 0.27\n"
       "set lmargin at screen 0.1\n"
       "set rmargin at screen 0.97\n",
-      lines.front()->result.slots, stream_budgets, lines.front()->result.slots);
+      lines.front()->result.slots, 0.9 * least, 1.1 * greatest, stream_budgets,
+      lines.front()->result.slots);
   std::vector<std::string> named;
   std::string plots;
   for (std::size_t i = lines.size(); i-- > 0;) {  // the best on top
