@@ -5,10 +5,12 @@
 #include <fstream>
 
 #include "kvfold/kvfold.hpp"
+#include "support/agree.hpp"
 #include "support/fixtures.hpp"
 #include "support/golden.hpp"
 #include "support/oracle.hpp"
 
+using fixtures::compiled;
 using fixtures::index_t;
 using kvfold::budget;
 using kvfold::fold;
@@ -73,12 +75,13 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     policy.prompt.pool = 1, policy.prompt.leverage_ridge = 0.01F;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvfold::make_state(compiled<float>(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
         kvfold::foresight(kv, kvfold::prompt_queries(q.data(), tokens, 1, group, dim), policy.rope,
                           {.count = g.number("queries"), .horizon = g.number("horizon")});
-    kvfold::compress(policy, kv, state, reference.view(), budget{g.number("budget")});
+    kvfold::compress(compiled<float>(policy), kv, state, reference.view(),
+                     budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
   }
 }
@@ -96,7 +99,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                      .queries = g.number("window"),
                      .stride = g.number("stride"),
                      .period = g.number("period")};
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvfold::make_state(compiled<float>(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim)), k = floats(g.of_head("k", 0, 1, dim)),
                v = floats(g.of_head("v", 0, 1, dim));
     const auto at = [](const std::vector<float>& x, index_t t, index_t n) {
@@ -106,8 +109,8 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     int next = 0, caches = 0;
     for (index_t t = 0; t < g.number("tokens"); ++t) {
       INFO("token " << t);
-      kvfold::step(policy, kv, state, at(q, t, group * dim), at(k, t, dim), at(v, t, dim),
-                   kvfold::budget_within(policy, slots), out);
+      kvfold::step(compiled<float>(policy), kv, state, at(q, t, group * dim), at(k, t, dim),
+                   at(v, t, dim), kvfold::budget_within(policy, slots), out);
       const golden::record expected = g.step(next);
       if (expected.number("at") != t) {
         continue;
@@ -135,7 +138,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
   const oracle::fold o{
       .sinks = 4, .recent = 10, .outliers = 0.5, .pool = 5, .leverage_ridge = 1, .period = 4};
   kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvfold::make_state(compiled<float>(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     const auto k = fixtures::normal(chunk * dim), v = fixtures::normal(chunk * dim);
@@ -146,7 +149,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
     }
     const fixtures::queries queries(chunk, group, dim);
     const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-    kvfold::compress(policy, kv, state, reference.view(), budget{slots});
+    kvfold::compress(compiled<float>(policy), kv, state, reference.view(), budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
@@ -155,11 +158,11 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
 TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", "[fold]") {
   const fold policy;
   auto kv = fixtures::random_cache(200, 16, 2);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvfold::make_state(compiled<float>(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
   const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-  kvfold::compress(policy, kv, state, reference.view(), budget{50});
+  kvfold::compress(compiled<float>(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();
   for (index_t i = 0; i < view.count; ++i) {
@@ -177,13 +180,13 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   fold policy{.sinks = 0, .recent = 0, .share = 0};
   policy.prompt.ridge = 0;
   auto kv = fixtures::random_cache(30, dim, 1);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvfold::make_state(compiled<float>(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries one(1, 1, dim);
   const index_t position = 30;
   auto view = one.view();
   view.position = &position;
-  kvfold::compress(policy, kv, state, view, budget{3});
+  kvfold::compress(compiled<float>(policy), kv, state, view, budget{3});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   const oracle::vec q = fixtures::to_mat(view.at(0, 0), 1, dim)[0];
   const auto error = [&](double step) {

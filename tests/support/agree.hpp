@@ -2,8 +2,10 @@
 #pragma once
 
 #include <catch2/catch.hpp>
+#include <concepts>
 
 #include "support/fixtures.hpp"
+#include "support/policies.hpp"
 
 namespace fixtures {
 
@@ -17,11 +19,26 @@ inline const setting settings[] = {
     {100, 8, 1, 40, 60}, {100, 33, 2, 41, 60}, {257, 16, 4, 64, 40},    {30, 4, 3, 48, 80},
     {1, 5, 1, 24, 100},  {60, 1, 1, 30, 0},    {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
 
+/// What the test program compiles once, any_policy, in place of `policy`: to compile each policy
+/// again for every test takes minutes. (any_policy_test.cpp holds each to be the same, to the bit.)
+/// 16-bit caches have the policy itself.
+template <class Scalar, class Policy>
+auto compiled(const Policy& policy) {
+  if constexpr (std::same_as<Scalar, float> &&
+                std::constructible_from<kvfold::any_policy, Policy>) {
+    return kvfold::any_policy(policy);
+  } else {
+    return policy;
+  }
+}
+
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
 /// `also(state, oracle head)` is called after the prompt and after every step.
 template <class Scalar = float, class Policy, class Oracle, class Also>
-void agree(const Policy& policy, const Oracle& oracle_policy, const setting& s, double tolerance,
+void agree(const Policy& tested, const Oracle& oracle_policy, const setting& s, double tolerance,
            Also also) {
+  static_assert(kvfold::policy<Policy>);
+  const auto policy = compiled<Scalar>(tested);
   INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
                      << ", target " << s.target << ", trigger " << s.trigger);
   auto kv = random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1);
