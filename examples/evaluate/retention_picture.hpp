@@ -21,7 +21,7 @@ inline std::string retention_legend(double x, double y, double w, double h) {
                           y - h / 2);
     y -= 1.9 * h;
   };
-  for (const auto& [fill, words] : {std::pair{"#0072b2", "kept, in a slot of its own"},
+  for (const auto& [fill, words] : {std::pair{"#0072b2", "kept by itself"},
                                     {"#f0b43c", "merged with others"},
                                     {"#e6e6e6", "gone"}}) {
     script += fmt::format(
@@ -31,8 +31,8 @@ inline std::string retention_legend(double x, double y, double w, double h) {
     text(words, 1.6);
   }
   y -= h;
-  text(fmt::format("{} slots, each row a token", retention_slots).c_str(), 0);
-  text("of one head, middle layer", 0);
+  text(fmt::format("{} slots, a row a token,", retention_slots).c_str(), 0);
+  text("one head, middle layer", 0);
   return script;
 }
 
