@@ -41,10 +41,10 @@ inline index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t
   return whole;
 }
 
-/// The budgets of a layer's heads. All layers' together sum to `slots` times their number; every
-/// head has what the policy protects, and the division is of the rest.
-/// `measured [layers][KV heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: who keeps
-/// all.
+/// The budgets of a layer's heads. All layers' together sum to `slots` times their number
+/// (duo_attention: less than a slot a head below it, so that those that share are alike); every
+/// head has what the policy protects, and the division is of the rest. `measured [layers][KV
+/// heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: who keeps all.
 inline std::vector<budget> divide(division d, const any_policy& p, index_t slots, index_t tokens,
                                   const std::vector<std::vector<kvfold::head_state>>& measured,
                                   std::span<const char> whole, std::size_t layer) {
@@ -78,8 +78,8 @@ inline std::vector<budget> divide(division d, const any_policy& p, index_t slots
       break;
     }
     case division::duo_attention: {
-      const auto all = static_cast<index_t>(std::ranges::count(whole, 1));
-      const index_t rest = (slots * layers * heads - all * tokens) / (layers * heads - all);
+      const std::int64_t all = std::ranges::count(whole, 1), count = std::int64_t{layers} * heads;
+      const auto rest = static_cast<index_t>((slots * count - all * tokens) / (count - all));
       for (std::size_t h = 0; h < limits.size(); ++h) {
         limits[h] = budget{whole[layer * limits.size() + h] != 0 ? tokens : rest};
       }
