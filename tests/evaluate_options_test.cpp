@@ -1,6 +1,7 @@
 /// What the command line says, and what it may not say.
 #include <catch2/catch.hpp>
 
+#include "evaluate/row.hpp"
 #include "support/tiny_model.hpp"
 
 using test::tiny_model;
@@ -56,4 +57,10 @@ TEST_CASE("bad values are refused in one line before anything is run") {
     CHECK_FALSE(message.empty());
     CHECK(message.find('\n') == std::string::npos);
   }
+}
+
+TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {
+  CHECK(evaluate::csv_field("h2o") == "h2o");
+  CHECK(evaluate::csv_field("fold:polish=60,share=0.4") == "\"fold:polish=60,share=0.4\"");
+  CHECK(evaluate::csv_field("a\"b\"") == "\"a\"\"b\"\"\"");
 }

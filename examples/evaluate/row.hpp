@@ -56,9 +56,21 @@ inline void write_csv_header(std::ostream& out) {
   out << std::endl;
 }
 
+/// A field of a CSV file (RFC 4180): in quotes where it needs them, as names with several
+/// parameters do.
+inline std::string csv_field(std::string text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) {
+    return text;
+  }
+  for (std::size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) {
+    text.insert(at, 1, '"');
+  }
+  return '"' + text + '"';
+}
+
 /// Flushed, so that whatever happens next, the rows done are there.
 inline void write_csv(std::ostream& out, const row& r) {
-  out << fmt::format("{},{},{}", r.policy, r.budget, r.slots);
+  out << fmt::format("{},{},{}", csv_field(r.policy), r.budget, r.slots);
   for (const column& c : columns) {
     const auto& x = r.*c.value;
     out << ',' << (x ? fmt::format("{:.{}g}", *x, *x >= 1e6 ? 12 : 6) : "");

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "evaluate/row.hpp"
 #include "evaluate/task.hpp"
 
 namespace evaluate {
@@ -32,9 +33,9 @@ inline void write_tasks_csv(std::ostream& out, const plan& todo, const task_outc
   for (const group& g : todo.groups) {
     for (const entry& e : g.entries) {
       if (const auto& s = *result++) {
-        out << fmt::format("{},{},{},{},{},{},{},{},{}\n", e.name, e.given, e.who.limit.target,
-                           t.name, t.samples, field(t.full.after), field(s->after),
-                           field(t.full.inside), field(s->inside));
+        out << fmt::format("{},{},{},{},{},{},{},{},{}\n", csv_field(e.name), e.given,
+                           e.who.limit.target, t.name, t.samples, field(t.full.after),
+                           field(s->after), field(t.full.inside), field(s->inside));
       }
     }
   }
