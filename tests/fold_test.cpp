@@ -49,6 +49,11 @@ void same(const Head& head, const golden::record& g, double tolerance) {
   }
 }
 
+/// The prototypes' lookahead.
+kvfold::lookahead even(index_t horizon) {
+  return {.horizon = horizon, .fade = std::numeric_limits<float>::infinity()};
+}
+
 /// Mean over the queries of the mass that slots have, over the full head's.
 double mass_held(const oracle::head& full, const oracle::head& made, const oracle::mat& queries) {
   double held = 0;
@@ -79,7 +84,7 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
         kvfold::foresight(kv, kvfold::prompt_queries(q.data(), tokens, 1, group, dim), policy.rope,
-                          {.count = g.number("queries"), .horizon = g.number("horizon")});
+                          {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
     kvfold::compress(compiled<float>(policy), kv, state, reference.view(),
                      budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
@@ -95,7 +100,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                 .recent = g.number("recent"),
                 .recent_share = 1,
                 .share = static_cast<float>(g.real("share"))};
-    policy.decode = {.horizon = g.number("horizon"),
+    policy.decode = {.ahead = even(g.number("horizon")),
                      .queries = g.number("window"),
                      .stride = g.number("stride"),
                      .period = g.number("period")};

@@ -26,6 +26,9 @@ golden::record load(const std::string& name) {
   return golden::record(nlohmann::json::parse(file));
 }
 
+/// The prototypes look evenly.
+oracle::ahead even(int horizon) { return {horizon, std::numeric_limits<double>::infinity()}; }
+
 /// Queries [tokens][group][dim] of a case.
 tensor queries_of(const golden::record& g) {
   const mat rows = g.of_head("q", 0, 1, g.dim());
@@ -65,7 +68,7 @@ TEST_CASE("the oracle's fold of a prompt is the prototype's", "[oracle][golden]"
   for (const auto& g : load("fold_prompt").cases()) {
     INFO(g.text("name"));
     const fold policy{.queries = g.number("queries"),
-                      .horizon = g.number("horizon"),
+                      .where = even(g.number("horizon")),
                       .sinks = g.number("sinks"),
                       .recent = g.number("recent"),
                       .outliers = g.real("share"),
@@ -83,7 +86,7 @@ TEST_CASE("the oracle's fold of a prompt is the prototype's", "[oracle][golden]"
 TEST_CASE("the oracle's fold in decode is the prototype's", "[oracle][golden]") {
   for (const auto& g : load("fold_stream").cases()) {
     INFO(g.text("name"));
-    const fold policy{.horizon = g.number("horizon"),
+    const fold policy{.where = even(g.number("horizon")),
                       .sinks = g.number("sinks"),
                       .outliers = g.real("share"),
                       .period = g.number("period"),
@@ -130,7 +133,7 @@ TEST_CASE("fold keeps pinned slots as they are and the mass on its queries", "[o
   if (policy.foresight) {
     std::vector<int> at;
     for (int t = 40; t < 90; ++t) at.push_back(t);
-    rows = foreseen(oracle::spread({queries, at}, 40), 90, 64, {});
+    rows = foreseen(oracle::spread({queries, at}, 40), 90, {}, {});
     CHECK(rows.size() == 80);
   } else {
     for (const mat& q : queries) rows.insert(rows.end(), q.begin(), q.end());

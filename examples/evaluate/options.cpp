@@ -69,7 +69,8 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--text", o.text, "text that the model was not trained on")->required();
   app.add_option("--policies", policies,
                  "all, or names with commas between: name[:parameter=value,...][@source]");
-  app.add_option("--horizon", o.horizon, "positions to come that @foresight looks at");
+  app.add_option("--horizon", o.ahead.horizon, "positions to come that @foresight looks at");
+  app.add_option("--fade", o.ahead.fade, "positions ahead where it looks half as closely; or inf");
   app.add_option("--future", o.future, "future queries that attention_error is the mean of");
   app.add_option("--budgets", budgets, "below 1: a share of the prompt; from 1 on: slots");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
@@ -98,8 +99,8 @@ options parse(int count, const char* const* arguments) {
   o.budgets = detail::parse_budgets(budgets);
   o.tasks = detail::parse_tasks(tasks);
   for (named_policy& p : o.policies) {
-    p.horizon = o.horizon;
-    set_horizon(p.policy, o.horizon);
+    p.ahead = o.ahead;
+    set_lookahead(p.policy, o.ahead);
   }
   o.needle = detail::unescape(o.needle);
   o.question = detail::unescape(o.question);
@@ -109,12 +110,14 @@ options parse(int count, const char* const* arguments) {
                                           {"--needles", o.needles, 1000},
                                           {"--samples", o.samples, 1 << 16},
                                           {"--digits", o.digits, 1000},
-                                          {"--horizon", o.horizon, 1 << 24},
+                                          {"--horizon", o.ahead.horizon, 1 << 24},
                                           {"--future", o.future, 1 << 24},
                                           {"--threads", o.threads, 1024}}) {
     require(value >= 1 && value <= most, std::string(name) + ": 1 to " + std::to_string(most) +
                                              " expected, " + std::to_string(value) + " came");
   }
+  require(o.ahead.fade > 0,
+          "--fade: above 0 positions expected, " + std::to_string(o.ahead.fade) + " came");
   require(std::filesystem::is_directory(o.model),
           "--model: a folder expected, '" + o.model.string() + "' is none");
   require(std::filesystem::is_regular_file(o.text),

@@ -27,8 +27,8 @@ struct named_policy {
   std::string name;
   any_policy policy;
   query_source queries = query_source::own;
-  index_t queries_taken = 0;  ///< of its source; 0: 32 of the window, 256 of the others
-  index_t horizon = 64;       ///< positions to come that foreseen queries are spread over
+  index_t queries_taken = 0;     ///< of its source; 0: 32 of the window, 256 of the others
+  kvfold::lookahead ahead = {};  ///< where foreseen queries go
   division budgets = division::uniform;
 };
 
@@ -78,11 +78,11 @@ inline void set_table(any_policy& policy, index_t slots) {
   });
 }
 
-/// Positions to come that a decode step's remembered queries are moved to.
-inline void set_horizon(any_policy& policy, index_t horizon) {
+/// Where a decode step's remembered queries are moved to.
+inline void set_lookahead(any_policy& policy, const kvfold::lookahead& ahead) {
   policy.visit([&](auto& p) {
-    if constexpr (requires { p.decode.horizon = horizon; }) {
-      p.decode.horizon = horizon;
+    if constexpr (requires { p.decode.ahead = ahead; }) {
+      p.decode.ahead = ahead;
     }
   });
 }

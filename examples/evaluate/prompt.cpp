@@ -79,7 +79,7 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
       break;
   }
   return std::make_shared<const reference_queries>(
-      kvfold::foresight(kv, own, rope, {.count = count(256), .horizon = p.horizon}));
+      kvfold::foresight(kv, own, rope, {.count = count(256), .ahead = p.ahead}));
 }
 
 prompt measure(const engine::config& shape, const engine::record& r,

@@ -6,6 +6,7 @@
 #include <cstddef>    // std::size_t
 #include <vector>
 
+#include "kvfold/lookahead.hpp"
 #include "kvfold/queries.hpp"
 #include "kvfold/rope.hpp"
 
@@ -65,30 +66,29 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
   return out;
 }
 
-/// Foresight's two numbers.
+/// How many queries foresight takes, and where they go.
 struct foresight_options {
-  index_t count = 256;   ///< queries
-  index_t horizon = 64;  ///< positions to come that they are spread over
+  index_t count = 256;  ///< queries
+  lookahead ahead = {};
 };
 
 /// Foresight (ours): queries spread over the prompt, un-rotated and rotated again to the positions
-/// to come, `N … N + horizon − 1`. A query's content repeats; its rotation does not.
+/// to come, `N … N + horizon − 1` (see `lookahead`). A query's content repeats; its rotation does
+/// not.
 template <class T>
 reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries, const rope& rope,
                             const foresight_options& options = {}) {
-  expects(options.horizon > 0, "foresight: a horizon of at least 1 position expected, ",
-          options.horizon, " came");
+  options.ahead.validate("foresight");
   const auto head = kv.head(0);
   reference_queries out = spread(kv, queries, options.count);
   rotation turn(rope, head.dim());
   for (index_t i = 0; i < out.count(); ++i) {
-    const index_t to =
-        head.seen() + static_cast<index_t>(std::int64_t{i} * options.horizon / out.count());
+    const index_t to = head.seen() + options.ahead(i, out.count());
     turn.by(to - out.position(i));
     out.position(i) = to;
     for (index_t h = 0; h < kv.heads(); ++h) {
       for (index_t g = 0; g < head.group(); ++g) {
-        turn(row<float>{out.at(h, g, i)});
+        turn(out.at(h, g, i));
       }
     }
   }

@@ -25,7 +25,7 @@ namespace oracle {
 
 struct fold {
   int queries = 256;  // reference queries, for a prompt
-  int horizon = 64;   // positions to come
+  ahead where = {};   // positions to come
   int sinks = 4;
   int recent = 16;         // after a prompt
   double outliers = 0.25;  // share of the other slots

@@ -46,7 +46,7 @@ inline void fold::prompt(head& h, const tensor& given, const std::vector<int>& p
   remember(h, all);
   mat rows;
   if (foresight) {
-    rows = foreseen(spread(all, queries), newest(h) + 1, horizon, rotation);
+    rows = foreseen(spread(all, queries), newest(h) + 1, where, rotation);
   } else {
     for (const mat& q : given) rows.insert(rows.end(), q.begin(), q.end());
   }
@@ -68,7 +68,7 @@ inline mat fold::remembered(const head& h) const {
     for (const mat& q : some.queries) rows.insert(rows.end(), q.begin(), q.end());
     return rows;
   }
-  return foreseen(some, newest(h) + 1, horizon, rotation);
+  return foreseen(some, newest(h) + 1, where, rotation);
 }
 
 /// Leverage of the un-rotated keys under the covariance of all keys so far.

@@ -29,14 +29,29 @@ inline placed_queries spread(const placed_queries& all, int count) {
   return some;
 }
 
-/// The i-th of n queries, rotated on from its own position to next + floor(i horizon / n).
+/// Where queries look. The time t at which a share u of them has been placed: of a density that
+/// falls as 1/(t + fade) up to the horizon, ln((t + fade)/fade) = u ln((horizon + fade)/fade); even
+/// when fade is infinite.
+struct ahead {
+  int horizon = 256;
+  double fade = 16;
+
+  int at(int i, int n) const {
+    if (std::isinf(fade)) return static_cast<int>(static_cast<long>(i) * horizon / n);
+    const double u = static_cast<double>(i) / n;
+    return static_cast<int>(fade * std::expm1(u * std::log((horizon + fade) / fade)));
+  }
+};
+
+/// The i-th of n queries, rotated on from its own position to that many behind `next`.
 /// [n * group][dim], the query heads of one query side by side; their order does not matter.
-inline mat foreseen(const placed_queries& some, int next, int horizon, const rope& rotation) {
+inline mat foreseen(const placed_queries& some, int next, const ahead& where,
+                    const rope& rotation) {
   mat rows;
   const int n = static_cast<int>(some.queries.size());
   for (int i = 0; i < n; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    const int to = next + static_cast<int>(static_cast<long>(i) * horizon / n);
+    const int to = next + where.at(i, n);
     for (const vec& q : some.queries[at])
       rows.push_back(rotated(q, to - some.positions[at], rotation));
   }

@@ -1,0 +1,34 @@
+/// Where reference queries are moved to: the positions to come.
+#pragma once
+
+#include <cmath>    // std::pow
+#include <cstdint>  // std::int64_t
+#include <string_view>
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// How queries are spread over the positions to come. Nobody knows how many there will be, and the
+/// next ones are sure: the density of queries `t` positions ahead is proportional to
+/// `1 / (t + fade)` up to the horizon.
+struct lookahead {
+  index_t horizon = 256;  ///< positions to come
+  float fade = 16;        ///< positions ahead where the density is half; infinity: even throughout
+
+  /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
+  index_t operator()(index_t i, index_t n) const {
+    if (std::isinf(fade)) {
+      return static_cast<index_t>(std::int64_t{i} * horizon / n);
+    }
+    const double share = static_cast<double>(i) / n, near = fade;
+    return static_cast<index_t>(near * (std::pow(horizon / near + 1, share) - 1));
+  }
+
+  void validate(std::string_view who) const {
+    expects(horizon > 0, who, ": a horizon of at least 1 position expected, ", horizon, " came");
+    expects(fade > 0, who, ": a fade above 0 positions expected, ", fade, " came");
+  }
+};
+
+}  // namespace kvfold
