@@ -3,6 +3,7 @@
 
 #include <algorithm>  // std::min
 
+#include "kvfold/convert.hpp"
 #include "kvfold/plan.hpp"
 #include "kvfold/state.hpp"
 
@@ -29,7 +30,7 @@ template <class Scalar, class RowOf>
 void fold_rows(row<Scalar> x, index_t dim, std::span<const edge> edges, float edge::*weight,
                std::span<const float> delta, RowOf row_of) {
   constexpr index_t chunk = 64;
-  float sum[chunk];
+  float sum[chunk], part[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
     for (index_t i = 0; i < n; ++i) {
@@ -37,9 +38,10 @@ void fold_rows(row<Scalar> x, index_t dim, std::span<const edge> edges, float ed
     }
     for (const edge& e : edges) {
       const row<Scalar> y = row_of(e.source);
+      to_floats(row<Scalar>{y.data + begin * y.step, y.step}, n, part);
       const float w = e.*weight;
       for (index_t i = 0; i < n; ++i) {
-        sum[i] += w * static_cast<float>(y[begin + i]);
+        sum[i] += w * part[i];
       }
     }
     for (index_t i = 0; i < n; ++i) {
@@ -50,6 +52,10 @@ void fold_rows(row<Scalar> x, index_t dim, std::span<const edge> edges, float ed
 
 template <class Scalar>
 void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
+  if (to.step == 1 && from.step == 1) {
+    std::copy_n(from.data, dim, to.data);
+    return;
+  }
   for (index_t i = 0; i < dim; ++i) {
     to[i] = from[i];
   }

@@ -8,16 +8,23 @@
 #include <limits>     // std::numeric_limits
 #include <span>
 
-#include "kvfold/tile.hpp"
+#include "kvfold/sweep.hpp"
 #include "kvfold/view.hpp"
 
 namespace kvfold {
 
 namespace detail {
 
-/// Slots swept at a time: their keys (then values) and logits stay in the nearest caches.
+/// Slots swept at a time. Rows that have to be converted are fewer, so that they stay in the
+/// nearest cache.
 inline constexpr index_t tile_slots = 128;
-inline constexpr index_t tile_floats = 16384;
+inline constexpr index_t tile_floats = 4096;
+inline constexpr index_t most_dim = 16384;
+/// What a vector of any machine divides.
+inline constexpr index_t whole_vectors = 16;
+inline index_t padded(index_t count) {
+  return (count + whole_vectors - 1) / whole_vectors * whole_vectors;
+}
 /// Query heads per sweep; a larger group sweeps again.
 inline constexpr index_t sweep_group = 16;
 
@@ -61,8 +68,10 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   if (head.check_finite()) {
     expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
   }
-  const index_t rows = std::clamp(detail::tile_floats / dim, index_t{1}, detail::tile_slots);
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::tile_floats];
+  const index_t rows = std::same_as<typename Head::scalar, float>
+                           ? std::min(detail::most_dim / dim, detail::tile_slots)
+                           : std::clamp(detail::tile_floats / dim, index_t{1}, detail::tile_slots);
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::most_dim];
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[detail::sweep_group][detail::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
 
@@ -76,38 +85,29 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       const index_t count = std::min(rows, n - first);
       const auto keys =
           detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
+      detail::tile_dots(q + std::ptrdiff_t{g0} * dim, heads, keys, mass[0], detail::tile_slots);
       for (index_t g = 0; g < heads; ++g) {
-        const Map<const Eigen::VectorXf> query(q + std::ptrdiff_t{g0 + g} * dim, dim);
-        Map<Eigen::VectorXf> logit(mass[g], count);
-        const index_t even = count / 2 * 2;
-        logit.head(even).noalias() = keys.topRows(even) * query;
-        if (even < count) {  // Eigen sums a row alone in another order: let it be one of two
-          const detail::tile twice(keys.data() + even * keys.outerStride(), 2, dim,
-                                   Eigen::OuterStride<>(0));
-          const Eigen::Vector2f both = twice * query;
-          logit[even] = both[0];
-        }
+        const float* const dots = mass[g];
+        float logit[detail::tile_slots];
         for (index_t i = 0; i < count; ++i) {
-          mass[g][i] = log_mass(first + i, mass[g][i]);
+          logit[i] = log_mass(first + i, dots[i]);
         }
+        std::copy_n(logit, count, mass[g]);
         if (!probabilities.empty()) {
           std::copy_n(mass[g], count, probabilities.data() + std::ptrdiff_t{g0 + g} * n + first);
         }
-        const float higher = std::max(max[g], logit.maxCoeff());
+        std::fill(mass[g] + count, mass[g] + detail::padded(count), lowest);
+        detail::aligned_block block(mass[g], detail::padded(count));
+        const float higher = std::max(max[g], block.maxCoeff());
         const float rescale = std::exp(max[g] - higher);  // 0 at the first tile
         max[g] = higher;
-        std::fill(mass[g] + count, mass[g] + detail::tile_slots, lowest);
-        detail::aligned_block block(mass[g], detail::tile_slots);
         block = (block - higher).exp();
         sum[g] = sum[g] * rescale + block.sum();
         Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= rescale;
       }
       const auto values =
           detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
-      for (index_t g = 0; g < heads; ++g) {
-        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim).noalias() +=
-            values.transpose() * Map<const Eigen::VectorXf>(mass[g], count);
-      }
+      detail::tile_sums(mass[0], detail::tile_slots, heads, values, out + std::ptrdiff_t{g0} * dim);
     }
     for (index_t g = 0; g < heads; ++g) {
       Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= sum[g];
@@ -120,8 +120,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         for (index_t first = 0; first < n; first += detail::tile_slots) {
           const index_t count = std::min(detail::tile_slots, n - first);
           std::copy_n(p + first, count, mass[0]);
-          std::fill(mass[0] + count, mass[0] + detail::tile_slots, lowest);
-          detail::aligned_block block(mass[0], detail::tile_slots);
+          std::fill(mass[0] + count, mass[0] + detail::padded(count), lowest);
+          detail::aligned_block block(mass[0], detail::padded(count));
           block =
               (block - max[g]).exp() / sum[g];  // not - lse: it is rounded when logits are large
           std::copy_n(mass[0], count, p + first);

@@ -7,6 +7,7 @@
 #include <concepts>   // std::derived_from
 #include <cstddef>    // std::ptrdiff_t
 
+#include "kvfold/convert.hpp"
 #include "kvfold/queries.hpp"
 #include "kvfold/view.hpp"
 
@@ -26,10 +27,7 @@ concept stored = std::derived_from<M, Eigen::MatrixBase<M>> && requires(const M&
 matrix keys(const kv_head auto& head) {
   matrix m(head.length(), head.dim());
   for (index_t s = 0; s < head.length(); ++s) {
-    const auto key = head.key(s);
-    for (index_t i = 0; i < head.dim(); ++i) {
-      m(s, i) = static_cast<float>(key[i]);
-    }
+    to_floats(head.key(s), head.dim(), &m(s, 0));
   }
   return m;
 }
@@ -38,10 +36,7 @@ matrix keys(const kv_head auto& head) {
 matrix values(const kv_head auto& head) {
   matrix m(head.length(), head.dim());
   for (index_t s = 0; s < head.length(); ++s) {
-    const auto value = head.value(s);
-    for (index_t i = 0; i < head.dim(); ++i) {
-      m(s, i) = static_cast<float>(value[i]);
-    }
+    to_floats(head.value(s), head.dim(), &m(s, 0));
   }
   return m;
 }

@@ -20,7 +20,9 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   auto& numbers = out.numbers();
   numbers.resize(std::max(numbers.size(), 2 * n));
   const auto cosine = std::span(numbers).first(n), norm = std::span(numbers).subspan(n, n);
-  key_norms(head, norm);
+  for (std::size_t s = 0; s < n; ++s) {
+    norm[s] = key_norm(head, static_cast<index_t>(s));
+  }
   auto& into = out.row_of();
   auto& order = out.order();
   into.assign(n, -1);
@@ -41,8 +43,14 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   std::ranges::sort(order, falling(rank));
   const auto leads = [&](index_t s) { return into[static_cast<std::size_t>(s)] == s; };
   for (const index_t s : order) {
-    const near_slot to = nearest_by_cosine(
-        head, s, leads, [&](index_t r) { return norm[static_cast<std::size_t>(r)]; });
+    near_slot to;  // leaders are few: only their products are made
+    for (index_t r = 0; r < head.length(); ++r) {
+      if (leads(r)) {
+        const float u = kvfold::cosine(head, s, r, norm[static_cast<std::size_t>(s)],
+                                       norm[static_cast<std::size_t>(r)]);
+        to = to.slot < 0 || u > to.cosine ? near_slot{r, u} : to;
+      }
+    }
     const bool joins = to.slot >= 0 && to.cosine >= similarity;
     into[static_cast<std::size_t>(s)] = joins ? to.slot : s;
     cosine[static_cast<std::size_t>(s)] = to.cosine;

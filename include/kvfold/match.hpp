@@ -8,8 +8,53 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/plan.hpp"
+#include "kvfold/sweep.hpp"
 
 namespace kvfold {
+
+/// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
+template <class X, class Y>
+float dot(row<X> x, row<Y> y, index_t dim) {
+  using x_scalar = std::remove_const_t<X>;
+  using y_scalar = std::remove_const_t<Y>;
+  float sum = 0;
+  if constexpr (std::same_as<x_scalar, float> && std::same_as<y_scalar, float>) {
+    if (x.step == 1 && y.step == 1) {
+      detail::dot_block<1, 1>(x.data, 0, y.data, 0, dim, &sum, 0);
+      return sum;
+    }
+  }
+  constexpr index_t chunk = 256;
+  float a[chunk], b[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
+    to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
+    float part = 0;
+    detail::dot_block<1, 1>(a, 0, b, 0, n, &part, 0);
+    sum += part;
+  }
+  return sum;
+}
+
+/// `‖x − y‖² [dim]` in float.
+template <class X, class Y>
+float squared_distance(row<X> x, row<Y> y, index_t dim) {
+  constexpr index_t chunk = 256;
+  float a[chunk], b[chunk], sum = 0;
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
+    to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
+    for (index_t i = 0; i < n; ++i) {
+      a[i] -= b[i];
+    }
+    float part = 0;
+    detail::dot_block<1, 1>(a, 0, a, 0, n, &part, 0);
+    sum += part;
+  }
+  return sum;
+}
 
 /// `argmax_r k_r·k_c` over the slots for which `candidate(r)`; ties to the lower slot; -1: none.
 template <class Candidate>
@@ -20,33 +65,12 @@ index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate)
     if (r == c || !candidate(r)) {
       continue;
     }
-    float dot = 0;
-    for (index_t i = 0; i < head.dim(); ++i) {
-      dot += static_cast<float>(head.key(r)[i]) * static_cast<float>(head.key(c)[i]);
-    }
-    if (best < 0 || dot > most) {
-      best = r, most = dot;
+    const float product = dot(head.key(r), head.key(c), head.dim());
+    if (best < 0 || product > most) {
+      best = r, most = product;
     }
   }
   return best;
-}
-
-/// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
-template <class X, class Y>
-float dot(row<X> x, row<Y> y, index_t dim) {
-  const auto contiguous = [dim](const auto& r) {
-    using scalar = std::remove_const_t<std::remove_reference_t<decltype(r[0])>>;
-    return Eigen::Map<const Eigen::Matrix<scalar, Eigen::Dynamic, 1>>(r.data, dim)
-        .template cast<float>();
-  };
-  if (x.step == 1 && y.step == 1) {
-    return contiguous(x).dot(contiguous(y));
-  }
-  float sum = 0;
-  for (index_t i = 0; i < dim; ++i) {
-    sum += static_cast<float>(x[i]) * static_cast<float>(y[i]);
-  }
-  return sum;
 }
 
 inline float key_norm(const kv_head auto& head, index_t s) {
@@ -65,35 +89,56 @@ struct near_slot {
   float cosine = 0;
 };
 
-/// The slot most similar to `c` among those for which `candidate(r)`; ties to the lower slot.
-/// `norm(s)`: of slot `s`'s key.
-template <class Candidate, class Norm>
-near_slot nearest_by_cosine(const kv_head auto& head, index_t c, Candidate candidate, Norm norm) {
-  near_slot best;
-  const float own = norm(c);
-  for (index_t r = 0; r < head.length(); ++r) {
-    if (r == c || !candidate(r)) {
-      continue;
+/// The slots most similar to each of `leaving`, into `best`, among those for which `candidate(r)`;
+/// ties to the lower slot. Keys are read once for several of the leaving; nothing is allocated.
+template <class Candidate>
+void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leaving,
+                       Candidate candidate, std::span<near_slot> best) {
+  constexpr index_t most = 8, tile_slots = 64, floats = 16384;
+  const index_t n = head.length(), dim = head.dim();
+  const index_t some = std::clamp(floats / dim, index_t{1}, most);
+  float key[floats], buffer[floats], dots[most * tile_slots], norm[tile_slots], own[most],
+      cosine[tile_slots];
+  for (std::size_t begin = 0; begin < leaving.size(); begin += static_cast<std::size_t>(some)) {
+    const auto together =
+        leaving.subspan(begin, std::min(leaving.size() - begin, static_cast<std::size_t>(some)));
+    for (std::size_t c = 0; c < together.size(); ++c) {
+      float* const row_of = key + static_cast<std::ptrdiff_t>(c) * dim;
+      to_floats(head.key(together[c]), dim, row_of);
+      detail::row_norms({row_of, 1, dim, Eigen::OuterStride<>(dim)}, own + c);
+      best[begin + c] = {};
     }
-    const float u = cosine(head, c, r, own, norm(r));
-    if (best.slot < 0 || u > best.cosine) {
-      best = {r, u};
+    const index_t rows = std::clamp(floats / dim, index_t{1}, tile_slots);
+    for (index_t first = 0; first < n; first += rows) {
+      const index_t count = std::min(rows, n - first);
+      const auto keys =
+          detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
+      detail::tile_dots(key, static_cast<index_t>(together.size()), keys, dots, tile_slots);
+      detail::row_norms(keys, norm);
+      for (std::size_t c = 0; c < together.size(); ++c) {
+        const float* const dot = dots + c * tile_slots;
+        for (index_t i = 0; i < count; ++i) {
+          const float norms = own[c] * norm[i];
+          cosine[i] = norms > 0 ? dot[i] / norms : 0.0F;
+        }
+        near_slot& now = best[begin + c];
+        for (index_t i = 0; i < count; ++i) {
+          const index_t r = first + i;
+          if ((now.slot < 0 || cosine[i] > now.cosine) && r != together[c] && candidate(r)) {
+            now = {r, cosine[i]};
+          }
+        }
+      }
     }
   }
-  return best;
 }
 
 /// For one slot, as decode needs it.
 template <class Candidate>
 near_slot nearest_by_cosine(const kv_head auto& head, index_t c, Candidate candidate) {
-  return nearest_by_cosine(head, c, candidate, [&](index_t s) { return key_norm(head, s); });
-}
-
-/// The norms of all keys, into `norm [length]`.
-void key_norms(const kv_head auto& head, std::span<float> norm) {
-  for (index_t s = 0; s < head.length(); ++s) {
-    norm[static_cast<std::size_t>(s)] = key_norm(head, s);
-  }
+  near_slot best;
+  nearest_by_cosine(head, {&c, 1}, candidate, {&best, 1});
+  return best;
 }
 
 /// Every slot that `out.marks()` does not keep goes to the kept one most similar to it: into
@@ -102,20 +147,33 @@ void key_norms(const kv_head auto& head, std::span<float> norm) {
 std::span<const float> match_by_cosine(const kv_head auto& head, merge_plan& out) {
   const auto n = static_cast<std::size_t>(head.length());
   auto& numbers = out.numbers();
-  numbers.resize(std::max(numbers.size(), 2 * n));
-  const auto cosine = std::span(numbers).first(n), norm = std::span(numbers).subspan(n, n);
-  key_norms(head, norm);
+  numbers.resize(std::max(numbers.size(), n));
+  const auto cosine = std::span(numbers).first(n);
   auto& into = out.row_of();
   into.resize(n);
   const auto kept = [&](index_t s) { return out.marks()[static_cast<std::size_t>(s)] != 0; };
-  for (std::size_t s = 0; s < n; ++s) {
-    near_slot to{static_cast<index_t>(s), 1.0F};
-    if (!kept(to.slot)) {
-      to = nearest_by_cosine(head, to.slot, kept,
-                             [&](index_t r) { return norm[static_cast<std::size_t>(r)]; });
+  constexpr std::size_t most = 64;
+  index_t leaving[most];
+  near_slot best[most];
+  std::size_t held = 0;
+  const auto flush = [&] {
+    nearest_by_cosine(head, {leaving, held}, kept, {best, held});
+    for (std::size_t i = 0; i < held; ++i) {
+      const auto s = static_cast<std::size_t>(leaving[i]);
+      into[s] = best[i].slot, cosine[s] = best[i].cosine;
     }
-    into[s] = to.slot, cosine[s] = to.cosine;
+    held = 0;
+  };
+  for (std::size_t s = 0; s < n; ++s) {
+    into[s] = static_cast<index_t>(s), cosine[s] = 1;
+    if (!kept(into[s])) {
+      leaving[held++] = into[s];
+      if (held == most) {
+        flush();
+      }
+    }
   }
+  flush();
   return cosine;
 }
 

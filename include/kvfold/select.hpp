@@ -93,9 +93,10 @@ void select(index_t length, index_t target, Stays stays, Score score, merge_plan
 template <class Stays, class Score>
 index_t least_wanted(index_t length, Stays stays, Score score) {
   index_t least = -1;
+  decltype(score(0)) lowest{};
   for (index_t s = 0; s < length; ++s) {
-    if (!stays(s) && (least < 0 || score(s) <= score(least))) {
-      least = s;
+    if (const auto x = score(s); (least < 0 || x <= lowest) && !stays(s)) {
+      least = s, lowest = x;
     }
   }
   return least;

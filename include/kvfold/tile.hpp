@@ -4,7 +4,7 @@
 #include <Eigen/Core>
 #include <cstddef>  // std::ptrdiff_t
 
-#include "kvfold/view.hpp"
+#include "kvfold/convert.hpp"
 
 namespace kvfold::detail {
 
@@ -28,18 +28,8 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
       return {base, count, dim, Eigen::OuterStride<>(stride)};
     }
   }
-  using source = Eigen::Map<const Eigen::Array<std::remove_const_t<scalar>, Eigen::Dynamic, 1>, 0,
-                            Eigen::InnerStride<>>;
   for (index_t i = 0; i < count; ++i) {
-    const auto r = row_of(first + i);
-    Eigen::Map<Eigen::ArrayXf> out(buffer + std::ptrdiff_t{i} * dim, dim);
-    if (r.step == 1) {
-      out = Eigen::Map<const Eigen::Array<std::remove_const_t<scalar>, Eigen::Dynamic, 1>>(r.data,
-                                                                                           dim)
-                .template cast<float>();
-    } else {
-      out = source(r.data, dim, Eigen::InnerStride<>(r.step)).template cast<float>();
-    }
+    to_floats(row_of(first + i), dim, buffer + std::ptrdiff_t{i} * dim);
   }
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }

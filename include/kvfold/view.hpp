@@ -2,7 +2,7 @@
 #pragma once
 
 #include <Eigen/Core>   // Eigen::half, Eigen::bfloat16
-#include <algorithm>    // std::min, std::max
+#include <algorithm>    // std::min, std::transform
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::same_as
 #include <cstddef>      // std::ptrdiff_t
@@ -94,15 +94,25 @@ class head_view {
     expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
     expects(seen() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
     const index_t s = (*slots_.length)++;
-    for (index_t i = 0; i < dim(); ++i) {
-      this->key(s)[i] = static_cast<Scalar>(key[i]);
-      this->value(s)[i] = static_cast<Scalar>(value[i]);
-    }
+    store(key, this->key(s));
+    store(value, this->value(s));
     log_mass(s) = 0.0F;
     position(s) = (*slots_.seen)++;
   }
 
  private:
+  /// Contiguous rows, the usual ones, at the width of a vector.
+  template <class T>
+  void store(const T* from, row<Scalar> to) const {
+    const auto convert = [](T x) { return static_cast<Scalar>(x); };
+    if (to.step == 1) {
+      std::transform(from, from + dim(), to.data, convert);
+    } else {
+      for (index_t i = 0; i < dim(); ++i) {
+        to[i] = convert(from[i]);
+      }
+    }
+  }
   static row<Scalar> at(const plane& p, index_t s) { return {p.data + s * p.row, p.element}; }
 
   plane keys_, values_;

@@ -7,6 +7,7 @@
 
 #include "kvfold/cluster.hpp"
 #include "kvfold/evict.hpp"
+#include "kvfold/match.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/rows.hpp"
 
@@ -78,11 +79,7 @@ struct centroids {
     index_t best = -1;
     float least = 0;
     for (const index_t r : staying) {
-      float square = 0;
-      for (index_t i = 0; i < head.dim(); ++i) {
-        const float d = static_cast<float>(head.key(r)[i]) - static_cast<float>(head.key(c)[i]);
-        square += d * d;
-      }
+      const float square = squared_distance(head.key(r), head.key(c), head.dim());
       if (best < 0 || square < least) {
         best = r, least = square;
       }

@@ -70,18 +70,34 @@ struct keepkv {
   }
 
  private:
-  /// What takes each slot's S of one more query.
-  auto taken(head_state& state) const {
-    const auto a = state.column(as == mode::paper ? log_score : 0);
-    const auto b = as == mode::paper ? state.column(seen) : logit_window::next(state);
-    return [this, a, b](index_t s, float now) {
+  /// What takes each slot's S of one more query, one by one or a block at a time.
+  struct estimates {
+    const keepkv& policy;
+    std::span<float> a, b;
+
+    void operator()(index_t s, float now) const {
       const auto i = static_cast<std::size_t>(s);
-      if (as == mode::paper) {
-        moving_average{decay}(a[i], b[i], now);
+      if (policy.as == mode::paper) {
+        moving_average{policy.decay}(a[i], b[i], now);
       } else {
         b[i] = now;
       }
-    };
+    }
+    void operator()(index_t first, const log_array& now, index_t count) const {
+      const auto i = static_cast<std::size_t>(first);
+      if (policy.as == mode::paper) {
+        moving_average{policy.decay}(&a[i], &b[i], now, count);
+      } else {
+        std::copy_n(now.data(), count, &b[i]);
+      }
+    }
+  };
+  estimates taken(head_state& state) const {
+    if (as == mode::paper) {
+      return {*this, state.column(log_score), state.column(seen)};
+    }
+    const auto rows = logit_window::next(state);
+    return {*this, rows, rows};
   }
 
  public:

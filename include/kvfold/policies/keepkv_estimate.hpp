@@ -28,9 +28,13 @@ double log_sum(std::size_t n, F f) {
   return std::isfinite(top) ? top + std::log(sum) : top;
 }
 
-/// Calls `take(s, S)` for every slot with `S_s = ln mean_g exp(scale · q_g·k_s)` (log-mass not in
-/// it) of a decode step. From its probabilities, `p exp(lse)`; where these have underflown, from
-/// the query. O(group · length), nothing allocated.
+/// Slots whose logarithms are taken together.
+inline constexpr index_t log_block = 64;
+using log_array = Eigen::Array<float, log_block, 1>;
+
+/// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(scale ·
+/// q_g·k_s)` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
+/// these have underflown, from the query. O(group · length), nothing allocated.
 template <class Take>
 void each_log_score(const kv_head auto& head, const observation& seen, Take take) {
   const index_t n = head.length(), group = head.group();
@@ -40,10 +44,9 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
   };
   const float heads = std::log(static_cast<float>(group));
   const float top = *std::ranges::max_element(seen.log_sum_exp);
-  constexpr index_t block = 64;
-  for (index_t first = 0; first < n; first += block) {
-    const index_t count = std::min(block, n - first);
-    float mass[block] = {};
+  for (index_t first = 0; first < n; first += log_block) {
+    const index_t count = std::min(log_block, n - first);
+    log_array mass = log_array::Zero();
     for (index_t g = 0; g < group; ++g) {
       const auto at = static_cast<std::size_t>(g);
       const float share = std::exp(seen.log_sum_exp[at] - top);
@@ -52,9 +55,10 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
         mass[i] += share * p[i];
       }
     }
+    log_array now = mass.log() + (top - heads);
     for (index_t i = 0; i < count; ++i) {
       const index_t s = first + i;
-      float now = std::log(mass[i]) + top - head.log_mass(s);
+      now[i] -= head.log_mass(s);
       if (!(mass[i] > 1e-30F)) {
         float most = logit(0, s), sum = 0;
         for (index_t g = 1; g < group; ++g) {
@@ -63,10 +67,10 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
         for (index_t g = 0; g < group; ++g) {
           sum += std::exp(logit(g, s) - most);
         }
-        now = most + std::log(sum);
+        now[i] = most + std::log(sum) - heads;
       }
-      take(s, now - heads);
     }
+    take(first, now, count);
   }
 }
 
@@ -92,6 +96,24 @@ void each_log_score(const kv_head auto& head, const dense::matrix& keys, const q
 /// eq. 8: `s ← (a W s + s_now)/(a W + 1)` in logarithms, `W` the weights given so far.
 struct moving_average {
   float decay;  ///< a
+
+  /// Of a block of slots.
+  void operator()(float* log_score, float* seen, const log_array& now, index_t count) const {
+    log_array before = log_array::Zero(), weight = log_array::Zero();
+    std::copy_n(log_score, count, before.data());
+    std::copy_n(seen, count, weight.data());
+    const log_array old = decay * weight, top = before.max(now);
+    const log_array after =
+        top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
+    for (index_t i = 0; i < count; ++i) {
+      if (old[i] > 0 && std::isfinite(before[i]) && std::isfinite(now[i])) {
+        log_score[i] = after[i];
+        seen[i] = old[i] + 1;
+      } else {
+        (*this)(log_score[i], seen[i], now[i]);
+      }
+    }
+  }
 
   void operator()(float& log_score, float& seen, float now) const {
     const float old = decay * seen;

@@ -27,13 +27,14 @@ struct key_diff {
 
   void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim();
-    arena scratch(out.numbers(), static_cast<std::size_t>(n) + static_cast<std::size_t>(dim));
-    auto score = scratch.column(n), mean = scratch.column(dim);
+    arena scratch(out.numbers(), static_cast<std::size_t>(n) + 2 * static_cast<std::size_t>(dim));
+    auto score = scratch.column(n), mean = scratch.column(dim), key = scratch.column(dim);
     mean.setZero();
     for (index_t s = 0; s < n; ++s) {
-      score[s] = key_norm(head, s);
-      for (index_t i = 0; i < dim && score[s] > 0; ++i) {
-        mean[i] += static_cast<float>(head.key(s)[i]) / score[s];
+      to_floats(head.key(s), dim, key.data());
+      score[s] = std::sqrt(dot(row<float>{key.data()}, row<float>{key.data()}, dim));
+      if (score[s] > 0) {
+        mean += key / score[s];
       }
     }
     const float length = mean.norm();  // the mean's own scale changes no cosine

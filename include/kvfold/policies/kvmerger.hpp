@@ -209,7 +209,7 @@ struct kvmerger {
     auto& g = out.numbers();
     float mean_distance = 0, sum = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
-      g[i] = squared_distance(head, pivot, members[i]);
+      g[i] = squared_distance(head.key(pivot), head.key(members[i]), head.dim());
       mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
     }
     const float s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0F), 1e-6F);
@@ -222,15 +222,6 @@ struct kvmerger {
       out.add({members[i], w, scale_values ? size * w : w});
     }
     out.end_row(head.log_mass(pivot));
-  }
-
-  static float squared_distance(const kv_head auto& head, index_t a, index_t b) {
-    float sum = 0;
-    for (index_t i = 0; i < head.dim(); ++i) {
-      const float d = static_cast<float>(head.key(a)[i]) - static_cast<float>(head.key(b)[i]);
-      sum += d * d;
-    }
-    return sum;
   }
 };
 

@@ -1,0 +1,185 @@
+/// The two products of attention over a tile of slots: each row is read once for several queries.
+#pragma once
+
+#include <Eigen/Core>
+#include <cmath>    // std::sqrt
+#include <cstddef>  // std::ptrdiff_t
+
+#include "kvfold/tile.hpp"
+
+namespace kvfold::detail {
+
+using packet = Eigen::internal::packet_traits<float>::type;
+inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
+/// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
+inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
+
+/// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows. A product's order of summation depends on
+/// `dim` alone: equal rows have equal products.
+template <index_t Q, index_t R>
+void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdiff_t row,
+               index_t dim, float* dots, std::ptrdiff_t next) {
+  using namespace Eigen::internal;
+  packet sum[Q][R];
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t r = 0; r < R; ++r) {
+      sum[g][r] = pset1<packet>(0.0F);
+    }
+  }
+  index_t i = 0;
+  for (; i + lanes <= dim; i += lanes) {
+    packet keys[R];
+    for (index_t r = 0; r < R; ++r) {
+      keys[r] = ploadu<packet>(k + r * row + i);
+    }
+    for (index_t g = 0; g < Q; ++g) {
+      const packet x = ploadu<packet>(q + g * query + i);
+      for (index_t r = 0; r < R; ++r) {
+        sum[g][r] = pmadd(x, keys[r], sum[g][r]);
+      }
+    }
+  }
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t r = 0; r < R; ++r) {
+      float dot = predux(sum[g][r]);
+      for (index_t j = i; j < dim; ++j) {
+        dot += q[g * query + j] * k[r * row + j];
+      }
+      dots[g * next + r] = dot;
+    }
+  }
+}
+
+template <index_t Q>
+void dot_rows(const float* q, std::ptrdiff_t query, const tile& keys, float* dots,
+              std::ptrdiff_t next) {
+  constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
+  const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
+  const std::ptrdiff_t row = keys.outerStride();
+  index_t s = 0;
+  for (; s + some <= rows; s += some) {
+    dot_block<Q, some>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+  }
+  for (; s < rows; ++s) {
+    dot_block<Q, 1>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+  }
+}
+
+/// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
+inline void tile_dots(const float* q, index_t queries, const tile& keys, float* dots,
+                      std::ptrdiff_t next) {
+  const std::ptrdiff_t dim = keys.cols();
+  index_t g = 0;
+  for (; g + 4 <= queries; g += 4) {
+    dot_rows<4>(q + g * dim, dim, keys, dots + g * next, next);
+  }
+  for (; g + 2 <= queries; g += 2) {
+    dot_rows<2>(q + g * dim, dim, keys, dots + g * next, next);
+  }
+  for (; g < queries; ++g) {
+    dot_rows<1>(q + g * dim, dim, keys, dots + g * next, next);
+  }
+}
+
+/// `norms [rows]` of the rows: `√(k · k)`, each summed as its other products are.
+inline void row_norms(const tile& keys, float* norms) {
+  using namespace Eigen::internal;
+  constexpr index_t some = 8;
+  const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
+  for (index_t s = 0; s < rows; s += some) {
+    const index_t count = std::min(some, rows - s);
+    packet sum[some];
+    const float* row[some];
+    for (index_t r = 0; r < some; ++r) {  // the last row stands in for those that are missing
+      sum[r] = pset1<packet>(0.0F);
+      row[r] = keys.data() + std::min(s + r, rows - 1) * keys.outerStride();
+    }
+    index_t i = 0;
+    for (; i + lanes <= dim; i += lanes) {
+      for (index_t r = 0; r < some; ++r) {
+        const packet x = ploadu<packet>(row[r] + i);
+        sum[r] = pmadd(x, x, sum[r]);
+      }
+    }
+    for (index_t r = 0; r < count; ++r) {
+      float square = predux(sum[r]);
+      for (index_t j = i; j < dim; ++j) {
+        square += row[r][j] * row[r][j];
+      }
+      norms[s + r] = std::sqrt(square);
+    }
+  }
+}
+
+/// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.
+template <index_t Q, index_t P>
+void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t i, float* out,
+               std::ptrdiff_t query) {
+  using namespace Eigen::internal;
+  packet sum[Q][P];
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t c = 0; c < P; ++c) {
+      sum[g][c] = ploadu<packet>(out + g * query + i + c * lanes);
+    }
+  }
+  const std::ptrdiff_t row = values.outerStride();
+  const float* v = values.data() + i;
+  for (Eigen::Index s = 0; s < values.rows(); ++s, v += row) {
+    packet value[P];
+    for (index_t c = 0; c < P; ++c) {
+      value[c] = ploadu<packet>(v + c * lanes);
+    }
+    for (index_t g = 0; g < Q; ++g) {
+      const packet weight = pset1<packet>(p[g * next + s]);
+      for (index_t c = 0; c < P; ++c) {
+        sum[g][c] = pmadd(weight, value[c], sum[g][c]);
+      }
+    }
+  }
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t c = 0; c < P; ++c) {
+      pstoreu(out + g * query + i + c * lanes, sum[g][c]);
+    }
+  }
+}
+
+template <index_t Q>
+void sum_rows(const float* p, std::ptrdiff_t next, const tile& values, float* out,
+              std::ptrdiff_t query) {
+  constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
+  const auto dim = static_cast<index_t>(values.cols());
+  index_t i = 0;
+  for (; i + some * lanes <= dim; i += some * lanes) {
+    sum_block<Q, some>(p, next, values, i, out, query);
+  }
+  for (; i + lanes <= dim; i += lanes) {
+    sum_block<Q, 1>(p, next, values, i, out, query);
+  }
+  for (; i < dim; ++i) {
+    for (index_t g = 0; g < Q; ++g) {
+      float sum = out[g * query + i];
+      for (Eigen::Index s = 0; s < values.rows(); ++s) {
+        sum += p[g * next + s] * values(s, i);
+      }
+      out[g * query + i] = sum;
+    }
+  }
+}
+
+/// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
+inline void tile_sums(const float* p, std::ptrdiff_t next, index_t queries, const tile& values,
+                      float* out) {
+  const std::ptrdiff_t dim = values.cols();
+  index_t g = 0;
+  for (; g + 4 <= queries; g += 4) {
+    sum_rows<4>(p + g * next, next, values, out + g * dim, dim);
+  }
+  for (; g + 2 <= queries; g += 2) {
+    sum_rows<2>(p + g * next, next, values, out + g * dim, dim);
+  }
+  for (; g < queries; ++g) {
+    sum_rows<1>(p + g * next, next, values, out + g * dim, dim);
+  }
+}
+
+}  // namespace kvfold::detail
