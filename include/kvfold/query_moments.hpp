@@ -30,10 +30,12 @@ class query_moments {
   void count(index_t group, index_t position, const rope& rope, Query query, float* scratch) {
     float& n = floats_[0];
     n = std::min(n + 1, static_cast<float>(1 << 24));
+    rotation turn(rope, dim_);
+    turn.by(-position);
     for (index_t g = 0; g < group; ++g) {
       const auto* q = query(g);
       std::transform(q, q + dim_, scratch, [](auto e) { return static_cast<float>(e); });
-      rope.rotate(row<float>{scratch}, dim_, -position);
+      turn(scratch);
       const Eigen::Map<const dense::vector> x(scratch, dim_);
       mean(g) += (x - mean(g)) / n;
       auto m = second(g);

@@ -1,10 +1,10 @@
 /// Rotary position embedding: what an engine tells us once, so that keys can be moved in position.
 #pragma once
 
+#include <Eigen/Core>
 #include <cmath>    // std::pow, std::cos
 #include <numbers>  // std::numbers::pi
 #include <optional>
-#include <vector>
 
 #include "kvfold/view.hpp"
 
@@ -29,8 +29,9 @@ struct rope {
   std::optional<llama3_scaling> llama3 = std::nullopt;
 
   /// Radians a position, of pair `p` in `0 .. dim/2 - 1`.
-  double frequency(index_t p, index_t dim) const {
-    const double f = std::pow(base, -2.0 * p / dim);
+  double frequency(index_t p, index_t dim) const { return scaled(std::pow(base, -2.0 * p / dim)); }
+  /// What the scaling makes of a plain frequency.
+  double scaled(double f) const {
     if (!llama3) {
       return f;
     }
@@ -62,35 +63,61 @@ struct rope {
   }
 };
 
-/// One rotation for many rows: cosines and sines are computed once.
+/// One rotation for many rows of floats: the sines are computed once, at the width of a vector, and
+/// nothing is allocated. The angle is exact (double, brought into one turn), its sine is a float's.
 class rotation {
  public:
-  rotation(const rope& r, index_t dim) : rope_(r), dim_(dim) {
-    for (index_t p = 0; p < dim / 2; ++p) {
-      frequency_.push_back(r.frequency(p, dim));
+  static constexpr index_t most_dim = 4096;
+
+  rotation(const rope& r, index_t dim) : layout_(r.layout), dim_(dim) {
+    expects(dim <= most_dim, "rotation: at most ", most_dim, " dimensions expected, ", dim,
+            " came");
+    frequency_.resize(dim / 2), angle_.resize(dim / 2), cosine_.resize(dim / 2);
+    reduced_.resize(dim / 2), sine_.resize(dim / 2);
+    const double ratio = std::pow(r.base, -2.0 / dim);
+    double f = 1;
+    for (index_t p = 0; p < dim / 2; ++p, f *= ratio) {
+      frequency_[p] = r.scaled(f);
     }
-    cosine_.resize(frequency_.size()), sine_.resize(frequency_.size());
     by(0);
   }
 
   /// From now on by so many positions.
   void by(double positions) {
-    for (std::size_t p = 0; p < frequency_.size(); ++p) {
-      cosine_[p] = std::cos(positions * frequency_[p]);
-      sine_[p] = std::sin(positions * frequency_[p]);
-    }
+    constexpr double turn = 2 * std::numbers::pi;
+    angle_ = positions * frequency_;
+    angle_ -= turn * (angle_ / turn).rint();
+    reduced_ = angle_.cast<float>();
+    cosine_ = reduced_.cos();
+    sine_ = reduced_.sin();
   }
-  template <class Scalar>
-  void operator()(row<Scalar> x) const {
-    for (std::size_t p = 0; p < frequency_.size(); ++p) {
-      rope_.turn_pair(x, dim_, static_cast<index_t>(p), cosine_[p], sine_[p]);
+
+  /// Turns `x [dim]`. An odd last element stays.
+  void operator()(float* x) const {
+    const index_t half = dim_ / 2;
+    if (layout_ == rope::pairing::half_split) {
+      for (index_t p = 0; p < half; ++p) {
+        const float a = x[p], b = x[p + half];
+        x[p] = a * cosine_[p] - b * sine_[p];
+        x[p + half] = b * cosine_[p] + a * sine_[p];
+      }
+      return;
+    }
+    for (index_t p = 0; p < half; ++p) {
+      const float a = x[2 * p], b = x[2 * p + 1];
+      x[2 * p] = a * cosine_[p] - b * sine_[p];
+      x[2 * p + 1] = b * cosine_[p] + a * sine_[p];
     }
   }
 
  private:
-  rope rope_;
+  template <class Scalar>
+  using pairs = Eigen::Array<Scalar, Eigen::Dynamic, 1, 0, most_dim / 2, 1>;
+
+  rope::pairing layout_;
   index_t dim_;
-  std::vector<double> frequency_, cosine_, sine_;
+  pairs<double> frequency_, angle_;
+  pairs<float> reduced_, cosine_, sine_;
 };
 
 }  // namespace kvfold

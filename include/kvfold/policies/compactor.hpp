@@ -82,22 +82,30 @@ struct compactor {
     const auto& others = out.order();
     const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
-    arena scratch(out.numbers(), static_cast<std::size_t>(n) + rows * (2 + d) + d * d);
+    arena scratch(out.numbers(), static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
     auto score = scratch.column(n), lever = scratch.column(m), attended = scratch.column(m);
-    auto x = scratch.rows(m, dim), covariance = scratch.rows(dim, dim);
+    auto x = scratch.rows(dim, m);
+    auto key = scratch.column(dim);
+    Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
+    rotation turn(rope, dim);
     for (index_t j = 0; j < m; ++j) {
       const index_t s = others[static_cast<std::size_t>(j)];
-      for (index_t i = 0; i < dim; ++i) {
-        x(j, i) = static_cast<float>(head.key(s)[i]);
-      }
-      rope.rotate(row<float>{&x(j, 0)}, dim, -head.position(s));
+      to_floats(head.key(s), dim, key.data());
+      turn.by(-head.position(s));
+      turn(key.data());
+      x.col(j) = key;
     }
     for (index_t i = 0; i < dim; ++i) {
-      x.col(i).array() -= x.col(i).mean();
+      x.row(i).array() -= x.row(i).mean();
     }
-    covariance.setZero();
-    for (index_t j = 0; j < m; ++j) {
-      covariance.template selfadjointView<Eigen::Lower>().rankUpdate(x.row(j).transpose());
+    constexpr index_t block = 64;  // small products work on the stack
+    for (index_t i = 0; i < dim; i += block) {
+      const index_t height = std::min(block, dim - i);
+      for (index_t j = 0; j <= i; j += block) {
+        const index_t width = std::min(block, dim - j);
+        covariance.block(i, j, height, width).noalias() =
+            x.middleRows(i, height) * x.middleRows(j, width).transpose();
+      }
     }
     leverage(x, covariance, 0.01F, lever);
     if (state.memory()[0] != 0) {

@@ -1,9 +1,9 @@
 /// How alike two entries are to EMS, and what they are merged into.
 #pragma once
 
-#include <cmath>  // std::cos
 #include <span>
 
+#include "kvfold/convert.hpp"
 #include "kvfold/policies/ems_table.hpp"
 #include "kvfold/rope.hpp"
 
@@ -12,18 +12,12 @@ namespace kvfold {
 /// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
 void unrotate_keys(const kv_head auto& head, const rope& rope, std::span<float> keys) {
   const index_t n = head.length(), dim = head.dim();
-  const auto key = [&](index_t s) { return row<float>{keys.data() + std::ptrdiff_t{s} * dim}; };
+  rotation turn(rope, dim);
   for (index_t s = 0; s < n; ++s) {
-    for (index_t i = 0; i < dim; ++i) {
-      key(s)[i] = static_cast<float>(head.key(s)[i]);
-    }
-  }
-  for (index_t p = 0; p < dim / 2; ++p) {  // a pair's frequency is a power: once for all slots
-    const double frequency = rope.frequency(p, dim);
-    for (index_t s = 0; s < n; ++s) {
-      const double angle = -head.position(s) * frequency;
-      rope.turn_pair(key(s), dim, p, std::cos(angle), std::sin(angle));
-    }
+    float* const key = keys.data() + std::ptrdiff_t{s} * dim;
+    to_floats(head.key(s), dim, key);
+    turn.by(-head.position(s));
+    turn(key);
   }
 }
 

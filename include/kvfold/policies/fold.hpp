@@ -3,6 +3,7 @@
 #include <array>
 #include <string_view>
 
+#include "kvfold/evict.hpp"
 #include "kvfold/policies/fold_decode.hpp"
 #include "kvfold/policies/fold_prompt.hpp"
 #include "kvfold/policy.hpp"
@@ -54,25 +55,21 @@ struct fold {
 
   void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
     expects(seen.query != nullptr, "fold: the step's query expected, none came");
-    auto memory = memory_of(head, state);
-    memory.count_keys(head, rope);
-    memory.remember(seen.query, head.seen() - 1, decode.stride);
+    memory_of(head, state).remember(seen.query, head.seen() - 1, decode.stride);
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    auto memory = memory_of(head, state);
-    memory.count_keys(head, rope);
-    memory.remember(queries, head.seen());
+    memory_of(head, state).remember(queries, head.seen());
   }
 
   /// A prompt, on its reference queries.
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, merge_plan& out) const {
-    dense::matrix x = unrotated_keys(head, rope);
-    x.rowwise() -= x.colwise().mean().eval();
-    dense::matrix covariance = x.transpose() * x;
+    dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
+    x.colwise() -= x.rowwise().mean().eval();
+    Eigen::MatrixXf covariance = x * x.transpose();
     dense::vector lever(head.length());
     leverage(x, covariance, prompt.leverage_ridge, lever);
     const std::span<float> levers(lever.data(), static_cast<std::size_t>(lever.size()));
@@ -87,8 +84,17 @@ struct fold {
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
-    pin(head, state, slots, decode.leverage(head, memory, rope, out), out);
+    const auto always = protected_slots(head, sinks, recent_of(slots));
+    const auto candidate = [&, held = state.column(tokens)](index_t s) {
+      return held[static_cast<std::size_t>(s)] == 1.0F && !always(s);
+    };
+    pin(head, state, slots, decode.leverage(head, memory, rope, candidate, out), out);
     decode.plan(head, memory, rope, target, out);
+  }
+
+  /// The moments of keys, before slots are merged.
+  void carry(const kv_head auto& head, head_state& state, const merge_plan&) const {
+    memory_of(head, state).count_keys(head, rope);
   }
 
  private:

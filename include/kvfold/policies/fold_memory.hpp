@@ -5,22 +5,20 @@
 #include <bit>  // std::bit_cast
 #include <span>
 
-#include "kvfold/leverage.hpp"
+#include "kvfold/key_moments.hpp"
+#include "kvfold/queries.hpp"
 
 namespace kvfold {
 
 /// Floats that `fold_memory` takes, for so many queries per query head.
 inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
   const auto w = static_cast<std::size_t>(queries), d = static_cast<std::size_t>(dim);
-  return 6 + w * (static_cast<std::size_t>(group) * d + 1) + d + d * d;
+  return 6 + w * (static_cast<std::size_t>(group) * d + 1) + key_moments::floats(dim);
 }
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const.
 template <class Float>
 class fold_memory {
-  template <class M>
-  using as_const = Eigen::Map<std::conditional_t<std::is_const_v<Float>, const M, M>>;
-
  public:
   fold_memory(std::span<Float> floats, index_t queries, index_t group, index_t dim)
       : floats_(floats), most_(queries), group_(group), dim_(dim) {}
@@ -58,52 +56,26 @@ class fold_memory {
     set(held, n), set(newest, n - 1), set(next, n % most_), set(steps, 0);
   }
 
-  /// Takes the keys of the tokens that came since the last call into the moments: running means, so
-  /// that they stay exact enough in float however many come.
+  /// Takes the keys of the tokens that came since the last call into the moments. Called before
+  /// slots are merged: until then they are all there to be read.
   void count_keys(const kv_head auto& head, const rope& rope) {
-    if (get(counted) >= head.seen()) {
-      return;
-    }
-    float x[max_dim];
-    auto m = moments();
-    for (index_t s = 0; s < head.length(); ++s) {
-      if (head.position(s) < get(counted)) {
-        continue;
-      }
-      for (index_t i = 0; i < dim_; ++i) {
-        x[i] = static_cast<float>(head.key(s)[i]);
-      }
-      rope.rotate(row<float>{x}, dim_, -head.position(s));
-      const Eigen::Map<const dense::vector> key(x, dim_);
-      const auto n = static_cast<float>(std::min(get(keys) + 1, index_t{1} << 24));
-      m.mean += (key - m.mean) / n;
-      for (index_t i = 0; i < dim_; ++i) {  // not the whole product: it would be allocated
-        m.second.row(i) += (key[i] * key.transpose() - m.second.row(i)) / n;
-      }
-      set(keys, static_cast<index_t>(n));
-    }
+    set(keys, key_moments(moments(), dim_).add(head, rope, get(counted), get(keys)));
     set(counted, head.seen());
   }
-
-  /// Of all un-rotated keys so far: `mean [dim]`, `second [dim, dim]` (E[x xᵀ]).
-  struct moments_view {
-    as_const<dense::vector> mean;
-    as_const<dense::matrix> second;
-  };
-  moments_view moments() const {
-    Float* m = floats_.data() + header +
-               static_cast<std::size_t>(most_) *
-                   (1 + static_cast<std::size_t>(group_) * static_cast<std::size_t>(dim_));
-    return {{m, dim_}, {m + dim_, dim_, dim_}};
+  /// The moments as they would be then, in `to [key_moments::floats(dim)]`.
+  key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {
+    std::copy_n(moments(), key_moments::floats(dim_), to);
+    const key_moments now(to, dim_);
+    now.add(head, rope, get(counted), get(keys));
+    return now;
   }
 
  private:
   enum field : std::size_t { counted, keys, held, newest, next, steps, header };
-  static constexpr index_t max_dim = 4096;
-
   index_t get(std::size_t i) const { return std::bit_cast<index_t>(floats_[i]); }
   void set(std::size_t i, index_t x) { floats_[i] = std::bit_cast<float>(x); }
   index_t slot_of(index_t i) const { return get(held) < most_ ? i : (get(newest) + 1 + i) % most_; }
+  Float* moments() const { return at(0, most_); }
   Float* at(index_t g, index_t slot) const {
     return floats_.data() + header + static_cast<std::size_t>(most_) +
            (static_cast<std::size_t>(slot) * static_cast<std::size_t>(group_) +
