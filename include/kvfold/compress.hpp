@@ -3,76 +3,12 @@
 #pragma once
 
 #include <span>
-#include <type_traits>  // std::is_same_v
 
 #include "kvfold/attend.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/executor.hpp"
+#include "kvfold/per_head.hpp"
 
 namespace kvfold {
-
-namespace detail {
-
-template <class T>
-inline constexpr bool is_span = false;
-template <class T, std::size_t N>
-inline constexpr bool is_span<std::span<T, N>> = true;
-
-/// One for all heads, or one per head.
-template <class T>
-const auto& for_head(const T& one_or_many, index_t h) {
-  if constexpr (is_span<T>) {
-    return one_or_many[static_cast<std::size_t>(h)];
-  } else {
-    return one_or_many;
-  }
-}
-
-template <class T>
-void expect_per_head(const char* what, const T& one_or_many, index_t heads) {
-  if constexpr (is_span<T>) {
-    expects(one_or_many.size() == static_cast<std::size_t>(heads), what, ": one for each of ",
-            heads, " heads expected, ", one_or_many.size(), " came");
-  }
-}
-
-inline void expect_size(const char* what, std::span<const float> x, index_t heads, index_t group,
-                        index_t dim) {
-  const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
-                      static_cast<std::size_t>(dim);
-  expects(x.size() == wanted, what, " of ", wanted, " floats expected, ", x.size(), " came");
-  expects(x.data() != nullptr, what, " of ", wanted, " floats expected, null came");
-}
-
-/// A state that `make_state` would make for this policy and head.
-template <policy P>
-void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
-  expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
-          " slots expected, one for ", state.capacity(), " came");
-  const index_t columns = traits::column_count(p);
-  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.capacity());
-  expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
-          columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
-          state.memory().size(), " came");
-}
-
-template <class Query>
-void expect_finite(const query_view<Query>& queries, index_t group, index_t dim) {
-  for (index_t i = 0; i < queries.count; ++i) {
-    for (index_t g = 0; g < group; ++g) {
-      kvfold::expect_finite("compress: queries", queries.at(g, i), dim);
-    }
-  }
-}
-
-}  // namespace detail
-
-/// A policy for all heads, or a `std::span` of policies with one per head.
-template <class T>
-concept policies = policy<T> ||
-    (detail::is_span<T>&& policy<std::remove_const_t<typename T::value_type>>);
-/// A budget for all heads, or a `std::span<const budget>` with one per head.
-template <class T>
-concept budgets = std::same_as<T, budget> || detail::is_span<T>;
 
 /// The state that `p` keeps for one head.
 template <policy P>
@@ -82,15 +18,20 @@ head_state make_head_state(const P& p, const kv_head auto& head) {
   return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity()};
 }
 
-/// The state for every head of `kv`, and a workspace. All that is ever allocated for decoding.
-template <policies P>
-state make_state(const P& p, kv_cache auto& kv) {
+/// The state for every head of `kv`, and a workspace for every worker of `run`. All that is ever
+/// allocated for decoding.
+template <policies P, executor E = serial>
+state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
   detail::expect_per_head("make_state: policies", p, kv.heads());
   std::vector<head_state> heads;
-  workspace work;
+  const index_t workers = run.workers();
+  expects(workers > 0, "make_state: at least 1 worker expected, ", workers, " came");
+  std::vector<workspace> work(static_cast<std::size_t>(workers));
   for (index_t h = 0; h < kv.heads(); ++h) {
     heads.push_back(make_head_state(detail::for_head(p, h), kv.head(h)));
-    work.reserve(kv.head(h).group(), kv.head(h).capacity());
+    for (workspace& w : work) {
+      w.reserve(kv.head(h).group(), kv.head(h).capacity());
+    }
   }
   return {std::move(heads), std::move(work)};
 }
@@ -172,14 +113,16 @@ void compress(const P& p, const kv_head auto& head, head_state& state, workspace
 /// After a prompt: measures every head on `queries` and brings it to `b.target` slots.
 /// `p` and `b`: one for all heads, or a span with one per head. `queries`: `no_queries` for
 /// policies that measure nothing, or when `observe` was called before. Refused, with nothing
-/// changed: budgets that do not fit, missing queries, sizes that do not match.
-template <policies P, class Query, budgets B>
+/// changed: budgets that do not fit, missing queries, sizes that do not match. `run`: the caller's
+/// executor; any number of workers gives the same bits.
+template <policies P, class Query, budgets B, executor E = serial>
 void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Query>& queries,
-              const B& b) {
+              const B& b, const E& run = {}) {
   detail::expect_per_head("compress: policies", p, kv.heads());
   detail::expect_per_head("compress: budgets", b, kv.heads());
   expects(state.heads() == kv.heads(), "compress: a state of ", kv.heads(), " heads expected, ",
           state.heads(), " came");
+  detail::expect_workers("compress", state, run.workers());
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto& policy = detail::for_head(p, h);
     const auto& limit = detail::for_head(b, h);
@@ -192,14 +135,14 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
       detail::expect_finite(queries.of(h), kv.head(h).group(), kv.head(h).dim());
     }
   }
-  for (index_t h = 0; h < kv.heads(); ++h) {
+  run(kv.heads(), [&](index_t h, index_t worker) {
     const auto& policy = detail::for_head(p, h);
     if (kv.head(h).length() > 0) {
       observe(policy, kv.head(h), state[h], queries.of(h));
-      compress(policy, kv.head(h), state[h], state.workspace(), detail::for_head(b, h),
+      compress(policy, kv.head(h), state[h], state.workspace(worker), detail::for_head(b, h),
                queries.of(h));
     }
-  }
+  });
 }
 
 // ---------------------------------------------------------------------------- step
@@ -254,15 +197,17 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
 }
 
 /// One decode step of all heads. `q`, `out` `[heads, group, dim]`; `k`, `v` `[heads, dim]`; `p` and
-/// `b` as in `compress`. Refused, with nothing changed: sizes that do not match, no room for the
-/// newcomer, budgets that do not fit, NaN or Inf where the cache checks for them.
-template <policies P, budgets B>
+/// `b`, `run` as in `compress`. Refused, with nothing changed: sizes that do not match, no room for
+/// the newcomer, budgets that do not fit, NaN or Inf where the cache checks for them.
+template <policies P, budgets B, executor E = serial>
 void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
-          std::span<const float> k, std::span<const float> v, const B& b, std::span<float> out) {
+          std::span<const float> k, std::span<const float> v, const B& b, std::span<float> out,
+          const E& run = {}) {
   detail::expect_per_head("step: policies", p, kv.heads());
   detail::expect_per_head("step: budgets", b, kv.heads());
   expects(state.heads() == kv.heads(), "step: a state of ", kv.heads(), " heads expected, ",
           state.heads(), " came");
+  detail::expect_workers("step", state, run.workers());
   const auto first = kv.head(0);
   detail::expect_size("step: q", q, kv.heads(), first.group(), first.dim());
   detail::expect_size("step: k", k, kv.heads(), 1, first.dim());
@@ -278,10 +223,11 @@ void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
     detail::expect_state(detail::for_head(p, h), kv.head(h), state[h]);
   }
   const std::ptrdiff_t dim = first.dim(), queries = dim * first.group();
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    step(detail::for_head(p, h), kv.head(h), state[h], state.workspace(), q.data() + h * queries,
-         k.data() + h * dim, v.data() + h * dim, detail::for_head(b, h), out.data() + h * queries);
-  }
+  run(kv.heads(), [&](index_t h, index_t worker) {
+    step(detail::for_head(p, h), kv.head(h), state[h], state.workspace(worker),
+         q.data() + h * queries, k.data() + h * dim, v.data() + h * dim, detail::for_head(b, h),
+         out.data() + h * queries);
+  });
 }
 
 }  // namespace kvfold

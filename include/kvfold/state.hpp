@@ -98,18 +98,21 @@ struct workspace {
   }
 };
 
-/// The state of all heads, and one workspace.
+/// The state of all heads, and a workspace for every worker of an executor.
 class state {
  public:
-  state(std::vector<head_state> heads, workspace work)
+  state(std::vector<head_state> heads, std::vector<workspace> work)
       : heads_(std::move(heads)), work_(std::move(work)) {}
 
   index_t heads() const { return static_cast<index_t>(heads_.size()); }
   head_state& operator[](index_t h) { return heads_[static_cast<std::size_t>(h)]; }
   const head_state& operator[](index_t h) const { return heads_[static_cast<std::size_t>(h)]; }
-  kvfold::workspace& workspace() { return work_; }
+  index_t workers() const { return static_cast<index_t>(work_.size()); }
+  kvfold::workspace& workspace(index_t worker = 0) {
+    return work_[static_cast<std::size_t>(worker)];
+  }
 
-  /// Bytes that go with the slots in use (the workspace, shared by all heads, not counted).
+  /// Bytes that go with the slots in use (the workspaces, shared by all heads, not counted).
   std::size_t bytes() const {
     std::size_t sum = 0;
     for (const head_state& h : heads_) {
@@ -120,7 +123,7 @@ class state {
 
  private:
   std::vector<head_state> heads_;
-  kvfold::workspace work_;
+  std::vector<kvfold::workspace> work_;
 };
 
 }  // namespace kvfold

@@ -1,0 +1,33 @@
+/// Who runs the heads: the caller's threads. kvfold has none of its own.
+#pragma once
+
+#include <concepts>
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// Calls `f(i, worker)` once for every `i = 0 .. count − 1`, in any order and at the same time if
+/// it likes; `worker` is one of `0 .. workers() − 1`, and no two calls at a time have the same one.
+/// Returns when all are done. What `f` throws comes out of the call.
+template <class E>
+concept executor = requires(const E& run, index_t count, void (*f)(index_t, index_t)) {
+  { run.workers() } -> std::convertible_to<index_t>;
+  run(count, f);
+};
+
+/// One after another, on the caller's thread.
+struct serial {
+  static constexpr index_t workers() { return 1; }
+
+  template <class F>
+  void operator()(index_t count, F f) const {
+    for (index_t i = 0; i < count; ++i) {
+      f(i, 0);
+    }
+  }
+};
+
+static_assert(executor<serial>);
+
+}  // namespace kvfold

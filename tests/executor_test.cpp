@@ -1,0 +1,134 @@
+// Heads on several threads: the same bits for any number of them. A program of its own, which
+// ThreadSanitizer runs too.
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kvfold/kvfold.hpp"
+#include "kvfold/openmp.hpp"
+
+using kvfold::budget;
+using kvfold::index_t;
+
+namespace {
+
+/// What an engine with threads of its own would hand over.
+struct threads {
+  index_t count = 1;
+
+  index_t workers() const { return count; }
+  template <class F>
+  void operator()(index_t heads, F f) const {
+    std::atomic<index_t> next = 0;
+    std::vector<std::thread> all;
+    for (index_t worker = 0; worker < count; ++worker) {
+      all.emplace_back([&, worker] {
+        for (index_t h; (h = next++) < heads;) {
+          f(h, worker);
+        }
+      });
+    }
+    for (std::thread& t : all) {
+      t.join();
+    }
+  }
+};
+static_assert(kvfold::executor<threads>);
+
+using some_policy = kvfold::basic_any_policy<kvfold::snapkv, kvfold::zsmerge, kvfold::keepkv,
+                                             kvfold::ems, kvfold::fold>;
+
+std::vector<float> normal(std::size_t n, unsigned seed) {
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> gauss;
+  std::vector<float> x(n);
+  for (float& e : x) {
+    e = gauss(bits);
+  }
+  return x;
+}
+
+/// A prompt of 160 tokens, compressed and decoded on: all that comes out, and all that is left.
+template <kvfold::executor E>
+std::vector<float> run(const some_policy& policy, const E& on) {
+  constexpr index_t heads = 5, group = 2, dim = 16, tokens = 160, steps = 24;
+  constexpr std::size_t row = heads * dim;
+  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = tokens + 1}};
+  for (index_t h = 0; h < heads; ++h) {
+    kv.append(h, normal(tokens * dim, 10 + static_cast<unsigned>(h)),
+              normal(tokens * dim, 20 + static_cast<unsigned>(h)));
+  }
+  auto state = kvfold::make_state(policy, kv, on);
+  const auto q = normal(tokens * row * group, 1), k = normal(steps * row, 2),
+             v = normal(steps * row, 3);
+  const budget limit = kvfold::budget_within(policy, 64);
+  kvfold::compress(policy, kv, state, kvfold::prompt_queries(q.data(), tokens, heads, group, dim),
+                   limit, on);
+  std::vector<float> all, out(row * group);
+  for (std::size_t t = 0; t < steps; ++t) {
+    kvfold::step(policy, kv, state, std::span(q).subspan(t * row * group, row * group),
+                 std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row), limit, out,
+                 on);
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  for (index_t h = 0; h < heads; ++h) {
+    const auto head = kv.head(h);
+    for (index_t s = 0; s < head.length(); ++s) {
+      all.insert(all.end(), head.key(s).data, head.key(s).data + dim);
+      all.insert(all.end(), head.value(s).data, head.value(s).data + dim);
+      all.push_back(head.log_mass(s));
+      all.push_back(static_cast<float>(head.position(s)));
+    }
+  }
+  return all;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("any number of threads gives the same bits", "[executor]") {
+  for (const some_policy& policy : some_policy::every()) {
+    const auto expected = run(policy, kvfold::serial{});
+    for (const index_t count : {1, 2, 3, 8}) {
+      CAPTURE(policy.name(), count);
+      CHECK(same_bits(run(policy, threads{count}), expected));
+#ifdef _OPENMP
+      CHECK(same_bits(run(policy, kvfold::openmp{count}), expected));
+#endif
+    }
+  }
+}
+
+TEST_CASE("a state serves the workers that it was made for, and no more", "[executor]") {
+  const kvfold::snapkv policy;
+  kvfold::cache<float> kv{{.heads = 2, .dim = 4, .capacity = 64}};
+  auto state = kvfold::make_state(policy, kv, threads{2});
+  const std::vector<float> x(2 * 4);
+  std::vector<float> out(2 * 4);
+  CHECK_THROWS_WITH(kvfold::step(policy, kv, state, x, x, x, budget{40}, out, threads{3}),
+                    Catch::Contains("1 to 2 workers expected") && Catch::Contains("3 came"));
+  CHECK(kv.head(0).length() == 0);
+  CHECK_THROWS_WITH(kvfold::make_state(policy, kv, threads{0}),
+                    Catch::Contains("at least 1 worker expected, 0 came"));
+  CHECK_NOTHROW(kvfold::step(policy, kv, state, x, x, x, budget{40}, out, threads{2}));
+}
+
+#ifdef _OPENMP
+TEST_CASE("what a head throws comes out when all are done", "[executor]") {
+  std::atomic<int> done = 0;
+  const auto work = [&](index_t i, index_t) {
+    ++done;
+    if (i == 3) {
+      throw kvfold::invalid_argument("head 3");
+    }
+  };
+  CHECK_THROWS_WITH(kvfold::openmp{2}(8, work), "head 3");
+  CHECK(done == 8);
+}
+#endif
