@@ -81,23 +81,36 @@ void attend(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
+/// Tokens decoded one after another within a budget of `slots`; each step against attention over
+/// the same head alone, just before it. Policies that free several slots at once do so in the
+/// cycle that is one iteration; the counter is the mean over it.
 template <class Scalar, class Policy>
 void step(benchmark::State& state, const Policy& policy) {
   scene<Scalar> s(state);
-  const kvfold::budget budget{.target = s.slots};
-  constexpr index_t references = 32;
-  const auto reference = bench::gaussian(references * scene<Scalar>::size(s.dim), 6);
+  const kvfold::budget budget = kvfold::budget_within(policy, s.slots);
+  constexpr index_t references = 32, tokens = 64;
+  const auto size = scene<Scalar>::size;
+  const auto reference = bench::gaussian(references * size(s.dim), 6);
+  const std::size_t row = size(s.heads) * size(s.dim);
+  const auto keys = bench::gaussian(tokens * row, 7), values = bench::gaussian(tokens * row, 8);
   auto memory = kvfold::make_state(policy, s.kv);
   kvfold::compress(policy, s.kv, memory,
                    kvfold::query_view<float>{reference.data(), references, 0, 0, s.dim}, budget);
+  std::size_t at = 0;
   const auto one_token = [&] {
-    kvfold::step(policy, s.kv, memory, s.q, s.k, s.v, budget, s.out);
-    for (index_t h = 0; h < s.heads; ++h) {
-      s.kv.head(h).truncate(s.slots);  // for the policy that never compresses
-      memory[h].truncate(s.slots);
+    const std::size_t first = at++ % tokens * row;
+    kvfold::step(policy, s.kv, memory, s.q, std::span(keys).subspan(first, row),
+                 std::span(values).subspan(first, row), budget, s.out);
+    if (s.kv.head(0).length() > s.slots) {  // the policy that never compresses
+      for (index_t h = 0; h < s.heads; ++h) {
+        s.kv.head(h).truncate(s.slots);
+        memory[h].truncate(s.slots);
+      }
     }
   };
-  bench::versus(state, "vs_attention", one_token, [&] { s.attend(); });
+  const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
+  bench::versus(
+      state, "vs_attention", one_token, [&] { s.attend(); }, cycle);
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
@@ -133,7 +146,11 @@ int main(int argc, char** argv) {
   register_attend<Eigen::half>();
   register_attend<Eigen::bfloat16>();
   register_steps(kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{}, kvfold::snapkv{},
-                 kvfold::zsmerge{});
+                 kvfold::zsmerge{}, kvfold::d2o{}, kvfold::kvmerger{}, kvfold::ems{},
+                 kvfold::keepkv{}, kvfold::fold{}, kvfold::random_tokens{}, kvfold::tova{},
+                 kvfold::roco{}, kvfold::scissorhands{}, kvfold::key_diff{},
+                 kvfold::expected_attention{}, kvfold::centroids{}, kvfold::compactor{},
+                 kvfold::cam{});
   // What the choice at run time costs. (any_policy would be compiled here with all policies.)
   register_step<float>("any_policy(h2o)",
                        kvfold::basic_any_policy<kvfold::h2o, kvfold::snapkv>{kvfold::h2o{}});

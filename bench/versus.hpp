@@ -19,16 +19,24 @@ double seconds(Work&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Runs `baseline` and `work` in turn. Reports the time of `work` (the benchmark needs
-/// `UseManualTime`) and, as counter `name`, the ratio of its median to the baseline's.
+/// Runs `baseline` and `work` in turn, `cycle` times an iteration. Reports the mean time of `work`
+/// over the cycle (the benchmark needs `UseManualTime`) and, as counter `name`, the ratio of its
+/// median to the baseline's.
 template <class Work, class Baseline>
-void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& baseline) {
-  work();
-  baseline();
+void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& baseline,
+            int cycle = 1) {
+  for (int i = 0; i < cycle; ++i) {
+    work();
+    baseline();
+  }
   std::vector<double> ours, theirs;
   for (auto _ : state) {
-    theirs.push_back(seconds(baseline));
-    ours.push_back(seconds(work));
+    double a = 0, b = 0;
+    for (int i = 0; i < cycle; ++i) {
+      b += seconds(baseline);
+      a += seconds(work);
+    }
+    ours.push_back(a / cycle), theirs.push_back(b / cycle);
     state.SetIterationTime(ours.back());
   }
   const auto median = [](std::vector<double>& x) {
