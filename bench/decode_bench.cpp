@@ -110,7 +110,7 @@ void step(benchmark::State& state, const Policy& policy) {
   };
   const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
   bench::versus(
-      state, "vs_attention", one_token, [&] { s.attend(); }, cycle);
+      state, "vs_attention", one_token, [&] { s.attend(); }, bench::nothing{}, cycle);
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 

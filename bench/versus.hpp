@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <random>
+#include <string_view>
 #include <vector>
 
 namespace bench {
@@ -19,13 +21,19 @@ double seconds(Work&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// For work that needs nothing put back before it can be done again.
+struct nothing {
+  void operator()() const {}
+};
+
 /// Runs `baseline` and `work` in turn, `cycle` times an iteration. Reports the mean time of `work`
 /// over the cycle (the benchmark needs `UseManualTime`) and, as counter `name`, the ratio of its
-/// median to the baseline's.
-template <class Work, class Baseline>
+/// median to the baseline's. `prepare` is called before every `work`, outside of its time.
+template <class Work, class Baseline, class Prepare = nothing>
 void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& baseline,
-            int cycle = 1) {
+            Prepare&& prepare = {}, int cycle = 1) {
   for (int i = 0; i < cycle; ++i) {
+    prepare();
     work();
     baseline();
   }
@@ -34,6 +42,7 @@ void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& b
     double a = 0, b = 0;
     for (int i = 0; i < cycle; ++i) {
       b += seconds(baseline);
+      prepare();
       a += seconds(work);
     }
     ours.push_back(a / cycle), theirs.push_back(b / cycle);
@@ -45,6 +54,23 @@ void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& b
     return *middle;
   };
   state.counters[name] = median(ours) / median(theirs);
+}
+
+/// How often slow work and its baseline are measured in turn, for `Iterations`: where one takes
+/// longer than Google Benchmark's least time, it would settle for one.
+inline int pairs = 20;
+
+/// Sets it by `--pairs=N`, which Google Benchmark must not see.
+inline void take_pairs(int& argc, char** argv) {
+  constexpr std::string_view flag = "--pairs=";
+  const auto ours = std::find_if(argv + 1, argv + argc, [&](std::string_view argument) {
+    return argument.substr(0, flag.size()) == flag;
+  });
+  if (ours != argv + argc) {
+    pairs = std::max(1, std::atoi(*ours + flag.size()));
+    std::rotate(ours, ours + 1, argv + argc);
+    --argc;
+  }
 }
 
 inline std::vector<float> gaussian(std::size_t n, unsigned seed) {

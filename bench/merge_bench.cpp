@@ -1,0 +1,274 @@
+/// A prompt brought to a tenth of its slots: `compress` of every policy against the prompt's causal
+/// attention, its parts (plan and apply when the scores are there; apply alone), and its growth.
+#include <Eigen/Core>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "causal_attention.hpp"
+#include "kvfold/kvfold.hpp"
+#include "peak_memory.hpp"
+
+namespace {
+
+using kvfold::index_t;
+
+std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
+
+/// A prompt as prefill leaves it: `[tokens, heads · group, dim]` queries, a full cache.
+struct prompt {
+  explicit prompt(const benchmark::State& state)
+      : tokens(static_cast<index_t>(state.range(0))),
+        heads(static_cast<index_t>(state.range(1))),
+        dim(static_cast<index_t>(state.range(2))),
+        group(static_cast<index_t>(state.range(3))),
+        queries(bench::gaussian(size(tokens) * size(heads * group * dim), 1)),
+        full({.heads = heads, .group = group, .dim = dim, .capacity = tokens}) {
+    for (index_t h = 0; h < heads; ++h) {
+      const auto seed = static_cast<unsigned>(2 * h);
+      full.append(h, bench::gaussian(size(tokens) * size(dim), seed + 2),
+                  bench::gaussian(size(tokens) * size(dim), seed + 3));
+    }
+  }
+
+  kvfold::query_view<float> own() const {
+    return kvfold::prompt_queries(queries.data(), tokens, heads, group, dim);
+  }
+  kvfold::budget budget() const { return {.target = tokens / 10}; }
+  std::size_t bytes() const { return sizeof(float) * 2 * size(tokens) * size(heads * dim); }
+
+  bench::rows_in_place rows(const kvfold::row<float>& first) const {
+    return {first.data, tokens, dim, Eigen::OuterStride<>(dim)};
+  }
+  /// `f(queries, stride, keys, values, offset)` for every KV head.
+  template <class F>
+  void each_head(F f) {
+    const std::ptrdiff_t stride = std::ptrdiff_t{heads} * group * dim;
+    for (index_t h = 0; h < heads; ++h) {
+      const std::ptrdiff_t offset = std::ptrdiff_t{h} * group * dim;
+      f(queries.data() + offset, stride, rows(full.head(h).key(0)), rows(full.head(h).value(0)),
+        offset);
+    }
+  }
+
+  index_t tokens, heads, dim, group;
+  std::vector<float> queries;
+  kvfold::cache<float> full;
+};
+
+/// The baseline of most: the attention that a policy saves from, on the same prompt.
+struct attention_of {
+  explicit attention_of(prompt& of) : p(of), attend(of.group, of.dim), out(of.queries.size()) {}
+  void operator()() {
+    p.each_head([&](const float* q, auto stride, const auto& k, const auto& v, auto offset) {
+      attend(q, stride, k, v, out.data() + offset);
+    });
+    benchmark::DoNotOptimize(out.data());
+  }
+  prompt& p;
+  bench::causal_attention attend;
+  std::vector<float> out;
+};
+
+void attention(benchmark::State& state) {
+  prompt p(state);
+  bench::causal_attention blocks(p.group, p.dim);
+  bench::versus(state, "vs_products", attention_of(p), [&] {
+    p.each_head([&](const float* q, auto stride, const auto& k, const auto& v, auto) {
+      blocks.products(q, stride, k, v);
+    });
+  });
+}
+
+/// A policy's cache and state, put back before every measurement.
+template <class Policy>
+struct scene {
+  scene(const Policy& policy, prompt& p)
+      : kv(p.full), pristine(kvfold::make_state(policy, kv)), memory(pristine) {}
+  void put_back(const prompt& p) {
+    kv = p.full;
+    memory = pristine;
+  }
+  kvfold::cache<float> kv;
+  kvfold::state pristine, memory;
+};
+
+/// With the reference queries that `examples/evaluate` gives the policy, which are made anew every
+/// time: the prompt's own; foreseen for `fold` (900 a head where it polishes), spread for
+/// `attention_matching`.
+template <class Policy>
+void compress_prompt(const Policy& policy, const prompt& p, kvfold::cache<float>& kv,
+                     kvfold::state& memory) {
+  if constexpr (std::same_as<Policy, kvfold::fold>) {
+    const index_t count = policy.prompt.polish > 0 ? 900 / p.group : 256;
+    const auto foreseen = kvfold::foresight(kv, p.own(), policy.rope, {.count = count});
+    kvfold::compress(policy, kv, memory, foreseen.view(), p.budget());
+  } else if constexpr (std::same_as<Policy, kvfold::attention_matching>) {
+    kvfold::compress(policy, kv, memory, kvfold::spread(kv, p.own()).view(), p.budget());
+  } else {
+    kvfold::compress(policy, kv, memory, p.own(), p.budget());
+  }
+}
+
+/// Policies with a table of tokens: as large as the budget can use.
+template <class Policy>
+Policy fitted(Policy policy, const prompt& p) {
+  if constexpr (requires { policy.table; }) {
+    policy.table = static_cast<index_t>(policy.gamma * static_cast<float>(p.budget().target));
+  }
+  return policy;
+}
+
+template <class Policy>
+void compress(benchmark::State& state, const Policy& defaults) {
+  prompt p(state);
+  const auto policy = fitted(defaults, p);
+  scene<Policy> s(policy, p);
+  const auto work = [&] { compress_prompt(policy, p, s.kv, s.memory); };
+  const auto peak = bench::peak_bytes(work);
+  bench::versus(state, "vs_attention", work, attention_of(p), [&] { s.put_back(p); });
+  state.counters["bytes_per_token"] = static_cast<double>(peak) / p.tokens;
+}
+
+/// `plan` and `apply` of all heads; what `observe` measures is there already.
+template <class Policy>
+void given_scores(benchmark::State& state, const Policy& defaults) {
+  prompt p(state);
+  const auto policy = fitted(defaults, p);
+  scene<Policy> s(policy, p);
+  const auto queries = kvfold::spread(s.kv, p.own(), 32);
+  for (index_t h = 0; h < p.heads; ++h) {
+    kvfold::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
+  }
+  bench::versus(
+      state, "vs_attention",
+      [&] {
+        for (index_t h = 0; h < p.heads; ++h) {
+          kvfold::compress(policy, s.kv.head(h), s.memory[h], s.memory.workspace(), p.budget(),
+                           queries.view().of(h));
+        }
+      },
+      attention_of(p), [&] { s.put_back(p); });
+}
+
+/// `apply` alone, against copying the rows that the plan names.
+template <class Policy>
+void apply(benchmark::State& state, const Policy& policy) {
+  prompt p(state);
+  scene<Policy> s(policy, p);
+  const auto queries = kvfold::spread(s.kv, p.own(), 32);
+  std::vector<kvfold::merge_plan> plans(size(p.heads));
+  std::size_t rows = 0;
+  for (index_t h = 0; h < p.heads; ++h) {
+    auto& plan = plans[size(h)];
+    kvfold::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
+    kvfold::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().target,
+                 plan);
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      rows += plan.row(r).size();
+    }
+  }
+  const std::vector<float> from(2 * rows * size(p.dim), 1);
+  std::vector<float> to(from.size());
+  bench::versus(
+      state, "vs_memcpy",
+      [&] {
+        for (index_t h = 0; h < p.heads; ++h) {
+          kvfold::apply(policy, plans[size(h)], s.kv.head(h), s.memory[h]);
+        }
+      },
+      [&] {
+        std::memcpy(to.data(), from.data(), sizeof(float) * from.size());
+        benchmark::DoNotOptimize(to.data());
+      },
+      [&] { s.put_back(p); });
+}
+
+/// `compress` of policies that take time in proportion to the prompt, against copying the cache.
+template <class Policy>
+void growth(benchmark::State& state, const Policy& policy) {
+  prompt p(state);
+  scene<Policy> s(policy, p);
+  const std::vector<float> from(p.bytes() / sizeof(float), 1);
+  std::vector<float> to(from.size());
+  double total = 0;
+  bench::versus(
+      state, "vs_memcpy",
+      [&] { total += bench::seconds([&] { compress_prompt(policy, p, s.kv, s.memory); }); },
+      [&] {
+        std::memcpy(to.data(), from.data(), p.bytes());
+        benchmark::DoNotOptimize(to.data());
+      },
+      [&] { s.put_back(p); });
+  const double calls = static_cast<double>(state.iterations()) + 1;  // the first one is not counted
+  state.counters["ns_per_token"] = 1e9 * total / calls / p.tokens;
+}
+
+void sized(benchmark::internal::Benchmark* b, const std::vector<std::int64_t>& tokens,
+           const std::vector<std::int64_t>& heads) {
+  b->ArgNames({"tokens", "heads", "dim", "group"})
+      ->ArgsProduct({tokens, heads, {128}, {4}})
+      ->UseManualTime()
+      ->Iterations(bench::pairs)
+      ->Unit(benchmark::kMillisecond);
+}
+
+/// All heads cost the same: one of the 8 tells the ratio, and 4096 tokens on all of them prove it.
+void prompts(benchmark::internal::Benchmark* b) {
+  sized(b, {1024, 2048, 4096}, {1});
+  sized(b, {4096}, {8});
+}
+void long_prompts(benchmark::internal::Benchmark* b) {
+  sized(b, {1024, 4096, 16384, 65536, 131072}, {1});
+}
+
+template <class Policy, class Run, class Sizes>
+void add(std::string_view what, std::string_view name, const Policy& policy, Run run, Sizes sizes) {
+  const auto full = std::string(what) + "/" + std::string(name) + "/f32";
+  sizes(benchmark::RegisterBenchmark(
+      full.c_str(), [policy, run](benchmark::State& state) { run(state, policy); }));
+}
+
+template <class Policy>
+void add_policy(std::string_view name, const Policy& policy) {
+  add("compress", name, policy, compress<Policy>, prompts);
+  if constexpr (!std::same_as<Policy, kvfold::fold> &&
+                !std::same_as<Policy,
+                              kvfold::attention_matching>) {  // these fit, and score nothing
+    add("given_scores", name, policy, given_scores<Policy>, prompts);
+  }
+}
+
+template <class... Policies>
+void add_policies(const Policies&... policies) {
+  (add_policy(policies.name(), policies), ...);
+}
+template <class... Policies>
+void add_apply(const Policies&... policies) {
+  (add("apply", policies.name(), policies, apply<Policies>, long_prompts), ...);
+}
+template <class... Policies>
+void add_growth(const Policies&... policies) {
+  (add("growth", policies.name(), policies, growth<Policies>, long_prompts), ...);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace kvfold;
+  bench::check_causal_attention();
+  bench::take_pairs(argc, argv);
+  prompts(benchmark::RegisterBenchmark("attention/f32", attention));
+  add_policies(streaming_llm{}, random_tokens{}, key_diff{}, snapkv{}, tova{}, h2o{}, roco{},
+               scissorhands{}, cam{}, expected_attention{}, compactor{}, zsmerge{}, d2o{},
+               kvmerger{}, ems{}, keepkv{}, centroids{}, fold{}, attention_matching{});
+  add_policy("fold:polish=60", fold{.prompt = {.polish = 60}});
+  add_policy("attention_matching:omp", attention_matching{.omp = true});
+  add_apply(h2o{}, zsmerge{}, kvmerger{});
+  add_growth(streaming_llm{}, random_tokens{}, key_diff{}, snapkv{}, tova{}, expected_attention{});
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 1;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+}
