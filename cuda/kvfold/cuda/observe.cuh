@@ -237,6 +237,12 @@ struct observe_and_leave {
   /// eq. 7: running mean by tokens, w ← w_r + w_c; eq. 8: β = α ln w. False: nowhere to go.
   KVFOLD_DEVICE bool merge(shared_memory& shared, const head_context& head, index_t h, index_t n,
                            index_t leaving) const {
+    index_t residuals = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      residuals += head.column(Rule::is_residual, s) != 0.0F ? 1 : 0;
+    }
+    const index_t missing = rule.residual - block_sum(shared.number, residuals);
+    name_residuals(shared, head, n, missing, leaving);  // only where nothing was settled before
     const index_t into = nearest_residual(shared, head, h, n, leaving);
     if (into < 0) {
       return false;
@@ -276,12 +282,18 @@ struct observe_and_leave {
       residuals += is ? 1 : 0;
       others += is || in_ring(head.position[s]) ? 0 : 1;
     }
-    index_t free = rule.residual - block_sum(shared.number, residuals);
-    index_t overflow = block_sum(shared.number, others) - rule.context;
-    for (; overflow > 0 && free > 0; --overflow, --free) {
+    const index_t free = rule.residual - block_sum(shared.number, residuals);
+    const index_t overflow = block_sum(shared.number, others) - rule.context;
+    name_residuals(shared, head, n, free < overflow ? free : overflow, -1);
+  }
+
+  /// Makes the `count` lowest slots of the context residual ones, `but` one.
+  KVFOLD_DEVICE void name_residuals(shared_memory& shared, const head_context& head, index_t n,
+                                    index_t count, index_t but) const {
+    for (index_t i = 0; i < count; ++i) {
       candidate best = 0;
       for (index_t s = thread_index(); s < n; s += threads) {
-        if (!rule.stays(head, s)) {
+        if (s != but && !rule.stays(head, s)) {
           const candidate c = least_candidate(rule.order(head, s), s);
           best = c > best ? c : best;
         }
