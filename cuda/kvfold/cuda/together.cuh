@@ -62,4 +62,14 @@ KVFOLD_DEVICE T block_sum(of_warps<T, Threads>& shared, T x) {
   return sum;
 }
 
+/// The sum of lower lanes' numbers.
+KVFOLD_DEVICE inline index_t warp_prefix(index_t x) {
+  index_t sum = x;
+  for (index_t d = 1; d < 32; d *= 2) {
+    const index_t below = shuffle(sum, lane() >= d ? lane() - d : lane());
+    sum += lane() >= d ? below : 0;
+  }
+  return sum - x;
+}
+
 }  // namespace kvfold::cuda
