@@ -30,6 +30,8 @@
 ///     array.vector(i), array.set_vector(i, x)     ... and of shared memory
 ///     copy_async(array, i, from, bytes)           16 bytes to shared memory, zeros after `bytes`
 ///     commit_async(), wait_async<n>()             ... until all groups but the last n are there
+///     array.pair(i)                               two 16-bit elements of it in a register
+///     mma_16x8x16<T>(c, a, b)                     c += a b on the tensor cores, T half or bfloat16
 ///     publish()                                   earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16

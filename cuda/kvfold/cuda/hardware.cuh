@@ -98,6 +98,7 @@ struct alignas(16) shared_array {
   __device__ T& operator[](index_t i) { return data[i]; }
   __device__ vector_16<T> vector(index_t i) const { return load_16(data + i); }
   __device__ void set_vector(index_t i, const vector_16<T>& x) { store_16(data + i, x); }
+  __device__ unsigned pair(index_t i) const { return *reinterpret_cast<const unsigned*>(data + i); }
 };
 
 template <index_t N>
@@ -116,6 +117,23 @@ __device__ inline void commit_async() { asm volatile("cp.async.commit_group;" ::
 template <index_t Groups>
 __device__ void wait_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
+}
+
+// ---------------------------------------------------------------------------- tensor cores
+
+template <class T>
+__device__ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  if constexpr (std::is_same_v<T, half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
 }
 
 // ---------------------------------------------------------------------------- numbers

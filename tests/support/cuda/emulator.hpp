@@ -160,6 +160,35 @@ void wait_async() {
   emulator::now().wait_async(Groups);
 }
 
+/// Registers as the hardware deals them to the lanes: lane l has rows l / 4 and l / 4 + 8 of A and
+/// C and column l / 4 of B, and in them pairs at 2 (l mod 4), for A and B also 8 further on.
+template <class T>
+void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                 const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  struct operands {
+    T a[4][2], b[2][2];
+  } mine;
+  static_assert(sizeof mine == 24);
+  std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
+  std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
+  const auto& all =
+      emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
+  const index_t row = lane() / 4, column = lane() % 4 * 2;
+  for (index_t pair = 0; pair < 4; ++pair) {  // k = 2 pair, 2 pair + 1, and both + 8
+    const auto left = all.template get<operands>(row * 4 + pair);
+    for (index_t j = 0; j < 2; ++j) {
+      const auto right = all.template get<operands>((column + j) * 4 + pair);
+      for (index_t further = 0; further < 2; ++further) {
+        for (index_t e = 0; e < 2; ++e) {
+          const float y = to_float(right.b[further][e]);
+          c[j] += to_float(left.a[2 * further][e]) * y;
+          c[2 + j] += to_float(left.a[2 * further + 1][e]) * y;
+        }
+      }
+    }
+  }
+}
+
 inline float exponential(float x) { return std::exp(x); }
 inline float logarithm(float x) { return std::log(x); }
 inline float square_root(float x) { return std::sqrt(x); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -107,6 +108,19 @@ class shared_array {
     for (index_t j = 0; j < x.size; ++j) {
       set(i + j, x[j]);
     }
+  }
+
+  /// Two 16-bit elements as a register holds them.
+  std::uint32_t pair(index_t i) const {
+    static_assert(sizeof(T) == 2);
+    if (i % 2 != 0) {
+      emulator::now().fail("shared memory: an even index expected for a pair, " +
+                           std::to_string(i) + " came");
+    }
+    const T x[2] = {get(i), get(i + 1)};
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, x, sizeof bits);
+    return bits;
   }
 
   /// Atomic: a race with nobody.
