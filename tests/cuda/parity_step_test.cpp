@@ -1,11 +1,9 @@
 // The device's decode step is the library's: the same slots leave, ties included, on numbers whose
 // dot products are exact; and nearly always on random ones.
 #include <catch2/catch.hpp>
-#include <tuple>
 
 #include "cuda/mirror.hpp"
 #include "kvfold/cuda/step.cuh"
-#include "kvfold/policies/d2o.hpp"
 #include "kvfold/policies/full_cache.hpp"
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/snapkv.hpp"
@@ -25,10 +23,10 @@ float number(emulator::chance& random, data kind) {
 
 /// `steps` of decoding from a prompt of `prompt` tokens (per head one less), both ways.
 template <class Scalar, class Policy>
-void check_steps(const Policy& p, cache_case c, index_t prompt, index_t target, index_t steps,
+void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& limit, index_t steps,
                  data kind, double tolerance, std::uint64_t seed) {
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << prompt
-                << ", target " << target << ", seed " << seed);
+                << ", target " << limit.target << ", seed " << seed);
   emulator::chance random{seed};
   cache<Scalar> kv{
       {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
@@ -52,11 +50,11 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, index_t target, 
     }
   }
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
-    traits::settle(p, kv.head(h), state[h], target);
+    traits::settle(p, kv.head(h), state[h], limit.target);
   }
   using scalar = typename mirror<Scalar>::scalar;
   mirror<Scalar> twin(p, kv, state, c);
-  device_buffer<unsigned char> memory(workspace_bytes(twin.device.view()), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(twin.device.view(), limit), 0);
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
@@ -70,9 +68,9 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, index_t target, 
       }
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
-    kvfold::step(p, kv, state, fq, fk, fv, budget{.target = target}, fout);
+    kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
     cuda::step(p, twin.device.view(), twin.device.state, q.data(),
-               newcomers<scalar>{k.data(), v.data()}, budget{.target = target}, out.data(),
+               newcomers<scalar>{k.data(), v.data()}, limit, out.data(),
                {memory.data(), memory.size()}, stream{seed + static_cast<std::uint64_t>(step)});
     if (kind == data::integers) {
       INFO("step " << step);
@@ -92,16 +90,20 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, index_t target, 
 template <class Policy>
 void check_policy(const Policy& p, index_t target, std::uint64_t seed) {
   const cache_case c{.heads = 2, .capacity = target + 1, .dim = 32, .group = 2};
-  check_steps<float>(p, c, target + 1 - 2, target, 40, data::integers, 1e-5, seed);
-  check_steps<float>(p, c, 0, target, target + 20, data::integers, 1e-5, seed + 1);
+  check_steps<float>(p, c, target + 1 - 2, {target}, 40, data::integers, 1e-5, seed);
+  check_steps<float>(p, c, 0, {target}, target + 20, data::integers, 1e-5, seed + 1);
   auto paged = c;
   paged.paged = true, paged.group = 4, paged.dim = 40, paged.capacity = target + 4;
-  check_steps<Eigen::half>(p, paged, target, target, 20, data::integers, 2e-3, seed + 2);
-  check_steps<Eigen::bfloat16>(p, paged, target, target, 20, data::integers, 1.6e-2, seed + 3);
-  check_steps<float>(p, c, target, target, 60, data::random, 1e-5, seed + 4);
+  check_steps<Eigen::half>(p, paged, target, {target}, 20, data::integers, 2e-3, seed + 2);
+  check_steps<Eigen::bfloat16>(p, paged, target, {target}, 20, data::integers, 1.6e-2, seed + 3);
+  check_steps<float>(p, c, target, {target}, 60, data::random, 1e-5, seed + 4);
 }
 
 TEST_CASE("step: streaming_llm") { check_policy(streaming_llm{}, 24, 1); }
+TEST_CASE("step: full_cache") {
+  check_steps<float>(full_cache{}, {.capacity = 60, .dim = 32, .group = 2}, 20, {50}, 40,
+                     data::integers, 1e-5, 5);
+}
 TEST_CASE("step: h2o") {
   check_policy(h2o{}, 32, 11);
   check_policy(h2o{.recent = 0.25F, .sinks = 0, .combine = group_combine::max}, 21, 21);
@@ -115,8 +117,15 @@ TEST_CASE("step: zsmerge") {
       24, 51);
 }
 
+TEST_CASE("step: several slots leave now and then") {
+  const cache_case c{.heads = 3, .capacity = 41, .dim = 32, .group = 2};
+  check_steps<float>(h2o{}, c, 30, {24, 37}, 40, data::integers, 1e-5, 71);
+  check_steps<Eigen::half>(snapkv{.window = 8}, c, 40, {24, 41}, 30, data::integers, 2e-3, 72);
+  check_steps<float>(streaming_llm{}, c, 0, {20, 30}, 60, data::integers, 1e-5, 73);
+}
+
 TEST_CASE("step: a long stream over several tiles and splits") {
-  check_steps<float>(h2o{}, {.heads = 2, .capacity = 1101, .dim = 8, .group = 2}, 1100, 1100, 6,
+  check_steps<float>(h2o{}, {.heads = 2, .capacity = 1101, .dim = 8, .group = 2}, 1100, {1100}, 6,
                      data::integers, 1e-5, 61);
 }
 
@@ -129,8 +138,10 @@ TEST_CASE("step refuses what it cannot do") {
   };
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 9}),
                     Catch::Contains("a target of 1 to 8 expected (room for the newcomer), 9 came"));
-  CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 4, .trigger = 7}),
-                    Catch::Contains("a trigger of target + 1 expected, 7 came"));
+  CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 4, .trigger = 10}),
+                    Catch::Contains("a trigger of 5 to 9 expected, 10 came"));
+  CHECK_THROWS_WITH(step_with(zsmerge{}, budget{.target = 4, .trigger = 7}),
+                    Catch::Contains("a trigger of target + 1 expected for zsmerge, 7 came"));
   CHECK_THROWS_WITH(step_with(streaming_llm{.positions = streaming_llm::position_mode::cache_index},
                               budget{.target = 8}),
                     Catch::Contains("original positions expected, cache_index came"));

@@ -74,6 +74,7 @@ struct apply_rows {
     for (index_t r0 = 0; r0 < rows; r0 += at_once * unroll) {
       vector_16<Scalar> held[unroll];
       index_t from[unroll];
+      KVFOLD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
         const index_t r = r0 + u * at_once + first;
         from[u] = r < rows && i < cache.dim ? edges[begin[r]].source : r;
@@ -82,6 +83,7 @@ struct apply_rows {
         }
       }
       sync_block();  // all is folded, and read
+      KVFOLD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
         const index_t r = r0 + u * at_once + first;
         if (from[u] != r) {
@@ -96,6 +98,7 @@ struct apply_rows {
                           const float* delta, const edge* edges, index_t count) const {
     bool changes = count > 1 || edges[0].*weight != 1.0F;
     float sum[width];
+    KVFOLD_UNROLL
     for (index_t j = 0; j < width; ++j) {
       sum[j] = delta != nullptr && i + j < cache.dim ? delta[i + j] : 0.0F;
       changes = changes || sum[j] != 0.0F;
@@ -106,11 +109,13 @@ struct apply_rows {
     for (index_t e = 0; e < count; ++e) {
       const float w = edges[e].*weight;
       const auto y = load_row(x.at(edges[e].source), i, cache.dim, aligned);
+      KVFOLD_UNROLL
       for (index_t j = 0; j < width; ++j) {
         sum[j] += w * to_float(y[j]);
       }
     }
     vector_16<Scalar> merged;
+    KVFOLD_UNROLL
     for (index_t j = 0; j < width; ++j) {
       merged[j] = from_float<Scalar>(sum[j]);
     }
@@ -141,6 +146,7 @@ struct apply_rows {
       index_t where = 0;
       if (from != r) {
         mass = log_mass[from], where = position[from];
+        KVFOLD_UNROLL
         for (index_t c = 0; c < most_columns; ++c) {
           numbers[c] = c < state.count ? column_of(c, h)[from] : 0.0F;
         }
@@ -148,6 +154,7 @@ struct apply_rows {
       sync_block();
       if (from != r) {
         log_mass[r] = mass, position[r] = where;
+        KVFOLD_UNROLL
         for (index_t c = 0; c < most_columns; ++c) {
           if (c < state.count) {
             column_of(c, h)[r] = numbers[c];

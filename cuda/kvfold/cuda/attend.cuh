@@ -20,7 +20,7 @@ inline constexpr index_t most_splits = 128;
 /// What the first launch leaves for the second.
 struct partial_attention {
   index_t* tickets;  // [heads] blocks of the second launch that are done; 0 between steps
-  float* logits;     // [heads, capacity, group]
+  float* logits;     // [heads, capacity, group], or null: nobody observes
   float* max;        // [heads, splits, group] of the logits
   float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
   float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
@@ -94,10 +94,13 @@ struct attend_slots {
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
 
     float q[Heads][own], out[Heads][own], max[Heads], sum[Heads];
+    KVFOLD_UNROLL
     for (index_t g = 0; g < Heads; ++g) {
       max[g] = lowest_score, sum[g] = 0;
+      KVFOLD_UNROLL
       for (index_t p = 0; p < Packs; ++p) {
         const Scalar* const row = queries + (std::ptrdiff_t{h} * cache.group + g0 + g) * cache.dim;
+        KVFOLD_UNROLL
         for (index_t j = 0; j < width; ++j) {
           const index_t i = first + p * lanes * width + j;
           q[g][p * width + j] = g0 + g < cache.group && i < cache.dim ? to_float(row[i]) : 0.0F;
@@ -110,45 +113,58 @@ struct attend_slots {
     for (index_t base = begin; base < end; base += warps * rows * unroll) {
       vector_16<Scalar> k[unroll][Packs], v[unroll][Packs];
       float logit[unroll][Heads];
+      KVFOLD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
         const index_t s = base + (u * warps + warp()) * rows + lane() / lanes;
+        KVFOLD_UNROLL
         for (index_t p = 0; p < Packs; ++p) {  // an empty load where there is no slot
           const index_t i = s < end ? first + p * lanes * width : cache.dim;
           k[u][p] = load_row(keys.at(s < end ? s : begin), i, cache.dim, aligned);
           v[u][p] = load_row(values.at(s < end ? s : begin), i, cache.dim, aligned);
         }
       }
+      KVFOLD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
         const index_t s = base + (u * warps + warp()) * rows + lane() / lanes;
         const float mass = s < end ? cache.log_mass[cache.slot(h, s)] : 0.0F;
+        KVFOLD_UNROLL
         for (index_t g = 0; g < Heads; ++g) {
           float dot = 0;
+          KVFOLD_UNROLL
           for (index_t p = 0; p < Packs; ++p) {
+            KVFOLD_UNROLL
             for (index_t j = 0; j < width; ++j) {
               dot += q[g][p * width + j] * to_float(k[u][p][j]);
             }
           }
           const float l = cache.scale * reduce_sum(dot, lanes) + mass;
           logit[u][g] = s < end ? l : lowest_score;
-          if (s < end && g0 + g < cache.group && lane() % lanes == g % lanes) {
+          if (to.logits != nullptr && s < end && g0 + g < cache.group &&
+              lane() % lanes == g % lanes) {
             to.logits[cache.slot(h, s) * cache.group + g0 + g] = l;
           }
         }
       }
+      KVFOLD_UNROLL
       for (index_t g = 0; g < Heads; ++g) {
         float higher = max[g];
+        KVFOLD_UNROLL
         for (index_t u = 0; u < unroll; ++u) {
           higher = logit[u][g] > higher ? logit[u][g] : higher;
         }
         const float rescale = weight(max[g], higher);
         max[g] = higher, sum[g] *= rescale;
+        KVFOLD_UNROLL
         for (index_t j = 0; j < own; ++j) {
           out[g][j] *= rescale;
         }
+        KVFOLD_UNROLL
         for (index_t u = 0; u < unroll; ++u) {
           const float e = weight(logit[u][g], higher);
           sum[g] += e;
+          KVFOLD_UNROLL
           for (index_t p = 0; p < Packs; ++p) {
+            KVFOLD_UNROLL
             for (index_t j = 0; j < width; ++j) {
               out[g][p * width + j] += e * to_float(v[u][p][j]);
             }
@@ -197,17 +213,20 @@ struct attend_slots {
   KVFOLD_DEVICE void merge(shared_memory& shared, index_t h, index_t split, index_t g0,
                            float (&out)[Heads][own], float (&max)[Heads],
                            float (&sum)[Heads]) const {
+    KVFOLD_UNROLL
     for (index_t g = 0; g < Heads; ++g) {
       for (index_t d = lanes; d < 32; d *= 2) {
         const float other = shuffle_xor(max[g], d), higher = other > max[g] ? other : max[g];
         const float mine = weight(max[g], higher), theirs = weight(other, higher);
         sum[g] = mine * sum[g] + theirs * shuffle_xor(sum[g], d);
+        KVFOLD_UNROLL
         for (index_t j = 0; j < own; ++j) {
           out[g][j] = mine * out[g][j] + theirs * shuffle_xor(out[g][j], d);
         }
         max[g] = higher;
       }
       if (lane() < lanes) {
+        KVFOLD_UNROLL
         for (index_t j = 0; j < own; ++j) {
           const index_t i = (j / width * lanes + lane()) * width + j % width;
           shared.out[(warp() * Heads + g) * own * 32 + i] = out[g][j];
@@ -222,10 +241,12 @@ struct attend_slots {
     const std::ptrdiff_t part = (std::ptrdiff_t{h} * to.splits + split) * cache.group + g0;
     for (index_t g = 0; g < Heads && g0 + g < cache.group; ++g) {
       float higher = lowest_score, scale[warps], total = 0;
+      KVFOLD_UNROLL
       for (index_t w = 0; w < warps; ++w) {
         const float m = shared.max[w * Heads + g];
         higher = m > higher ? m : higher;
       }
+      KVFOLD_UNROLL
       for (index_t w = 0; w < warps; ++w) {
         scale[w] = weight(shared.max[w * Heads + g], higher);
         total += scale[w] * shared.sum[w * Heads + g];
@@ -235,6 +256,7 @@ struct attend_slots {
       }
       for (index_t i = thread_index(); i < cache.dim; i += threads) {
         float x = 0;
+        KVFOLD_UNROLL
         for (index_t w = 0; w < warps; ++w) {
           x += scale[w] * shared.out[(w * Heads + g) * own * 32 + i];
         }

@@ -79,7 +79,9 @@ struct query_log_sums {
     commit_async();
     index_t own[shape::row_tiles][2], latest = -1;  // positions of this lane's queries
     float max[shape::row_tiles][2], sum[shape::row_tiles][2];
+    KVFOLD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t q = i0 + shape::row(m, 2 * i);
         own[m][i] = q >= queries.count            ? -1
@@ -130,10 +132,14 @@ struct query_log_sums {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.queries, shared.keys[turn], cache.dim, x);
+      KVFOLD_UNROLL
       for (index_t m = 0; m < shape::row_tiles; ++m) {
+        KVFOLD_UNROLL
         for (index_t i = 0; i < 2; ++i) {
           float higher = max[m][i];
+          KVFOLD_UNROLL
           for (index_t c = 0; c < shape::column_tiles; ++c) {
+            KVFOLD_UNROLL
             for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
               const index_t column = shape::column(c, j);
               float& l = x[m][c][j];
@@ -143,7 +149,9 @@ struct query_log_sums {
             }
           }
           float more = 0;
+          KVFOLD_UNROLL
           for (index_t c = 0; c < shape::column_tiles; ++c) {
+            KVFOLD_UNROLL
             for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
               more += weight(x[m][c][j], higher);
             }
@@ -156,7 +164,9 @@ struct query_log_sums {
       s0 = after, turn ^= 1;
     }
     wait_async<0>();
+    KVFOLD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const float higher = reduce_max(max[m][i], 4);
         const float all = reduce_sum(sum[m][i] * weight(max[m][i], higher), 4);
@@ -213,7 +223,9 @@ struct slot_sums {
     constexpr index_t never = 0x7fffffff;
     index_t own[shape::row_tiles][2], earliest = never;  // positions of this lane's slots
     float mass[shape::row_tiles][2], sums[3][shape::row_tiles][2] = {};
+    KVFOLD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t s = s0 + shape::row(m, 2 * i);
         own[m][i] = s < n ? cache.position[cache.slot(h, s)] : never;
@@ -270,8 +282,11 @@ struct slot_sums {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.keys, shared.queries[turn], cache.dim, x);
+      KVFOLD_UNROLL
       for (index_t m = 0; m < shape::row_tiles; ++m) {
+        KVFOLD_UNROLL
         for (index_t c = 0; c < shape::column_tiles; ++c) {
+          KVFOLD_UNROLL
           for (index_t j = 0; j < 4; ++j) {
             const index_t column = shape::column(c, j);
             const float l = cache.scale * x[m][c][j] + mass[m][j / 2];
@@ -292,8 +307,11 @@ struct slot_sums {
     wait_async<0>();
     const float share = combine == group_combine::mean ? static_cast<float>(cache.group) : 1.0F;
     float* const to[3] = {out.total, out.window, out.decayed};
+    KVFOLD_UNROLL
     for (index_t k = 0; k < 3; ++k) {
+      KVFOLD_UNROLL
       for (index_t m = 0; m < shape::row_tiles; ++m) {
+        KVFOLD_UNROLL
         for (index_t i = 0; i < 2; ++i) {
           const float sum = reduce_sum(sums[k][m][i], 4) / share;
           const index_t s = s0 + shape::row(m, 2 * i);
@@ -309,12 +327,16 @@ struct slot_sums {
   KVFOLD_DEVICE void add(shared_memory& shared, index_t turn, index_t i0,
                          const typename shape::products& a,
                          float (&sums)[3][shape::row_tiles][2]) const {
+    KVFOLD_UNROLL
     for (index_t c = 0; c < shape::column_tiles; ++c) {
+      KVFOLD_UNROLL
       for (index_t e = 0; e < 2; ++e) {
         const index_t column = shape::column(c, e);
         const float age = shared.age[turn][column];
         const bool late = i0 + column >= queries.count - window;
+        KVFOLD_UNROLL
         for (index_t m = 0; m < shape::row_tiles; ++m) {
+          KVFOLD_UNROLL
           for (index_t i = 0; i < 2; ++i) {
             const float p = a[m][c][2 * i + e];
             sums[0][m][i] += p;

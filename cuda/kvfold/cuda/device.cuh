@@ -37,6 +37,8 @@
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
 ///     exponential(x), logarithm(x), square_root(x)
 ///
+/// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
+///
 /// `stream` and `launch` are the host's side: asynchronous, and `cuda_error` when refused.
 #pragma once
 
@@ -44,9 +46,11 @@
 
 #ifdef __CUDACC__
 #define KVFOLD_DEVICE __device__
+#define KVFOLD_UNROLL _Pragma("unroll")
 #include "kvfold/cuda/hardware.cuh"
 #elif __has_include("cuda/emulator.hpp")
 #define KVFOLD_DEVICE
+#define KVFOLD_UNROLL
 #include "cuda/emulator.hpp"
 #else
 #error "kvfold::cuda: nvcc expected, or kvfold's tests/support in the include path for the emulator"

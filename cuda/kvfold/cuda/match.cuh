@@ -63,6 +63,7 @@ struct squared_norms {
       for (index_t i = lane() * vector_16<Scalar>::size; i < cache.dim;
            i += 32 * vector_16<Scalar>::size) {
         const auto x = load_row(keys.at(s), i, cache.dim, aligned);
+        KVFOLD_UNROLL
         for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
           sum += to_float(x[j]) * to_float(x[j]);
         }
@@ -116,7 +117,9 @@ struct nearest_kept {
     };
     float own[shape::row_tiles][2];
     candidate best[shape::row_tiles][2];
+    KVFOLD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t e = e0 + shape::row(m, 2 * i);
         own[m][i] = e < count ? norm_of(away[e]) : 0.0F;
@@ -144,10 +147,13 @@ struct nearest_kept {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.leaving, shared.kept[turn], cache.dim, x);
+      KVFOLD_UNROLL
       for (index_t c = 0; c < shape::column_tiles; ++c) {
+        KVFOLD_UNROLL
         for (index_t j = 0; j < 4; ++j) {
           const index_t column = shape::column(c, j), s = shared.slot[turn][column];
           const float bb = shared.norm[turn][column];
+          KVFOLD_UNROLL
           for (index_t m = 0; m < shape::row_tiles; ++m) {
             const candidate it =
                 s < 0 ? 0 : most_candidate(ordered(similarity(x[m][c][j], own[m][j / 2], bb)), s);
@@ -159,7 +165,9 @@ struct nearest_kept {
       sync_block();  // the tile may be overwritten
     }
     wait_async<0>();
+    KVFOLD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const candidate most = reduce_max(best[m][i], 4);
         const index_t e = e0 + shape::row(m, 2 * i);

@@ -85,6 +85,7 @@ struct select_slots {
     if (warp() == 0) {  // lane l: 8 bins, from the highest on
       constexpr index_t mine = bins / 32;
       index_t count[mine], sum = 0;
+      KVFOLD_UNROLL
       for (index_t i = 0; i < mine; ++i) {
         sum += count[i] = shared.histogram[bins - 1 - (lane() * mine + i)];
       }
@@ -114,6 +115,7 @@ struct select_slots {
     for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
       bool sure[own], equal[own];
       index_t sure_mine = 0, equal_mine = 0;
+      KVFOLD_UNROLL
       for (index_t i = 0; i < own; ++i) {
         const index_t s = base + thread_index() * own + i;
         const bool stays = s < n && rule.stays(head, s);
@@ -129,6 +131,7 @@ struct select_slots {
       }
       sync_block();  // one a tile: the next tile's counts lie elsewhere
       index_t sure_all = 0, equal_all = 0;
+      KVFOLD_UNROLL
       for (index_t w = 0; w < warps; ++w) {
         const index_t a = shared.counts[turn * 2 * warps + w];
         const index_t b = shared.counts[(turn * 2 + 1) * warps + w];
@@ -136,6 +139,7 @@ struct select_slots {
         sure_all += a, equal_all += b;
       }
       sure_at += sure_before, equal_at += equal_before;
+      KVFOLD_UNROLL
       for (index_t i = 0; i < own; ++i) {
         const index_t s = base + thread_index() * own + i;
         const index_t row = sure_at + (equal_at < equals ? equal_at : equals);

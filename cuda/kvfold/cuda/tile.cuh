@@ -54,8 +54,11 @@ struct tile_shape {
 
   /// `x[m][n][i] = Σ_k a[row][k] b[column][k]`.
   KVFOLD_DEVICE static void multiply(row_array& a, column_array& b, index_t dim, products& x) {
+    KVFOLD_UNROLL
     for (index_t m = 0; m < row_tiles; ++m) {
+      KVFOLD_UNROLL
       for (index_t n = 0; n < column_tiles; ++n) {
+        KVFOLD_UNROLL
         for (index_t i = 0; i < 4; ++i) {
           x[m][n][i] = 0;
         }
@@ -64,14 +67,17 @@ struct tile_shape {
     if constexpr (matrix) {
       for (index_t k = lane() % 4 * 2; k < dim + lane() % 4 * 2; k += 16) {
         unsigned left[row_tiles][4];
+        KVFOLD_UNROLL
         for (index_t m = 0; m < row_tiles; ++m) {
           const index_t at = row(m, 0) * stride + k;
           left[m][0] = a.pair(at), left[m][1] = a.pair(at + 8 * stride);
           left[m][2] = a.pair(at + 8), left[m][3] = a.pair(at + 8 * stride + 8);
         }
+        KVFOLD_UNROLL
         for (index_t n = 0; n < column_tiles; ++n) {
           const index_t at = (n * 8 + lane() / 4) * stride + k;
           const unsigned right[2] = {b.pair(at), b.pair(at + 8)};
+          KVFOLD_UNROLL
           for (index_t m = 0; m < row_tiles; ++m) {
             mma_16x8x16<Scalar>(x[m][n], left[m], right);
           }
@@ -80,13 +86,17 @@ struct tile_shape {
     } else {
       for (index_t k = 0; k < dim; k += width) {
         vector_16<Scalar> right[column_tiles][2];
+        KVFOLD_UNROLL
         for (index_t n = 0; n < column_tiles; ++n) {
           right[n][0] = b.vector(column(n, 0) * stride + k);
           right[n][1] = b.vector(column(n, 1) * stride + k);
         }
+        KVFOLD_UNROLL
         for (index_t half_row = 0; half_row < 2; ++half_row) {
           const auto left = a.vector(row(0, 2 * half_row) * stride + k);
+          KVFOLD_UNROLL
           for (index_t n = 0; n < column_tiles; ++n) {
+            KVFOLD_UNROLL
             for (index_t j = 0; j < width; ++j) {
               x[0][n][2 * half_row] += left[j] * right[n][0][j];
               x[0][n][2 * half_row + 1] += left[j] * right[n][1][j];

@@ -142,6 +142,7 @@ KVFOLD_DEVICE vector_16<Scalar> load_row(const Scalar* row, index_t i, index_t d
     return load_16(row + i);
   }
   vector_16<Scalar> x;
+  KVFOLD_UNROLL
   for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
     x[j] = i + j < dim ? row[i + j] : from_float<Scalar>(0.0F);
   }
@@ -155,6 +156,7 @@ KVFOLD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
     store_16(row + i, x);
     return;
   }
+  KVFOLD_UNROLL
   for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
     if (i + j < dim) {
       row[i + j] = x[j];
