@@ -80,7 +80,7 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
     const auto want = slow_attention(kv, h, q.data() + at);
     for (index_t i = 0; i < c.group * c.dim; ++i) {
       const double x = want.out[static_cast<std::size_t>(i)];
-      worst = std::max(worst, std::abs(double{to_float(out[at + i])} - x) / (std::abs(x) + 1));
+      worst = worse(worst, std::abs(double{to_float(out[at + i])} - x) / (std::abs(x) + 1));
     }
     if (Rule::observes) {
       for (index_t s = 0; s < kv.length[h]; ++s) {
@@ -95,7 +95,7 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
         if constexpr (std::is_same_v<Rule, sum_rule>) {
           const double x =
               rule.max ? std::max(double{was}, a) : double{rule.decay} * double{was} + a;
-          worst_score = std::max(worst_score, std::abs(double{kv.column(0, h, s)} - x));
+          worst_score = worse(worst_score, std::abs(double{kv.column(0, h, s)} - x));
         }
       }
     }
@@ -159,9 +159,11 @@ TEST_CASE("attention is the same in many orders of threads") {
 TEST_CASE("attention refuses a small workspace and missing queries") {
   device_cache<float> kv({.dim = 32}, {3, 3}, 1);
   float x = 0;
+  device_buffer<unsigned char> memory(workspace_bytes(kv.view()), 0);
+  const workspace w{memory.data(), memory.size()};
   CHECK_THROWS_WITH(attend(kv.view(), &x, &x, nullptr, {&x, 4}, stream{}),
                     Catch::Contains("bytes expected (workspace_bytes), 4 came"));
-  CHECK_THROWS_WITH(attend<float>(kv.view(), nullptr, &x, nullptr, {}, stream{}),
+  CHECK_THROWS_WITH(attend<float>(kv.view(), nullptr, &x, nullptr, w, stream{}),
                     Catch::Contains("queries and out [2, 1, 32] expected, null came"));
 }
 

@@ -101,7 +101,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
   double worst = 0;
   for (std::size_t s = 0; s < total.size(); ++s) {
     const auto near = [&](float a, double b) {
-      worst = std::max(worst, std::abs(double{a} - b) / (std::abs(b) + 1));
+      worst = worse(worst, std::abs(double{a} - b) / (std::abs(b) + 1));
     };
     near(t.data()[s], total[s]), near(w.data()[s], window[s]), near(d.data()[s], decayed[s]);
   }

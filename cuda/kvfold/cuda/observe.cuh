@@ -50,20 +50,16 @@ struct observe_and_leave {
         context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
     combine(shared, h, tile, full);
     const candidate best = observe(shared, head, h, tile, n);
-    if constexpr (Rule::observes || Rule::leaves) {
-      if (!ends(shared, h, tile, best)) {
-        return;
-      }
-      candidate least = 0;
-      for (index_t t = thread_index(); t < from.tiles; t += threads) {
-        const candidate c = from.leaving[std::ptrdiff_t{h} * from.tiles + t];
-        least = c > least ? c : least;
-      }
-      least = block_max(shared.best, least);
-      finish(shared, head, h, n, least == 0 ? -1 : least_slot(least));
-    } else if (tile == 0 && thread_index() == 0) {
-      count(h, n);
+    if ((!Rule::observes && !options.appended) || !ends(shared, h, tile, best)) {
+      return;  // lengths change when all blocks of the head have read them
     }
+    candidate least = 0;
+    for (index_t t = thread_index(); t < from.tiles; t += threads) {
+      const candidate c = from.leaving[std::ptrdiff_t{h} * from.tiles + t];
+      least = c > least ? c : least;
+    }
+    least = block_max(shared.best, least);
+    finish(shared, head, h, n, least == 0 ? -1 : least_slot(least));
   }
 
  private:

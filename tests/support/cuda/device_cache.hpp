@@ -63,6 +63,9 @@ class device_buffer {
   std::unique_ptr<unsigned char[], release> data_;
 };
 
+/// The larger of two errors, NaN above all.
+inline double worse(double a, double b) { return a != a ? a : b <= a ? a : b; }
+
 struct cache_case {
   index_t heads = 2;
   index_t capacity = 40;

@@ -65,7 +65,7 @@ struct mirror {
       double worst = 0;
       const auto near = [&worst](float a, float b) {
         const double difference = std::abs(double{a} - double{b});
-        worst = std::max(worst, difference / (std::abs(double{b}) + 1));
+        worst = worse(worst, difference / (std::abs(double{b}) + 1));
       };
       for (index_t s = 0; s < head.length(); ++s) {
         REQUIRE(device.position[device.at(h, s)] == head.position(s));
