@@ -13,6 +13,9 @@ fail() {
   exit 1
 }
 
+# nvcc_path: where nvcc is, or its name where there is none.
+nvcc_path() { command -v nvcc || { [[ -x /usr/local/cuda/bin/nvcc ]] && echo /usr/local/cuda/bin/nvcc; } || echo nvcc; }
+
 # install_packages [ci]: what is missing of .ci/packages, without its group `ci` unless asked for.
 install_packages() {
   command -v dpkg-query >/dev/null || return 0 # no Debian: CMake will say what it lacks

@@ -61,10 +61,6 @@ void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
   }
 }
 
-inline float folded(column_fold fold, float a, float b) {
-  return fold == column_fold::sum ? a + b : fold == column_fold::max ? std::max(a, b) : a;
-}
-
 /// Moves everything a slot is: rows, log-mass, position, columns.
 void move_slot(const kv_head auto& head, head_state& state, index_t to, index_t from) {
   copy_row(head.key(to), head.key(from), head.dim());

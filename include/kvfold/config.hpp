@@ -9,6 +9,13 @@
 #define KVFOLD_VERSION_MINOR 1
 #define KVFOLD_VERSION_PATCH 0
 
+/// What compiles for the host and, by nvcc, for the device too.
+#ifdef __CUDACC__
+#define KVFOLD_HD __host__ __device__
+#else
+#define KVFOLD_HD
+#endif
+
 namespace kvfold {
 
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.

@@ -9,19 +9,10 @@
 #include <utility>  // std::pair
 #include <vector>
 
+#include "kvfold/edge.hpp"
 #include "kvfold/view.hpp"
 
 namespace kvfold {
-
-/// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
-/// into its value.
-struct edge {
-  index_t source;
-  float key_weight = 1;
-  float value_weight = 1;
-
-  friend bool operator==(const edge&, const edge&) = default;
-};
 
 /// A change without a note: nothing was measured in making it.
 inline constexpr float no_note = std::numeric_limits<float>::quiet_NaN();

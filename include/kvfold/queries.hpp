@@ -3,12 +3,10 @@
 
 #include <cstddef>  // std::ptrdiff_t
 
+#include "kvfold/functors.hpp"
 #include "kvfold/view.hpp"
 
 namespace kvfold {
-
-/// How the attention of a group's query heads becomes one number per slot.
-enum class group_combine { sum, mean, max };
 
 /// Queries of all heads, rotated, over an engine's own memory: query `i` of group member `g` of KV
 /// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kvfold/functors.hpp"
 #include "kvfold/view.hpp"
 
 namespace kvfold {
@@ -12,7 +13,7 @@ namespace kvfold {
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
 inline void accumulate(std::span<float> score, std::span<const float> attention, float decay = 1) {
   for (std::size_t j = 0; j < attention.size(); ++j) {
-    score[j] = decay * score[j] + attention[j];
+    score[j] = accumulated(score[j], attention[j], decay);
   }
 }
 

@@ -2,23 +2,13 @@
 #pragma once
 
 #include <algorithm>  // std::nth_element
-#include <cmath>      // std::isnan
-#include <limits>     // std::numeric_limits
 #include <span>
 #include <string_view>
 
+#include "kvfold/functors.hpp"
 #include "kvfold/plan.hpp"
 
 namespace kvfold {
-
-/// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
-struct protection {
-  index_t sinks = 0;
-  index_t recent = 0;
-  index_t newest = -1;
-
-  bool operator()(index_t position) const { return position < sinks || position > newest - recent; }
-};
 
 protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
   return {sinks, recent, newest_position(head)};
@@ -32,16 +22,6 @@ inline constexpr index_t most_tokens = 1 << 24;
 inline void expect_count(std::string_view policy, const char* what, index_t n, index_t least) {
   expects(n >= least && n <= most_tokens, policy, ": ", least, " to ", most_tokens, " ", what,
           " expected, ", n, " came");
-}
-
-/// A share of the budget, rounded to the nearest slot.
-inline index_t share_of(float share, index_t target) {
-  return static_cast<index_t>(share * static_cast<float>(target) + 0.5F);
-}
-
-/// NaN ranks below every number.
-inline float rank(float score) {
-  return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
 }
 
 /// A column of scores as what `select` ranks by.

@@ -7,12 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "kvfold/functors.hpp"
 #include "kvfold/plan.hpp"
 
 namespace kvfold {
-
-/// What becomes of a column's numbers when slots are merged.
-enum class column_fold { sum, max, anchor };
 
 /// One float per slot: how it merges, and what a fresh slot has.
 struct column {

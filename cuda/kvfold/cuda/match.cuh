@@ -1,0 +1,237 @@
+/// Where the leaving go: for every one the nearest of those that stay.
+#pragma once
+
+#include <cstddef>  // std::size_t
+
+#include "kvfold/cuda/rules.cuh"
+#include "kvfold/cuda/tile.cuh"
+#include "kvfold/cuda/together.cuh"
+#include "kvfold/cuda/workspace.cuh"
+
+namespace kvfold::cuda {
+
+/// Similarities of keys a and b from their products: `a·b`, `a·a`, `b·b`. More is nearer.
+struct dot_similarity {
+  static constexpr bool norms = false;
+  KVFOLD_HD float operator()(float ab, float, float) const { return ab; }
+};
+/// 0 when either is zero.
+struct cosine_similarity {
+  static constexpr bool norms = true;
+  KVFOLD_DEVICE float operator()(float ab, float aa, float bb) const {
+    const float both = square_root(aa) * square_root(bb);
+    return both > 0 ? ab / both : 0.0F;
+  }
+};
+/// −|a − b|²
+struct euclidean_similarity {
+  static constexpr bool norms = true;
+  KVFOLD_HD float operator()(float ab, float aa, float bb) const { return 2 * ab - (aa + bb); }
+};
+
+/// Slots of all heads, `[heads, capacity]`, the first `count[h]` of each.
+struct slot_lists {
+  const index_t* slots = nullptr;
+  const index_t* count = nullptr;  ///< [heads]
+};
+
+/// What `match` finds, `[heads, capacity]` by place in the list of the leaving.
+struct matches {
+  index_t* into = nullptr;      ///< a kept slot; −1: none is kept
+  float* similarity = nullptr;  ///< 0 where there is none
+};
+
+namespace detail {
+
+/// `k·k` of every slot in use: a warp a row, in the order of lanes.
+template <class Scalar>
+struct squared_norms {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  float* norm;  // [heads, capacity]
+  bool aligned;
+
+  /// Grid: heads, stretches of 256 slots.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t begin = static_cast<index_t>(block_index().y) * 256, n = cache.length[h];
+    const auto keys = cache.keys.of(h);
+    for (index_t s = begin + warp(); s < n && s < begin + 256; s += threads / 32) {
+      float sum = 0;
+      for (index_t i = lane() * vector_16<Scalar>::size; i < cache.dim;
+           i += 32 * vector_16<Scalar>::size) {
+        const auto x = load_row(keys.at(s), i, cache.dim, aligned);
+        KVFOLD_UNROLL
+        for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+          sum += to_float(x[j]) * to_float(x[j]);
+        }
+      }
+      sum = reduce_sum(sum);
+      if (lane() == 0) {
+        norm[cache.slot(h, s)] = sum;
+      }
+    }
+  }
+};
+
+/// A block holds a tile of leaving keys and streams the kept ones past it, two tiles in turn; every
+/// lane keeps the best of its own columns, so the product is never stored. Ties go to the lower
+/// slot, whatever the order of the lists.
+template <class Scalar, index_t Depth, class Similarity>
+struct nearest_kept {
+  using shape = tile_shape<Scalar, Depth>;
+  static constexpr index_t threads = shape::threads;
+  struct shared_memory {
+    typename shape::row_array leaving;
+    typename shape::column_array kept[2];
+    shared_array<index_t, shape::columns> slot[2];  // −1: none
+    shared_array<float, shape::columns> norm[2];
+  };
+
+  cache_view<Scalar> cache;
+  slot_lists leaving, kept;
+  const float* norm;  // [heads, capacity], or null: not needed
+  matches out;
+  Similarity similarity;
+  bool aligned;
+
+  /// Grid: heads, tiles of leaving slots.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
+    const index_t count = leaving.count[h], candidates = kept.count[h];
+    if (e0 >= count) {
+      return;
+    }
+    const index_t* const away = leaving.slots + cache.slot(h, 0);
+    const index_t* const stay = kept.slots + cache.slot(h, 0);
+    const auto keys = cache.keys.of(h);
+    shape::template load<shape::rows>(
+        shared.leaving, [&](index_t r) { return e0 + r < count ? keys.at(away[e0 + r]) : nullptr; },
+        cache.keys.data, cache.dim, aligned);
+    commit_async();
+    const auto norm_of = [&](index_t s) {
+      return Similarity::norms ? norm[cache.slot(h, s)] : 0.0F;
+    };
+    float own[shape::row_tiles][2];
+    candidate best[shape::row_tiles][2];
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < 2; ++i) {
+        const index_t e = e0 + shape::row(m, 2 * i);
+        own[m][i] = e < count ? norm_of(away[e]) : 0.0F;
+        best[m][i] = 0;
+      }
+    }
+    const auto load = [&](index_t c0, index_t turn) {
+      if (c0 < candidates) {
+        shape::template load<shape::columns>(
+            shared.kept[turn],
+            [&](index_t c) { return c0 + c < candidates ? keys.at(stay[c0 + c]) : nullptr; },
+            cache.keys.data, cache.dim, aligned);
+        for (index_t c = thread_index(); c < shape::columns; c += threads) {
+          const index_t s = c0 + c < candidates ? stay[c0 + c] : -1;
+          shared.slot[turn][c] = s;
+          shared.norm[turn][c] = s < 0 ? 0.0F : norm_of(s);
+        }
+      }
+      commit_async();
+    };
+    load(0, 0);
+    for (index_t c0 = 0, turn = 0; c0 < candidates; c0 += shape::columns, turn ^= 1) {
+      load(c0 + shape::columns, turn ^ 1);
+      wait_async<1>();
+      sync_block();
+      typename shape::products x;
+      shape::multiply(shared.leaving, shared.kept[turn], cache.dim, x);
+      KVFOLD_UNROLL
+      for (index_t c = 0; c < shape::column_tiles; ++c) {
+        KVFOLD_UNROLL
+        for (index_t j = 0; j < 4; ++j) {
+          const index_t column = shape::column(c, j), s = shared.slot[turn][column];
+          const float bb = shared.norm[turn][column];
+          KVFOLD_UNROLL
+          for (index_t m = 0; m < shape::row_tiles; ++m) {
+            const candidate it =
+                s < 0 ? 0 : most_candidate(ordered(similarity(x[m][c][j], own[m][j / 2], bb)), s);
+            candidate& most = best[m][j / 2];
+            most = it > most ? it : most;
+          }
+        }
+      }
+      sync_block();  // the tile may be overwritten
+    }
+    wait_async<0>();
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < 2; ++i) {
+        const candidate most = reduce_max(best[m][i], 4);
+        const index_t e = e0 + shape::row(m, 2 * i);
+        if (lane() % 4 == 0 && e < count) {
+          out.into[cache.slot(h, e)] = most_slot(most);
+          out.similarity[cache.slot(h, e)] =
+              most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
+        }
+      }
+    }
+  }
+
+  /// The inverse of `ordered`.
+  KVFOLD_DEVICE static float number_of(unsigned order) {
+    const unsigned bits = (order & 0x80000000U) != 0 ? order ^ 0x80000000U : ~order;
+    float x = 0;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+  }
+};
+
+template <class Scalar, index_t Depth, class Similarity>
+void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& leaving,
+           const slot_lists& kept, const float* norm, const matches& out, stream stream) {
+  using shape = tile_shape<Scalar, Depth>;
+  launch(nearest_kept<Scalar, Depth, Similarity>{cache, leaving, kept, norm, out, similarity,
+                                                 cache.aligned()},
+         {static_cast<unsigned>(cache.heads),
+          static_cast<unsigned>((cache.capacity + shape::rows - 1) / shape::rows)},
+         stream);
+}
+
+}  // namespace detail
+
+/// Bytes of workspace for `match`: the keys' squared norms.
+inline std::size_t match_workspace_bytes(index_t heads, index_t capacity) {
+  return sizeof(float) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
+}
+
+/// For every slot of `leaving` the slot of `kept` whose key is most similar, ties to the lower
+/// slot; NaN is the least similar. Lists stay on the device. Products in float: half and bfloat16
+/// on tensor cores. Two launches, one when the similarity needs no norms.
+template <class Similarity, class Scalar>
+void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& leaving,
+           const slot_lists& kept, const matches& out, workspace memory, stream stream) {
+  check(cache);
+  expects(leaving.slots != nullptr && leaving.count != nullptr && kept.slots != nullptr &&
+              kept.count != nullptr && out.into != nullptr && out.similarity != nullptr,
+          "cuda match: lists of slots and room for the matches expected, null came");
+  float* norm = nullptr;
+  if constexpr (Similarity::norms) {
+    carver from(memory);
+    norm = from.take<float>(match_workspace_bytes(cache.heads, cache.capacity) / sizeof(float));
+    from.check("cuda match");
+    launch(
+        detail::squared_norms<Scalar>{cache, norm, cache.aligned()},
+        {static_cast<unsigned>(cache.heads), static_cast<unsigned>((cache.capacity + 255) / 256)},
+        stream);
+  }
+  if (cache.dim <= 128) {
+    detail::match<Scalar, 128>(similarity, cache, leaving, kept, norm, out, stream);
+  } else {
+    detail::match<Scalar, 256>(similarity, cache, leaving, kept, norm, out, stream);
+  }
+}
+
+}  // namespace kvfold::cuda

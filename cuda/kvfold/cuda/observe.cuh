@@ -1,0 +1,306 @@
+/// Combining the splits, observing, and letting one slot leave: the second of a step's launches.
+#pragma once
+
+#include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/rules.cuh"
+#include "kvfold/cuda/together.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// What a step asks of the second launch.
+struct step_options {
+  bool appended = false;  ///< the first launch put a newcomer behind the last slot
+  index_t target = 0;     ///< slots after the step; 0: nobody leaves here
+};
+
+/// A block takes 1024 slots of a head: every slot's probability from its logits, the group
+/// combined, into the policy's score, and the tile's candidate to leave. The head's output is
+/// spread over its blocks. The last block of a head to finish (a ticket says which) carries out the
+/// departure: another launch would cost more than its dozen rows. Reads 4 · group bytes of logits
+/// and the rule's columns, writes the columns; K and V are not read again, but for the rows that
+/// move.
+template <class Scalar, class Rule>
+struct observe_and_leave {
+  static constexpr index_t threads = 256;
+  static constexpr index_t width = vector_16<Scalar>::size;
+  struct shared_memory {
+    shared_array<float, most_splits * most_group> scale;  // of each split's output
+    shared_array<float, most_group> max, inverse;
+    of_warps<candidate, threads> best;
+    of_warps<index_t, threads> number;
+    shared_array<index_t, 1> ticket;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  partial_attention from;
+  Rule rule;
+  step_options options;
+  Scalar* out;         // [heads, group, dim]
+  float* log_sum_exp;  // [heads, group], or null
+  bool aligned;
+
+  /// Grid: heads, tiles.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const auto tile = static_cast<index_t>(block_index().y);
+    const bool full = options.appended && cache.length[h] >= cache.capacity;
+    const index_t n = cache.length[h] + (options.appended && !full ? 1 : 0);
+    const head_context head =
+        context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
+    combine(shared, h, tile, full);
+    const candidate best = observe(shared, head, h, tile, n);
+    if ((!Rule::observes && !options.appended) || !ends(shared, h, tile, best)) {
+      return;  // lengths change when all blocks of the head have read them
+    }
+    candidate least = 0;
+    for (index_t t = thread_index(); t < from.tiles; t += threads) {
+      const candidate c = from.leaving[std::ptrdiff_t{h} * from.tiles + t];
+      least = c > least ? c : least;
+    }
+    least = block_max(shared.best, least);
+    finish(shared, head, h, n, least == 0 ? -1 : least_slot(least));
+  }
+
+ private:
+  /// Output and log-sum-exp from the splits', weighted in a fixed order.
+  KVFOLD_DEVICE void combine(shared_memory& shared, index_t h, index_t tile, bool full) const {
+    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
+    for (index_t g = warp(); g < cache.group; g += threads / 32) {
+      float max = lowest_score, sum = 0;
+      for (index_t p = lane(); p < from.splits; p += 32) {
+        const float m = from.max[parts + p * cache.group + g];
+        max = m > max ? m : max;
+      }
+      max = reduce_max(max);
+      for (index_t p = lane(); p < from.splits; p += 32) {
+        const float m = from.max[parts + p * cache.group + g];
+        const float scale = m == lowest_score ? 0.0F : exponential(m - max);
+        shared.scale[p * most_group + g] = scale;
+        sum += scale * from.sum[parts + p * cache.group + g];
+      }
+      sum = reduce_sum(sum);
+      if (lane() == 0) {
+        shared.max[g] = max;
+        shared.inverse[g] = full       ? lowest_score - lowest_score  // NaN: there was no room
+                            : sum == 0 ? 0.0F
+                                       : 1.0F / sum;
+        if (tile == 0 && log_sum_exp != nullptr) {
+          log_sum_exp[std::ptrdiff_t{h} * cache.group + g] = max + logarithm(sum);
+        }
+      }
+    }
+    sync_block();
+    for (index_t e = tile * threads + thread_index(); e < cache.group * cache.dim;
+         e += from.tiles * threads) {
+      const index_t g = e / cache.dim;
+      float x = 0;
+      for (index_t p = 0; p < from.splits; ++p) {
+        x += shared.scale[p * most_group + g] * from.out[(parts + p * cache.group) * cache.dim + e];
+      }
+      out[std::ptrdiff_t{h} * cache.group * cache.dim + e] =
+          from_float<Scalar>(x * shared.inverse[g]);
+    }
+  }
+
+  /// The tile's slots: fresh columns, scores, and who would leave first.
+  KVFOLD_DEVICE candidate observe(shared_memory& shared, const head_context& head, index_t h,
+                                  index_t tile, index_t n) const {
+    candidate best = 0;
+    const index_t end = (tile + 1) * slots_a_tile < n ? (tile + 1) * slots_a_tile : n;
+    for (index_t s = tile * slots_a_tile + thread_index(); s < end; s += threads) {
+      if (options.appended && s == n - 1) {
+        for (index_t c = 0; c < state.count; ++c) {
+          head.column(c, s) = state.initial[c];
+        }
+      }
+      if constexpr (Rule::observes) {
+        const float* const logit = from.logits + cache.slot(h, s) * cache.group;
+        float a = 0;
+        for (index_t g = 0; g < cache.group; ++g) {
+          const float p = exponential(logit[g] - shared.max[g]) * shared.inverse[g];
+          a = rule.combine != group_combine::max ? a + p : p > a ? p : a;
+        }
+        rule.observe(head, s,
+                     rule.combine == group_combine::mean ? a / static_cast<float>(cache.group) : a);
+      }
+      if constexpr (Rule::leaves) {
+        if (options.target > 0 && !rule.stays(head, s)) {
+          const candidate c = least_candidate(rule.order(head, s), s);
+          best = c > best ? c : best;
+        }
+      }
+    }
+    return best;
+  }
+
+  /// Leaves the tile's candidate behind. Is this the head's last block?
+  KVFOLD_DEVICE bool ends(shared_memory& shared, index_t h, index_t tile, candidate best) const {
+    best = block_max(shared.best, best);
+    if (thread_index() == 0) {
+      from.leaving[std::ptrdiff_t{h} * from.tiles + tile] = best;
+    }
+    publish();
+    sync_block();
+    if (thread_index() == 0) {
+      const index_t done = add_global(from.tickets + h, 1);
+      shared.ticket[0] = done;
+    }
+    sync_block();
+    publish();
+    return shared.ticket[0] == from.tiles - 1;
+  }
+
+  /// One block, when all of the head is observed.
+  KVFOLD_DEVICE void finish(shared_memory& shared, const head_context& head, index_t h, index_t n,
+                            index_t leaving) const {
+    bool leaves = Rule::leaves && options.target > 0 && n == options.target + 1 && leaving >= 0;
+    if constexpr (Rule::merges) {
+      if (leaves) {
+        leaves = merge(shared, head, h, n, leaving);
+      }
+    }
+    if (leaves && leaving != n - 1) {
+      move(head, h, leaving, n - 1);
+    }
+    const index_t left = leaves ? n - 1 : n;
+    if constexpr (Rule::merges) {
+      sync_block();
+      if (options.target > 0 && left <= options.target) {
+        settle(shared, head, left);
+      }
+    }
+    if (thread_index() == 0) {
+      rule.observed(head);
+      count(h, left);
+      from.tickets[h] = 0;
+    }
+  }
+
+  KVFOLD_DEVICE void count(index_t h, index_t left) const {
+    if (options.appended) {
+      cache.length[h] = left;
+      cache.seen[h] += 1;
+    }
+  }
+
+  /// Everything that a slot is.
+  KVFOLD_DEVICE void move(const head_context& head, index_t h, index_t to,
+                          index_t from_slot) const {
+    const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    for (index_t i = thread_index() * width; i < cache.dim; i += threads * width) {
+      store_row(keys.at(to), i, cache.dim, aligned,
+                load_row(keys.at(from_slot), i, cache.dim, aligned));
+      store_row(values.at(to), i, cache.dim, aligned,
+                load_row(values.at(from_slot), i, cache.dim, aligned));
+    }
+    if (thread_index() < state.count) {
+      head.column(thread_index(), to) = head.column(thread_index(), from_slot);
+    }
+    if (thread_index() == 0) {
+      cache.log_mass[cache.slot(h, to)] = cache.log_mass[cache.slot(h, from_slot)];
+      cache.position[cache.slot(h, to)] = cache.position[cache.slot(h, from_slot)];
+    }
+  }
+
+  // -------------------------------------------------------------------------- zsmerge
+
+  /// eq. 6: the residual slot with the largest dot product; ties to the lower.
+  KVFOLD_DEVICE index_t nearest_residual(shared_memory& shared, const head_context& head, index_t h,
+                                         index_t n, index_t leaving) const {
+    const auto keys = cache.keys.of(h);
+    const Scalar* const key = keys.at(leaving);
+    candidate best = 0;
+    for (index_t base = warp() * 32; base < n; base += threads) {
+      const index_t mine = base + lane();
+      unsigned flags =
+          ballot(mine < n && mine != leaving && head.column(Rule::is_residual, mine) != 0.0F);
+      for (index_t l = 0; l < 32; ++l) {
+        if ((flags >> l & 1U) != 0) {
+          const Scalar* const other = keys.at(base + l);
+          float dot = 0;
+          for (index_t i = lane(); i < cache.dim; i += 32) {
+            dot += to_float(other[i]) * to_float(key[i]);
+          }
+          const candidate c = most_candidate(ordered(reduce_sum(dot)), base + l);
+          best = c > best ? c : best;
+        }
+      }
+    }
+    return most_slot(block_max(shared.best, best));
+  }
+
+  /// eq. 7: running mean by tokens, w ← w_r + w_c; eq. 8: β = α ln w. False: nowhere to go.
+  KVFOLD_DEVICE bool merge(shared_memory& shared, const head_context& head, index_t h, index_t n,
+                           index_t leaving) const {
+    index_t residuals = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      residuals += head.column(Rule::is_residual, s) != 0.0F ? 1 : 0;
+    }
+    const index_t missing = rule.residual - block_sum(shared.number, residuals);
+    name_residuals(shared, head, n, missing, leaving);  // only where nothing was settled before
+    const index_t into = nearest_residual(shared, head, h, n, leaving);
+    if (into < 0) {
+      return false;
+    }
+    const float ours = head.column(Rule::count, into), theirs = head.column(Rule::count, leaving);
+    const float w = ours + theirs, stay = ours / w, leave = theirs / w;
+    sync_block();  // all have read the counts
+    const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    for (const auto& rows : {keys, values}) {
+      Scalar* const to = rows.at(into);
+      const Scalar* const away = rows.at(leaving);
+      for (index_t i = thread_index(); i < cache.dim; i += threads) {
+        to[i] = from_float<Scalar>(stay * to_float(to[i]) + leave * to_float(away[i]));
+      }
+    }
+    if (thread_index() < state.count) {
+      float& x = head.column(thread_index(), into);
+      x = kvfold::detail::folded(state.fold[thread_index()], x,
+                                 head.column(thread_index(), leaving));
+    }
+    if (thread_index() == 0) {
+      cache.log_mass[cache.slot(h, into)] = rule.alpha * logarithm(w);
+    }
+    sync_block();
+    return true;
+  }
+
+  /// Names the residual slots: whatever is merged; then, while context overflows and a residual
+  /// slot is free, the context's lowest (Algorithm 1, line 8).
+  KVFOLD_DEVICE void settle(shared_memory& shared, const head_context& head, index_t n) const {
+    const protection in_ring{0, rule.ring, head.newest};
+    index_t residuals = 0, others = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      float& flag = head.column(Rule::is_residual, s);
+      const bool is = flag != 0.0F || head.column(Rule::count, s) > 1;
+      flag = is ? 1.0F : 0.0F;
+      residuals += is ? 1 : 0;
+      others += is || in_ring(head.position[s]) ? 0 : 1;
+    }
+    const index_t free = rule.residual - block_sum(shared.number, residuals);
+    const index_t overflow = block_sum(shared.number, others) - rule.context;
+    name_residuals(shared, head, n, free < overflow ? free : overflow, -1);
+  }
+
+  /// Makes the `count` lowest slots of the context residual ones, `but` one.
+  KVFOLD_DEVICE void name_residuals(shared_memory& shared, const head_context& head, index_t n,
+                                    index_t count, index_t but) const {
+    for (index_t i = 0; i < count; ++i) {
+      candidate best = 0;
+      for (index_t s = thread_index(); s < n; s += threads) {
+        if (s != but && !rule.stays(head, s)) {
+          const candidate c = least_candidate(rule.order(head, s), s);
+          best = c > best ? c : best;
+        }
+      }
+      best = block_max(shared.best, best);
+      if (best != 0 && thread_index() == 0) {
+        head.column(Rule::is_residual, least_slot(best)) = 1.0F;
+      }
+      sync_block();
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

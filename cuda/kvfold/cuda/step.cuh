@@ -1,0 +1,133 @@
+/// Decode attention that observes as it goes, and the whole decode step.
+#pragma once
+
+#include <cstddef>      // std::size_t
+#include <type_traits>  // std::remove_const_t
+
+#include "kvfold/cuda/apply.cuh"
+#include "kvfold/cuda/observe.cuh"
+#include "kvfold/cuda/select.cuh"
+
+namespace kvfold::cuda {
+
+namespace detail {
+
+/// What a step works in: the splits' attention, and a plan where several slots leave at once.
+struct step_memory {
+  partial_attention partial;
+  plan_view plan;
+};
+
+inline step_memory carve_step(carver& from, index_t heads, index_t capacity, index_t group,
+                              index_t dim, bool plans) {
+  step_memory m{carve(from, heads, capacity, group, dim), {}};
+  if (plans) {
+    const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity);
+    m.plan.rows = from.take<index_t>(n);
+    m.plan.begin = from.take<index_t>(slots + n);
+    m.plan.edges = from.take<edge>(slots);
+    m.plan.log_mass = from.take<float>(slots);
+  }
+  return m;
+}
+
+/// Does more than one slot leave at once, now and then?
+inline bool plans(const budget& budget) { return budget.trigger_length() != budget.target + 1; }
+
+template <class Scalar, class Rule>
+void attend_observe_leave(const Rule& rule, const cache_view<Scalar>& cache,
+                          const state_view& state, const Scalar* queries,
+                          const newcomers<Scalar>& fresh, const step_options& options,
+                          partial_attention partial, Scalar* out, float* log_sum_exp,
+                          stream stream) {
+  expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
+          cache.group, ", ", cache.dim, "] expected, null came");
+  partial.logits = Rule::observes ? partial.logits : nullptr;
+  attend_splits(cache, queries, fresh, partial, stream);
+  launch(observe_and_leave<Scalar, Rule>{cache, state, partial, rule, options, out, log_sum_exp,
+                                         cache.aligned()},
+         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(partial.tiles)}, stream);
+}
+
+}  // namespace detail
+
+/// Bytes of workspace for `attend_observe`, and for `step` under a budget.
+template <class Scalar>
+std::size_t workspace_bytes(const cache_view<Scalar>& cache, const budget& budget = {.target = 1}) {
+  carver count;
+  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim,
+                     detail::plans(budget));
+  return count.used();
+}
+
+/// Softmax attention with log-mass of one query for every query head, and in the same pass every
+/// slot's probability into the policy's score:
+///
+///     ℓ_s = scale · q·k_s + log_mass_s      p = softmax(ℓ)      out = Σ_s p_s v_s
+///
+/// `queries`, `out` `[heads, group, dim]`; `log_sum_exp` `[heads, group]` or null. K and V are read
+/// once; the logits, 4 · group bytes a slot, are written and read again. Two launches. An empty
+/// head's output is 0.
+template <class Scalar, class Rule>
+void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                    const Scalar* queries, Scalar* out, float* log_sum_exp, workspace memory,
+                    stream stream) {
+  check(cache), check(state);
+  carver from(memory);
+  const auto work =
+      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false);
+  from.check("cuda attend");
+  detail::attend_observe_leave(rule, cache, state, queries, {}, {}, work.partial, out, log_sum_exp,
+                               stream);
+}
+
+/// Attention alone.
+template <class Scalar>
+void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out, float* log_sum_exp,
+            workspace memory, stream stream) {
+  attend_observe(no_rule{}, cache, state_view{}, queries, out, log_sum_exp, memory, stream);
+}
+
+/// One decode step of all heads: append `fresh`, attend, observe, and back to the budget. Equals
+/// `kvfold::step`. Lengths stay on the device, and so does whether anything leaves.
+///
+///     trigger = target + 1   two launches: when a head holds one slot more than `budget.target`,
+///     one
+///                            leaves and the newcomer takes its place
+///     a later trigger        four: a plan for the heads that have reached it, and `apply`
+///
+/// A head that has no room for its newcomer gives NaN and stays as it is. Refused: budgets that do
+/// not fit, policies and modes without a CUDA path.
+template <class Policy, class Scalar>
+void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
+          const Scalar* queries, const newcomers<Scalar>& fresh, const budget& budget, Scalar* out,
+          workspace memory, stream stream) {
+  check(cache), check(state);
+  expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: keys and values [",
+          cache.heads, ", ", cache.dim, "] of the newcomers expected, null came");
+  expects(budget.target > 0 && budget.target < cache.capacity, "cuda step: a target of 1 to ",
+          cache.capacity - 1, " expected (room for the newcomer), ", budget.target, " came");
+  expects(budget.trigger_length() > budget.target && budget.trigger_length() <= cache.capacity,
+          "cuda step: a trigger of ", budget.target + 1, " to ", cache.capacity, " expected, ",
+          budget.trigger, " came");
+  const auto rule = rule_of(policy, budget);
+  using rule_type = std::remove_const_t<decltype(rule)>;
+  const bool plans = detail::plans(budget) && rule_type::leaves;
+  expects(!plans || !rule_type::merges, "cuda step: a trigger of target + 1 expected for ",
+          Policy::name(), ", ", budget.trigger, " came");
+  carver from(memory);
+  const auto work =
+      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, plans);
+  from.check("cuda step");
+  detail::attend_observe_leave(rule, cache, state, queries, fresh,
+                               {true, plans ? 0 : budget.target}, work.partial, out, nullptr,
+                               stream);
+  if constexpr (rule_type::leaves && !rule_type::merges) {
+    if (plans) {
+      select(rule, cache, state, budget, work.plan, stream);
+      apply(work.plan, cache, state, stream);
+    }
+  }
+}
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,111 @@
+/// Products of tiles of rows, as prompt scores and similarity search need them: every row of one
+/// tile with every row of another, never stored.
+#pragma once
+
+#include "kvfold/cuda/view.cuh"
+
+namespace kvfold::cuda {
+
+/// A block of 4 warps multiplies `rows` rows by `columns` others, each up to `Depth` elements long.
+/// half and bfloat16 on tensor cores, a warp 32 × 64; float by itself, a warp 16 × 32. Rows lie 16
+/// bytes further apart than they are long, so that the lanes of a load meet different banks.
+template <class Scalar, index_t Depth>
+struct tile_shape {
+  static constexpr bool matrix = sizeof(Scalar) == 2;
+  static constexpr index_t warps = 4, threads = 32 * warps;
+  static constexpr index_t row_tiles = matrix ? 2 : 1;     ///< of 16, a warp
+  static constexpr index_t column_tiles = matrix ? 8 : 4;  ///< of 8
+  static constexpr index_t rows = warps * row_tiles * 16;
+  static constexpr index_t columns = column_tiles * 8;
+  static constexpr index_t width = vector_16<Scalar>::size;
+  static constexpr index_t stride = Depth + width;
+
+  using row_array = shared_array<Scalar, rows * stride>;
+  using column_array = shared_array<Scalar, columns * stride>;
+  /// A lane's part of the products: element `[m][n][i]` is of `row(m, i)` and `column(n, i)`.
+  using products = float[row_tiles][column_tiles][4];
+
+  KVFOLD_DEVICE static index_t row(index_t m, index_t i) {
+    return (warp() * row_tiles + m) * 16 + lane() / 4 + (i >= 2 ? 8 : 0);
+  }
+  KVFOLD_DEVICE static index_t column(index_t n, index_t i) {
+    return n * 8 + lane() % 4 * 2 + (i & 1);
+  }
+
+  /// Starts to copy `Count` rows `row_of(r)` (null: zeros) `[dim]`, zeros up to a multiple of 16;
+  /// to be committed and waited for by the caller.
+  template <index_t Count, class RowOf>
+  KVFOLD_DEVICE static void load(shared_array<Scalar, Count * stride>& to, RowOf row_of,
+                                 const Scalar* anything, index_t dim, bool aligned) {
+    const index_t packs = (dim + 15) / 16 * 16 / width;
+    for (index_t e = thread_index(); e < Count * packs; e += threads) {
+      const index_t r = e / packs, i = e % packs * width;
+      const Scalar* const from = row_of(r);
+      if (aligned) {
+        const index_t left = from == nullptr || i >= dim ? 0 : dim - i;
+        copy_async(to, r * stride + i, left == 0 ? anything : from + i,
+                   (left < width ? left : width) * static_cast<index_t>(sizeof(Scalar)));
+      } else {
+        to.set_vector(r * stride + i, from == nullptr ? load_row(anything, 0, 0, false)
+                                                      : load_row(from, i, dim, false));
+      }
+    }
+  }
+
+  /// `x[m][n][i] = Σ_k a[row][k] b[column][k]`.
+  KVFOLD_DEVICE static void multiply(row_array& a, column_array& b, index_t dim, products& x) {
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < row_tiles; ++m) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < column_tiles; ++n) {
+        KVFOLD_UNROLL
+        for (index_t i = 0; i < 4; ++i) {
+          x[m][n][i] = 0;
+        }
+      }
+    }
+    if constexpr (matrix) {
+      for (index_t k = lane() % 4 * 2; k < dim + lane() % 4 * 2; k += 16) {
+        unsigned left[row_tiles][4];
+        KVFOLD_UNROLL
+        for (index_t m = 0; m < row_tiles; ++m) {
+          const index_t at = row(m, 0) * stride + k;
+          left[m][0] = a.pair(at), left[m][1] = a.pair(at + 8 * stride);
+          left[m][2] = a.pair(at + 8), left[m][3] = a.pair(at + 8 * stride + 8);
+        }
+        KVFOLD_UNROLL
+        for (index_t n = 0; n < column_tiles; ++n) {
+          const index_t at = (n * 8 + lane() / 4) * stride + k;
+          const unsigned right[2] = {b.pair(at), b.pair(at + 8)};
+          KVFOLD_UNROLL
+          for (index_t m = 0; m < row_tiles; ++m) {
+            mma_16x8x16<Scalar>(x[m][n], left[m], right);
+          }
+        }
+      }
+    } else {
+      for (index_t k = 0; k < dim; k += width) {
+        vector_16<Scalar> right[column_tiles][2];
+        KVFOLD_UNROLL
+        for (index_t n = 0; n < column_tiles; ++n) {
+          right[n][0] = b.vector(column(n, 0) * stride + k);
+          right[n][1] = b.vector(column(n, 1) * stride + k);
+        }
+        KVFOLD_UNROLL
+        for (index_t half_row = 0; half_row < 2; ++half_row) {
+          const auto left = a.vector(row(0, 2 * half_row) * stride + k);
+          KVFOLD_UNROLL
+          for (index_t n = 0; n < column_tiles; ++n) {
+            KVFOLD_UNROLL
+            for (index_t j = 0; j < width; ++j) {
+              x[0][n][2 * half_row] += left[j] * right[n][0][j];
+              x[0][n][2 * half_row + 1] += left[j] * right[n][1][j];
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,75 @@
+/// What the threads of a block find out together.
+#pragma once
+
+#include "kvfold/cuda/device.cuh"
+
+namespace kvfold::cuda {
+
+/// Keys that order candidates: the first number, then the slot. 0: none.
+using candidate = unsigned long long;
+
+/// The best candidate has the lowest order, then the highest slot.
+KVFOLD_HD inline candidate least_candidate(unsigned order, index_t s) {
+  return static_cast<candidate>(~order) << 32 | static_cast<unsigned>(s + 1);
+}
+/// The best candidate has the highest order, then the lowest slot.
+KVFOLD_HD inline candidate most_candidate(unsigned order, index_t s) {
+  return static_cast<candidate>(order) << 32 | ~static_cast<unsigned>(s);
+}
+KVFOLD_HD inline index_t least_slot(candidate c) {
+  return static_cast<index_t>(static_cast<unsigned>(c & 0xffffffffU)) - 1;
+}
+KVFOLD_HD inline index_t most_slot(candidate c) {
+  return c == 0 ? -1 : static_cast<index_t>(~static_cast<unsigned>(c & 0xffffffffU));
+}
+
+/// Scratch for one number a warp.
+template <class T, index_t Threads>
+struct of_warps {
+  shared_array<T, Threads / 32> x;
+};
+
+/// The largest of the block's numbers, in every thread. Two barriers.
+template <class T, index_t Threads>
+KVFOLD_DEVICE T block_max(of_warps<T, Threads>& shared, T x) {
+  x = reduce_max(x);
+  sync_block();  // the last use is over
+  if (lane() == 0) {
+    shared.x[warp()] = x;
+  }
+  sync_block();
+  T most = shared.x[0];
+  for (index_t w = 1; w < Threads / 32; ++w) {
+    const T y = shared.x[w];
+    most = y > most ? y : most;
+  }
+  return most;
+}
+
+/// The sum of the block's numbers, in every thread. Two barriers.
+template <class T, index_t Threads>
+KVFOLD_DEVICE T block_sum(of_warps<T, Threads>& shared, T x) {
+  x = reduce_sum(x);
+  sync_block();
+  if (lane() == 0) {
+    shared.x[warp()] = x;
+  }
+  sync_block();
+  T sum = shared.x[0];
+  for (index_t w = 1; w < Threads / 32; ++w) {
+    sum += shared.x[w];
+  }
+  return sum;
+}
+
+/// The sum of lower lanes' numbers.
+KVFOLD_DEVICE inline index_t warp_prefix(index_t x) {
+  index_t sum = x;
+  for (index_t d = 1; d < 32; d *= 2) {
+    const index_t below = shuffle(sum, lane() >= d ? lane() - d : lane());
+    sum += lane() >= d ? below : 0;
+  }
+  return sum - x;
+}
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,18 @@
+/// What rows of a plan are made of, on the host and on the device.
+#pragma once
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
+/// into its value.
+struct edge {
+  index_t source;
+  float key_weight = 1;
+  float value_weight = 1;
+
+  friend bool operator==(const edge&, const edge&) = default;
+};
+
+}  // namespace kvfold

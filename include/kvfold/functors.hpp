@@ -1,0 +1,52 @@
+/// What is written once for the host and the device: scalars in, a scalar out.
+#pragma once
+
+#include <limits>  // std::numeric_limits
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// What becomes of a column's numbers when slots are merged.
+enum class column_fold { sum, max, anchor };
+
+/// How the attention of a group's query heads becomes one number per slot.
+enum class group_combine { sum, mean, max };
+
+namespace detail {
+
+/// `a` of the row's anchor and `b` of another source as one.
+KVFOLD_HD inline float folded(column_fold fold, float a, float b) {
+  return fold == column_fold::sum ? a + b : fold == column_fold::max ? (a < b ? b : a) : a;
+}
+
+}  // namespace detail
+
+/// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
+struct protection {
+  index_t sinks = 0;
+  index_t recent = 0;
+  index_t newest = -1;
+
+  KVFOLD_HD bool operator()(index_t position) const {
+    return position < sinks || position > newest - recent;
+  }
+};
+
+/// A share of the budget, rounded to the nearest slot.
+KVFOLD_HD inline index_t share_of(float share, index_t target) {
+  return static_cast<index_t>(share * static_cast<float>(target) + 0.5F);
+}
+
+/// Below every number.
+inline constexpr float lowest_score = -std::numeric_limits<float>::infinity();
+
+/// NaN ranks below every number.
+KVFOLD_HD inline float rank(float score) { return score != score ? lowest_score : score; }
+
+/// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
+KVFOLD_HD inline float accumulated(float score, float attention, float decay) {
+  return decay * score + attention;
+}
+
+}  // namespace kvfold

@@ -1,0 +1,176 @@
+// `apply` against double loops: plans of every kind, lengths from nothing to two blocks of rows and
+// one more, every scalar, strided, paged and unaligned rows, every order of threads.
+#include "kvfold/cuda/apply.cuh"
+
+#include <catch2/catch.hpp>
+
+#include "cuda/device_cache.hpp"
+
+namespace kvfold::cuda {
+namespace {
+
+const std::vector<column_fold> columns = {column_fold::sum, column_fold::max, column_fold::anchor};
+
+struct device_plan {
+  device_buffer<index_t> rows, begin;
+  device_buffer<edge> edges;
+  device_buffer<float> log_mass, key_delta, value_delta;
+
+  device_plan(const cache_case& c, bool corrected)
+      : rows(n(c.heads)),
+        begin(n(c.heads * (c.capacity + 1))),
+        edges(n(c.heads * c.capacity)),
+        log_mass(n(c.heads * c.capacity)),
+        key_delta(corrected ? n(c.heads * c.capacity * c.dim) : 0, 0),
+        value_delta(corrected ? n(c.heads * c.capacity * c.dim) : 0, 0) {}
+
+  static std::size_t n(index_t count) { return static_cast<std::size_t>(count); }
+  plan_view view() {
+    return {rows.data(),
+            begin.data(),
+            edges.data(),
+            log_mass.data(),
+            key_delta.size() == 0 ? nullptr : key_delta.data(),
+            value_delta.size() == 0 ? nullptr : value_delta.data()};
+  }
+};
+
+/// A plan for a head of `length` slots: some slots anchors, some merged into them, some gone; every
+/// weight a power of two, so that sums are exact.
+void random_plan(device_plan& plan, const cache_case& c, index_t h, index_t length,
+                 emulator::chance& random) {
+  std::vector<std::vector<edge>> rows;
+  for (index_t s = 0; s < length; ++s) {
+    if (random.below(5) < 3) {
+      rows.push_back({{s}});
+      if (random.below(4) == 0) {
+        rows.back()[0] = {s, 0.5F, 2.0F};
+      }
+    } else if (random.below(2) == 0) {
+      rows.push_back({});  // into one of the rows, below
+      rows.back().push_back({s, 0.25F, 0.5F});
+      if (rows.size() > 1) {
+        auto& to = rows[random.below(static_cast<std::uint32_t>(rows.size() - 1))];
+        to.push_back(rows.back()[0]);
+        rows.pop_back();
+      }
+    }
+  }
+  plan.rows[h] = static_cast<index_t>(rows.size());
+  index_t e = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    plan.begin[std::ptrdiff_t{h} * (c.capacity + 1) + static_cast<index_t>(r)] = e;
+    plan.log_mass[std::ptrdiff_t{h} * c.capacity + static_cast<index_t>(r)] =
+        static_cast<float>(random.below(8));
+    for (const edge& x : rows[r]) {
+      plan.edges[std::ptrdiff_t{h} * c.capacity + e++] = x;
+    }
+    if (plan.key_delta.size() > 0 && random.below(2) == 0) {
+      for (index_t i = 0; i < c.dim; ++i) {
+        const auto at = (std::ptrdiff_t{h} * c.capacity + static_cast<index_t>(r)) * c.dim + i;
+        plan.key_delta[at] = whole(random, 2);
+        plan.value_delta[at] = whole(random, 2);
+      }
+    }
+  }
+  plan.begin[std::ptrdiff_t{h} * (c.capacity + 1) + plan.rows[h]] = e;
+}
+
+template <class Scalar>
+void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_t seed,
+                 bool corrected = false) {
+  INFO("dim " << c.dim << ", paged " << c.paged << ", odd " << c.odd << ", length " << lengths[0]
+              << ", seed " << seed);
+  device_cache<Scalar> before(c, lengths, seed, columns), after(c, lengths, seed, columns),
+      again(c, lengths, seed, columns);
+  device_plan plan(c, corrected);
+  emulator::chance random{seed};
+  for (index_t h = 0; h < c.heads; ++h) {
+    random_plan(plan, c, h, lengths[static_cast<std::size_t>(h)], random);
+  }
+  plan.rows[c.heads - 1] = -1;  // the last head stays as it is
+  apply(plan.view(), after.view(), after.state, stream{seed});
+  apply(plan.view(), again.view(), again.state, stream{seed + 17});
+  CHECK(after.keys.bytes() == again.keys.bytes());
+  CHECK(after.values.bytes() == again.values.bytes());
+  CHECK(after.columns.bytes() == again.columns.bytes());
+  after.check_guards();
+
+  const auto same = [](Scalar a, double b) {
+    return to_float(a) == to_float(from_float<Scalar>(static_cast<float>(b)));
+  };
+  bool ok = true;
+  for (index_t h = 0; h < c.heads; ++h) {
+    const bool stays = plan.rows[h] < 0;
+    const index_t rows = stays ? lengths[static_cast<std::size_t>(h)] : plan.rows[h];
+    REQUIRE(after.length[h] == rows);
+    for (index_t r = 0; r < rows; ++r) {
+      const edge self{r};
+      const index_t* const b = plan.begin.data() + std::ptrdiff_t{h} * (c.capacity + 1) + r;
+      const edge* const first = stays ? &self : plan.edges.data() + before.at(h, b[0]);
+      const edge* const last = stays ? &self + 1 : plan.edges.data() + before.at(h, b[1]);
+      for (index_t i = 0; i < c.dim; ++i) {
+        double key = 0, value = 0;
+        if (corrected && !stays) {
+          key = plan.key_delta[before.at(h, r) * c.dim + i];
+          value = plan.value_delta[before.at(h, r) * c.dim + i];
+        }
+        for (const edge* e = first; e != last; ++e) {
+          key += double{e->key_weight} * double{to_float(before.key(h, e->source)[i])};
+          value += double{e->value_weight} * double{to_float(before.value(h, e->source)[i])};
+        }
+        ok = ok && same(after.key(h, r)[i], key) && same(after.value(h, r)[i], value);
+      }
+      float sum = 0, most = before.column(1, h, first->source);
+      for (const edge* e = first; e != last; ++e) {
+        sum += before.column(0, h, e->source);
+        most = std::max(most, before.column(1, h, e->source));
+      }
+      ok = ok && after.column(0, h, r) == sum && after.column(1, h, r) == most &&
+           after.column(2, h, r) == before.column(2, h, first->source) &&
+           after.position[after.at(h, r)] == before.position[before.at(h, first->source)] &&
+           after.log_mass[after.at(h, r)] ==
+               (stays ? before.log_mass[before.at(h, r)] : plan.log_mass[before.at(h, r)]);
+    }
+  }
+  CHECK(ok);
+}
+
+TEST_CASE("apply carries out plans of any length in place") {
+  std::uint64_t seed = 1;
+  for (const index_t length : {0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 512, 513}) {
+    check_apply<float>({.heads = 2, .capacity = 514, .dim = 8}, {length, length}, seed++);
+  }
+}
+
+TEST_CASE("apply takes every dim, scalar and layout") {
+  std::uint64_t seed = 100;
+  for (const index_t dim : {32, 40, 64, 80, 96, 128, 33, 100, 255, 256}) {
+    for (const bool paged : {false, true}) {
+      const cache_case c{
+          .heads = 3, .capacity = 83, .dim = dim, .paged = paged, .odd = dim % 8 == 0 ? 0 : 3};
+      check_apply<float>(c, {80, 83, 7}, seed++, paged);
+      check_apply<half>(c, {80, 0, 83}, seed++, !paged);
+      check_apply<bfloat16>(c, {1, 80, 9}, seed++, paged);
+    }
+  }
+}
+
+TEST_CASE("apply gives the same in many orders of threads") {
+  for (std::uint64_t seed = 200; seed < 212; ++seed) {
+    check_apply<half>({.heads = 2, .capacity = 140, .dim = 16}, {140, 139}, seed, true);
+  }
+}
+
+TEST_CASE("apply refuses views that do not fit") {
+  device_cache<float> kv({.dim = 32}, {3, 3}, 1);
+  CHECK_THROWS_WITH(apply(plan_view{}, kv.view(), kv.state, stream{}),
+                    Catch::Contains("edges and log_mass of a plan expected, null came"));
+  auto wide = kv.view();
+  wide.dim = 257;
+  CHECK_THROWS_WITH(apply(plan_view{}, wide, kv.state, stream{}),
+                    Catch::Contains("a dim of 1 to 256 expected, 257 came"));
+}
+
+}  // namespace
+}  // namespace kvfold::cuda

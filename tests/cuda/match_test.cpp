@@ -1,0 +1,109 @@
+// `match` against double loops on numbers whose products are exact: the same slot, ties included.
+#include "kvfold/cuda/match.cuh"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "cuda/device_cache.hpp"
+
+namespace kvfold::cuda {
+namespace {
+
+double similar(const dot_similarity&, double ab, double, double) { return ab; }
+double similar(const cosine_similarity&, double ab, double aa, double bb) {
+  const float both = std::sqrt(static_cast<float>(aa)) * std::sqrt(static_cast<float>(bb));
+  return both > 0 ? static_cast<float>(ab) / both : 0.0F;  // rounded as the kernel rounds: ties
+}
+double similar(const euclidean_similarity&, double ab, double aa, double bb) {
+  return 2 * ab - (aa + bb);
+}
+
+template <class Scalar, class Similarity>
+void check_match(const Similarity& similarity, const cache_case& c, std::vector<index_t> lengths,
+                 std::uint32_t keep_one_in, std::uint64_t seed) {
+  INFO("dim " << c.dim << ", paged " << c.paged << ", length " << lengths[0] << ", one in "
+              << keep_one_in << ", seed " << seed);
+  device_cache<Scalar> kv(c, lengths, seed);
+  emulator::chance random{seed + 1};
+  device_buffer<index_t> leaving(kv.slots()), kept(kv.slots()),
+      leaves(static_cast<std::size_t>(c.heads), 0), stays(static_cast<std::size_t>(c.heads), 0);
+  for (index_t h = 0; h < c.heads; ++h) {
+    const index_t n = lengths[static_cast<std::size_t>(h)];
+    for (index_t s = n; s-- > 0;) {  // descending: ties must not go by place in the list
+      if (keep_one_in > 0 && random.below(keep_one_in) == 0) {
+        kept[kv.at(h, stays[h]++)] = s;
+      } else {
+        leaving[kv.at(h, leaves[h]++)] = s;
+      }
+      if (random.below(3) == 0) {  // many keys are the same, some are zero
+        const index_t twin = static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)));
+        for (index_t i = 0; i < c.dim; ++i) {
+          kv.key(h, s)[i] = s % 5 == 0 ? from_float<Scalar>(0.0F) : kv.key(h, twin)[i];
+        }
+      }
+    }
+  }
+  device_buffer<index_t> into(kv.slots()), into_again(kv.slots());
+  device_buffer<float> value(kv.slots());
+  device_buffer<unsigned char> memory(match_workspace_bytes(c.heads, c.capacity));
+  const workspace space{memory.data(), memory.size()};
+  const slot_lists away{leaving.data(), leaves.data()}, stay{kept.data(), stays.data()};
+  match(similarity, kv.view(), away, stay, {into_again.data(), value.data()}, space,
+        stream{seed + 1});
+  match(similarity, kv.view(), away, stay, {into.data(), value.data()}, space, stream{seed});
+  CHECK(into.bytes() == into_again.bytes());
+  CHECK((into.intact() && value.intact() && memory.intact() && leaving.intact()));
+  kv.check_guards();
+  bool ok = true;
+  for (index_t h = 0; h < c.heads; ++h) {
+    const auto product = [&](index_t a, index_t b) {
+      double dot = 0;
+      for (index_t i = 0; i < c.dim; ++i) {
+        dot += double{to_float(kv.key(h, a)[i])} * double{to_float(kv.key(h, b)[i])};
+      }
+      return dot;
+    };
+    for (index_t e = 0; e < leaves[h]; ++e) {
+      const index_t a = leaving[kv.at(h, e)];
+      index_t best = -1;
+      double most = 0;
+      for (index_t k = 0; k < stays[h]; ++k) {
+        const index_t b = kept[kv.at(h, k)];
+        const double x = similar(similarity, product(a, b), product(a, a), product(b, b));
+        if (best < 0 || x > most || (x == most && b < best)) {
+          best = b, most = x;
+        }
+      }
+      ok = ok && into[kv.at(h, e)] == best && double{value[kv.at(h, e)]} == most;
+    }
+  }
+  CHECK(ok);
+}
+
+TEST_CASE("match takes every dim, scalar, layout and similarity") {
+  std::uint64_t seed = 1;
+  for (const index_t dim : {32, 40, 64, 33, 100, 128, 256}) {
+    const cache_case c{
+        .heads = 2, .capacity = 90, .dim = dim, .paged = dim % 3 == 1, .odd = dim % 8 == 0 ? 0 : 3};
+    check_match<float>(dot_similarity{}, c, {90, 40}, 3, seed++);
+    check_match<half>(cosine_similarity{}, c, {80, 90}, 3, seed++);
+    check_match<bfloat16>(euclidean_similarity{}, c, {1, 90}, 2, seed++);
+  }
+  check_match<float>(cosine_similarity{}, {.capacity = 90, .dim = 48}, {90, 33}, 3, seed++);
+  check_match<half>(dot_similarity{}, {.capacity = 90, .dim = 48}, {90, 33}, 3, seed++);
+}
+
+TEST_CASE("match takes any number of kept and leaving, none too") {
+  std::uint64_t seed = 100;
+  for (const index_t n : {0, 1, 2, 33, 64, 65, 129, 200, 300}) {
+    for (const std::uint32_t one_in : {0U, 1U, 2U, 10U}) {
+      const cache_case c{.heads = 2, .capacity = std::max(n, 1), .dim = 16};
+      check_match<float>(dot_similarity{}, c, {n, n / 2}, one_in, seed++);
+      check_match<half>(dot_similarity{}, c, {n, n / 2}, one_in, seed++);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvfold::cuda

@@ -1,0 +1,23 @@
+// Attention, observing and departures for every scalar, as nvcc compiles them for the hardware on
+// every commit.
+#include "kvfold/cuda/step.cuh"
+
+namespace kvfold::cuda {
+
+template <class Scalar>
+struct every_kernel {
+  static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
+                   Scalar* out, workspace memory, stream stream) {
+    attend(cache, q, out, nullptr, memory, stream);
+    attend_observe(position_rule{}, cache, state, q, out, nullptr, memory, stream);
+    attend_observe(sum_rule{}, cache, state, q, out, nullptr, memory, stream);
+    attend_observe(window_rule{}, cache, state, q, out, nullptr, memory, stream);
+    attend_observe(residual_rule{}, cache, state, q, out, nullptr, memory, stream);
+  }
+};
+
+template struct every_kernel<float>;
+template struct every_kernel<half>;
+template struct every_kernel<bfloat16>;
+
+}  // namespace kvfold::cuda

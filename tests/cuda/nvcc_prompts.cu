@@ -1,0 +1,23 @@
+// Column sums and matching for every scalar, as nvcc compiles them for the hardware on every
+// commit.
+#include "kvfold/cuda/column_scores.cuh"
+#include "kvfold/cuda/match.cuh"
+
+namespace kvfold::cuda {
+
+template <class Scalar>
+struct every_kernel {
+  static void call(const cache_view<Scalar>& cache, const slot_lists& slots, const matches& out,
+                   workspace memory, stream stream) {
+    column_scores(cache, query_rows<Scalar>{}, {}, {}, memory, stream);
+    match(dot_similarity{}, cache, slots, slots, out, memory, stream);
+    match(cosine_similarity{}, cache, slots, slots, out, memory, stream);
+    match(euclidean_similarity{}, cache, slots, slots, out, memory, stream);
+  }
+};
+
+template struct every_kernel<float>;
+template struct every_kernel<half>;
+template struct every_kernel<bfloat16>;
+
+}  // namespace kvfold::cuda

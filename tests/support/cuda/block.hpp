@@ -1,0 +1,299 @@
+/// One block of the CUDA emulator: its threads as fibers, where they wait, and what they exchange.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda/fibers.hpp"
+#include "kvfold/config.hpp"
+
+namespace kvfold::cuda::emulator {
+
+/// What no GPU would have said: a barrier not met, a mask not agreed on, a race, an overrun.
+class error : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// Where in a kernel's source a call stands.
+struct site {
+  const char* file;
+  int line;
+};
+
+inline std::string text(site at) {
+  const std::string file = at.file;
+  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(at.line);
+}
+
+/// A small generator whose numbers are the same everywhere.
+struct chance {
+  std::uint64_t state;
+
+  std::uint32_t below(std::uint32_t n) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<std::uint32_t>((state >> 33) % n);
+  }
+};
+
+/// A call in which the lanes of a warp meet: all must make the same.
+struct meeting {
+  const char* name = "";
+  index_t detail = 0;  ///< what they must agree on: a distance, a width
+  unsigned mask = 0;
+  site at = {"", 0};
+};
+
+/// The values that lanes brought to a meeting.
+struct exchange {
+  static constexpr std::size_t most = 64;
+  std::array<std::array<unsigned char, most>, 32> value;
+  bool reduced = false;
+
+  template <class T>
+  T get(index_t lane) const {
+    T x;
+    std::memcpy(&x, value[static_cast<std::size_t>(lane)].data(), sizeof(T));
+    return x;
+  }
+  template <class T>
+  void set(index_t lane, const T& x) {
+    std::memcpy(value[static_cast<std::size_t>(lane)].data(), &x, sizeof(T));
+  }
+};
+
+class block {
+ public:
+  using body = std::function<void()>;
+
+  block(index_t threads, std::uint64_t seed, body run)
+      : threads_(static_cast<std::size_t>(threads)),
+        warps_(static_cast<std::size_t>(threads) / 32),
+        random_{seed},
+        run_(std::move(run)) {}
+
+  /// Runs all threads to their end, or throws what is wrong.
+  void run() {
+    auto& pool = fibers(threads_.size());
+    block* const outer = current;
+    current = this;
+    for (std::size_t t = 0; t < threads_.size(); ++t) {
+      pool[t].start(&enter, this);
+      ready_.push_back(t);
+    }
+    std::size_t left = threads_.size();
+    while (left > 0 && !failure_) {
+      if (ready_.empty()) {
+        if (waiting_ == threads_.size()) {
+          release_barrier();
+          continue;
+        }
+        failure_ = std::make_exception_ptr(error(stuck()));
+        break;
+      }
+      const std::size_t i = random_.below(static_cast<std::uint32_t>(ready_.size()));
+      thread_ = ready_[i];
+      ready_[i] = ready_.back();
+      ready_.pop_back();
+      pool[thread_].resume();
+      left -= threads_[thread_].state == state::left ? 1U : 0U;
+    }
+    current = outer;
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+  }
+
+  index_t thread() const { return static_cast<index_t>(thread_); }
+  index_t barriers() const { return barriers_; }             ///< of the block so far
+  index_t epoch() const { return threads_[thread_].epoch; }  ///< the warp's barriers so far
+
+  void sync_block(site at) {
+    record& me = threads_[thread_];
+    me.state = state::block, me.call = {"sync_block", 0, 0, at};
+    ++waiting_;
+    fibers(0)[thread_].suspend();
+  }
+
+  /// Waits until all lanes of `call.mask` have come; their values stay until the caller's next
+  /// call.
+  exchange& meet(const meeting& call, const void* value, std::size_t size, bool orders = false) {
+    const std::size_t lane = thread_ % 32, first = thread_ - lane;
+    record& me = threads_[thread_];
+    if ((call.mask >> lane & 1U) == 0) {
+      fail("the mask leaves out the lane that calls", call);
+    }
+    me.state = state::warp, me.call = call, me.exchanged = nullptr;
+    std::memcpy(me.value.data(), value, size);
+    bool complete = true;
+    for (std::size_t l = 0; l < 32; ++l) {
+      if ((call.mask >> l & 1U) == 0) {
+        continue;
+      }
+      const record& other = threads_[first + l];
+      if (other.state == state::left) {
+        fail("lane " + std::to_string(l) + " of the mask has left the kernel", call);
+      } else if (other.state == state::block) {
+        fail("lane " + std::to_string(l) + " of the mask waits in sync_block at " +
+                 text(other.call.at),
+             call);
+      } else if (other.state == state::ready) {
+        complete = false;
+      } else if (std::strcmp(other.call.name, call.name) != 0 || other.call.mask != call.mask ||
+                 other.call.detail != call.detail || other.call.at.line != call.at.line) {
+        fail("lane " + std::to_string(l) + " calls " + text(other.call), call);
+      }
+    }
+    if (complete) {
+      resolve(first, call.mask, size, orders);
+    } else {
+      fibers(0)[thread_].suspend();
+    }
+    return *threads_[thread_].exchanged;
+  }
+
+  [[noreturn]] void fail(const std::string& what, const meeting& call) const {
+    throw error(name() + " calls " + text(call) + ": " + what);
+  }
+  [[noreturn]] void fail(const std::string& what) const { throw error(name() + ": " + what); }
+
+  /// Copies to shared memory on their way: they arrive in `wait_async`.
+  void copy_later(std::function<void()> copy) { threads_[thread_].open.push_back(std::move(copy)); }
+  void commit_async() {
+    record& me = threads_[thread_];
+    me.groups.push_back(std::move(me.open));
+    me.open.clear();
+  }
+  void wait_async(std::size_t groups) {
+    record& me = threads_[thread_];
+    while (me.groups.size() > groups) {
+      for (const auto& copy : me.groups.front()) {
+        copy();
+      }
+      me.groups.erase(me.groups.begin());
+    }
+  }
+
+  static thread_local block* current;
+
+ private:
+  enum class state { ready, block, warp, left };
+
+  struct record {
+    emulator::block::state state = state::ready;
+    meeting call;
+    std::array<unsigned char, exchange::most> value;
+    exchange* exchanged = nullptr;
+    index_t epoch = 0;
+    std::vector<std::function<void()>> open;
+    std::vector<std::vector<std::function<void()>>> groups;
+  };
+  /// A lane reads its exchange before it comes to the next, so 32 of them never collide.
+  struct warp_record {
+    std::array<exchange, 33> exchanges;
+    std::size_t next = 0;
+  };
+
+  static void enter(void* self) {
+    auto& b = *static_cast<block*>(self);
+    try {
+      b.run_();
+    } catch (...) {
+      b.failure_ = std::current_exception();
+    }
+    b.threads_[b.thread_].state = state::left;
+  }
+
+  void resolve(std::size_t first, unsigned mask, std::size_t size, bool orders) {
+    warp_record& w = warps_[first / 32];
+    exchange& all = w.exchanges[w.next];
+    w.next = (w.next + 1) % w.exchanges.size();
+    all.reduced = false;
+    index_t epoch = 0;
+    for (std::size_t l = 0; l < 32; ++l) {
+      epoch = std::max(epoch, (mask >> l & 1U) != 0 ? threads_[first + l].epoch : 0);
+    }
+    for (std::size_t l = 0; l < 32; ++l) {
+      if ((mask >> l & 1U) == 0) {
+        continue;
+      }
+      record& r = threads_[first + l];
+      std::memcpy(all.value[l].data(), r.value.data(), size);
+      r.exchanged = &all;
+      r.epoch = orders ? epoch + 1 : r.epoch;
+      r.state = state::ready;
+      if (first + l != thread_) {
+        ready_.push_back(first + l);
+      }
+    }
+  }
+
+  void release_barrier() {
+    const meeting& call = threads_[0].call;
+    for (std::size_t t = 0; t < threads_.size(); ++t) {
+      record& r = threads_[t];
+      if (r.call.at.line != call.at.line && !failure_) {
+        failure_ = std::make_exception_ptr(
+            error("thread 0 waits in " + text(call) + ", thread " + std::to_string(t) + " in " +
+                  text(r.call) + ": all threads of a block must come to the same barrier"));
+      }
+      r.state = state::ready;
+      ready_.push_back(t);
+    }
+    waiting_ = 0;
+    ++barriers_;
+  }
+
+  static std::string text(const meeting& call) {
+    char mask[24] = "";
+    if (call.mask != 0) {
+      std::snprintf(mask, sizeof mask, ", mask 0x%08x", call.mask);
+    }
+    return std::string(call.name) + "(" + std::to_string(call.detail) + mask + ") at " +
+           emulator::text(call.at);
+  }
+  static std::string text(site at) { return emulator::text(at); }
+  std::string name() const {
+    return "thread " + std::to_string(thread_) + " (lane " + std::to_string(thread_ % 32) + ")";
+  }
+
+  /// Nobody can go on: one thread that waits for the block, and one that will not come.
+  std::string stuck() const {
+    std::string what = "divergent barrier: no thread can go on";
+    bool in_block = false, in_warp = false, gone = false;
+    for (std::size_t t = 0; t < threads_.size(); ++t) {
+      const record& r = threads_[t];
+      const std::string thread = "; thread " + std::to_string(t);
+      if (r.state == state::block && !in_block) {
+        what += thread + " waits in " + text(r.call), in_block = true;
+      } else if (r.state == state::warp && !in_warp) {
+        what += thread + " waits in " + text(r.call), in_warp = true;
+      } else if (r.state == state::left && !gone) {
+        what += thread + " has left the kernel", gone = true;
+      }
+    }
+    return what;
+  }
+
+  std::vector<record> threads_;
+  std::vector<warp_record> warps_;
+  std::vector<std::size_t> ready_;
+  std::size_t waiting_ = 0, thread_ = 0;
+  index_t barriers_ = 0;
+  chance random_;
+  body run_;
+  std::exception_ptr failure_;
+};
+
+inline thread_local block* block::current = nullptr;
+
+inline block& now() { return *block::current; }
+
+}  // namespace kvfold::cuda::emulator

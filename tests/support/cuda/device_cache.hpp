@@ -1,0 +1,198 @@
+/// Caches for the CUDA tests: strided or paged, with guards behind everything, filled by a seed.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kvfold/cuda/view.cuh"
+
+namespace kvfold::cuda {
+
+/// Device memory of `n` elements in a heap block of its own (AddressSanitizer sees the first byte
+/// after it), or, without that, with a guard behind it that `check` looks at.
+template <class T>
+class device_buffer {
+ public:
+  static constexpr std::size_t guard = 64;  // bytes
+
+  explicit device_buffer(std::size_t n, int fill = 0xcd)
+      : count_(n), bytes_(n * sizeof(T)), data_(allocate(bytes_ + guard_bytes())) {
+    std::memset(data_.get(), fill, bytes_);
+    std::memset(data_.get() + bytes_, 0x5a, guard_bytes());
+  }
+  explicit device_buffer(const std::vector<T>& x) : device_buffer(x.size()) {
+    std::memcpy(data_.get(), x.data(), bytes_);
+  }
+
+  T* data() { return reinterpret_cast<T*>(data_.get()); }
+  const T* data() const { return reinterpret_cast<const T*>(data_.get()); }
+  T& operator[](std::ptrdiff_t i) { return data()[i]; }
+  const T& operator[](std::ptrdiff_t i) const { return data()[i]; }
+  std::size_t size() const { return count_; }
+
+  /// Is everything behind it as it was?
+  bool intact() const {
+    for (std::size_t i = 0; i < guard_bytes(); ++i) {
+      if (data_[bytes_ + i] != 0x5a) {
+        return false;
+      }
+    }
+    return true;
+  }
+  std::vector<unsigned char> bytes() const { return {data_.get(), data_.get() + bytes_}; }
+
+ private:
+  struct release {
+    void operator()(unsigned char* p) const { ::operator delete[](p, std::align_val_t{16}); }
+  };
+  static std::size_t guard_bytes() {
+#ifdef KVFOLD_FIBERS_ASAN
+    return 0;
+#else
+    return guard;
+#endif
+  }
+  static unsigned char* allocate(std::size_t bytes) {
+    return static_cast<unsigned char*>(::operator new[](bytes, std::align_val_t{16}));
+  }
+
+  std::size_t count_, bytes_;
+  std::unique_ptr<unsigned char[], release> data_;
+};
+
+/// The larger of two errors, NaN above all.
+inline double worse(double a, double b) { return a != a ? a : b <= a ? a : b; }
+
+struct cache_case {
+  index_t heads = 2;
+  index_t capacity = 40;
+  index_t dim = 32;
+  index_t group = 1;
+  bool paged = false;
+  index_t odd = 0;  ///< elements between rows, so that they are not aligned
+  float scale = 0.125F;
+};
+
+/// Small integers and halves thereof: exact in all scalars, in sums too.
+inline float whole(emulator::chance& random, index_t most) {
+  return static_cast<float>(
+      static_cast<index_t>(random.below(static_cast<std::uint32_t>(2 * most + 1))) - most);
+}
+
+/// A cache with its own memory and a state of `columns` columns.
+template <class Scalar>
+struct device_cache {
+  static constexpr index_t page_bits = 2;
+
+  cache_case shape;
+  std::ptrdiff_t row;
+  index_t pages;
+  device_buffer<Scalar> keys, values;
+  device_buffer<index_t> table;
+  device_buffer<float> log_mass;
+  device_buffer<index_t> position, length, seen;
+  device_buffer<float> columns, memory;
+  state_view state;
+
+  device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
+               std::vector<column_fold> folds = {}, index_t floats = 0)
+      : shape(c),
+        row(c.dim + c.odd),
+        pages((c.capacity + (1 << page_bits) - 1) >> page_bits),
+        keys(elements()),
+        values(elements()),
+        table(static_cast<std::size_t>(c.heads * pages)),
+        log_mass(slots()),
+        position(slots()),
+        length(lengths),
+        seen(lengths),
+        columns(slots() * folds.size()),
+        memory(static_cast<std::size_t>(c.heads * floats), 0) {
+    emulator::chance random{seed};
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys.data()[i] = from_float<Scalar>(whole(random, 4));
+      values.data()[i] = from_float<Scalar>(whole(random, 8));
+    }
+    for (std::size_t i = 0; i < table.size(); ++i) {  // pages in an order of their own
+      table.data()[i] = static_cast<index_t>((i * 7 + 3) % table.size());
+    }
+    std::vector<char> used(table.size(), 0);
+    for (std::size_t i = 0; i < table.size(); ++i) {  // ... each once
+      index_t p = table.data()[i];
+      while (used[static_cast<std::size_t>(p)] != 0) {
+        p = (p + 1) % static_cast<index_t>(table.size());
+      }
+      used[static_cast<std::size_t>(p)] = 1;
+      table.data()[i] = p;
+    }
+    for (index_t h = 0; h < c.heads; ++h) {
+      for (index_t s = 0; s < c.capacity; ++s) {
+        log_mass[at(h, s)] = 0.25F * static_cast<float>(random.below(4));
+        position[at(h, s)] = s;
+        for (std::size_t k = 0; k < folds.size(); ++k) {
+          columns[static_cast<std::ptrdiff_t>(k * slots()) + at(h, s)] =
+              static_cast<float>(random.below(16));
+        }
+      }
+    }
+    state = {columns.data(), static_cast<index_t>(folds.size()), {}, {}, memory.data(), floats};
+    for (std::size_t k = 0; k < folds.size(); ++k) {
+      state.fold[k] = folds[k];
+    }
+  }
+
+  std::size_t slots() const { return static_cast<std::size_t>(shape.heads * shape.capacity); }
+  std::ptrdiff_t at(index_t h, index_t s) const { return std::ptrdiff_t{h} * shape.capacity + s; }
+  float& column(index_t c, index_t h, index_t s) {
+    return columns[static_cast<std::ptrdiff_t>(slots()) * c + at(h, s)];
+  }
+  Scalar* key(index_t h, index_t s) { return keys.data() + offset(h, s); }
+  Scalar* value(index_t h, index_t s) { return values.data() + offset(h, s); }
+
+  cache_view<Scalar> view() {
+    const auto plane_of = [&](Scalar* data) {
+      plane<Scalar> p{.data = data, .head = row * shape.capacity, .row = row};
+      if (shape.paged) {
+        p = {.data = data, .head = 0, .row = row, .heads = 1, .table = table.data()};
+        p.pages = pages, p.page_bits = page_bits, p.page = row << page_bits;
+      }
+      return p;
+    };
+    return {plane_of(keys.data()),
+            plane_of(values.data()),
+            log_mass.data(),
+            position.data(),
+            length.data(),
+            seen.data(),
+            shape.heads,
+            shape.capacity,
+            shape.dim,
+            shape.group,
+            shape.scale};
+  }
+
+  void check_guards() const {
+    CHECK((keys.intact() && values.intact() && table.intact() && log_mass.intact() &&
+           position.intact() && length.intact() && seen.intact() && columns.intact() &&
+           memory.intact()));
+  }
+
+ private:
+  std::size_t elements() const {
+    const index_t rows =
+        shape.paged ? shape.heads * pages << page_bits : shape.heads * shape.capacity;
+    return static_cast<std::size_t>(rows * row);
+  }
+  std::ptrdiff_t offset(index_t h, index_t s) const {
+    if (!shape.paged) {
+      return (std::ptrdiff_t{h} * shape.capacity + s) * row;
+    }
+    const index_t page = table[std::ptrdiff_t{h} * pages + (s >> page_bits)];
+    return ((std::ptrdiff_t{page} << page_bits) + (s & ((1 << page_bits) - 1))) * row;
+  }
+};
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,217 @@
+/// The thin layer of `kvfold/cuda/device.cuh` without a GPU: blocks run one after another, their
+/// threads as fibers, in an order that the stream's seed shuffles. What a GPU would leave undefined
+/// (a barrier not met by all, a mask not agreed on, a race in shared memory) is thrown as
+/// `emulator::error`; overruns of global memory are for the tests' guards and AddressSanitizer.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/block.hpp"
+#include "cuda/scalars.hpp"
+#include "cuda/shared.hpp"
+#include "kvfold/cuda/error.cuh"
+
+namespace kvfold::cuda {
+
+/// The order in which threads and blocks run.
+struct stream {
+  std::uint64_t seed = 1;
+};
+
+inline constexpr unsigned all_lanes = 0xffffffffU;
+
+struct extent {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+namespace emulator {
+inline thread_local extent block_index, grid;
+}  // namespace emulator
+
+// ---------------------------------------------------------------------------- who am I
+
+inline index_t thread_index() { return emulator::now().thread(); }
+inline index_t lane() { return emulator::now().thread() % 32; }
+inline index_t warp() { return emulator::now().thread() / 32; }
+inline extent block_index() { return emulator::block_index; }
+inline extent grid() { return emulator::grid; }
+
+// ---------------------------------------------------------------------------- together
+// File and line are the caller's, for the messages.
+
+inline void sync_block(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  emulator::now().sync_block({file, line});
+}
+inline void sync_warp(unsigned mask = all_lanes, const char* file = __builtin_FILE(),
+                      int line = __builtin_LINE()) {
+  emulator::now().meet({"sync_warp", 0, mask, {file, line}}, "", 0, true);
+}
+inline void publish() {}
+
+template <class T>
+T shuffle(T x, index_t from, unsigned mask = all_lanes, const char* file = __builtin_FILE(),
+          int line = __builtin_LINE()) {
+  const emulator::meeting call{"shuffle", 0, mask, {file, line}};
+  const auto& all = emulator::now().meet(call, &x, sizeof x);
+  if (from < 0 || from > 31 || (mask >> from & 1U) == 0) {
+    emulator::now().fail("lane " + std::to_string(from) + " is not in the mask", call);
+  }
+  return all.template get<T>(from);
+}
+template <class T>
+T shuffle_xor(T x, index_t distance, unsigned mask = all_lanes, const char* file = __builtin_FILE(),
+              int line = __builtin_LINE()) {
+  const emulator::meeting call{"shuffle_xor", distance, mask, {file, line}};
+  const auto& all = emulator::now().meet(call, &x, sizeof x);
+  const index_t from = lane() ^ distance;
+  if (from < 0 || from > 31 || (mask >> from & 1U) == 0) {
+    emulator::now().fail("lane " + std::to_string(from) + " is not in the mask", call);
+  }
+  return all.template get<T>(from);
+}
+inline unsigned ballot(bool yes, unsigned mask = all_lanes, const char* file = __builtin_FILE(),
+                       int line = __builtin_LINE()) {
+  const auto& all = emulator::now().meet({"ballot", 0, mask, {file, line}}, &yes, sizeof yes);
+  unsigned bits = 0;
+  for (index_t l = 0; l < 32; ++l) {
+    bits |= (mask >> l & 1U) != 0 && all.get<bool>(l) ? 1U << l : 0U;
+  }
+  return bits;
+}
+
+namespace emulator {
+
+/// The butterfly of the hardware's loop over `shuffle_xor`, in one meeting.
+template <class T, class Op>
+T reduce(const char* name, T x, index_t width, Op op, site at) {
+  exchange& all = now().meet({name, width, all_lanes, at}, &x, sizeof x);
+  if (!all.reduced) {
+    for (index_t d = width / 2; d > 0; d /= 2) {
+      for (index_t l = 0; l < 32; ++l) {
+        if ((l & d) == 0) {
+          const T a = all.get<T>(l), b = all.get<T>(l ^ d);
+          all.set(l, op(a, b)), all.set(l ^ d, op(b, a));
+        }
+      }
+    }
+    all.reduced = true;
+  }
+  return all.get<T>(lane());
+}
+
+}  // namespace emulator
+
+template <class T>
+T reduce_sum(T x, index_t width = 32, const char* file = __builtin_FILE(),
+             int line = __builtin_LINE()) {
+  return emulator::reduce("reduce_sum", x, width, [](T a, T b) { return static_cast<T>(a + b); },
+                          {file, line});
+}
+template <class T>
+T reduce_max(T x, index_t width = 32, const char* file = __builtin_FILE(),
+             int line = __builtin_LINE()) {
+  return emulator::reduce("reduce_max", x, width, [](T a, T b) { return b > a ? b : a; },
+                          {file, line});
+}
+
+// ---------------------------------------------------------------------------- memory
+
+template <class T>
+vector_16<T> load_16(const T* from) {
+  return *reinterpret_cast<const vector_16<T>*>(from);
+}
+template <class T>
+void store_16(T* to, const vector_16<T>& x) {
+  *reinterpret_cast<vector_16<T>*>(to) = x;
+}
+
+template <index_t N>
+index_t add_shared(shared_array<index_t, N>& to, index_t i, index_t n) {
+  return to.add(i, n);
+}
+inline index_t add_global(index_t* to, index_t n) {
+  const index_t before = *to;
+  *to += n;
+  return before;
+}
+
+/// Until it is waited for, its place holds NaN.
+template <class T, index_t N>
+void copy_async(shared_array<T, N>& to, index_t i, const T* from, index_t bytes = 16) {
+  vector_16<T> x;
+  std::memset(static_cast<void*>(&x), 0xff, sizeof x);
+  to.set_vector(i, x);
+  emulator::now().copy_later([&to, i, from, bytes] {
+    vector_16<T> y;
+    std::memset(static_cast<void*>(&y), 0, sizeof y);
+    std::memcpy(static_cast<void*>(&y), from, static_cast<std::size_t>(bytes));
+    to.set_vector(i, y);
+  });
+}
+inline void commit_async() { emulator::now().commit_async(); }
+template <index_t Groups>
+void wait_async() {
+  emulator::now().wait_async(Groups);
+}
+
+/// Registers as the hardware deals them to the lanes: lane l has rows l / 4 and l / 4 + 8 of A and
+/// C and column l / 4 of B, and in them pairs at 2 (l mod 4), for A and B also 8 further on.
+template <class T>
+void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                 const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  struct operands {
+    T a[4][2], b[2][2];
+  } mine;
+  static_assert(sizeof mine == 24);
+  std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
+  std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
+  const auto& all =
+      emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
+  const index_t row = lane() / 4, column = lane() % 4 * 2;
+  for (index_t pair = 0; pair < 4; ++pair) {  // k = 2 pair, 2 pair + 1, and both + 8
+    const auto left = all.template get<operands>(row * 4 + pair);
+    for (index_t j = 0; j < 2; ++j) {
+      const auto right = all.template get<operands>((column + j) * 4 + pair);
+      for (index_t further = 0; further < 2; ++further) {
+        for (index_t e = 0; e < 2; ++e) {
+          const float y = to_float(right.b[further][e]);
+          c[j] += to_float(left.a[2 * further][e]) * y;
+          c[2 + j] += to_float(left.a[2 * further + 1][e]) * y;
+        }
+      }
+    }
+  }
+}
+
+inline float exponential(float x) { return std::exp(x); }
+inline float logarithm(float x) { return std::log(x); }
+inline float square_root(float x) { return std::sqrt(x); }
+
+// ---------------------------------------------------------------------------- launch
+
+template <class Kernel>
+void launch(const Kernel& kernel, extent blocks, stream order) {
+  static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::threads % 32 == 0);
+  emulator::chance random{order.seed * 2654435761U + 1};
+  std::vector<unsigned> todo(std::size_t{blocks.x} * blocks.y * blocks.z);
+  std::iota(todo.begin(), todo.end(), 0U);
+  for (std::size_t i = todo.size(); i > 1; --i) {
+    std::swap(todo[i - 1], todo[random.below(static_cast<std::uint32_t>(i))]);
+  }
+  emulator::grid = blocks;
+  for (const unsigned b : todo) {
+    emulator::block_index = {b % blocks.x, b / blocks.x % blocks.y, b / blocks.x / blocks.y};
+    const auto shared = std::make_unique<typename Kernel::shared_memory>();
+    emulator::block(Kernel::threads, random.state + b, [&kernel, &shared] {
+      kernel(*shared);
+    }).run();
+  }
+}
+
+}  // namespace kvfold::cuda

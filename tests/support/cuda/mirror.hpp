@@ -1,0 +1,127 @@
+/// A cache and state of the CPU's library, once more in device memory: for parity tests.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "cuda/device_cache.hpp"
+#include "kvfold/cache.hpp"
+#include "kvfold/compress.hpp"
+
+namespace kvfold::cuda {
+
+template <class Scalar>
+struct device_scalar {
+  using type = float;
+};
+template <>
+struct device_scalar<Eigen::half> {
+  using type = half;
+};
+template <>
+struct device_scalar<Eigen::bfloat16> {
+  using type = bfloat16;
+};
+
+/// The device's copy of `kv` and `state`, for a policy `p`.
+template <class Scalar>
+struct mirror {
+  using scalar = typename device_scalar<Scalar>::type;
+  device_cache<scalar> device;
+
+  template <class Policy>
+  mirror(const Policy& p, cache<Scalar>& kv, const kvfold::state& state, const cache_case& c)
+      : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
+    const auto columns = traits::columns(p);
+    for (std::size_t k = 0; k < columns.size(); ++k) {
+      device.state.initial[k] = columns[k].initial;
+    }
+    for (index_t h = 0; h < kv.heads(); ++h) {
+      const auto head = kv.head(h);
+      device.seen[h] = head.seen();
+      std::copy_n(state[h].memory().begin(), state[h].memory().size(),
+                  device.memory.data() + std::ptrdiff_t{h} * device.state.floats);
+      for (index_t s = 0; s < head.length(); ++s) {
+        for (index_t i = 0; i < c.dim; ++i) {
+          device.key(h, s)[i] = from_float<scalar>(static_cast<float>(head.key(s)[i]));
+          device.value(h, s)[i] = from_float<scalar>(static_cast<float>(head.value(s)[i]));
+        }
+        device.log_mass[device.at(h, s)] = head.log_mass(s);
+        device.position[device.at(h, s)] = head.position(s);
+        for (index_t k = 0; k < state[h].columns(); ++k) {
+          device.column(k, h, s) = state[h].column(k)[static_cast<std::size_t>(s)];
+        }
+      }
+    }
+  }
+
+  /// Slot by slot the same positions, and everything else within `tolerance`.
+  void check_same(cache<Scalar>& kv, const kvfold::state& state, double tolerance) {
+    for (index_t h = 0; h < kv.heads(); ++h) {
+      const auto head = kv.head(h);
+      REQUIRE(device.length[h] == head.length());
+      REQUIRE(device.seen[h] == head.seen());
+      double worst = 0;
+      const auto near = [&worst](float a, float b) {
+        const double difference = std::abs(double{a} - double{b});
+        worst = worse(worst, difference / (std::abs(double{b}) + 1));
+      };
+      for (index_t s = 0; s < head.length(); ++s) {
+        REQUIRE(device.position[device.at(h, s)] == head.position(s));
+        near(device.log_mass[device.at(h, s)], head.log_mass(s));
+        for (index_t i = 0; i < head.dim(); ++i) {
+          near(to_float(device.key(h, s)[i]), static_cast<float>(head.key(s)[i]));
+          near(to_float(device.value(h, s)[i]), static_cast<float>(head.value(s)[i]));
+        }
+        for (index_t k = 0; k < state[h].columns(); ++k) {
+          near(device.column(k, h, s), state[h].column(k)[static_cast<std::size_t>(s)]);
+        }
+      }
+      for (std::size_t i = 0; i < state[h].memory().size(); ++i) {
+        near(device.memory[std::ptrdiff_t{h} * device.state.floats + static_cast<index_t>(i)],
+             state[h].memory()[i]);
+      }
+      CHECK(worst <= tolerance);
+    }
+    device.check_guards();
+  }
+
+  /// |A ∩ B| / |A ∪ B| of the positions kept, all heads.
+  double jaccard(cache<Scalar>& kv) {
+    std::size_t both = 0, either = 0;
+    for (index_t h = 0; h < kv.heads(); ++h) {
+      std::set<index_t> a, b;
+      for (index_t s = 0; s < kv.head(h).length(); ++s) {
+        a.insert(kv.head(h).position(s));
+      }
+      for (index_t s = 0; s < device.length[h]; ++s) {
+        b.insert(device.position[device.at(h, s)]);
+      }
+      for (const index_t x : a) {
+        both += b.count(x);
+      }
+      either += a.size() + b.size();
+    }
+    return static_cast<double>(both) / static_cast<double>(either - both);
+  }
+
+ private:
+  static std::vector<index_t> lengths(cache<Scalar>& kv) {
+    std::vector<index_t> n;
+    for (index_t h = 0; h < kv.heads(); ++h) {
+      n.push_back(kv.head(h).length());
+    }
+    return n;
+  }
+  template <class Policy>
+  static std::vector<column_fold> folds(const Policy& p) {
+    std::vector<column_fold> f;
+    for (const auto& c : traits::columns(p)) {
+      f.push_back(c.fold);
+    }
+    return f;
+  }
+};
+
+}  // namespace kvfold::cuda

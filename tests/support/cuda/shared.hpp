@@ -1,0 +1,162 @@
+/// Shared memory of the CUDA emulator: heap blocks that begin as NaN, know their bounds, and notice
+/// when two threads touch an element, one of them writing, with no barrier between.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cuda/block.hpp"
+
+namespace kvfold::cuda {
+
+/// Sixteen bytes, as one access moves them.
+template <class T>
+struct alignas(16) vector_16 {
+  static constexpr index_t size = static_cast<index_t>(16 / sizeof(T));
+  T data[size];
+
+  T& operator[](index_t i) { return data[i]; }
+  const T& operator[](index_t i) const { return data[i]; }
+};
+
+namespace emulator {
+
+/// Who last wrote an element and who has read it since, and in which interval between barriers.
+struct touched {
+  struct access {
+    index_t thread = -1, barriers = -1, epoch = -1;
+    bool before(const block& b) const {  // is a barrier between it and now?
+      return thread < 0 || thread == b.thread() || barriers != b.barriers() ||
+             (thread / 32 == b.thread() / 32 && epoch != b.epoch());
+    }
+  };
+  access writer, reader;  ///< `reader`: the last, and
+  access other;           ///< one of another warp in the same interval
+
+  void read(const block& b) {
+    if (!writer.before(b)) {
+      report(b, "reads", writer, "wrote");
+    }
+    const access mine{b.thread(), b.barriers(), b.epoch()};
+    if (reader.barriers == mine.barriers && reader.thread != mine.thread) {
+      other = reader;  // somebody else has read it too
+    }
+    reader = mine;
+  }
+  void write(const block& b) {
+    if (!writer.before(b)) {
+      report(b, "writes", writer, "wrote");
+    }
+    for (const access& a : {reader, other}) {
+      if (!a.before(b)) {
+        report(b, "writes", a, "read");
+      }
+    }
+    writer = {b.thread(), b.barriers(), b.epoch()};
+  }
+
+ private:
+  [[noreturn]] static void report(const block& b, const char* does, const access& a,
+                                  const char* did) {
+    b.fail(std::string("race: ") + does + " what thread " + std::to_string(a.thread) + " " + did +
+           " in shared memory, with no barrier between");
+  }
+};
+
+}  // namespace emulator
+
+template <class T, index_t N>
+class shared_array {
+ public:
+  shared_array() : data_(new T[N]), touched_(N) {
+    std::memset(static_cast<void*>(data_.get()), 0xff, sizeof(T) * N);
+  }
+
+  /// An element: what is read and written through it is noticed.
+  class reference {
+   public:
+    reference(shared_array& array, index_t i) : array_(array), i_(i) {}
+    reference(const reference&) = default;
+    operator T() const { return array_.get(i_); }
+    const reference& operator=(T x) const {
+      array_.set(i_, x);
+      return *this;
+    }
+    const reference& operator=(const reference& x) const { return *this = static_cast<T>(x); }
+    const reference& operator+=(T x) const { return *this = static_cast<T>(*this) + x; }
+
+   private:
+    shared_array& array_;
+    index_t i_;
+  };
+
+  reference operator[](index_t i) { return {*this, i}; }
+
+  vector_16<T> vector(index_t i) const {
+    expect_vector(i);
+    vector_16<T> x;
+    for (index_t j = 0; j < x.size; ++j) {
+      x[j] = get(i + j);
+    }
+    return x;
+  }
+  void set_vector(index_t i, const vector_16<T>& x) {
+    expect_vector(i);
+    for (index_t j = 0; j < x.size; ++j) {
+      set(i + j, x[j]);
+    }
+  }
+
+  /// Two 16-bit elements as a register holds them.
+  std::uint32_t pair(index_t i) const {
+    static_assert(sizeof(T) == 2);
+    if (i % 2 != 0) {
+      emulator::now().fail("shared memory: an even index expected for a pair, " +
+                           std::to_string(i) + " came");
+    }
+    const T x[2] = {get(i), get(i + 1)};
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, x, sizeof bits);
+    return bits;
+  }
+
+  /// Atomic: a race with nobody.
+  T add(index_t i, T n) {
+    expect_index(i);
+    const T before = data_[static_cast<std::size_t>(i)];
+    data_[static_cast<std::size_t>(i)] = before + n;
+    return before;
+  }
+
+ private:
+  T get(index_t i) const {
+    expect_index(i);
+    touched_[static_cast<std::size_t>(i)].read(emulator::now());
+    return data_[static_cast<std::size_t>(i)];
+  }
+  void set(index_t i, T x) {
+    expect_index(i);
+    touched_[static_cast<std::size_t>(i)].write(emulator::now());
+    data_[static_cast<std::size_t>(i)] = x;
+  }
+  static void expect_index(index_t i) {
+    if (i < 0 || i >= N) {
+      emulator::now().fail("shared memory: an index of 0 to " + std::to_string(N - 1) +
+                           " expected, " + std::to_string(i) + " came");
+    }
+  }
+  static void expect_vector(index_t i) {
+    if (i % vector_16<T>::size != 0) {
+      emulator::now().fail("shared memory: a multiple of " + std::to_string(vector_16<T>::size) +
+                           " expected for a vector, " + std::to_string(i) + " came");
+    }
+  }
+
+  std::unique_ptr<T[]> data_;
+  mutable std::vector<emulator::touched> touched_;
+};
+
+}  // namespace kvfold::cuda
