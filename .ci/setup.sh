@@ -16,11 +16,12 @@ fail() {
 # nvcc_path: where nvcc is, or its name where there is none.
 nvcc_path() { command -v nvcc || { [[ -x /usr/local/cuda/bin/nvcc ]] && echo /usr/local/cuda/bin/nvcc; } || echo nvcc; }
 
-# install_packages [ci]: what is missing of .ci/packages, without its group `ci` unless asked for.
+# install_packages [GROUP...]: what is missing of .ci/packages, without its groups `ci` and `llama` unless asked for.
 install_packages() {
   command -v dpkg-query >/dev/null || return 0 # no Debian: CMake will say what it lacks
-  local wanted installed package missing=()
-  wanted=$(sed -nE -e '/^#/d' -e "/^ci:/{/^${1:-none}:/!d}" -e 's/^[a-z]+: *//p' "$root/.ci/packages")
+  local wanted installed package missing=() groups=none
+  if (($#)); then groups=$(IFS='|' && echo "$*"); fi
+  wanted=$(sed -nE -e '/^#/d' -e "/^(ci|llama):/{/^($groups):/!d}" -e 's/^[a-z]+: *//p' "$root/.ci/packages")
   # shellcheck disable=SC2086,SC2016  # a list of words; dpkg-query's own variables
   installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $wanted 2>/dev/null || true)
   for package in $wanted; do
@@ -76,17 +77,30 @@ follow_ninja() {
   if [[ -t 1 ]] && { [[ $far ]] || ((SECONDS > started)); }; then echo; fi
 }
 
+# What cmake is told besides the preset, as -DNAME=VALUE.
+configure_arguments=()
+
+# is_configured DIR: was it, from this place, with these arguments, since the presets last changed?
+is_configured() {
+  local argument
+  [[ $1/build.ninja -nt $root/CMakePresets.json ]] || return 1
+  grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$1/CMakeCache.txt" || return 1
+  for argument in "${configure_arguments[@]}"; do
+    argument=${argument#-D}
+    grep -q "^${argument%%=*}:[A-Z]*=${argument#*=}\$" "$1/CMakeCache.txt" || return 1
+  done
+}
+
 # build PRESET [TARGET...]: configures when there is a need to, then builds; silent when all is up to date.
 build() {
   local preset=$1 dir=$root/build/$1 log=$root/build/$1.log
   shift
   mkdir -p "$root/build"
   : >"$log"
-  if [[ ! $dir/build.ninja -nt $root/CMakePresets.json ]] ||
-    ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then
+  if ! is_configured "$dir"; then
     echo "configuring: build/$preset"
     rm -f "$dir/CMakeCache.txt" # of another place, or with what was missing then
-    (cd "$root" && cmake --preset "$preset") >"$log" 2>&1 || fail "$log" "cmake could not configure build/$preset:"
+    (cd "$root" && cmake --preset "$preset" "${configure_arguments[@]}") >"$log" 2>&1 || fail "$log" "cmake could not configure build/$preset:"
   fi
   NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" "$@" 2>&1 | follow_ninja "$log" ||
     fail "$log" "build/$preset does not build:"

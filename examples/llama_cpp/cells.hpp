@@ -1,0 +1,165 @@
+/// One layer's KV heads, over the engine's cells or over memory of their own.
+#pragma once
+
+#include <algorithm>  // std::copy
+#include <vector>
+
+#include "kvfold/cache.hpp"
+#include "kvfold/compress.hpp"
+#include "llama_cpp/nodes.hpp"
+
+namespace kvfold::llama {
+
+/// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, or in row `s`
+/// where there are no `cells`.
+template <storage_scalar Scalar>
+class cell_head {
+ public:
+  using scalar = Scalar;
+  using plane = typename head_view<Scalar>::plane;
+  using records = typename head_view<Scalar>::records;
+  using extent = typename head_view<Scalar>::extent;
+
+  cell_head(plane keys, plane values, const index_t* cells, records slots, extent shape)
+      : keys_(keys), values_(values), cells_(cells), slots_(slots), shape_(shape) {}
+
+  index_t length() const { return *slots_.length; }
+  index_t seen() const { return *slots_.seen; }
+  index_t capacity() const { return shape_.capacity; }
+  index_t dim() const { return shape_.dim; }
+  index_t group() const { return shape_.group; }
+  float scale() const { return shape_.scale; }
+  bool check_finite() const { return shape_.check_finite; }
+
+  index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
+  row<Scalar> key(index_t s) const { return key_in(cell(s)); }
+  row<Scalar> value(index_t s) const { return value_in(cell(s)); }
+  row<Scalar> key_in(index_t cell) const { return {keys_.data + cell * keys_.row, keys_.element}; }
+  row<Scalar> value_in(index_t cell) const {
+    return {values_.data + cell * values_.row, values_.element};
+  }
+  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  index_t& position(index_t s) const { return slots_.position[s]; }
+
+  void truncate(index_t length) const {
+    expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
+            " slots expected, ", length, " came");
+    *slots_.length = length;
+  }
+  /// One slot more, at the next position; its rows are there already, or come next.
+  index_t adopt() const {
+    expects(length() < capacity(), "llama.cpp: all ", capacity(), " slots of a head are in use");
+    const index_t s = (*slots_.length)++;
+    slots_.log_mass[s] = 0;
+    slots_.position[s] = (*slots_.seen)++;
+    return s;
+  }
+
+ private:
+  plane keys_, values_;
+  const index_t* cells_;
+  records slots_;
+  extent shape_;
+};
+
+/// The keys and values that the engine keeps of one layer, as its graph names them.
+struct engine_rows {
+  ggml_tensor* keys = nullptr;    ///< `cache_k_lN` [cells, heads · dim]
+  ggml_tensor* values = nullptr;  ///< `cache_v_lN`, likewise, or [heads · dim, cells]
+
+  template <storage_scalar Scalar>
+  typename head_view<Scalar>::plane keys_of(index_t h, index_t dim) const {
+    return {static_cast<Scalar*>(keys->data) + std::ptrdiff_t{h} * dim,
+            static_cast<std::ptrdiff_t>(keys->nb[1] / sizeof(Scalar)), 1};
+  }
+  /// Without flash attention values lie transposed.
+  template <storage_scalar Scalar>
+  typename head_view<Scalar>::plane values_of(index_t h, index_t dim, bool transposed) const {
+    auto* const data = static_cast<Scalar*>(values->data);
+    if (transposed) {
+      return {data + std::ptrdiff_t{h} * dim * values->ne[1], 1, values->ne[1]};
+    }
+    return {data + std::ptrdiff_t{h} * dim,
+            static_cast<std::ptrdiff_t>(values->nb[1] / sizeof(Scalar)), 1};
+  }
+};
+
+/// All KV heads of one layer: a `kv_cache`, each head with its own length, budget and state.
+template <storage_scalar Scalar>
+class layer {
+ public:
+  struct slots {
+    slot_records records;
+    head_state state;
+    budget limit;
+    std::vector<index_t> cells;  ///< [length] in the engine's memory
+    std::vector<Scalar> rows;    ///< [2, capacity, dim] of their own; empty: the engine's
+  };
+
+  /// `own`: rows of its own, else the engine's.
+  template <policy P>
+  layer(const P& p, const cache_shape& shape, std::span<const budget> limits,
+        std::span<const index_t> capacities, bool own)
+      : shape_(shape), own_(own) {
+    for (std::size_t h = 0; h < limits.size(); ++h) {
+      cache_shape one = shape;
+      one.heads = 1;
+      one.capacity = capacities[h];
+      const std::size_t room = static_cast<std::size_t>(one.capacity);
+      heads_.push_back(
+          {slot_records(one),
+           head_state(traits::columns(p), traits::memory(p, one.dim, one.group, one.capacity),
+                      one.capacity),
+           limits[h],
+           {},
+           std::vector<Scalar>(own ? 2 * room * static_cast<std::size_t>(one.dim) : 0)});
+      heads_.back().cells.reserve(own ? 0 : room);
+    }
+  }
+
+  index_t heads() const { return static_cast<index_t>(heads_.size()); }
+  slots& at(index_t h) { return heads_[static_cast<std::size_t>(h)]; }
+  cell_head<Scalar> head(index_t h) {
+    slots& s = at(h);
+    auto extent = s.records.template extent<Scalar>();
+    extent.scale = scale;
+    const auto records = s.records.template of<Scalar>(0);
+    if (own_) {
+      Scalar* const values = s.rows.data() + s.rows.size() / 2;
+      return {{s.rows.data(), shape_.dim}, {values, shape_.dim}, nullptr, records, extent};
+    }
+    return {engine.keys_of<Scalar>(h, shape_.dim), engine.values_of<Scalar>(h, shape_.dim, true),
+            s.cells.data(), records, extent};
+  }
+  const cache_shape& shape() const { return shape_; }
+
+  /// A token that the engine has in `cell`.
+  void adopt(index_t h, index_t cell) {
+    if (!own_) {
+      at(h).cells.push_back(cell);
+    }
+    const auto to = head(h);
+    const index_t s = to.adopt();
+    if (own_) {
+      const auto keys = engine.keys_of<Scalar>(h, shape_.dim),
+                 values = engine.values_of<Scalar>(h, shape_.dim, false);
+      std::copy_n(keys.data + cell * keys.row, shape_.dim, to.key(s).data);
+      std::copy_n(values.data + cell * values.row, shape_.dim, to.value(s).data);
+    }
+    at(h).state.extend(to.length());
+  }
+
+  engine_rows engine;
+  float scale = 1;             ///< of the engine's logits
+  bool whole = false;          ///< left alone: keeps all, measures nothing
+  bool edited = false;         ///< do log-mass or holes have to go into the engine's logits?
+  index_t taken = 0;           ///< tokens of the present micro-batch that the heads hold
+  std::vector<float> queries;  ///< of the present micro-batch [tokens, heads · group, dim]
+
+ private:
+  cache_shape shape_;
+  bool own_;
+  std::vector<slots> heads_;
+};
+
+}  // namespace kvfold::llama

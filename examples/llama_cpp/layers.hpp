@@ -1,0 +1,337 @@
+/// All layers of a model: what becomes of a micro-batch's attention.
+///
+/// A micro-batch's tokens are appended and attended one after another, as `kvfold::step` does; at
+/// its end every head that has reached its trigger returns to its target. A micro-batch of several
+/// tokens whose policy plans on queries is a prompt: it is measured on its own queries.
+#pragma once
+
+#include <chrono>
+#include <cmath>   // std::log
+#include <limits>  // std::numeric_limits
+#include <span>
+#include <vector>
+
+#include "llama_cpp/cells.hpp"
+#include "llama_cpp/needs.hpp"
+
+namespace kvfold::llama {
+
+enum class mode { repack, own_attention };
+
+/// Everything about the layers that is known before the first token.
+struct layers_setup {
+  mode how = mode::repack;
+  index_t layers = 0;
+  cache_shape shape;                ///< of one layer; its capacity is that of heads that keep all
+  std::vector<budget> limits;       ///< [layers · heads]
+  std::vector<char> whole;          ///< [layers] left alone
+  std::vector<index_t> capacities;  ///< [layers · heads]
+};
+
+/// Seconds spent in the callback.
+struct times {
+  double logits = 0, observe = 0, attend = 0, compress = 0;
+};
+
+template <storage_scalar Scalar, policy P>
+class layers {
+ public:
+  layers(const layers_setup& setup, const P& p) : setup_(setup), policy_(p), needs_(needs_of(p)) {
+    const auto heads = static_cast<std::size_t>(setup.shape.heads);
+    index_t most = 0;
+    for (std::size_t l = 0; l < static_cast<std::size_t>(setup.layers); ++l) {
+      const auto of = [&](const auto& list) { return std::span(list).subspan(l * heads, heads); };
+      layers_.emplace_back(p, setup.shape, std::span<const budget>(of(setup.limits)),
+                           std::span<const index_t>(of(setup.capacities)),
+                           setup.how == mode::own_attention);
+      layers_.back().whole = setup.whole[l] != 0 || !traits::bounded(p);
+      layers_.back().edited = setup.how == mode::repack && has_mass(p);
+      most = std::max(most, std::ranges::max(of(setup.capacities)));
+    }
+    work_.reserve(setup.shape.group, most);
+    query_.resize(static_cast<std::size_t>(setup.shape.group * setup.shape.dim));
+  }
+
+  index_t count() const { return static_cast<index_t>(layers_.size()); }
+  layer<Scalar>& operator[](index_t l) { return layers_[static_cast<std::size_t>(l)]; }
+  P& rules() { return policy_; }
+  const times& spent() const { return times_; }
+
+  /// A micro-batch begins, whose tokens the engine has in `cells`.
+  void begin(std::span<const index_t> cells) {
+    chunk_ = cells;
+    prompt_ = cells.size() > 1 && traits::plans_on_queries(policy_);
+    for (auto& l : layers_) {
+      l.taken = 0;
+    }
+  }
+  bool wants_probabilities(index_t l) {
+    return !(*this)[l].whole && !prompt_ && needs_.probabilities;
+  }
+  bool wants_queries(index_t l) { return !(*this)[l].whole && (prompt_ || needs_.queries); }
+  bool wants_logits(index_t l) { return wants_queries(l) || (*this)[l].edited; }
+
+  /// Repack: `kq [cells, tokens, heads · group]` before scale and mask, made of `q = src[1]`.
+  /// `entries`: the cells that are in use, without the micro-batch's.
+  void logits(index_t l, ggml_tensor* kq, std::span<const index_t> entries) {
+    const watch timed(times_.logits);
+    auto& of = (*this)[l];
+    if (wants_queries(l)) {
+      keep_queries(of, kq->src[1]);
+    }
+    if (!of.edited) {
+      return;
+    }
+    const index_t group = setup_.shape.group, tokens = static_cast<index_t>(chunk_.size());
+    for (index_t h = 0; h < of.heads(); ++h) {
+      const auto head = of.head(h);
+      const auto each = [&](index_t cell, auto edit) {
+        for (index_t g = h * group; g < (h + 1) * group; ++g) {
+          for (index_t i = 0; i < tokens; ++i) {
+            float& x = *element(kq, cell, i, g);
+            x = edit(x);
+          }
+        }
+      };
+      with_mass(policy_, head, of.at(h).state, [&](const auto& mass, bool own) {
+        for (index_t s = 0; s < head.length(); ++s) {
+          if (own || head.log_mass(s) != 0) {
+            each(head.cell(s), [&](float dot) { return mass(s, dot) / of.scale; });
+          }
+        }
+      });
+      if (static_cast<std::size_t>(head.length()) < entries.size()) {  // cells of longer heads
+        held_.assign(static_cast<std::size_t>(kq->ne[0]), 0);
+        for (const index_t cell : of.at(h).cells) {
+          held_[static_cast<std::size_t>(cell)] = 1;
+        }
+        for (const index_t cell : entries) {
+          if (held_[static_cast<std::size_t>(cell)] == 0) {
+            each(cell, [](float) { return -std::numeric_limits<float>::infinity(); });
+          }
+        }
+      }
+    }
+  }
+
+  /// Repack: `p [cells, tokens, heads · group]`, the softmax of it.
+  void probabilities(index_t l, const ggml_tensor* p) {
+    const watch timed(times_.observe);
+    auto& of = (*this)[l];
+    for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
+      for (index_t h = 0; h < of.heads(); ++h) {
+        of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
+        const auto head = of.head(h);
+        const auto seen = probabilities_of(head);
+        auto out = seen.begin();
+        for (index_t g = h * head.group(); g < (h + 1) * head.group(); ++g) {
+          for (index_t s = 0; s < head.length(); ++s) {
+            *out++ = *element(p, head.cell(s), of.taken, g);
+          }
+        }
+        const float* const q = needs_.queries ? query_of(of, of.taken, h) : nullptr;
+        observe_step(of, h, seen, needs_.log_sum_exp ? log_sum_exp_of(of, h, seen, q) : no_floats,
+                     q);
+      }
+    }
+  }
+
+  /// Own attention: fills in `out [dim, heads · group, tokens]`, made of `q = src[0]`.
+  void attend(index_t l, ggml_tensor* out) {
+    const watch timed(times_.attend);
+    auto& of = (*this)[l];
+    const ggml_tensor* const q = out->src[0];
+    if (wants_queries(l)) {
+      keep_queries(of, q);
+    }
+    const index_t group = setup_.shape.group, dim = setup_.shape.dim;
+    const bool measured = !of.whole && !prompt_ && traits::measures(policy_);
+    // The engine's own output is right where nothing came before, to the precision of half rows.
+    const bool theirs =
+        !measured && of.head(0).length() == 0 && !std::same_as<Scalar, float> && !has_mass(policy_);
+    for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
+      for (index_t h = 0; h < of.heads(); ++h) {
+        of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
+        if (theirs) {
+          continue;
+        }
+        const auto head = of.head(h);
+        for (index_t g = 0; g < group; ++g) {
+          std::copy_n(element(q, 0, of.taken, h * group + g), dim, query_.data() + g * dim);
+        }
+        const auto seen =
+            measured && needs_.probabilities ? probabilities_of(head) : std::span<float>();
+        const auto lse =
+            std::span(work_.log_sum_exp)
+                .first(seen.empty() ? 0U : query_.size() / static_cast<std::size_t>(dim));
+        traits::attend(policy_, head, of.at(h).state, query_.data(),
+                       element(out, 0, h * group, of.taken), seen, lse);
+        if (measured) {
+          observe_step(of, h, seen, lse, query_.data());
+        }
+      }
+    }
+  }
+
+  /// The micro-batch is over: heads return to their budgets. Slots of the longest head.
+  index_t end() {
+    const watch timed(times_.compress);
+    index_t longest = 0;
+    for (auto& of : layers_) {
+      for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
+        for (index_t h = 0; h < of.heads(); ++h) {
+          of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
+          if (!of.whole && !prompt_ && traits::measures(policy_)) {
+            observe_step(of, h, no_floats, no_floats, query_of(of, of.taken, h));
+          }
+        }
+      }
+      if (!of.whole) {
+        compress(of);
+      }
+      for (index_t h = 0; h < of.heads(); ++h) {
+        longest = std::max(longest, of.head(h).length());
+      }
+    }
+    for (auto& of : layers_) {
+      bool edited = has_mass(policy_);
+      for (index_t h = 0; h < of.heads() && !edited; ++h) {
+        const auto head = of.head(h);
+        edited = head.length() < longest;
+        for (index_t s = 0; s < head.length() && !edited; ++s) {
+          edited = head.log_mass(s) != 0;
+        }
+      }
+      of.edited = setup_.how == mode::repack && edited;
+    }
+    return longest;
+  }
+
+  /// Repack: from now on slot `s` of every head lies in `cells[s]`. Cells that are kept keep their
+  /// order, so that no row is overwritten before it is read.
+  void move_to(std::span<const index_t> cells) {
+    for (auto& of : layers_) {
+      for (index_t h = 0; h < of.heads(); ++h) {
+        const auto head = of.head(h);
+        auto& at = of.at(h).cells;
+        at.resize(static_cast<std::size_t>(head.length()));
+        for (std::size_t s = 0; s < at.size(); ++s) {
+          if (at[s] != cells[s]) {
+            kvfold::detail::copy_row(head.key_in(cells[s]), head.key_in(at[s]), head.dim());
+            kvfold::detail::copy_row(head.value_in(cells[s]), head.value_in(at[s]), head.dim());
+            at[s] = cells[s];
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  struct watch {
+    explicit watch(double& to) : sum(to) {}
+    ~watch() { sum += std::chrono::duration<double>(clock::now() - begin).count(); }
+    watch(const watch&) = delete;
+    watch& operator=(const watch&) = delete;
+    double& sum;
+    clock::time_point begin = clock::now();
+  };
+  static constexpr std::span<float> no_floats = {};
+
+  void keep_queries(layer<Scalar>& of, const ggml_tensor* q) {
+    const auto dim = static_cast<std::size_t>(q->ne[0]), heads = static_cast<std::size_t>(q->ne[2]);
+    of.queries.resize(chunk_.size() * heads * dim);
+    float* to = of.queries.data();
+    for (index_t i = 0; i < static_cast<index_t>(chunk_.size()); ++i) {
+      for (index_t h = 0; h < q->ne[2]; ++h, to += dim) {
+        std::copy_n(element(q, 0, i, h), dim, to);
+      }
+    }
+  }
+  /// `[group, dim]` of token `i`; null where none were kept.
+  const float* query_of(const layer<Scalar>& of, index_t i, index_t h) const {
+    const index_t width = setup_.shape.group * setup_.shape.dim;
+    return needs_.queries
+               ? of.queries.data() + (std::ptrdiff_t{i} * of.heads() + h) * std::ptrdiff_t{width}
+               : nullptr;
+  }
+  std::span<float> probabilities_of(const cell_head<Scalar>& head) {
+    return std::span(work_.attention)
+        .first(static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(head.length()));
+  }
+
+  /// The engine's softmax leaves none: the logit of each query head's likeliest slot, less the
+  /// logarithm of its probability.
+  std::span<const float> log_sum_exp_of(layer<Scalar>& of, index_t h, std::span<const float> p,
+                                        const float* q) {
+    const auto head = of.head(h);
+    const auto n = static_cast<std::size_t>(head.length());
+    with_mass(policy_, head, of.at(h).state, [&](const auto& mass, bool) {
+      for (index_t g = 0; g < head.group(); ++g) {
+        const auto row = p.subspan(static_cast<std::size_t>(g) * n, n);
+        const auto best = std::ranges::max_element(row);
+        const auto s = static_cast<index_t>(best - row.begin());
+        float dot = 0;
+        for (index_t i = 0; i < head.dim(); ++i) {
+          dot += q[std::ptrdiff_t{g} * head.dim() + i] * static_cast<float>(head.key(s)[i]);
+        }
+        work_.log_sum_exp[static_cast<std::size_t>(g)] = mass(s, dot) - std::log(*best);
+      }
+    });
+    return std::span(work_.log_sum_exp).first(static_cast<std::size_t>(head.group()));
+  }
+
+  void observe_step(layer<Scalar>& of, index_t h, std::span<const float> p,
+                    std::span<const float> log_sum_exp, const float* q) {
+    auto& state = of.at(h).state;
+    const observation seen{.probabilities = p, .log_sum_exp = log_sum_exp, .query = q};
+    if (needs_.probabilities) {
+      observe(policy_, of.head(h), state, work_, seen);
+    } else {  // of queries alone
+      state.count_queries(1);
+      traits::observe(policy_, of.head(h), state, seen);
+    }
+  }
+
+  void compress(layer<Scalar>& of) {
+    const auto own = prompt_queries(of.queries.data(), static_cast<index_t>(chunk_.size()),
+                                    of.heads(), setup_.shape.group, setup_.shape.dim);
+    const auto chosen = prompt_ ? reference_of(policy_, of, own) : std::nullopt;
+    const auto queries = chosen ? chosen->view() : own;
+    for (index_t h = 0; h < of.heads(); ++h) {
+      const auto head = of.head(h);
+      auto& [records, state, limit, cells, rows] = of.at(h);
+      if (prompt_) {
+        observe(policy_, head, state, queries.of(h));
+      }
+      if (head.length() >= limit.trigger_length() && (prompt_ || traits::decodes(policy_))) {
+        departure one;
+        if (!prompt_ && head.length() == limit.target + 1 &&
+            traits::leaving(policy_, head, state, limit.target, one)) {
+          apply(policy_, one, head, state);
+        } else {
+          plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.target,
+               work_.plan);
+          apply(policy_, work_.plan, head, state);
+        }
+      }
+      cells.resize(std::min(cells.size(), static_cast<std::size_t>(head.length())));
+      if (head.length() <= limit.target) {
+        traits::settle(policy_, head, state, limit.target);
+      }
+    }
+  }
+
+  layers_setup setup_;
+  P policy_;
+  needs needs_;
+  std::vector<layer<Scalar>> layers_;
+  workspace work_;
+  std::vector<float> query_;  // [group, dim]
+  std::vector<char> held_;    // [cells]
+  std::span<const index_t> chunk_;
+  bool prompt_ = false;
+  times times_;
+};
+
+}  // namespace kvfold::llama

@@ -1,0 +1,324 @@
+/// KV-cache compression for an unpatched llama.cpp, through its evaluation callback:
+///
+///     kvfold::llama::compressor kv(model, kvfold::fold{}, {.limits = {{.target = 512}}});
+///     kv.attach(params);                                    // llama_context_params
+///     llama_context* ctx = llama_init_from_model(model, params);
+///     kv.bind(ctx);
+///     llama_decode(ctx, batch);                             // as ever; 2: see kv.check()
+///
+/// `mode::repack`: the engine's own attention over its own cells, whose rows are rewritten head by
+/// head; cells that are free are given back, so that any text goes through a small n_ctx.
+/// `mode::own_attention`: every head has a cache of its own, as long as its own budget, and its
+/// attention takes the place of the engine's; the engine's cells hold the newest token alone.
+///
+/// One sequence, from position 0. A batch may be as long as the cells that are free.
+#pragma once
+
+#include <exception>
+#include <variant>
+
+#include "llama_cpp/refusals.hpp"
+
+namespace kvfold::llama {
+
+struct options {
+  mode how = mode::repack;
+  /// One for all heads, one a layer, or one a head `[layers · KV heads]`.
+  std::vector<budget> limits;
+  std::vector<index_t> untouched = {};  ///< layers that keep all
+  index_t capacity = 0;  ///< own attention: slots of heads that keep all; 0: the trained context
+};
+
+/// What is held, and what the whole cache would be.
+struct report {
+  std::int64_t tokens = 0;
+  index_t cells = 0;           ///< of the engine that are in use
+  index_t slots = 0;           ///< of the longest head
+  std::size_t bytes = 0;       ///< keys, values, log-mass, positions and the policy's state in use
+  std::size_t full_bytes = 0;  ///< keys and values of all tokens
+  times spent = {};
+};
+
+template <policy P>
+class compressor {
+ public:
+  /// Refused: models that cannot be compressed, budgets that do not fit the policy or the model.
+  compressor(const llama_model* model, P p, options o)
+      : policy_(std::move(p)), options_(std::move(o)) {
+    setup_.how = options_.how;
+    setup_.shape = shape_of(model_facts::of(model));
+    setup_.layers = llama_model_n_layer(model);
+    if (options_.capacity > 0) {
+      setup_.shape.capacity = options_.capacity;
+    }
+    traits::validate(policy_);
+    const auto heads = static_cast<std::size_t>(setup_.shape.heads),
+               layers = static_cast<std::size_t>(setup_.layers);
+    const auto& given = options_.limits;
+    expects(given.size() == 1 || given.size() == layers || given.size() == layers * heads,
+            "llama.cpp: 1 budget, ", layers, " (layers) or ", layers * heads,
+            " (KV heads) expected, ", given.size(), " came");
+    for (std::size_t i = 0; i < layers * heads; ++i) {
+      setup_.limits.push_back(given.size() == 1        ? given[0]
+                              : given.size() == layers ? given[i / heads]
+                                                       : given[i]);
+      const budget& b = setup_.limits.back();
+      kvfold::check(policy_, b, std::max(b.target, 1));
+    }
+    setup_.whole.assign(layers, 0);
+    for (const index_t l : options_.untouched) {
+      expects(l >= 0 && l < setup_.layers, "llama.cpp: layers 0 to ", setup_.layers - 1,
+              " to be left alone expected, ", l, " came");
+      setup_.whole[static_cast<std::size_t>(l)] = 1;
+    }
+  }
+  compressor(const compressor&) = delete;
+  compressor& operator=(const compressor&) = delete;
+
+  /// Before the context is made. Refused, with nothing changed: quantised keys, several sequences
+  /// without unified KV, fewer cells than a trigger.
+  void attach(llama_context_params& params) {
+    llama_context_params p = params;
+    prepare(p, options_.how);
+    const auto cells = static_cast<index_t>(p.n_ctx > 0 ? p.n_ctx : setup_.shape.capacity);
+    const auto chunk =
+        static_cast<index_t>(std::min(p.n_ubatch > 0 ? p.n_ubatch : 512U, p.n_batch));
+    for (const budget& b : setup_.limits) {
+      expects(options_.how == mode::own_attention || !traits::bounded(policy_) ||
+                  b.trigger_length() <= cells,
+              "llama.cpp: n_ctx of at least ", b.trigger_length(), " expected (the trigger), ",
+              cells, " came");
+    }
+    setup_.capacities.clear();
+    for (std::size_t i = 0; i < setup_.limits.size(); ++i) {
+      const bool bounded = setup_.whole[i / static_cast<std::size_t>(setup_.shape.heads)] == 0 &&
+                           traits::bounded(policy_) && traits::decodes(policy_);
+      setup_.capacities.push_back(options_.how == mode::repack ? (cells + 255) / 256 * 256
+                                  : bounded ? setup_.limits[i].trigger_length() - 1 + chunk
+                                            : setup_.shape.capacity);
+    }
+    half_ = p.type_k == GGML_TYPE_F16;
+    p.cb_eval = on_node;
+    p.abort_callback = failed;
+    p.cb_eval_user_data = p.abort_callback_data = this;
+    reset();
+    params = p;
+  }
+
+  /// The context made with these parameters. `compressor` must live as long as it decodes.
+  void bind(llama_context* context) {
+    expects(context != nullptr, "llama.cpp: a context expected, null came");
+    memory_ = llama_get_memory(context);
+  }
+
+  /// Throws what went wrong within llama_decode, which returned 2. `reset` makes good again.
+  void check() const {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+  /// Forgets all; goes with llama_memory_clear. A batch that begins at position 0 does the same.
+  void reset() {
+    error_ = nullptr;
+    begun_ = false;
+    turn_known_ = false;
+    seen_ = 0;
+    cells_.clear(), positions_.clear();
+    if (half_) {
+      layers_.template emplace<layers<Eigen::half, P>>(setup_, policy_);
+    } else {
+      layers_.template emplace<layers<float, P>>(setup_, policy_);
+    }
+  }
+
+  kvfold::llama::report report() {
+    kvfold::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
+    each_layers([&](auto& all) {
+      const auto dim = static_cast<std::size_t>(setup_.shape.dim);
+      const std::size_t row = 2 * dim * (half_ ? 2 : 4);
+      for (index_t l = 0; l < all.count(); ++l) {
+        for (index_t h = 0; h < setup_.shape.heads; ++h) {
+          const index_t n = all[l].head(h).length();
+          r.slots = std::max(r.slots, n);
+          // Repack cannot give back a cell that another head holds.
+          const auto rows = static_cast<std::size_t>(options_.how == mode::repack ? r.cells : n);
+          r.bytes += rows * row + static_cast<std::size_t>(n) * (sizeof(float) + sizeof(index_t)) +
+                     all[l].at(h).state.bytes();
+          r.full_bytes += static_cast<std::size_t>(seen_) * row;
+        }
+      }
+      r.spent = all.spent();
+    });
+    return r;
+  }
+
+  /// `f(layers)` with the layers of the present scalar; for those who want to look inside.
+  template <class F>
+  void each_layers(F f) {
+    std::visit(
+        [&]<class L>(L& all) {
+          if constexpr (!std::same_as<L, std::monostate>) {
+            f(all);
+          }
+        },
+        layers_);
+  }
+
+ private:
+  static bool failed(void* self) { return static_cast<compressor*>(self)->error_ != nullptr; }
+
+  /// llama.cpp's callback: asked of every node, whether to call again when it is computed. A false
+  /// the second time would skip the rest of the graph in silence: never.
+  static bool on_node(ggml_tensor* t, bool ask, void* self) noexcept {
+    auto& c = *static_cast<compressor*>(self);
+    if (c.error_) {
+      return !ask;
+    }
+    try {
+      if (ask) {
+        return c.wants(t);
+      }
+      c.computed(t);
+    } catch (...) {
+      c.error_ = std::current_exception();
+    }
+    return !ask;
+  }
+
+  bool wants(ggml_tensor* t) {
+    const std::string_view name = t->name;
+    if (t->op == GGML_OP_ROPE && name.starts_with("Qcur")) {
+      note_positions(t);
+    } else if (t->op == GGML_OP_SET_ROWS) {
+      note_rows(t);
+    } else if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+      const index_t l = number_behind("cache_k_l", root_of(t->src[1])->name);
+      note_scale(l, t, options_.how == mode::own_attention, t->src[4]);
+      return true;
+    } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
+      note_scale(l, t, options_.how == mode::repack, t->src[2]);
+      return ask(l, &layers<float, P>::wants_probabilities,
+                 &layers<Eigen::half, P>::wants_probabilities);
+    } else if (const index_t k = number_behind("kq-", name); k >= 0) {
+      return ask(k, &layers<float, P>::wants_logits, &layers<Eigen::half, P>::wants_logits);
+    }
+    return name == "result_output";
+  }
+
+  void computed(ggml_tensor* t) {
+    const std::string_view name = t->name;
+    expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: another graph ",
+            "than the adapter knows");
+    each_layers([&](auto& all) {
+      if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+        expect_on_host(t);
+        all.attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
+      } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
+        all.probabilities(l, t);
+      } else if (const index_t k = number_behind("kq-", name); k >= 0) {
+        expect_on_host(t);
+        expects(t->ne[3] == 1, "llama.cpp: one stream of cells expected, ", t->ne[3], " came");
+        all.logits(k, t, cells_);
+      } else {
+        finish(all);
+      }
+    });
+  }
+
+  void note_positions(ggml_tensor* t) {
+    if (t->src[1]->ne[0] != t->ne[2]) {
+      return;
+    }
+    if (!begun_) {
+      read_indices(t->src[1], at_);
+      if (at_[0] == 0 && seen_ > 0) {
+        reset();
+      }
+      for (std::size_t i = 0; i < at_.size(); ++i) {
+        expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
+                "llama.cpp: one sequence at consecutive positions expected, ",
+                seen_ + static_cast<std::int64_t>(i), " next; ", at_[i], " came");
+      }
+    }
+    if (!std::exchange(turn_known_, true)) {
+      each_layers([&](auto& all) { set_rope(all.rules(), rope_of(t, setup_.shape.dim)); });
+    }
+  }
+
+  void note_rows(ggml_tensor* t) {
+    ggml_tensor* const root = root_of(t);
+    const index_t k = number_behind("cache_k_l", root->name),
+                  v = number_behind("cache_v_l", root->name);
+    if (k < 0 && v < 0) {
+      return;
+    }
+    if (!begun_) {
+      expect_on_host(root);
+      read_indices(t->src[1], chunk_);
+      begun_ = true;
+      each_layers([&](auto& all) { all.begin(chunk_); });
+    }
+    each_layers([&](auto& all) {
+      auto& engine = all[std::max(k, v)].engine;
+      (k >= 0 ? engine.keys : engine.values) = root;
+      const auto width = std::int64_t{setup_.shape.heads} * setup_.shape.dim;
+      expects(root->ne[0] == width && root->ne[2] == 1, "llama.cpp: '", root->name, "' [", width,
+              ", cells] expected, [", root->ne[0], ", ", root->ne[1], ", ", root->ne[2], "] came");
+    });
+  }
+
+  void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks) {
+    expects(expected && l >= 0, "llama.cpp: flash attention was switched, or another graph came");
+    expects(sinks == nullptr, "llama.cpp: cannot compress a model with attention sinks of its own");
+    expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: cannot compress a model with ALiBi");
+    expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
+            "llama.cpp: cannot compress a model with capped logits");
+    each_layers([&](auto& all) { all[l].scale = parameter<float>(t, 0); });
+  }
+
+  template <class F, class G>
+  bool ask(index_t l, F of_float, G of_half) {
+    if (auto* const all = std::get_if<layers<float, P>>(&layers_)) {
+      return (all->*of_float)(l);
+    }
+    return (std::get<layers<Eigen::half, P>>(layers_).*of_half)(l);
+  }
+
+  /// All layers have attended: back to the budgets, and free cells back to the engine.
+  void finish(auto& all) {
+    expects(memory_ != nullptr, "llama.cpp: bind(context) expected before llama_decode");
+    for (const index_t cell : chunk_) {
+      cells_.push_back(cell);
+      positions_.push_back(static_cast<index_t>(seen_++));
+    }
+    begun_ = false;
+    const auto longest = static_cast<std::size_t>(all.end());
+    const std::size_t keep = options_.how == mode::repack ? longest : 1;
+    if (keep >= cells_.size()) {
+      return;
+    }
+    // The newest token stays in its cell: the next position has to follow on one that is there.
+    const index_t first = positions_[keep - 1], last = positions_.back();
+    cells_[keep - 1] = cells_.back(), positions_[keep - 1] = last;
+    cells_.resize(keep), positions_.resize(keep);
+    if (options_.how == mode::repack) {
+      all.move_to(cells_);
+    }
+    expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
+  }
+
+  P policy_;
+  options options_;
+  layers_setup setup_;
+  bool half_ = false;
+  std::variant<std::monostate, layers<float, P>, layers<Eigen::half, P>> layers_;
+  llama_memory_t memory_ = nullptr;
+  std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
+  std::vector<index_t> chunk_, at_;         // [tokens] of the present micro-batch
+  std::int64_t seen_ = 0;
+  bool begun_ = false, turn_known_ = false;
+  std::exception_ptr error_;
+};
+
+}  // namespace kvfold::llama

@@ -1,0 +1,17 @@
+/// kvfold-llama: a GGUF model with a compressed KV cache, on an unpatched llama.cpp.
+#include <iostream>
+
+#include "evaluate/options.hpp"
+#include "evaluate/usage.hpp"
+#include "llama_cpp/program.hpp"
+
+int main(int count, char** arguments) try {
+  return kvfold::llama::run(kvfold::llama::program_options::parse(count, arguments), std::cout,
+                            std::cerr);
+} catch (const evaluate::help_request& help) {
+  std::cout << help.text;
+  return 0;
+} catch (const std::exception& e) {
+  std::cerr << e.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,102 @@
+/// What a policy needs of the engine's attention: it decides which nodes are asked for.
+#pragma once
+
+#include <concepts>
+#include <optional>
+
+#include "kvfold/any_policy.hpp"
+#include "kvfold/reference.hpp"
+
+namespace kvfold::llama {
+
+struct needs {
+  bool probabilities = false;  ///< of every query
+  bool queries = false;
+  bool log_sum_exp = false;
+};
+
+namespace detail {
+
+template <class P>
+concept one_of_several = requires(const P& p) {
+  p.visit([](const auto&) {});
+};
+template <class P, class... Policies>
+concept one_of = (std::same_as<P, Policies> || ...);
+
+}  // namespace detail
+
+/// Of a decode step. A policy that is not the library's gets everything, if it measures.
+template <policy P>
+needs needs_of(const P& p) {
+  if constexpr (detail::one_of_several<P>) {
+    return p.visit([](const auto& one) { return needs_of(one); });
+  } else if constexpr (detail::one_of<P, fold, expected_attention>) {
+    return {.queries = true};
+  } else if constexpr (detail::one_of<P, h2o, snapkv, zsmerge, d2o, kvmerger, tova, roco,
+                                      scissorhands, cam>) {
+    return {.probabilities = true};
+  } else {
+    const bool all = traits::measures(p);
+    return {all, all, all};
+  }
+}
+
+/// Calls `f(mass, own)` with the policy's mass function; `own`: it is not just log-mass.
+template <policy P, class F>
+void with_mass(const P& p, const kv_head auto& head, const head_state& state, F f) {
+  if constexpr (detail::one_of_several<P>) {
+    p.visit([&](const auto& one) { with_mass(one, head, state, f); });
+  } else if constexpr (requires { p.mass(head, state); }) {
+    f(p.mass(head, state), true);
+  } else {
+    f(log_mass_of<std::remove_cvref_t<decltype(head)>>{head}, false);
+  }
+}
+
+/// Does the policy have a mass function of its own?
+template <policy P>
+bool has_mass(const P& p) {
+  if constexpr (detail::one_of_several<P>) {
+    return p.visit([](const auto& one) { return has_mass(one); });
+  } else {
+    return requires(const head_view<float>& head, const head_state& state) { p.mass(head, state); };
+  }
+}
+
+/// Hands the engine's rotation to a policy that turns keys or queries. Refused: none to hand over.
+template <policy P>
+void set_rope(P& p, const std::optional<rope>& r) {
+  if constexpr (detail::one_of_several<P>) {
+    p.visit([&](auto& one) { set_rope(one, r); });
+  } else if constexpr (requires { p.rope = *r; }) {
+    bool turns = true;
+    if constexpr (requires { p.positions; }) {
+      turns = p.positions != P::position_mode::original;
+    } else if constexpr (requires { p.with_position; }) {
+      turns = !p.with_position;
+    }
+    expects(r.has_value() || !turns, p.name(),
+            ": a rotation of the whole head by one base, or Llama 3's, expected (it turns keys or "
+            "queries); this model's RoPE is scaled or partial");
+    p.rope = r.value_or(p.rope);
+  }
+}
+
+/// What a policy that plans on queries measures a micro-batch's slots on, made of the micro-batch's
+/// own queries: fold foresees, Attention Matching takes a spread, the others take them all (none).
+template <policy P>
+std::optional<reference_queries> reference_of(const P& p, kv_cache auto& kv,
+                                              const query_view<float>& own) {
+  if constexpr (detail::one_of_several<P>) {
+    return p.visit([&](const auto& one) { return reference_of(one, kv, own); });
+  } else if constexpr (std::same_as<P, fold>) {
+    return foresight(kv, own, p.rope, {.horizon = p.decode.horizon});
+  } else if constexpr (std::same_as<P, attention_matching>) {
+    return spread(kv, own);
+  } else {
+    return {};
+  }
+}
+
+}  // namespace kvfold::llama

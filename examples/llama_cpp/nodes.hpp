@@ -1,0 +1,107 @@
+/// What is read off the nodes of llama.cpp's graphs: names, cells, positions, rotation.
+#pragma once
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <charconv>  // std::from_chars
+#include <cmath>     // std::pow
+#include <cstring>   // std::memcpy
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "kvfold/rope.hpp"
+
+namespace kvfold::llama {
+
+/// The tensor that `t` is a view of, or a cast of: flash attention casts float rows.
+inline ggml_tensor* root_of(ggml_tensor* t) {
+  while (t->view_src != nullptr || t->op == GGML_OP_CPY) {
+    t = t->view_src != nullptr ? t->view_src : t->src[0];
+  }
+  return t;
+}
+
+/// N of a name such as "kq-N", for `prefix` "kq-"; -1: it has another form.
+inline index_t number_behind(std::string_view prefix, std::string_view name) {
+  if (!name.starts_with(prefix)) {
+    return -1;
+  }
+  name.remove_prefix(prefix.size());
+  index_t n = -1;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), n);
+  return error == std::errc() && end == name.data() + name.size() ? n : -1;
+}
+
+/// Parameter `i` of a node.
+template <class T>
+T parameter(const ggml_tensor* t, int i) {
+  static_assert(sizeof(T) == sizeof(t->op_params[0]));
+  T x;
+  std::memcpy(&x, &t->op_params[i], sizeof x);
+  return x;
+}
+
+/// Element `[.., k, j, i]` of a float tensor that may be a view.
+inline float* element(const ggml_tensor* t, std::int64_t i, std::int64_t j = 0,
+                      std::int64_t k = 0) {
+  auto* const data = static_cast<char*>(t->data);
+  return reinterpret_cast<float*>(data + static_cast<std::size_t>(i) * t->nb[0] +
+                                  static_cast<std::size_t>(j) * t->nb[1] +
+                                  static_cast<std::size_t>(k) * t->nb[2]);
+}
+
+/// Throws unless the processor can read `t`.
+inline void expect_on_host(const ggml_tensor* t) {
+  ggml_backend_buffer_t buffer = t->view_src != nullptr ? t->view_src->buffer : t->buffer;
+  expects(t->data != nullptr && buffer != nullptr && ggml_backend_buffer_is_host(buffer),
+          "llama.cpp: '", t->name, "' expected in the processor's memory, it is on a device; ",
+          "set n_gpu_layers = 0 and offload_kqv = false");
+}
+
+/// The numbers of an input of indices or positions.
+inline void read_indices(const ggml_tensor* t, std::vector<index_t>& out) {
+  expect_on_host(t);
+  out.resize(static_cast<std::size_t>(t->ne[0]));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = t->type == GGML_TYPE_I64
+                 ? static_cast<index_t>(static_cast<const std::int64_t*>(t->data)[i])
+                 : static_cast<const index_t*>(t->data)[i];
+  }
+}
+
+/// The rotation of a ROPE node; none where `kvfold::rope` has no words for it: part of a head
+/// turned, YaRN, linear scaling, or frequency factors that are not Llama 3's.
+inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
+  const auto turned = parameter<index_t>(t, 1), mode = parameter<index_t>(t, 2);
+  const auto base = parameter<float>(t, 5), scale = parameter<float>(t, 6),
+             yarn = parameter<float>(t, 7);
+  if (turned != dim || yarn != 0.0F || scale != 1.0F ||
+      (mode != GGML_ROPE_TYPE_NORMAL && mode != GGML_ROPE_TYPE_NEOX)) {
+    return {};
+  }
+  const rope plain{.base = base,
+                   .layout = mode == GGML_ROPE_TYPE_NEOX ? rope::pairing::half_split
+                                                         : rope::pairing::interleaved};
+  const ggml_tensor* const factors = t->src[2];
+  if (factors == nullptr) {
+    return plain;
+  }
+  expect_on_host(factors);
+  for (const double factor : {8.0, 32.0}) {  // Llama 3.1, Llama 3.2
+    rope r = plain;
+    r.llama3 = llama3_scaling{.factor = factor};
+    bool same = true;
+    for (index_t p = 0; p < dim / 2; ++p) {
+      const double f = plain.frequency(p, dim) / double{*element(factors, p)};
+      same = same && std::abs(f / r.frequency(p, dim) - 1) < 1e-4;
+    }
+    if (same) {
+      return r;
+    }
+  }
+  return {};
+}
+
+}  // namespace kvfold::llama

@@ -1,0 +1,198 @@
+#include "llama_cpp/program.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+
+#include "evaluate/names.hpp"
+#include "evaluate/options.hpp"
+#include "evaluate/progress.hpp"
+#include "llama_cpp/words.hpp"
+
+namespace kvfold::llama {
+
+using evaluate::detail::require;
+
+program_options program_options::parse(int count, const char* const* arguments) {
+  program_options o;
+  CLI::App app("Runs a GGUF model of the llama family with its KV cache compressed by kvfold.",
+               "kvfold-llama");
+  app.option_defaults()->take_last()->always_capture_default();
+  app.add_option("--model", o.model, "GGUF file")->required();
+  app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
+  app.add_option("--policy", o.policy, "name[:parameter=value,...]");
+  app.add_option("--budget", o.budget, "slots a head");
+  app.add_option("--trigger", o.trigger, "compress at so many; 0: as soon as there are more");
+  app.add_option("--mode", o.mode, "repack (the engine's attention) or own (kvfold's)");
+  app.add_option("--predict", o.predict, "tokens to write");
+  app.add_flag("--perplexity", o.perplexity, "nats a token of the prompt");
+  app.add_option("--chunk", o.chunk, "tokens of the prompt at once");
+  app.add_option("--cells", o.cells, "of the engine (n_ctx); 0: what trigger and chunk need");
+  app.add_option("--cache-type", o.cache_type, "f16 or f32");
+  app.add_option("--untouched", o.untouched, "layers that keep all")->delimiter(',');
+  app.add_option("--threads", o.threads, "llama.cpp's");
+  app.add_flag("--alone", o.alone, "no run with the full cache to compare with");
+  try {
+    app.parse(count, arguments);
+  } catch (const CLI::CallForHelp&) {
+    throw evaluate::help_request{app.help()};
+  } catch (const CLI::Error& e) {
+    throw evaluate::usage_error(e.what());
+  }
+  require(o.mode == "repack" || o.mode == "own",
+          "--mode: repack or own expected, '" + o.mode + "' came");
+  require(o.cache_type == "f16" || o.cache_type == "f32",
+          "--cache-type: f16 or f32 expected, '" + o.cache_type + "' came");
+  for (const auto& [name, value, least] : {std::tuple{"--budget", o.budget, 1},
+                                           {"--trigger", o.trigger, 0},
+                                           {"--predict", o.predict, 0},
+                                           {"--chunk", o.chunk, 1},
+                                           {"--cells", o.cells, 0},
+                                           {"--threads", o.threads, 1}}) {
+    require(value >= least && value <= 1 << 24,
+            fmt::format("{}: {} to {} expected, {} came", name, least, 1 << 24, value));
+  }
+  evaluate::detail::parse_policy(o.policy);
+  return o;
+}
+
+namespace {
+
+/// One of the two runs.
+struct measured {
+  double prompt_seconds = 0, predict_seconds = 0, nats = 0;
+  report held = {};
+  std::vector<int> written = {};
+};
+
+double seconds_of(auto work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+llama_context_params parameters_of(const program_options& o, index_t cells) {
+  auto p = llama_context_default_params();
+  p.n_ctx = static_cast<std::uint32_t>(cells);
+  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(o.chunk);
+  p.type_k = p.type_v = o.cache_type == "f16" ? GGML_TYPE_F16 : GGML_TYPE_F32;
+  p.n_threads = p.n_threads_batch = o.threads;
+  return p;
+}
+
+/// Reads the prompt and goes on: with `given` tokens where there are any, else with the likeliest.
+measured measure(session& s, const program_options& o, const std::vector<int>& prompt,
+                 const words& language, const std::vector<int>* given, evaluate::progress& bar,
+                 const std::string& stage, std::ostream* out) {
+  measured m;
+  std::vector<float> last;
+  bar.stage(stage, static_cast<double>(prompt.size()));
+  m.prompt_seconds = seconds_of([&] {
+    const auto chunk = static_cast<std::size_t>(o.chunk);
+    for (std::size_t at = 0; at < prompt.size(); at += chunk) {
+      const auto part = std::span(prompt).subspan(at, std::min(chunk, prompt.size() - at));
+      s.read(part, o.perplexity, [&](std::size_t i, std::span<const float> logits) {
+        if (o.perplexity && at + i + 1 < prompt.size()) {
+          m.nats += surprise(logits, prompt[at + i + 1]);
+        }
+        last.assign(logits.begin(), logits.end());
+      });
+      bar.add(static_cast<double>(part.size()) / static_cast<double>(prompt.size()));
+    }
+  });
+  bar.stage(stage + ", writing", static_cast<double>(o.predict));
+  if (out != nullptr) {
+    bar.clear();
+  }
+  m.predict_seconds = seconds_of([&] {
+    for (index_t i = 0; i < o.predict; ++i) {
+      const int token = given != nullptr ? (*given)[static_cast<std::size_t>(i)] : likeliest(last);
+      m.written.push_back(token);
+      if (out != nullptr) {
+        *out << language.write(token) << std::flush;
+      } else {
+        bar.add(1.0 / o.predict);
+      }
+      const auto logits = s.next(token);
+      last.assign(logits.begin(), logits.end());
+    }
+  });
+  m.held = s.report().value_or(report{});
+  return m;
+}
+
+std::string rate(double tokens, double seconds) {
+  return tokens > 0 && seconds > 0 ? fmt::format("{:.0f}", tokens / seconds) : "–";
+}
+
+}  // namespace
+
+int run(const program_options& o, std::ostream& out, std::ostream& progress) {
+  const auto model = load_model(o.model);
+  const words language(model.get());
+  std::ifstream in(o.prompt_file, std::ios::binary);
+  require(in.good(), "--prompt-file: a file expected, '" + o.prompt_file + "' is none");
+  std::ostringstream text;
+  text << in.rdbuf();
+  const std::vector<int> prompt = language.read(text.str());
+  require(prompt.size() > 1, "--prompt-file: at least 2 tokens expected");
+  const auto named = evaluate::detail::parse_policy(o.policy);
+  const auto all = static_cast<index_t>(prompt.size()) + o.predict;
+  const bool bounded = named.policy.bounded() && named.policy.decodes() && o.untouched.empty();
+  const bool own = o.mode == "own";
+  const index_t trigger = std::max(o.trigger, o.budget + 1);
+  const index_t cells = o.cells > 0 ? o.cells
+                        : own       ? o.chunk + 1
+                        : bounded   ? trigger - 1 + o.chunk
+                                    : all;
+  session compressed(model.get(), parameters_of(o, cells),
+                     compression{named.policy,
+                                 {.how = own ? mode::own_attention : mode::repack,
+                                  .limits = {{.target = o.budget, .trigger = o.trigger}},
+                                  .untouched = o.untouched,
+                                  .capacity = own ? all : 0}});
+  evaluate::progress bar(progress, isatty(STDERR_FILENO) != 0);
+  bar.expect((o.alone ? 1.0 : 2.0) * all);
+  const measured mine = measure(compressed, o, prompt, language, nullptr, bar, o.policy, &out);
+  measured full;
+  if (!o.alone) {
+    session whole(model.get(), parameters_of(o, all));
+    full = measure(whole, o, prompt, language, &mine.written, bar, "full cache", nullptr);
+  }
+  bar.clear();
+  const auto kib = [](std::size_t bytes) {
+    return fmt::format("{:.0f}", static_cast<double>(bytes) / 1024);
+  };
+  const auto line = [&](const char* what, const std::string& a, const std::string& b) {
+    out << (o.alone ? fmt::format("{:<26}{:>16}\n", what, b)
+                    : fmt::format("{:<26}{:>12}{:>16}\n", what, a, b));
+  };
+  const double read = static_cast<double>(prompt.size()), written = o.predict;
+  out << "\n\n";
+  line("", "full cache", o.policy.substr(0, o.policy.find(':')) + ", " + o.mode);
+  line("tokens", std::to_string(all), std::to_string(mine.held.tokens));
+  line("cells in use", std::to_string(all), std::to_string(mine.held.cells));
+  line("slots of the longest head", std::to_string(all), std::to_string(mine.held.slots));
+  line("KV held, KiB", kib(mine.held.full_bytes), kib(mine.held.bytes));
+  line("prompt, tokens/s", rate(read, full.prompt_seconds), rate(read, mine.prompt_seconds));
+  line("writing, tokens/s", rate(written, full.predict_seconds),
+       rate(written, mine.predict_seconds));
+  if (o.perplexity) {
+    line("nll, nats/token", fmt::format("{:.4f}", full.nats / (read - 1)),
+         fmt::format("{:.4f}", mine.nats / (read - 1)));
+  }
+  const double seconds = mine.prompt_seconds + mine.predict_seconds;
+  for (const auto& [what, spent] : {std::pair{"log-mass and queries, %", mine.held.spent.logits},
+                                    {"probabilities, %", mine.held.spent.observe},
+                                    {"own attention, %", mine.held.spent.attend},
+                                    {"compression, %", mine.held.spent.compress}}) {
+    line(what, "–", fmt::format("{:.1f}", 100 * spent / seconds));
+  }
+  return 0;
+}
+
+}  // namespace kvfold::llama

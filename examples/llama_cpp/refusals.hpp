@@ -1,0 +1,117 @@
+/// What the adapter cannot compress, said before a context is made.
+#pragma once
+
+#include <llama.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "llama_cpp/layers.hpp"
+
+namespace kvfold::llama {
+
+/// A model's metadatum `arch.key`; empty: it has none.
+inline std::string metadatum(const llama_model* model, const std::string& key) {
+  std::array<char, 256> text{};
+  if (llama_model_meta_val_str(model, "general.architecture", text.data(), text.size()) < 0) {
+    return {};
+  }
+  const std::string name = std::string(text.data()) + "." + key;
+  return llama_model_meta_val_str(model, name.c_str(), text.data(), text.size()) < 0 ? ""
+                                                                                     : text.data();
+}
+
+inline index_t number(const llama_model* model, const std::string& key, index_t without) {
+  const std::string text = metadatum(model, key);
+  return text.empty() ? without : static_cast<index_t>(std::stol(text));
+}
+
+/// What decides whether a model's attention is softmax over all earlier tokens, each with a key and
+/// a value of its own.
+struct model_facts {
+  std::string architecture;
+  bool recurrent = false, hybrid = false, encoder = false, diffusion = false;
+  index_t window = 0;  ///< of sliding-window layers
+  llama_rope_type rotation = LLAMA_ROPE_TYPE_NORM;
+  bool alibi = false, latent = false, capped = false;
+  index_t heads = 0, kv_heads = 0, dim = 0, value_dim = 0, context = 0;
+
+  static model_facts of(const llama_model* model) {
+    expects(model != nullptr, "llama.cpp: a model expected, null came");
+    std::array<char, 64> name{};
+    llama_model_meta_val_str(model, "general.architecture", name.data(), name.size());
+    const std::string_view arch = name.data();
+    const std::string bias = metadatum(model, "attention.max_alibi_bias");
+    const index_t heads = llama_model_n_head(model);
+    const index_t dim =
+        number(model, "attention.key_length", llama_model_n_embd(model) / std::max(heads, 1));
+    return {
+        .architecture = name.data(),
+        .recurrent = llama_model_is_recurrent(model),
+        .hybrid = llama_model_is_hybrid(model),
+        .encoder = llama_model_has_encoder(model) || !llama_model_has_decoder(model),
+        .diffusion = llama_model_is_diffusion(model),
+        .window = llama_model_n_swa(model),
+        .rotation = llama_model_rope_type(model),
+        .alibi = arch == "bloom" || arch == "mpt" || arch == "refact" || arch == "jais" ||
+                 (!bias.empty() && std::stof(bias) != 0.0F),
+        .latent = !metadatum(model, "attention.kv_lora_rank").empty() ||
+                  !metadatum(model, "attention.key_length_mla").empty(),
+        .capped = !metadatum(model, "attn_logit_softcapping").empty(),
+        .heads = heads,
+        .kv_heads = llama_model_n_head_kv(model),
+        .dim = dim,
+        .value_dim = number(model, "attention.value_length", dim),
+        .context = llama_model_n_ctx_train(model),
+    };
+  }
+};
+
+/// The shape of one layer, with the trained context as capacity. Refused: what cannot work.
+inline cache_shape shape_of(const model_facts& m) {
+  const auto refuse = [&](bool ok, const char* feature) {
+    expects(ok, "llama.cpp: cannot compress ", m.architecture, ", a model with ", feature);
+  };
+  refuse(!m.recurrent, "recurrent memory: it has no KV cache");
+  refuse(!m.hybrid, "hybrid memory: attention and recurrent layers");
+  refuse(!m.encoder, "an encoder");
+  refuse(!m.diffusion, "diffusion: its attention is not causal");
+  refuse(m.window == 0, "sliding-window layers: they drop keys by themselves");
+  refuse(m.rotation != LLAMA_ROPE_TYPE_MROPE && m.rotation != LLAMA_ROPE_TYPE_IMROPE &&
+             m.rotation != LLAMA_ROPE_TYPE_VISION,
+         "M-RoPE: positions of several numbers");
+  refuse(!m.alibi, "ALiBi: its logits depend on the cells' positions, which compression changes");
+  refuse(!m.latent, "MLA: its keys and values are one latent row");
+  refuse(!m.capped, "capped logits");
+  refuse(m.kv_heads > 0, "no KV heads in its first layer");
+  refuse(m.value_dim == m.dim, "keys and values of different lengths");
+  return {.heads = m.kv_heads,
+          .group = cache_shape::group_of(m.heads, m.kv_heads),
+          .dim = m.dim,
+          .capacity = m.context};
+}
+
+/// Refuses a context whose cells the adapter cannot use; sets what it needs where it was left open.
+inline void prepare(llama_context_params& params, mode how) {
+  const auto named = [](ggml_type t) { return ggml_type_name(t); };
+  expects(params.type_k == GGML_TYPE_F32 || params.type_k == GGML_TYPE_F16,
+          "llama.cpp: keys in f32 or f16 expected, quantised K (", named(params.type_k), ") came");
+  expects(params.type_v == params.type_k, "llama.cpp: values in ", named(params.type_k),
+          " as the keys expected, ", named(params.type_v), " came");
+  expects(params.n_seq_max == 1 || params.kv_unified,
+          "llama.cpp: one sequence, or unified KV (kv_unified), expected; ", params.n_seq_max,
+          " sequences without unified KV came");
+  expects(params.cb_eval == nullptr, "llama.cpp: no cb_eval expected, another one came");
+  expects(!params.embeddings && params.attention_type != LLAMA_ATTENTION_TYPE_NON_CAUSAL,
+          "llama.cpp: causal attention that makes logits expected, embeddings came");
+  const bool own = how == mode::own_attention;
+  const auto wanted = own ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  expects(params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_AUTO || params.flash_attn_type == wanted,
+          "llama.cpp: flash attention ", own ? "on" : "off", " expected (or auto) in mode ",
+          own ? "own" : "repack", ", it is ", own ? "off" : "on");
+  params.flash_attn_type = wanted;
+  params.offload_kqv = false;
+}
+
+}  // namespace kvfold::llama

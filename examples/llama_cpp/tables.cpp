@@ -1,0 +1,163 @@
+#include "llama_cpp/tables.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "engine/tokenizer.hpp"
+#include "evaluate/names.hpp"
+#include "evaluate/needle_text.hpp"
+#include "evaluate/progress.hpp"
+
+namespace kvfold::llama {
+
+namespace {
+
+/// One line of the table: who, at which budget, in which mode; none: the full cache.
+struct contender {
+  std::string name;
+  std::optional<mode> how;
+  index_t slots = 0;
+};
+
+session make_session(llama_model* model, const contender& c, index_t cells, index_t chunk) {
+  auto p = llama_context_default_params();
+  p.n_ctx = static_cast<std::uint32_t>(cells);
+  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(chunk);
+  p.n_threads = p.n_threads_batch = 1;
+  if (!c.how) {
+    return session(model, p);
+  }
+  const auto policy = evaluate::detail::parse_policy(c.name).policy;
+  return session(model, p,
+                 compression{policy, {.how = *c.how, .limits = {budget_within(policy, c.slots)}}});
+}
+
+/// Does the model write `value`, and no digit more, behind the last token of `question`?
+bool answers(session& s, const engine::tokenizer& tokens, std::span<const int> question,
+             const std::string& value) {
+  std::span<const float> logits;
+  for (const int token : question) {
+    logits = s.next(token);
+  }
+  std::vector<int> answer;
+  std::string text;
+  for (std::size_t i = 0; i < value.size() + 2; ++i) {
+    answer.push_back(likeliest(logits));
+    text = tokens.decode(answer);
+    text.erase(0, text.find_first_not_of(' '));
+    if (text.size() > value.size()) {
+      break;
+    }
+    logits = s.next(answer.back());
+  }
+  return text.starts_with(value) &&
+         (text.size() == value.size() ||
+          std::isdigit(static_cast<unsigned char>(text[value.size()])) == 0);
+}
+
+std::vector<float> log_softmax(std::span<const float> logits) {
+  const double none = surprise(logits, 0) + double{logits[0]};  // log Σ exp
+  std::vector<float> result;
+  for (const float l : logits) {
+    result.push_back(static_cast<float>(double{l} - none));
+  }
+  return result;
+}
+
+}  // namespace
+
+void run_tables(const evaluate::options& o, const std::string& gguf,
+                const std::vector<std::string>& modes, std::ostream& out, std::ostream& said) {
+  const auto model = load_model(gguf);
+  const auto tokens =
+      engine::tokenizer::load(o.model, llama_vocab_n_tokens(llama_model_get_vocab(model.get())));
+  const auto text = tokens.encode(engine::read_file(o.text));
+  const index_t parts = 64;  // tokens of a stream at once
+  std::vector<evaluate::needle_text> needles, early;
+  for (index_t i = 0; i < o.cases; ++i) {
+    needles.push_back(evaluate::draw_needle(o, tokens, text, i, i % evaluate::depth_bins));
+    auto one = o;
+    one.needles = 1;
+    early.push_back(evaluate::draw_needle(one, tokens, text, i, 0));
+  }
+  const auto streams = static_cast<std::size_t>(o.prompts);
+  const auto length = static_cast<std::size_t>(o.prompt);
+  const std::size_t apart = (text.size() - length) / std::max<std::size_t>(streams, 1);
+
+  std::vector<contender> who = {{"full_cache", {}, o.prompt}};
+  for (const auto& b : o.budgets) {
+    for (const auto& p : o.policies) {
+      for (const std::string& m : modes) {
+        who.push_back({p.name, m == "own" ? mode::own_attention : mode::repack, b.slots(o.prompt)});
+      }
+    }
+  }
+  std::vector<std::vector<float>> whole;  // [streams · tokens] the full cache's log-probabilities
+  evaluate::progress bar(said, false);
+  bar.expect(static_cast<double>(who.size()));
+  out << "| policy | mode | slots | needle, % | decoded needle, % | stream nll | KL to the full "
+         "cache | cells |\n|---|---|---|---|---|---|---|---|\n";
+  for (const contender& c : who) {
+    bar.stage(c.name, 1);
+    const bool full = !c.how;
+    const index_t most = o.prompt + 64;
+    index_t found = 0, found_early = 0, cells = most;
+    {
+      // A prompt is one micro-batch, so that it is compressed as a whole.
+      session s = make_session(model.get(), c, most, o.prompt);
+      for (const auto& n : needles) {
+        s.clear();
+        // The question stands behind the fact, over the end of the body.
+        const std::span<const int> body(n.body);
+        s.read(body.first(body.size() - n.question.size()), false, [](auto, auto) {});
+        found += answers(s, tokens, n.question, n.value) ? 1 : 0;
+      }
+    }
+    session s = make_session(model.get(), c, full ? most : c.slots + parts + 1, parts);
+    for (const auto& n : early) {
+      s.clear();
+      s.read(n.body, false, [](auto, auto) {});
+      found_early += answers(s, tokens, n.question, n.value) ? 1 : 0;
+    }
+    double nats = 0, divergence = 0;
+    std::size_t counted = 0, row = 0;
+    for (std::size_t i = 0; i < streams; ++i) {
+      s.clear();
+      const auto part = std::span<const int>(text).subspan(i * apart, length);
+      for (std::size_t at = 0; at < length; at += static_cast<std::size_t>(parts)) {
+        s.read(
+            part.subspan(at, std::min<std::size_t>(static_cast<std::size_t>(parts), length - at)),
+            true, [&](std::size_t j, std::span<const float> logits) {
+              if (at + j < length / 4 || at + j + 1 >= length) {
+                return;
+              }
+              ++counted;
+              nats += surprise(logits, part[at + j + 1]);
+              auto mine = log_softmax(logits);
+              if (full) {
+                whole.push_back(std::move(mine));
+                return;
+              }
+              const auto& theirs = whole[row++];
+              for (std::size_t v = 0; v < mine.size(); ++v) {
+                divergence += std::exp(double{theirs[v]}) * (theirs[v] - mine[v]);
+              }
+            });
+      }
+    }
+    if (const auto r = s.report()) {
+      cells = r->cells;
+    }
+    const double n = static_cast<double>(std::max<std::size_t>(counted, 1));
+    out << fmt::format("| {} | {} | {} | {:.0f} | {:.0f} | {:.3f} | {:.4f} | {} |\n", c.name,
+                       full                     ? "–"
+                       : *c.how == mode::repack ? "repack"
+                                                : "own",
+                       c.slots, 100.0 * found / o.cases, 100.0 * found_early / o.cases, nats / n,
+                       divergence / n, full ? o.prompt : cells)
+        << std::flush;
+  }
+}
+
+}  // namespace kvfold::llama

@@ -1,0 +1,21 @@
+/// Needles and streams through llama.cpp, as `evaluate` asks them of our own engine.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "evaluate/options.hpp"
+#include "llama_cpp/session.hpp"
+
+namespace kvfold::llama {
+
+/// A Markdown table to `out`: the full cache, then every policy and budget of `o` in every mode.
+///   needle          a fact planted in a prompt of `o.prompt` tokens, one micro-batch, which is
+///                   compressed before the question comes
+///   decoded needle  a fact in the first tenth of a text that comes in chunks of 64
+///   stream nll, KL  of `o.prompts` texts in chunks of 64, without their first quarter
+void run_tables(const evaluate::options& o, const std::string& gguf,
+                const std::vector<std::string>& modes, std::ostream& out, std::ostream& said);
+
+}  // namespace kvfold::llama

@@ -1,0 +1,25 @@
+/// kvfold-llama-tables FILE.gguf MODES [evaluate's arguments]: needles and streams through
+/// llama.cpp, as a Markdown table. MODES: repack, own, or both with a comma between.
+#include <iostream>
+
+#include "evaluate/names.hpp"
+#include "llama_cpp/tables.hpp"
+
+int main(int count, char** arguments) try {
+  evaluate::detail::require(count > 2,
+                            "kvfold-llama-tables FILE.gguf MODES [evaluate's arguments]");
+  const auto modes = evaluate::detail::split(arguments[2]);
+  for (const std::string& m : modes) {
+    evaluate::detail::require(m == "repack" || m == "own",
+                              "MODES: repack, own or repack,own expected, '" + m + "' came");
+  }
+  kvfold::llama::run_tables(evaluate::parse(count - 2, arguments + 2), arguments[1], modes,
+                            std::cout, std::cerr);
+  return 0;
+} catch (const evaluate::help_request& help) {
+  std::cout << help.text;
+  return 0;
+} catch (const std::exception& e) {
+  std::cerr << e.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,118 @@
+#include "support/llama_engine.hpp"
+
+#include <optional>
+
+#include "engine/prefill.hpp"
+#include "evaluate/names.hpp"
+
+namespace test {
+
+std::vector<std::string> every_policy_name() {
+  return {"streaming_llm",
+          "h2o",
+          "snapkv:window=8",
+          "zsmerge:proximity=0.2,residual=3",
+          "d2o",
+          "kvmerger",
+          "ems:window=8",
+          "keepkv",
+          "keepkv:as=1,window=8",
+          "attention_matching:recent=4",
+          "fold",
+          "random:window=8",
+          "tova",
+          "roco",
+          "scissorhands",
+          "key_diff:window=4",
+          "expected_attention",
+          "centroids:window=8",
+          "compactor",
+          "cam",
+          "lowest_norm"};
+}
+
+evaluate::any_policy policy_named(const std::string& name) {
+  return evaluate::detail::parse_policy(name).policy;
+}
+
+engine::row_major_matrix full_logits(const engine::decoder& model, std::span<const int> tokens) {
+  return engine::prefill(model, tokens, engine::logits_of::all).logits;
+}
+
+chunked_engine::chunked_engine(const engine::decoder& model, policy p,
+                               std::vector<kvfold::budget> limits, index_t capacity,
+                               std::vector<char> whole)
+    : model_(model), policy_(std::move(p)), limits_(std::move(limits)), whole_(std::move(whole)) {
+  const auto& c = model.shape();
+  evaluate::set_rope(policy_, c.rope);
+  whole_.resize(static_cast<std::size_t>(c.layers));
+  for (index_t l = 0; l < c.layers; ++l) {
+    caches_.push_back(kvfold::cache<float>(
+        {.heads = c.kv_heads, .group = c.group(), .dim = c.dim, .capacity = capacity}));
+    states_.push_back(kvfold::make_state(policy_, caches_.back()));
+  }
+}
+
+engine::row_major_matrix chunked_engine::decode(std::span<const int> tokens) {
+  engine::row_major_matrix logits;
+  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+    const auto l = static_cast<std::size_t>(layer);
+    for (index_t h = 0; h < caches_[l].heads(); ++h) {
+      one_head(l, h, q, k, v, out);
+    }
+  };
+  model_.forward(tokens, position_, attend, logits);
+  position_ += static_cast<index_t>(tokens.size());
+  return logits;
+}
+
+void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_matrix& q,
+                              const engine::row_major_matrix& k, const engine::row_major_matrix& v,
+                              engine::row_major_matrix& out) {
+  auto& kv = caches_[l];
+  auto& state = states_[l];
+  const auto head = kv.head(h);
+  const index_t width = head.group() * head.dim();
+  const auto tokens = static_cast<index_t>(q.rows());
+  const bool prompt = tokens > 1 && policy_.plans_on_queries();
+  std::vector<float> p(static_cast<std::size_t>(head.group() * head.capacity()));
+  std::vector<float> lse(static_cast<std::size_t>(head.group()));
+  for (index_t t = 0; t < tokens; ++t) {
+    head.push(&k(t, h * head.dim()), &v(t, h * head.dim()));
+    state[h].extend(head.length());
+    const auto seen = std::span(p).first(static_cast<std::size_t>(head.group() * head.length()));
+    policy_.attend(head, state[h], &q(t, h * width), &out(t, h * width), seen, lse);
+    if (whole_[l] == 0 && !prompt && policy_.measures()) {
+      kvfold::observe(policy_, head, state[h], state.workspace(),
+                      {.probabilities = seen, .log_sum_exp = lse, .query = &q(t, h * width)});
+    }
+  }
+  if (whole_[l] != 0) {
+    return;
+  }
+  const kvfold::budget b = limits_[l];
+  std::optional<kvfold::reference_queries> chosen;
+  auto queries =
+      kvfold::prompt_queries(q.data(), tokens, kv.heads(), head.group(), head.dim()).of(h);
+  if (prompt) {
+    if (policy_.name() == "fold" || policy_.name() == "attention_matching") {
+      kvfold::cache<float> one(
+          {.heads = 1, .group = head.group(), .dim = head.dim(), .capacity = head.capacity()});
+      one.head(0).restore(0, head.seen());  // foresight and spread look at `seen` alone
+      chosen = policy_.name() == "fold" ? kvfold::foresight(one, queries, model_.shape().rope)
+                                        : kvfold::spread(one, queries);
+      queries = chosen->view();
+    }
+    kvfold::observe(policy_, head, state[h], queries);
+  }
+  if (head.length() >= b.trigger_length() && (prompt || policy_.decodes())) {
+    kvfold::plan(policy_, head, state[h], prompt ? queries : kvfold::no_queries, b.target,
+                 state.workspace().plan);
+    kvfold::apply(policy_, state.workspace().plan, head, state[h]);
+  }
+  if (head.length() <= b.target) {
+    policy_.settle(head, state[h], b.target);
+  }
+}
+
+}  // namespace test

@@ -1,0 +1,64 @@
+// The small engine driven as the llama.cpp adapter says it drives llama.cpp: what that is held to.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/decoder.hpp"
+#include "evaluate/policies.hpp"
+
+namespace test {
+
+using kvfold::index_t;
+
+/// A model of random weights: 2 layers, 4 query heads on 2 KV heads.
+inline engine::config small_shape() {
+  return {.hidden = 64,
+          .intermediate = 96,
+          .layers = 2,
+          .heads = 4,
+          .kv_heads = 2,
+          .dim = 16,
+          .vocab = 2048,
+          .max_positions = 4096,
+          .norm_epsilon = 1e-5F,
+          .rope = {}};
+}
+
+/// The policies of the tests: every one, with windows that 96 slots hold.
+std::vector<std::string> every_policy_name();
+
+/// By its name on the command line.
+evaluate::any_policy policy_named(const std::string& name);
+
+/// The full cache's `[tokens, vocab]`.
+engine::row_major_matrix full_logits(const engine::decoder& model, std::span<const int> tokens);
+
+/// Chunks of tokens through compressed caches in plain loops: every token is appended, attended and
+/// observed by itself; after a chunk, heads return to their budgets.
+class chunked_engine {
+ public:
+  using policy = evaluate::any_policy;
+
+  /// `limits [layers]`; `whole [layers]`: left alone.
+  chunked_engine(const engine::decoder& model, policy p, std::vector<kvfold::budget> limits,
+                 index_t capacity, std::vector<char> whole = {});
+
+  /// `[tokens, vocab]`.
+  engine::row_major_matrix decode(std::span<const int> tokens);
+
+ private:
+  void one_head(std::size_t l, index_t h, const engine::row_major_matrix& q,
+                const engine::row_major_matrix& k, const engine::row_major_matrix& v,
+                engine::row_major_matrix& out);
+
+  const engine::decoder& model_;
+  policy policy_;
+  std::vector<kvfold::budget> limits_;
+  std::vector<char> whole_;
+  std::vector<kvfold::cache<float>> caches_;
+  std::vector<kvfold::state> states_;
+  index_t position_ = 0;
+};
+
+}  // namespace test
