@@ -18,9 +18,10 @@ void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Inde
   }
 }
 
-kvfold::workspace workspace_for(const kvfold::cache_shape& shape) {
-  kvfold::workspace work;
-  work.reserve(shape.group, shape.capacity);
+/// For one worker.
+std::vector<kvfold::workspace> workspaces_for(const kvfold::cache_shape& shape) {
+  std::vector<kvfold::workspace> work(1);
+  work[0].reserve(shape.group, shape.capacity);
   return work;
 }
 
@@ -133,7 +134,7 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 }
 
 compressed_layer::compressed_layer(const contender& c, const prompt& p, std::size_t layer)
-    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspace_for(kv.shape())) {
+    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspaces_for(kv.shape())) {
   const auto& reference = p.references[c.index][layer];
   const row_major_matrix& own = p.own[layer];
   const auto queries = reference

@@ -91,7 +91,7 @@ std::optional<reference_queries> reference_of(const P& p, kv_cache auto& kv,
   if constexpr (detail::one_of_several<P>) {
     return p.visit([&](const auto& one) { return reference_of(one, kv, own); });
   } else if constexpr (std::same_as<P, fold>) {
-    return foresight(kv, own, p.rope, {.horizon = p.decode.horizon});
+    return foresight(kv, own, p.rope, {.ahead = p.decode.ahead});
   } else if constexpr (std::same_as<P, attention_matching>) {
     return spread(kv, own);
   } else {
