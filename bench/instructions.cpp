@@ -1,0 +1,120 @@
+// What callgrind counts: `instructions CASE` decodes tokens at 1024 slots, and does what is to be
+// counted inside `counted` alone. Without an argument it lists the cases.
+#include <Eigen/Core>
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "kvfold/kvfold.hpp"
+
+/// callgrind collects from here (--toggle-collect=counted).
+extern "C" [[gnu::noinline]] void counted(const std::function<void()>& work) { work(); }
+
+namespace {
+
+using kvfold::index_t;
+
+constexpr index_t slots = 1024, dim = 128, tokens = 128;
+
+/// Not random by a library's choice: the same numbers, so the same count, everywhere.
+std::vector<float> numbers(std::size_t n, std::uint32_t seed) {
+  std::vector<float> out(n);
+  for (float& x : out) {
+    x = 0;
+    for (int i = 0; i < 4; ++i) {  // roughly normal, of variance 1
+      seed = seed * 1664525U + 1013904223U;
+      x += 1.732F * (static_cast<float>(seed >> 8) / static_cast<float>(1U << 24) - 0.5F);
+    }
+  }
+  return out;
+}
+
+constexpr std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
+
+/// A stream of tokens, `[slots + tokens, dim]` each.
+struct stream {
+  std::vector<float> q = numbers(size((slots + tokens) * dim), 1),
+                     k = numbers(size((slots + tokens) * dim), 2),
+                     v = numbers(size((slots + tokens) * dim), 3), out = std::vector<float>(dim);
+
+  std::span<const float> at(const std::vector<float>& x, index_t t) const {
+    return std::span(x).subspan(size(t * dim), dim);
+  }
+};
+
+template <class Policy>
+void step(const Policy& policy) {
+  stream s;
+  kvfold::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots + tokens});
+  auto memory = kvfold::make_state(policy, kv);
+  const auto budget = kvfold::budget_within(policy, slots);
+  const auto decode = [&](index_t first, index_t last) {
+    for (index_t t = first; t < last; ++t) {
+      kvfold::step(policy, kv, memory, s.at(s.q, t), s.at(s.k, t), s.at(s.v, t), budget, s.out);
+      if (!kvfold::traits::bounded(policy) && t >= slots) {
+        kv.head(0).truncate(slots);
+        memory[0].truncate(slots);
+      }
+    }
+  };
+  decode(0, slots);
+  counted([&] { decode(slots, slots + tokens); });
+}
+
+void attend() {
+  stream s;
+  kvfold::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots});
+  for (index_t t = 0; t < slots; ++t) {
+    kv.head(0).push(s.at(s.k, t).data(), s.at(s.v, t).data());
+  }
+  counted([&] {
+    for (index_t t = 0; t < tokens; ++t) {
+      kvfold::attend(kv.head(0), s.at(s.q, t).data(), s.out.data());
+    }
+  });
+}
+
+/// The two products that attention cannot do without.
+void products() {
+  using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const stream s;
+  const Eigen::Map<const matrix> k(s.k.data(), slots, dim), v(s.v.data(), slots, dim);
+  Eigen::VectorXf logits(slots), out(dim);
+  counted([&] {
+    for (index_t t = 0; t < tokens; ++t) {
+      logits.noalias() = k * Eigen::Map<const Eigen::VectorXf>(s.at(s.q, t).data(), dim);
+      out.noalias() = v.transpose() * logits;
+    }
+  });
+}
+
+struct named {
+  std::string_view name;
+  std::function<void()> run;
+};
+
+template <class... Policies>
+std::vector<named> cases(const Policies&... policies) {
+  return {{"products", products}, {"attend", attend}, {policies.name(), [policies] {
+                                                         step(policies);
+                                                       }}...};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace kvfold;
+  for (const auto& [name, run] :
+       cases(full_cache{}, streaming_llm{}, random_tokens{}, h2o{}, snapkv{}, tova{}, zsmerge{},
+             d2o{}, kvmerger{}, ems{.table = 4 * slots}, keepkv{}, fold{})) {
+    if (argc < 2) {
+      std::printf("%.*s\n", static_cast<int>(name.size()), name.data());
+    } else if (name == argv[1]) {
+      run();
+      return 0;
+    }
+  }
+  return argc < 2 ? 0 : 1;
+}
