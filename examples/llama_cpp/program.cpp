@@ -26,7 +26,8 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
   app.add_option("--policy", o.policy, "name[:parameter=value,...]");
   app.add_option("--budget", o.budget, "slots a head");
-  app.add_option("--trigger", o.trigger, "compress at so many; 0: as soon as there are more");
+  app.add_option("--trigger", o.trigger,
+                 "compress to the budget at so many slots; 0: never hold more than the budget");
   app.add_option("--mode", o.mode, "repack (the engine's attention) or own (kvfold's)");
   app.add_option("--predict", o.predict, "tokens to write");
   app.add_flag("--perplexity", o.perplexity, "nats a token of the prompt");
@@ -56,6 +57,9 @@ program_options program_options::parse(int count, const char* const* arguments) 
     require(value >= least && value <= 1 << 24,
             fmt::format("{}: {} to {} expected, {} came", name, least, 1 << 24, value));
   }
+  require(o.policy.find_first_of("+@") == std::string::npos,
+          "--policy: a name and parameters expected (budgets and queries are the adapter's), '" +
+              o.policy + "' came");
   evaluate::detail::parse_policy(o.policy);
   return o;
 }
@@ -144,15 +148,16 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   const auto all = static_cast<index_t>(prompt.size()) + o.predict;
   const bool bounded = named.policy.bounded() && named.policy.decodes() && o.untouched.empty();
   const bool own = o.mode == "own";
-  const index_t trigger = std::max(o.trigger, o.budget + 1);
+  const budget limit = o.trigger > 0 ? budget{.target = o.budget, .trigger = o.trigger}
+                                     : budget_within(named.policy, o.budget);
   const index_t cells = o.cells > 0 ? o.cells
                         : own       ? o.chunk + 1
-                        : bounded   ? trigger - 1 + o.chunk
+                        : bounded   ? limit.trigger_length() - 1 + o.chunk
                                     : all;
   session compressed(model.get(), parameters_of(o, cells),
                      compression{named.policy,
                                  {.how = own ? mode::own_attention : mode::repack,
-                                  .limits = {{.target = o.budget, .trigger = o.trigger}},
+                                  .limits = {limit},
                                   .untouched = o.untouched,
                                   .capacity = own ? all : 0}});
   evaluate::progress bar(progress, isatty(STDERR_FILENO) != 0);
