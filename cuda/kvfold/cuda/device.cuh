@@ -23,6 +23,7 @@
 ///     shuffle(x, from, mask)                      x of lane `from`
 ///     shuffle_xor(x, distance, mask)              x of lane `lane() ^ distance`
 ///     ballot(yes, mask)                           a bit for every lane
+///     lowest_lane(lanes), count_lanes(lanes)      of such bits, not none
 ///     reduce_sum(x, width), reduce_max(x, width)  over groups of `width` lanes, a power of two;
 ///                                                 a butterfly, the same bits in every lane
 ///     add_shared(element, n), add_global(p, n)    atomic on integers; what was there before

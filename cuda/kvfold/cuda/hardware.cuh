@@ -48,6 +48,9 @@ __device__ inline unsigned ballot(bool yes, unsigned mask = all_lanes) {
   return __ballot_sync(mask, yes);
 }
 
+__device__ inline index_t lowest_lane(unsigned lanes) { return __ffs(static_cast<int>(lanes)) - 1; }
+__device__ inline index_t count_lanes(unsigned lanes) { return __popc(lanes); }
+
 template <class T>
 __device__ T reduce_sum(T x, index_t width = 32) {
   for (index_t d = width / 2; d > 0; d /= 2) {

@@ -73,13 +73,12 @@ struct select_slots {
       shared.histogram[b] = 0;
     }
     sync_block();
-    for (index_t s = thread_index(); s < n; s += threads) {
-      if (!rule.stays(head, s)) {
-        const unsigned x = rule.order(head, s);
-        if (shift == 24 || x >> (shift + 8) == prefix >> (shift + 8)) {
-          add_shared(shared.histogram, static_cast<index_t>(x >> shift & 255U), 1);
-        }
-      }
+    for (index_t base = 0; base < n; base += threads) {
+      const index_t s = base + thread_index();
+      bool counts = s < n && !rule.stays(head, s);
+      const unsigned x = counts ? rule.order(head, s) : 0;
+      counts = counts && (shift == 24 || x >> (shift + 8) == prefix >> (shift + 8));
+      count(shared, counts, static_cast<index_t>(x >> shift & 255U));
     }
     sync_block();
     if (warp() == 0) {  // lane l: 8 bins, from the highest on
@@ -104,6 +103,24 @@ struct select_slots {
     const index_t above = shared.found[1];
     sync_block();
     return above;
+  }
+
+  /// Scores crowd in a few bins, of which lanes that meet there would wait for each other: the two
+  /// bins of a warp's first lanes are counted at once.
+  KVFOLD_DEVICE void count(shared_memory& shared, bool counts, index_t bin) const {
+    unsigned left = ballot(counts);
+    for (index_t round = 0; round < 2 && left != 0; ++round) {
+      const index_t first = lowest_lane(left);
+      const index_t its = shuffle(bin, first);
+      const unsigned same = ballot(counts && bin == its) & left;
+      if (lane() == first) {
+        add_shared(shared.histogram, its, count_lanes(same));
+      }
+      left &= ~same;
+    }
+    if ((left >> lane() & 1U) != 0) {
+      add_shared(shared.histogram, bin, 1);
+    }
   }
 
   /// The rows: those that stay or are better than `least`, and of its equals the first `equals`.

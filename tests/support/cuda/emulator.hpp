@@ -85,6 +85,9 @@ inline unsigned ballot(bool yes, unsigned mask = all_lanes, const char* file = _
   return bits;
 }
 
+inline index_t lowest_lane(unsigned lanes) { return __builtin_ctz(lanes); }
+inline index_t count_lanes(unsigned lanes) { return __builtin_popcount(lanes); }
+
 namespace emulator {
 
 /// The butterfly of the hardware's loop over `shuffle_xor`, in one meeting.
