@@ -42,7 +42,12 @@ KVFOLD_HD inline index_t share_of(float share, index_t target) {
 inline constexpr float lowest_score = -std::numeric_limits<float>::infinity();
 
 /// NaN ranks below every number.
-KVFOLD_HD inline float rank(float score) { return score != score ? lowest_score : score; }
+KVFOLD_HD inline float rank(float score) {
+  if (score != score) {
+    return lowest_score;
+  }
+  return score;
+}
 
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
 KVFOLD_HD inline float accumulated(float score, float attention, float decay) {

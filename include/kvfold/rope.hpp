@@ -104,9 +104,10 @@ class rotation {
       return;
     }
     for (index_t p = 0; p < half; ++p) {
-      const float a = x[2 * p], b = x[2 * p + 1];
-      x[2 * p] = a * cosine_[p] - b * sine_[p];
-      x[2 * p + 1] = b * cosine_[p] + a * sine_[p];
+      float* const pair = x + std::ptrdiff_t{2} * p;
+      const float a = pair[0], b = pair[1];
+      pair[0] = a * cosine_[p] - b * sine_[p];
+      pair[1] = b * cosine_[p] + a * sine_[p];
     }
   }
 

@@ -119,7 +119,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   packet sum[Q][P];
   for (index_t g = 0; g < Q; ++g) {
     for (index_t c = 0; c < P; ++c) {
-      sum[g][c] = ploadu<packet>(out + g * query + i + c * lanes);
+      sum[g][c] = ploadu<packet>(out + g * query + i + std::ptrdiff_t{c} * lanes);
     }
   }
   const std::ptrdiff_t row = values.outerStride();
@@ -127,7 +127,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   for (Eigen::Index s = 0; s < values.rows(); ++s, v += row) {
     packet value[P];
     for (index_t c = 0; c < P; ++c) {
-      value[c] = ploadu<packet>(v + c * lanes);
+      value[c] = ploadu<packet>(v + std::ptrdiff_t{c} * lanes);
     }
     for (index_t g = 0; g < Q; ++g) {
       const packet weight = pset1<packet>(p[g * next + s]);
@@ -138,7 +138,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   }
   for (index_t g = 0; g < Q; ++g) {
     for (index_t c = 0; c < P; ++c) {
-      pstoreu(out + g * query + i + c * lanes, sum[g][c]);
+      pstoreu(out + g * query + i + std::ptrdiff_t{c} * lanes, sum[g][c]);
     }
   }
 }

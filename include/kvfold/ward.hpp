@@ -21,7 +21,8 @@ struct ward_slots {
   std::span<const index_t> slot;           ///< [slots] where they are in the head
 
   static std::size_t floats(index_t n, index_t dim) {
-    return static_cast<std::size_t>(n) * (static_cast<std::size_t>(dim) + 2) + 2 * block;
+    return static_cast<std::size_t>(n) * (static_cast<std::size_t>(dim) + 2) +
+           2 * std::size_t{block};
   }
 
   /// Room in `scratch` for `slots`, and their keys. `mass_of(s)`.
