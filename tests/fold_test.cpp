@@ -77,7 +77,8 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
                 .recent_share = 1,
                 .share = static_cast<float>(g.real("share"))};
     policy.prompt.floor = static_cast<float>(g.real("floor"));
-    policy.prompt.pool = 1, policy.prompt.leverage_ridge = 0.01F;  // as the prototype
+    policy.prompt.pool = 1, policy.prompt.leverage_ridge = 0.01F;
+    policy.prompt.outlier = 0;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
     auto state = kvfold::make_state(compiled<float>(policy), kv);
@@ -140,13 +141,22 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
   const index_t slots = 40, chunk = 48;
   fold policy;
   policy.decode.period = 4;
-  const oracle::fold o{
-      .sinks = 4, .recent = 10, .outliers = 0.5, .pool = 5, .leverage_ridge = 1, .period = 4};
+  const oracle::fold o{.sinks = 4,
+                       .recent = 10,
+                       .outliers = 0.5,
+                       .pool = 5,
+                       .leverage_ridge = 1,
+                       .outlying = 1.6,
+                       .period = 4};
   kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
   auto state = kvfold::make_state(compiled<float>(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
-    const auto k = fixtures::normal(chunk * dim), v = fixtures::normal(chunk * dim);
+    auto k = fixtures::normal(chunk * dim);
+    const auto v = fixtures::normal(chunk * dim);
+    for (index_t i = 12 * dim; i < 17 * dim; ++i) {  // outliers, which few heads of noise have
+      k[static_cast<std::size_t>(i)] *= 3;
+    }
     kv.append(0, k, v);
     for (index_t t = 0; t < chunk; ++t) {
       append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * dim)], 1, dim)[0],
@@ -158,6 +168,35 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
+}
+
+TEST_CASE("what stands out of a prompt keeps its bytes; where nothing does, slots go to clusters",
+          "[fold]") {
+  const index_t dim = 16, tokens = 200, slots = 60, from = 70, until = 75;
+  const bool odd = GENERATE(false, true);
+  auto kv = fixtures::random_cache(tokens, dim, 1);
+  auto head = kv.head(0);
+  for (index_t s = from; odd && s < until; ++s) {
+    for (index_t i = 0; i < dim; ++i) {
+      head.key(s)[i] *= 4;
+    }
+  }
+  const oracle::head before = fixtures::to_oracle(head);
+  const fold policy;
+  auto state = kvfold::make_state(compiled<float>(policy), kv);
+  const fixtures::queries queries(100, 1, dim);
+  const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
+  kvfold::compress(compiled<float>(policy), kv, state, reference.view(), budget{slots});
+  index_t same = 0, outlying = 0;
+  for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
+    const oracle::slot& was = before.slots[static_cast<std::size_t>(s.position)];
+    const bool kept = s.key == was.key && s.value == was.value;
+    same += kept ? 1 : 0;
+    outlying += kept && s.position >= from && s.position < until ? 1 : 0;
+  }
+  CHECK(outlying == (odd ? until - from : 0));
+  const index_t protected_ones = 4 + 15;  // sinks, and a quarter of the slots
+  CHECK(same < protected_ones + (odd ? 12 : 4));
 }
 
 TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", "[fold]") {

@@ -46,6 +46,7 @@ void for_each_parameter(Policy& p, F f) {
     f("recent_share", p.recent_share);
     f("pool", p.prompt.pool);
     f("leverage_ridge", p.prompt.leverage_ridge);
+    f("outlier", p.prompt.outlier);
     f("rounds", p.prompt.rounds);
     f("floor", p.prompt.floor);
     f("ridge", p.prompt.ridge);

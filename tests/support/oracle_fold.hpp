@@ -7,6 +7,7 @@
 //    not it holds one token. Outliers are chosen among the slots that hold one token; the leverage
 //    is among all slots, each counted once.
 //  - Outliers: floor(share * (target - sinks - recent)) of them, less if there are fewer to choose.
+//    After a prompt only slots whose pooled leverage is above `outlying` times the mean of all.
 //  - A pinned slot keeps its bytes: key, value and log-mass.
 //  - Seeds: only slots that are neither pinned nor seeds can become one, ties to the lower slot.
 //    With nothing pinned all distances are 1 at first, so that the first seed is the heaviest.
@@ -18,6 +19,8 @@
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
 #pragma once
+
+#include <numeric>
 
 #include "oracle_foresight.hpp"
 
@@ -31,7 +34,8 @@ struct fold {
   double outliers = 0.25;  // share of the other slots
   int pool = 1;            // after a prompt: neighbours that leverage is averaged over
   double leverage_ridge = 0.01;
-  double floor = 0.1;  // weight of a slot that nothing attends to, in 1/N
+  double outlying = 0;  // after a prompt: an outlier's leverage, times the mean
+  double floor = 0.1;   // weight of a slot that nothing attends to, in 1/N
   int rounds = 4;
   double ridge = 0.01;
   bool foresight = true;  // false: the queries as they are
@@ -249,13 +253,20 @@ struct fold {
   /// Parts 2 to 4, on reference queries [rows][dim] that are where they are to be measured.
   void compress(head& h, const mat& rows, int target) const {
     const std::size_t n = h.slots.size();
-    const int outlying = outlier_count(outliers, target, sinks, recent);
+    const int most = outlier_count(outliers, target, sinks, recent);
     if (static_cast<int>(n) <= target) return;
     const measure m = measured(h, rows);
     vec w = m.mass;
     for (double& e : w) e += floor / static_cast<double>(n);
-    const std::vector<bool> pin =
-        pinned(h, protected_slots(h, sinks, recent), pooled_leverage(h), outlying);
+    const vec leverages = pooled_leverage(h);
+    const std::vector<bool> always = protected_slots(h, sinks, recent);
+    int standing_out = 0;
+    for (std::size_t j = 0; j < n; ++j) {
+      const double mean =
+          std::accumulate(leverages.begin(), leverages.end(), 0.0) / static_cast<double>(n);
+      standing_out += !always[j] && h.slots[j].single && leverages[j] > outlying * mean;
+    }
+    const std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out));
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
     const mat x = points(h, rows);

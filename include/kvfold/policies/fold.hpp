@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "kvfold/evict.hpp"
@@ -14,9 +15,9 @@ namespace kvfold {
 /// fold (ours): slots that attention sees alike become one; what nobody has asked for yet is kept
 /// for what it is.
 ///   score   m_i, the mean attention of reference queries (foresight) over the full cache
-///   select  sinks, the latest, and a share of the rest for the outliers: the highest leverage of
-///           un-rotated keys, after a prompt averaged over neighbours, for what stands out is
-///           several tokens long; these keep their bytes
+///   select  sinks, the latest, and up to a share of the rest for the outliers: the highest
+///           leverage of un-rotated keys, after a prompt averaged over neighbours, for what stands
+///           out is several tokens long, and well above the mean; these keep their bytes
 ///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
 ///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
 ///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
@@ -25,7 +26,7 @@ struct fold {
   index_t sinks = 4;
   index_t recent = 24;         ///< latest tokens that stay alone ...
   float recent_share = 0.25F;  ///< ... at most this share of the slots
-  float share = 0.5F;          ///< of the other slots, for outliers
+  float share = 0.5F;          ///< of the other slots at most, for outliers
   fold_prompt prompt = {};
   fold_decode decode = {};
 
@@ -75,7 +76,7 @@ struct fold {
     const std::span<float> levers(lever.data(), static_cast<std::size_t>(lever.size()));
     average_pool(
         head, [](index_t) { return true; }, prompt.pool, false, levers);
-    pin(head, state, target, levers, out);
+    pin(head, state, target, levers, prompt.outlier * lever.mean(), out);
     prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, out);
   }
 
@@ -88,7 +89,8 @@ struct fold {
     const auto candidate = [&, held = state.column(tokens)](index_t s) {
       return held[static_cast<std::size_t>(s)] == 1.0F && !always(s);
     };
-    pin(head, state, slots, decode.leverage(head, memory, rope, candidate, out), out);
+    pin(head, state, slots, decode.leverage(head, memory, rope, candidate, out),
+        -std::numeric_limits<float>::infinity(), out);
     decode.plan(head, memory, rope, target, out);
   }
 
@@ -104,28 +106,31 @@ struct fold {
   }
   index_t recent_of(index_t slots) const { return std::min(recent, share_of(recent_share, slots)); }
 
-  /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token a share
-  /// for those of the highest leverage.
+  /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token those of
+  /// the highest leverage above `least`, up to their share.
   void pin(const kv_head auto& head, const head_state& state, index_t slots,
-           std::span<const float> lever, merge_plan& out) const {
+           std::span<const float> lever, float least, merge_plan& out) const {
     const index_t latest = recent_of(slots);
     const auto outliers = std::max(
         index_t{0}, static_cast<index_t>(share * static_cast<float>(slots - sinks - latest)));
     const auto always = protect(head, sinks, latest);
     const auto held = state.column(tokens);
+    const auto outlying = [&](index_t s) {
+      const auto i = static_cast<std::size_t>(s);
+      return held[i] == 1.0F && lever[i] > least;
+    };
     index_t pinned = 0, candidates = 0;
     for (index_t s = 0; s < head.length(); ++s) {
       const bool stays = always(head.position(s));
       pinned += stays ? 1 : 0;
-      candidates += !stays && held[static_cast<std::size_t>(s)] == 1.0F ? 1 : 0;
+      candidates += !stays && outlying(s) ? 1 : 0;
     }
     select(
         head.length(), pinned + std::min(outliers, candidates),
         [&](index_t s) { return always(head.position(s)); },
         [&](index_t s) {
-          return held[static_cast<std::size_t>(s)] == 1.0F
-                     ? rank(lever[static_cast<std::size_t>(s)])
-                     : -std::numeric_limits<float>::infinity();
+          return outlying(s) ? rank(lever[static_cast<std::size_t>(s)])
+                             : -std::numeric_limits<float>::infinity();
         },
         out);
   }
