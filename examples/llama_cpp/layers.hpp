@@ -5,7 +5,6 @@
 /// tokens whose policy plans on queries is a prompt: it is measured on its own queries.
 #pragma once
 
-#include <chrono>
 #include <cmath>   // std::log
 #include <limits>  // std::numeric_limits
 #include <span>
@@ -13,25 +12,9 @@
 
 #include "llama_cpp/cells.hpp"
 #include "llama_cpp/needs.hpp"
+#include "llama_cpp/setup.hpp"
 
 namespace kvfold::llama {
-
-enum class mode { repack, own_attention };
-
-/// Everything about the layers that is known before the first token.
-struct layers_setup {
-  mode how = mode::repack;
-  index_t layers = 0;
-  cache_shape shape;                ///< of one layer; its capacity is that of heads that keep all
-  std::vector<budget> limits;       ///< [layers · heads]
-  std::vector<char> whole;          ///< [layers] left alone
-  std::vector<index_t> capacities;  ///< [layers · heads]
-};
-
-/// Seconds spent in the callback.
-struct times {
-  double logits = 0, observe = 0, attend = 0, compress = 0;
-};
 
 template <storage_scalar Scalar, policy P>
 class layers {
@@ -74,7 +57,7 @@ class layers {
   /// Repack: `kq [cells, tokens, heads · group]` before scale and mask, made of `q = src[1]`.
   /// `entries`: the cells that are in use, without the micro-batch's.
   void logits(index_t l, ggml_tensor* kq, std::span<const index_t> entries) {
-    const watch timed(times_.logits);
+    const stopwatch timed(times_.logits);
     auto& of = (*this)[l];
     if (wants_queries(l)) {
       keep_queries(of, kq->src[1]);
@@ -116,7 +99,7 @@ class layers {
 
   /// Repack: `p [cells, tokens, heads · group]`, the softmax of it.
   void probabilities(index_t l, const ggml_tensor* p) {
-    const watch timed(times_.observe);
+    const stopwatch timed(times_.observe);
     auto& of = (*this)[l];
     for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
       for (index_t h = 0; h < of.heads(); ++h) {
@@ -138,7 +121,7 @@ class layers {
 
   /// Own attention: fills in `out [dim, heads · group, tokens]`, made of `q = src[0]`.
   void attend(index_t l, ggml_tensor* out) {
-    const watch timed(times_.attend);
+    const stopwatch timed(times_.attend);
     auto& of = (*this)[l];
     const ggml_tensor* const q = out->src[0];
     if (wants_queries(l)) {
@@ -175,7 +158,7 @@ class layers {
 
   /// The micro-batch is over: heads return to their budgets. Slots of the longest head.
   index_t end() {
-    const watch timed(times_.compress);
+    const stopwatch timed(times_.compress);
     index_t longest = 0;
     for (auto& of : layers_) {
       for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
@@ -227,15 +210,6 @@ class layers {
   }
 
  private:
-  using clock = std::chrono::steady_clock;
-  struct watch {
-    explicit watch(double& to) : sum(to) {}
-    ~watch() { sum += std::chrono::duration<double>(clock::now() - begin).count(); }
-    watch(const watch&) = delete;
-    watch& operator=(const watch&) = delete;
-    double& sum;
-    clock::time_point begin = clock::now();
-  };
   static constexpr std::span<float> no_floats = {};
 
   void keep_queries(layer<Scalar>& of, const ggml_tensor* q) {

@@ -17,17 +17,10 @@
 #include <exception>
 #include <variant>
 
+#include "llama_cpp/layers.hpp"
 #include "llama_cpp/refusals.hpp"
 
 namespace kvfold::llama {
-
-struct options {
-  mode how = mode::repack;
-  /// One for all heads, one a layer, or one a head `[layers · KV heads]`.
-  std::vector<budget> limits;
-  std::vector<index_t> untouched = {};  ///< layers that keep all
-  index_t capacity = 0;  ///< own attention: slots of heads that keep all; 0: the trained context
-};
 
 /// What is held, and what the whole cache would be.
 struct report {
@@ -44,34 +37,7 @@ class compressor {
  public:
   /// Refused: models that cannot be compressed, budgets that do not fit the policy or the model.
   compressor(const llama_model* model, P p, options o)
-      : policy_(std::move(p)), options_(std::move(o)) {
-    setup_.how = options_.how;
-    setup_.shape = shape_of(model_facts::of(model));
-    setup_.layers = llama_model_n_layer(model);
-    if (options_.capacity > 0) {
-      setup_.shape.capacity = options_.capacity;
-    }
-    traits::validate(policy_);
-    const auto heads = static_cast<std::size_t>(setup_.shape.heads),
-               layers = static_cast<std::size_t>(setup_.layers);
-    const auto& given = options_.limits;
-    expects(given.size() == 1 || given.size() == layers || given.size() == layers * heads,
-            "llama.cpp: 1 budget, ", layers, " (layers) or ", layers * heads,
-            " (KV heads) expected, ", given.size(), " came");
-    for (std::size_t i = 0; i < layers * heads; ++i) {
-      setup_.limits.push_back(given.size() == 1        ? given[0]
-                              : given.size() == layers ? given[i / heads]
-                                                       : given[i]);
-      const budget& b = setup_.limits.back();
-      kvfold::check(policy_, b, std::max(b.target, 1));
-    }
-    setup_.whole.assign(layers, 0);
-    for (const index_t l : options_.untouched) {
-      expects(l >= 0 && l < setup_.layers, "llama.cpp: layers 0 to ", setup_.layers - 1,
-              " to be left alone expected, ", l, " came");
-      setup_.whole[static_cast<std::size_t>(l)] = 1;
-    }
-  }
+      : policy_(std::move(p)), options_(std::move(o)), setup_(setup_of(model, policy_, options_)) {}
   compressor(const compressor&) = delete;
   compressor& operator=(const compressor&) = delete;
 
@@ -80,23 +46,7 @@ class compressor {
   void attach(llama_context_params& params) {
     llama_context_params p = params;
     prepare(p, options_.how);
-    const auto cells = static_cast<index_t>(p.n_ctx > 0 ? p.n_ctx : setup_.shape.capacity);
-    const auto chunk =
-        static_cast<index_t>(std::min(p.n_ubatch > 0 ? p.n_ubatch : 512U, p.n_batch));
-    for (const budget& b : setup_.limits) {
-      expects(options_.how == mode::own_attention || !traits::bounded(policy_) ||
-                  b.trigger_length() <= cells,
-              "llama.cpp: n_ctx of at least ", b.trigger_length(), " expected (the trigger), ",
-              cells, " came");
-    }
-    setup_.capacities.clear();
-    for (std::size_t i = 0; i < setup_.limits.size(); ++i) {
-      const bool bounded = setup_.whole[i / static_cast<std::size_t>(setup_.shape.heads)] == 0 &&
-                           traits::bounded(policy_) && traits::decodes(policy_);
-      setup_.capacities.push_back(options_.how == mode::repack ? (cells + 255) / 256 * 256
-                                  : bounded ? setup_.limits[i].trigger_length() - 1 + chunk
-                                            : setup_.shape.capacity);
-    }
+    setup_.capacities = capacities_of(policy_, setup_, p);
     half_ = p.type_k == GGML_TYPE_F16;
     p.cb_eval = on_node;
     p.abort_callback = failed;

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "llama_cpp/layers.hpp"
+#include "llama_cpp/setup.hpp"
 
 namespace kvfold::llama {
 
@@ -112,6 +112,56 @@ inline void prepare(llama_context_params& params, mode how) {
           own ? "own" : "repack", ", it is ", own ? "off" : "on");
   params.flash_attn_type = wanted;
   params.offload_kqv = false;
+}
+
+/// Refused: models that cannot be compressed, budgets that do not fit the policy or the model.
+template <policy P>
+layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
+  layers_setup setup{.how = o.how,
+                     .layers = llama_model_n_layer(model),
+                     .shape = shape_of(model_facts::of(model))};
+  if (o.capacity > 0) {
+    setup.shape.capacity = o.capacity;
+  }
+  traits::validate(p);
+  const auto heads = static_cast<std::size_t>(setup.shape.heads),
+             layers = static_cast<std::size_t>(setup.layers), given = o.limits.size();
+  expects(given == 1 || given == layers || given == layers * heads, "llama.cpp: 1 budget, ", layers,
+          " (layers) or ", layers * heads, " (KV heads) expected, ", given, " came");
+  for (std::size_t i = 0; i < layers * heads; ++i) {
+    const budget& b = o.limits[given == 1 ? 0 : given == layers ? i / heads : i];
+    kvfold::check(p, b, std::max(b.target, 1));
+    setup.limits.push_back(b);
+  }
+  setup.whole.assign(layers, 0);
+  for (const index_t l : o.untouched) {
+    expects(l >= 0 && l < setup.layers, "llama.cpp: layers 0 to ", setup.layers - 1,
+            " to be left alone expected, ", l, " came");
+    setup.whole[static_cast<std::size_t>(l)] = 1;
+  }
+  return setup;
+}
+
+/// The slots that each head has room for, `[layers · heads]`. Refused: fewer cells than a trigger.
+template <policy P>
+std::vector<index_t> capacities_of(const P& p, const layers_setup& setup,
+                                   const llama_context_params& params) {
+  const bool own = setup.how == mode::own_attention;
+  const auto cells = static_cast<index_t>(params.n_ctx > 0 ? params.n_ctx : setup.shape.capacity);
+  const auto chunk =
+      static_cast<index_t>(std::min(params.n_ubatch > 0 ? params.n_ubatch : 512U, params.n_batch));
+  std::vector<index_t> capacities;
+  for (std::size_t i = 0; i < setup.limits.size(); ++i) {
+    const index_t trigger = setup.limits[i].trigger_length();
+    expects(own || !traits::bounded(p) || trigger <= cells, "llama.cpp: n_ctx of at least ",
+            trigger, " expected (the trigger), ", cells, " came");
+    const bool bounded = setup.whole[i / static_cast<std::size_t>(setup.shape.heads)] == 0 &&
+                         traits::bounded(p) && traits::decodes(p);
+    capacities.push_back(!own      ? (cells + 255) / 256 * 256
+                         : bounded ? trigger - 1 + chunk
+                                   : setup.shape.capacity);
+  }
+  return capacities;
 }
 
 }  // namespace kvfold::llama

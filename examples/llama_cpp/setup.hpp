@@ -1,0 +1,50 @@
+/// What an adapter is told, and what follows from it before the first token.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "kvfold/kvfold.hpp"
+
+namespace kvfold::llama {
+
+enum class mode { repack, own_attention };
+
+struct options {
+  mode how = mode::repack;
+  /// One for all heads, one a layer, or one a head `[layers · KV heads]`.
+  std::vector<budget> limits;
+  std::vector<index_t> untouched = {};  ///< layers that keep all
+  index_t capacity = 0;  ///< own attention: slots of heads that keep all; 0: the trained context
+};
+
+/// Everything about the layers that is known before the first token.
+struct layers_setup {
+  mode how = mode::repack;
+  index_t layers = 0;
+  cache_shape shape;                ///< of one layer; its capacity is that of heads that keep all
+  std::vector<budget> limits = {};  ///< [layers · heads]
+  std::vector<char> whole = {};     ///< [layers] left alone
+  std::vector<index_t> capacities = {};  ///< [layers · heads]
+};
+
+/// Seconds spent in the callback.
+struct times {
+  double logits = 0, observe = 0, attend = 0, compress = 0;
+};
+
+/// Adds the time until its end to `sum`, seconds.
+class stopwatch {
+ public:
+  explicit stopwatch(double& sum) : sum_(sum) {}
+  ~stopwatch() { sum_ += std::chrono::duration<double>(clock::now() - begin_).count(); }
+  stopwatch(const stopwatch&) = delete;
+  stopwatch& operator=(const stopwatch&) = delete;
+
+ private:
+  using clock = std::chrono::steady_clock;
+  double& sum_;
+  clock::time_point begin_ = clock::now();
+};
+
+}  // namespace kvfold::llama
