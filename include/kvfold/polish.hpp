@@ -22,7 +22,7 @@ struct fitted_slots {
 struct attention_loss {
   const dense::matrix& queries;  ///< [queries, dim]
   const dense::attention& wanted;
-  float scale = 1, mass_weight = 0.1F;
+  float scale = 1, mass_weight = 0.03F;
 
   /// The loss; `gradient` is overwritten. Three products like attention's own, block by block.
   double operator()(const std::same_as<fitted_slots> auto& x, fitted_slots& gradient) const {
