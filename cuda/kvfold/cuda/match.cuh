@@ -3,6 +3,7 @@
 
 #include <cstddef>  // std::size_t
 
+#include "kvfold/cuda/lists.cuh"
 #include "kvfold/cuda/rules.cuh"
 #include "kvfold/cuda/tile.cuh"
 #include "kvfold/cuda/together.cuh"
@@ -27,18 +28,6 @@ struct cosine_similarity {
 struct euclidean_similarity {
   static constexpr bool norms = true;
   KVFOLD_HD float operator()(float ab, float aa, float bb) const { return 2 * ab - (aa + bb); }
-};
-
-/// Slots of all heads, `[heads, capacity]`, the first `count[h]` of each.
-struct slot_lists {
-  const index_t* slots = nullptr;
-  const index_t* count = nullptr;  ///< [heads]
-};
-
-/// What `match` finds, `[heads, capacity]` by place in the list of the leaving.
-struct matches {
-  index_t* into = nullptr;      ///< a kept slot; −1: none is kept
-  float* similarity = nullptr;  ///< 0 where there is none
 };
 
 namespace detail {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/residual.cuh"
 #include "kvfold/cuda/rules.cuh"
 #include "kvfold/cuda/together.cuh"
 
@@ -167,7 +168,7 @@ struct observe_and_leave {
     if constexpr (Rule::merges) {
       sync_block();
       if (options.target > 0 && left <= options.target) {
-        settle(shared, head, left);
+        settle(rule, shared.number, shared.best, head, left);
       }
     }
     if (thread_index() == 0) {
@@ -238,7 +239,8 @@ struct observe_and_leave {
       residuals += head.column(Rule::is_residual, s) != 0.0F ? 1 : 0;
     }
     const index_t missing = rule.residual - block_sum(shared.number, residuals);
-    name_residuals(shared, head, n, missing, leaving);  // only where nothing was settled before
+    name_residuals(rule, shared.best, head, n, missing,
+                   leaving);  // only where nothing was settled before
     const index_t into = nearest_residual(shared, head, h, n, leaving);
     if (into < 0) {
       return false;
@@ -264,42 +266,6 @@ struct observe_and_leave {
     }
     sync_block();
     return true;
-  }
-
-  /// Names the residual slots: whatever is merged; then, while context overflows and a residual
-  /// slot is free, the context's lowest (Algorithm 1, line 8).
-  KVFOLD_DEVICE void settle(shared_memory& shared, const head_context& head, index_t n) const {
-    const protection in_ring{0, rule.ring, head.newest};
-    index_t residuals = 0, others = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      float& flag = head.column(Rule::is_residual, s);
-      const bool is = flag != 0.0F || head.column(Rule::count, s) > 1;
-      flag = is ? 1.0F : 0.0F;
-      residuals += is ? 1 : 0;
-      others += is || in_ring(head.position[s]) ? 0 : 1;
-    }
-    const index_t free = rule.residual - block_sum(shared.number, residuals);
-    const index_t overflow = block_sum(shared.number, others) - rule.context;
-    name_residuals(shared, head, n, free < overflow ? free : overflow, -1);
-  }
-
-  /// Makes the `count` lowest slots of the context residual ones, `but` one.
-  KVFOLD_DEVICE void name_residuals(shared_memory& shared, const head_context& head, index_t n,
-                                    index_t count, index_t but) const {
-    for (index_t i = 0; i < count; ++i) {
-      candidate best = 0;
-      for (index_t s = thread_index(); s < n; s += threads) {
-        if (s != but && !rule.stays(head, s)) {
-          const candidate c = least_candidate(rule.order(head, s), s);
-          best = c > best ? c : best;
-        }
-      }
-      best = block_max(shared.best, best);
-      if (best != 0 && thread_index() == 0) {
-        head.column(Rule::is_residual, least_slot(best)) = 1.0F;
-      }
-      sync_block();
-    }
   }
 };
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kvfold/budget.hpp"
+#include "kvfold/cuda/together.cuh"
 #include "kvfold/cuda/view.cuh"
 
 namespace kvfold::cuda {
@@ -14,6 +15,7 @@ namespace kvfold::cuda {
 /// One head as a rule sees it.
 struct head_context {
   const index_t* position;  ///< [capacity]
+  const float* log_mass;    ///< [capacity]
   float* columns;
   std::ptrdiff_t stride;  ///< column to column
   float* memory;
@@ -25,9 +27,12 @@ struct head_context {
 template <class Scalar>
 KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const state_view& state,
                                       index_t h, index_t newest) {
-  return {cache.position + cache.slot(h, 0), state.columns + cache.slot(h, 0),
+  return {cache.position + cache.slot(h, 0),
+          cache.log_mass + cache.slot(h, 0),
+          state.columns + cache.slot(h, 0),
           std::ptrdiff_t{cache.heads} * cache.capacity,
-          state.memory + std::ptrdiff_t{h} * state.floats, newest};
+          state.memory + std::ptrdiff_t{h} * state.floats,
+          newest};
 }
 
 /// Numbers as integers in the same order; NaN the lowest, zeros equal.
@@ -116,7 +121,8 @@ struct window_rule {
   }
 };
 
-/// ZSMerge: decayed sums; what leaves goes into the nearest residual slot by dot product.
+/// ZSMerge: decayed sums; what leaves goes into the nearest residual slot by dot product. Its plans
+/// depend on how many residual slots there are already (`counted`): those missing are made.
 struct residual_rule {
   static constexpr bool observes = true, leaves = true, merges = true;
   enum column_name : index_t { score, count, is_residual };
@@ -124,7 +130,18 @@ struct residual_rule {
   index_t sinks = 4, ring = 2, residual = 1, context = 0;  ///< context: target − ring − residual
   float decay = 0.98F, alpha = 0.6F;
   bool newcomer_competes = true;
+  bool chunked = true;  ///< of the prompt's modes
+  index_t missing = 0;  ///< residual slots, in a plan
 
+  KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
+    return head.column(is_residual, s) != 0.0F;
+  }
+  KVFOLD_DEVICE void prepare(index_t residuals) {
+    missing = residual - residuals;
+    newcomer_competes = newcomer_competes || missing != 0;
+  }
+  /// Places for scores, when `stay` slots stay anyway.
+  KVFOLD_DEVICE index_t free(index_t target, index_t stay) const { return target - missing - stay; }
   KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
     float& x = head.column(score, s);
     x = accumulated(x, a, decay);
@@ -146,6 +163,20 @@ namespace detail {
 template <class>
 inline constexpr bool no_cuda_path = false;
 }  // namespace detail
+
+/// The rule for a plan of this head: what it depends on is counted by the block.
+template <class Rule, index_t Threads>
+KVFOLD_DEVICE Rule prepared(Rule rule, of_warps<index_t, Threads>& shared, const head_context& head,
+                            index_t n) {
+  if constexpr (requires { rule.counted(head, n); }) {
+    index_t count = 0;
+    for (index_t s = thread_index(); s < n; s += Threads) {
+      count += rule.counted(head, s) ? 1 : 0;
+    }
+    rule.prepare(block_sum(shared, count));
+  }
+  return rule;
+}
 
 /// The rule of `policy` under `budget`. A policy is known by its name and its members; what has no
 /// CUDA path is refused when compiled, a mode that has none when called.
@@ -171,7 +202,8 @@ auto rule_of(const Policy& policy, const budget& budget) {
                          budget.target - ring - policy.residual,
                          policy.decay,
                          policy.alpha,
-                         policy.newcomer_competes};
+                         policy.newcomer_competes,
+                         policy.prompt == decltype(policy.prompt)::chunked};
   } else {
     static_assert(detail::no_cuda_path<Policy>, "kvfold::cuda: this policy has no CUDA path yet");
   }
