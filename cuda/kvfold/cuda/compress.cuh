@@ -9,6 +9,7 @@
 #include "kvfold/cuda/column_scores.cuh"
 #include "kvfold/cuda/measure.cuh"
 #include "kvfold/cuda/step.cuh"
+#include "kvfold/cuda/votes.cuh"
 
 namespace kvfold::cuda {
 
@@ -27,6 +28,13 @@ void observe_prompt(const Policy& policy, const cache_view<Scalar>& cache, const
     launch(pool_sums<Scalar>{cache, state, rule, policy.kernel, policy.count_border, work.sums,
                              work.order, work.spare},
            {heads}, stream);
+  } else if constexpr (name == "keepkv") {
+    const auto rule = rule_of(policy, budget{});
+    if (cache.dim <= 128) {
+      estimate<Scalar, 128>(rule, cache, state, queries.reference(policy.window), stream);
+    } else {
+      estimate<Scalar, 256>(rule, cache, state, queries.reference(policy.window), stream);
+    }
   } else {
     float decay = 1;
     if constexpr (requires { policy.decay; }) {
@@ -68,6 +76,11 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {
         detail::observe_prompt(policy, cache, state, queries, work, stream);
+      }
+    }
+    if constexpr (Policy::name() == "keepkv") {
+      if (policy.merge_first && queries.count > 0) {
+        return detail::merge_first(rule, cache, state, budget.target, work.plan, stream);
       }
     }
     detail::plan_and_apply(rule, cache, state, {.target = budget.target}, work.plan, stream);

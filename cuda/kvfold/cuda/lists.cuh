@@ -29,6 +29,7 @@ struct division {
   index_t *kept_count, *leaving_count;  ///< [heads]
   index_t* into;                        ///< [heads, capacity] slot ↦ its row's anchor, or `gone`
   matches nearest;                      ///< of the leaving
+  float* similarity;                    ///< [heads, capacity] the same by slot
 
   slot_lists kept_list() const { return {kept, kept_count}; }
   slot_lists leaving_list() const { return {leaving, leaving_count}; }

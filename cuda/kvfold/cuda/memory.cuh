@@ -30,12 +30,15 @@ struct partial_attention {
   float* max;        // [heads, splits, group] of the logits
   float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
   float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
-  unsigned long long* leaving;  // [heads, tiles] best candidate of each
+  unsigned long long* leaving;  // [heads, near_tiles] best candidate of each tile
+  index_t* victims;             // [heads] who leaves for the nearest; −1: nobody
   index_t splits;
   index_t tiles;
+  index_t near_tiles;
 };
 
-inline constexpr index_t slots_a_tile = 1024;  // of the second launch
+inline constexpr index_t slots_a_tile = 1024;      // of the second launch
+inline constexpr index_t slots_a_near_tile = 256;  // of the search for the nearest
 
 /// As many blocks as keep an H100's 132 multiprocessors busy (8 each), but no fewer than 256 slots
 /// for each at full capacity. By shape alone: the same bytes whatever the device.
@@ -51,13 +54,15 @@ inline void carve(partial_attention& p, carver& from, index_t heads, index_t cap
                   index_t group, index_t dim) {
   p.splits = splits_of(heads, capacity);
   p.tiles = (capacity + slots_a_tile - 1) / slots_a_tile;
+  p.near_tiles = (capacity + slots_a_near_tile - 1) / slots_a_near_tile;
   const auto n = static_cast<std::size_t>(heads), g = static_cast<std::size_t>(group);
   const auto parts = n * static_cast<std::size_t>(p.splits) * g;
   p.logits = from.take<float>(n * static_cast<std::size_t>(capacity) * g);
   p.max = from.take<float>(parts);
   p.sum = from.take<float>(parts);
   p.out = from.take<float>(parts * static_cast<std::size_t>(dim));
-  p.leaving = from.take<unsigned long long>(n * static_cast<std::size_t>(p.tiles));
+  p.leaving = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
+  p.victims = from.take<index_t>(n);
 }
 
 // ---------------------------------------------------------------------------- plans
@@ -66,7 +71,6 @@ inline void carve(partial_attention& p, carver& from, index_t heads, index_t cap
 struct plan_memory {
   plan_view plan;
   division divided;
-  float* norm;  // [heads, capacity], for `match`
 };
 
 inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, bool merges) {
@@ -83,7 +87,7 @@ inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, boo
     d.kept_count = from.take<index_t>(n), d.leaving_count = from.take<index_t>(n);
     d.into = from.take<index_t>(slots);
     d.nearest = {from.take<index_t>(slots), from.take<float>(slots)};
-    m.norm = from.take<float>(slots);
+    d.similarity = from.take<float>(slots);  // until then the norms of `match`
   }
   return m;
 }

@@ -47,8 +47,9 @@ struct make_rows {
     index_t* const spare = from.leaving + cache.slot(h, 0);
     const float least = join.threshold(shared.sum, cache, from, state, h);
     for (index_t e = thread_index(); e < from.leaving_count[h]; e += threads) {
-      const index_t to = from.nearest.into[cache.slot(h, e)];
-      into[spare[e]] = from.nearest.similarity[cache.slot(h, e)] < least ? division::gone : to;
+      const float similarity = from.nearest.similarity[cache.slot(h, e)];
+      into[spare[e]] = similarity < least ? division::gone : from.nearest.into[cache.slot(h, e)];
+      from.similarity[cache.slot(h, spare[e])] = similarity;
     }
     sync_block();
     index_t goes = 0;

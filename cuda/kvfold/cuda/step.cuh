@@ -3,6 +3,7 @@
 
 #include <type_traits>  // std::remove_const_t
 
+#include "kvfold/cuda/nearest_step.cuh"
 #include "kvfold/cuda/observe.cuh"
 #include "kvfold/cuda/plans.cuh"
 
@@ -64,7 +65,8 @@ void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out,
 ///     trigger = target + 1   two launches: when a head holds one slot more than `budget.target`,
 ///     one
 ///                            leaves and the newcomer takes its place
-///     a later trigger        four: a plan for the heads that have reached it, and `apply`
+///                            (d2o, keepkv: three, for the nearest of all keys is looked for)
+///     a later trigger        two, and as many as a plan for the heads that have reached it takes
 ///
 /// A head that has no room for its newcomer gives NaN and stays as it is. Refused: budgets that do
 /// not fit, policies and modes without a CUDA path.
@@ -82,7 +84,7 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
           budget.trigger, " came");
   const auto rule = rule_of(policy, budget);
   using rule_type = std::remove_const_t<decltype(rule)>;
-  const bool plans = detail::plans(budget) && rule_type::leaves;
+  const bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
   carver from(memory);
   const auto work = detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim,
                                        plans, rule_type::merges);
@@ -90,6 +92,14 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   detail::attend_observe_leave(rule, cache, state, queries, fresh,
                                {true, plans ? 0 : budget.target}, work.partial, out, nullptr,
                                stream);
+  if constexpr (seeks_nearest<rule_type>) {
+    if (!plans) {
+      launch(detail::leave_for_nearest<Scalar, rule_type>{cache, state, work.partial, rule,
+                                                          cache.aligned()},
+             {static_cast<unsigned>(cache.heads), static_cast<unsigned>(work.partial.near_tiles)},
+             stream);
+    }
+  }
   if constexpr (rule_type::leaves) {
     if (plans) {
       detail::plan_and_apply(rule, cache, state, {budget.target, budget.trigger_length()},
