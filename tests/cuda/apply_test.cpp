@@ -89,8 +89,8 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
     random_plan(plan, c, h, lengths[static_cast<std::size_t>(h)], random);
   }
   plan.rows[c.heads - 1] = -1;  // the last head stays as it is
-  apply(plan.view(), after.view(), after.state, stream{seed});
-  apply(plan.view(), again.view(), again.state, stream{seed + 17});
+  apply(plan.view(), after.view(), after.state, order(seed));
+  apply(plan.view(), again.view(), again.state, order(seed + 17));
   CHECK(after.keys.bytes() == again.keys.bytes());
   CHECK(after.values.bytes() == again.values.bytes());
   CHECK(after.columns.bytes() == again.columns.bytes());
@@ -164,11 +164,11 @@ TEST_CASE("apply gives the same in many orders of threads") {
 
 TEST_CASE("apply refuses views that do not fit") {
   device_cache<float> kv({.dim = 32}, {3, 3}, 1);
-  CHECK_THROWS_WITH(apply(plan_view{}, kv.view(), kv.state, stream{}),
+  CHECK_THROWS_WITH(apply(plan_view{}, kv.view(), kv.state, order()),
                     Catch::Contains("edges and log_mass of a plan expected, null came"));
   auto wide = kv.view();
   wide.dim = 257;
-  CHECK_THROWS_WITH(apply(plan_view{}, wide, kv.state, stream{}),
+  CHECK_THROWS_WITH(apply(plan_view{}, wide, kv.state, order()),
                     Catch::Contains("a dim of 1 to 256 expected, 257 came"));
 }
 

@@ -67,9 +67,9 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
   }
   device_buffer<unsigned char> memory(workspace_bytes(kv.view()), 0);
   const workspace w{memory.data(), memory.size()};
-  attend_observe(rule, kv.view(), kv.state, q.data(), out.data(), lse.data(), w, stream{seed});
+  attend_observe(rule, kv.view(), kv.state, q.data(), out.data(), lse.data(), w, order(seed));
   attend_observe(rule, again.view(), again.state, q.data(), out_again.data(), lse.data(), w,
-                 stream{seed + 99});
+                 order(seed + 99));
   CHECK(out.bytes() == out_again.bytes());
   CHECK(kv.columns.bytes() == again.columns.bytes());
   CHECK((memory.intact() && out.intact() && q.intact() && lse.intact()));
@@ -161,9 +161,9 @@ TEST_CASE("attention refuses a small workspace and missing queries") {
   float x = 0;
   device_buffer<unsigned char> memory(workspace_bytes(kv.view()), 0);
   const workspace w{memory.data(), memory.size()};
-  CHECK_THROWS_WITH(attend(kv.view(), &x, &x, nullptr, {&x, 4}, stream{}),
+  CHECK_THROWS_WITH(attend(kv.view(), &x, &x, nullptr, {&x, 4}, order()),
                     Catch::Contains("bytes expected (workspace_bytes), 4 came"));
-  CHECK_THROWS_WITH(attend<float>(kv.view(), nullptr, &x, nullptr, w, stream{}),
+  CHECK_THROWS_WITH(attend<float>(kv.view(), nullptr, &x, nullptr, w, order()),
                     Catch::Contains("queries and out [2, 1, 32] expected, null came"));
 }
 

@@ -93,8 +93,8 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
   const column_options options{what.window, what.decay, what.combine,
                                what.log_sums ? lse.data() : nullptr};
   const workspace space{memory.data(), memory.size()};
-  column_scores(kv.view(), rows, options, {t.data(), w.data(), d.data()}, space, stream{seed});
-  column_scores(kv.view(), rows, options, {u.data()}, space, stream{seed + 1});
+  column_scores(kv.view(), rows, options, {t.data(), w.data(), d.data()}, space, order(seed));
+  column_scores(kv.view(), rows, options, {u.data()}, space, order(seed + 1));
   CHECK(t.bytes() == u.bytes());
   CHECK((t.intact() && w.intact() && d.intact() && memory.intact() && q.intact()));
   kv.check_guards();
@@ -148,11 +148,11 @@ TEST_CASE("column sums refuse what does not fit") {
   device_cache<float> kv({.dim = 32}, {3, 3}, 1);
   float x = 0;
   const query_rows<float> q{&x, 1, 0, 0, 0};
-  CHECK_THROWS_WITH(column_scores(kv.view(), q, {}, {&x}, {}, stream{}),
+  CHECK_THROWS_WITH(column_scores(kv.view(), q, {}, {&x}, {}, order()),
                     Catch::Contains("a workspace of 8 bytes expected"));
-  CHECK_THROWS_WITH(column_scores(kv.view(), {}, {}, {&x}, {}, stream{}),
+  CHECK_THROWS_WITH(column_scores(kv.view(), {}, {}, {&x}, {}, order()),
                     Catch::Contains("at least 1 query expected, 0 came"));
-  CHECK_THROWS_WITH(column_scores(kv.view(), q, {.decay = 0}, {&x}, {}, stream{}),
+  CHECK_THROWS_WITH(column_scores(kv.view(), q, {.decay = 0}, {&x}, {}, order()),
                     Catch::Contains("a decay in (0, 1] expected, 0 came"));
 }
 

@@ -50,8 +50,8 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
   const workspace space{memory.data(), memory.size()};
   const slot_lists away{leaving.data(), leaves.data()}, stay{kept.data(), stays.data()};
   match(similarity, kv.view(), away, stay, {into_again.data(), value.data()}, space,
-        stream{seed + 1});
-  match(similarity, kv.view(), away, stay, {into.data(), value.data()}, space, stream{seed});
+        order(seed + 1));
+  match(similarity, kv.view(), away, stay, {into.data(), value.data()}, space, order(seed));
   CHECK(into.bytes() == into_again.bytes());
   CHECK((into.intact() && value.intact() && memory.intact() && leaving.intact()));
   kv.check_guards();

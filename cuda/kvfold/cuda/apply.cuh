@@ -180,10 +180,7 @@ struct apply_rows {
 template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
            stream stream) {
-  check(cache), check(state);
-  expects(plan.rows != nullptr && plan.begin != nullptr && plan.edges != nullptr &&
-              plan.log_mass != nullptr,
-          "cuda apply: rows, begin, edges and log_mass of a plan expected, null came");
+  check(cache), check(state), check(plan, "cuda apply");
   using kernel = detail::apply_rows<Scalar>;
   const index_t slices =
       (cache.dim + kernel::lanes * kernel::width - 1) / (kernel::lanes * kernel::width);

@@ -1,8 +1,7 @@
 /// Decode attention with log-mass, split over the sequence: the first of a step's two launches.
 #pragma once
 
-#include "kvfold/cuda/view.cuh"
-#include "kvfold/cuda/workspace.cuh"
+#include "kvfold/cuda/memory.cuh"
 
 namespace kvfold::cuda {
 
@@ -14,47 +13,6 @@ struct newcomers {
 };
 
 namespace detail {
-
-inline constexpr index_t most_splits = 128;
-
-/// What the first launch leaves for the second.
-struct partial_attention {
-  index_t* tickets;  // [heads] blocks of the second launch that are done; 0 between steps
-  float* logits;     // [heads, capacity, group], or null: nobody observes
-  float* max;        // [heads, splits, group] of the logits
-  float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
-  float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
-  unsigned long long* leaving;  // [heads, tiles] best candidate of each
-  index_t splits;
-  index_t tiles;
-};
-
-inline constexpr index_t slots_a_tile = 1024;  // of the second launch
-
-/// As many blocks as keep an H100's 132 multiprocessors busy (8 each), but no fewer than 256 slots
-/// for each at full capacity. By shape alone: the same bytes whatever the device.
-inline index_t splits_of(index_t heads, index_t capacity) {
-  const index_t wanted = (132 * 8 + heads - 1) / (heads < 1 ? 1 : heads);
-  const index_t most = (capacity + 255) / 256;
-  const index_t splits = wanted < most ? wanted : most;
-  return splits < 1 ? 1 : splits > most_splits ? most_splits : splits;
-}
-
-inline partial_attention carve(carver& from, index_t heads, index_t capacity, index_t group,
-                               index_t dim) {
-  partial_attention p{};
-  p.splits = splits_of(heads, capacity);
-  p.tiles = (capacity + slots_a_tile - 1) / slots_a_tile;
-  const auto n = static_cast<std::size_t>(heads), g = static_cast<std::size_t>(group);
-  const auto parts = n * static_cast<std::size_t>(p.splits) * g;
-  p.tickets = from.take<index_t>(n);
-  p.logits = from.take<float>(n * static_cast<std::size_t>(capacity) * g);
-  p.max = from.take<float>(parts);
-  p.sum = from.take<float>(parts);
-  p.out = from.take<float>(parts * static_cast<std::size_t>(dim));
-  p.leaving = from.take<unsigned long long>(n * static_cast<std::size_t>(p.tiles));
-  return p;
-}
 
 /// A block attends `Heads` query heads of one KV head over its share of the slots. `lanes` lanes a
 /// row, 16 bytes each (`Packs` times): for 128 halves half a warp, so that a warp's load is two

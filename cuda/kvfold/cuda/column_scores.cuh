@@ -1,11 +1,10 @@
 /// Column sums of a prompt's causal attention, without ever holding the attention.
 #pragma once
 
-#include <cmath>    // std::log
-#include <cstddef>  // std::size_t
+#include <cmath>  // std::log
 
+#include "kvfold/cuda/memory.cuh"
 #include "kvfold/cuda/queries.cuh"
-#include "kvfold/cuda/workspace.cuh"
 
 namespace kvfold::cuda {
 
@@ -215,12 +214,6 @@ void column_scores(const cache_view<Scalar>& cache, const query_rows<Scalar>& qu
 }
 
 }  // namespace detail
-
-/// Bytes of workspace for `column_scores`: the queries' log-sum-exp.
-inline std::size_t column_scores_workspace_bytes(index_t heads, index_t group, index_t queries) {
-  return sizeof(float) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
-         static_cast<std::size_t>(queries);
-}
 
 /// `kvfold::column_scores` of all heads: `a_ij = softmax_j(scale · q_i·k_j + log_mass_j)` over the
 /// slots at or before query `i`'s position, summed over `i`; the first `length` numbers of each

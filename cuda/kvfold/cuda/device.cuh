@@ -23,6 +23,7 @@
 ///     shuffle(x, from, mask)                      x of lane `from`
 ///     shuffle_xor(x, distance, mask)              x of lane `lane() ^ distance`
 ///     ballot(yes, mask)                           a bit for every lane
+///     equal_lanes(x, mask)                        the lanes that have the same integer
 ///     lowest_lane(lanes), count_lanes(lanes)      of such bits, not none
 ///     reduce_sum(x, width), reduce_max(x, width)  over groups of `width` lanes, a power of two;
 ///                                                 a butterfly, the same bits in every lane
@@ -36,7 +37,8 @@
 ///     publish()                                   earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
-///     exponential(x), logarithm(x), square_root(x)
+///     exponential(x), logarithm(x)                of float, double
+///     square_root(x)
 ///
 /// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
 ///

@@ -48,6 +48,10 @@ __device__ inline unsigned ballot(bool yes, unsigned mask = all_lanes) {
   return __ballot_sync(mask, yes);
 }
 
+__device__ inline unsigned equal_lanes(index_t x, unsigned mask = all_lanes) {
+  return __match_any_sync(mask, x);
+}
+
 __device__ inline index_t lowest_lane(unsigned lanes) { return __ffs(static_cast<int>(lanes)) - 1; }
 __device__ inline index_t count_lanes(unsigned lanes) { return __popc(lanes); }
 
@@ -141,12 +145,12 @@ __device__ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigne
 
 // ---------------------------------------------------------------------------- numbers
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(half x) { return __half2float(x); }
-__device__ inline float to_float(bfloat16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float to_float(float x) { return x; }
+__host__ __device__ inline float to_float(half x) { return __half2float(x); }
+__host__ __device__ inline float to_float(bfloat16 x) { return __bfloat162float(x); }
 
 template <class T>
-__device__ T from_float(float x) {
+__host__ __device__ T from_float(float x) {
   if constexpr (std::is_same_v<T, half>) {
     return __float2half_rn(x);
   } else if constexpr (std::is_same_v<T, bfloat16>) {
@@ -158,6 +162,8 @@ __device__ T from_float(float x) {
 
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
 
 // ---------------------------------------------------------------------------- launch

@@ -3,6 +3,7 @@
 
 #include <cstddef>  // std::size_t
 
+#include "kvfold/cuda/lists.cuh"
 #include "kvfold/cuda/rules.cuh"
 #include "kvfold/cuda/tile.cuh"
 #include "kvfold/cuda/together.cuh"
@@ -27,18 +28,6 @@ struct cosine_similarity {
 struct euclidean_similarity {
   static constexpr bool norms = true;
   KVFOLD_HD float operator()(float ab, float aa, float bb) const { return 2 * ab - (aa + bb); }
-};
-
-/// Slots of all heads, `[heads, capacity]`, the first `count[h]` of each.
-struct slot_lists {
-  const index_t* slots = nullptr;
-  const index_t* count = nullptr;  ///< [heads]
-};
-
-/// What `match` finds, `[heads, capacity]` by place in the list of the leaving.
-struct matches {
-  index_t* into = nullptr;      ///< a kept slot; −1: none is kept
-  float* similarity = nullptr;  ///< 0 where there is none
 };
 
 namespace detail {
@@ -179,14 +168,6 @@ struct nearest_kept {
       }
     }
   }
-
-  /// The inverse of `ordered`.
-  KVFOLD_DEVICE static float number_of(unsigned order) {
-    const unsigned bits = (order & 0x80000000U) != 0 ? order ^ 0x80000000U : ~order;
-    float x = 0;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-  }
 };
 
 template <class Scalar, index_t Depth, class Similarity>
@@ -197,6 +178,14 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
                                                  cache.aligned()},
          {static_cast<unsigned>(cache.heads),
           static_cast<unsigned>((cache.capacity + shape::rows - 1) / shape::rows)},
+         stream);
+}
+
+/// `k·k` of every slot in use, into `norm [heads, capacity]`.
+template <class Scalar>
+void norms(const cache_view<Scalar>& cache, float* norm, stream stream) {
+  launch(squared_norms<Scalar>{cache, norm, cache.aligned()},
+         {static_cast<unsigned>(cache.heads), static_cast<unsigned>((cache.capacity + 255) / 256)},
          stream);
 }
 
@@ -222,10 +211,7 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
     carver from(memory);
     norm = from.take<float>(match_workspace_bytes(cache.heads, cache.capacity) / sizeof(float));
     from.check("cuda match");
-    launch(
-        detail::squared_norms<Scalar>{cache, norm, cache.aligned()},
-        {static_cast<unsigned>(cache.heads), static_cast<unsigned>((cache.capacity + 255) / 256)},
-        stream);
+    detail::norms(cache, norm, stream);
   }
   if (cache.dim <= 128) {
     detail::match<Scalar, 128>(similarity, cache, leaving, kept, norm, out, stream);

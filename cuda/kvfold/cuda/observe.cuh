@@ -1,9 +1,11 @@
 /// Combining the splits, observing, and letting one slot leave: the second of a step's launches.
 #pragma once
 
+#include <type_traits>  // std::is_same_v
+
 #include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/rules.cuh"
-#include "kvfold/cuda/together.cuh"
+#include "kvfold/cuda/departures.cuh"
+#include "kvfold/cuda/residual_step.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -22,7 +24,6 @@ struct step_options {
 template <class Scalar, class Rule>
 struct observe_and_leave {
   static constexpr index_t threads = 256;
-  static constexpr index_t width = vector_16<Scalar>::size;
   struct shared_memory {
     shared_array<float, most_splits * most_group> scale;  // of each split's output
     shared_array<float, most_group> max, inverse;
@@ -114,7 +115,9 @@ struct observe_and_leave {
           head.column(c, s) = state.initial[c];
         }
       }
-      if constexpr (Rule::observes) {
+      if constexpr (seeks_logits<Rule>) {
+        rule.observe_logits(head, s, from.logits + cache.slot(h, s) * cache.group, cache.group);
+      } else if constexpr (Rule::observes) {
         const float* const logit = from.logits + cache.slot(h, s) * cache.group;
         float a = 0;
         for (index_t g = 0; g < cache.group; ++g) {
@@ -154,151 +157,39 @@ struct observe_and_leave {
   /// One block, when all of the head is observed.
   KVFOLD_DEVICE void finish(shared_memory& shared, const head_context& head, index_t h, index_t n,
                             index_t leaving) const {
-    bool leaves = Rule::leaves && options.target > 0 && n == options.target + 1 && leaving >= 0;
-    if constexpr (Rule::merges) {
+    const bool fresh = n > cache.length[h];  // else there was no room
+    bool leaves =
+        Rule::leaves && fresh && options.target > 0 && n == options.target + 1 && leaving >= 0;
+    if (thread_index() == 0) {
+      rule.observed(head);
+      from.tickets[h] = 0;
+    }
+    if constexpr (seeks_nearest<Rule>) {
+      if (options.target > 0) {  // another launch looks for the nearest
+        if (thread_index() == 0) {
+          from.victims[h] = leaves ? leaving : -1;
+        }
+        return;
+      }
+    }
+    if constexpr (std::is_same_v<Rule, residual_rule>) {
       if (leaves) {
-        leaves = merge(shared, head, h, n, leaving);
+        leaves = merge_into_residual(rule, shared.number, shared.best, cache, state, head, h, n,
+                                     leaving);
       }
     }
     if (leaves && leaving != n - 1) {
-      move(head, h, leaving, n - 1);
+      move_slot<threads>(cache, state, head, h, leaving, n - 1, aligned);
     }
     const index_t left = leaves ? n - 1 : n;
-    if constexpr (Rule::merges) {
+    if constexpr (std::is_same_v<Rule, residual_rule>) {
       sync_block();
       if (options.target > 0 && left <= options.target) {
-        settle(shared, head, left);
+        settle(rule, shared.number, shared.best, head, left);
       }
     }
-    if (thread_index() == 0) {
-      rule.observed(head);
-      count(h, left);
-      from.tickets[h] = 0;
-    }
-  }
-
-  KVFOLD_DEVICE void count(index_t h, index_t left) const {
-    if (options.appended) {
-      cache.length[h] = left;
-      cache.seen[h] += 1;
-    }
-  }
-
-  /// Everything that a slot is.
-  KVFOLD_DEVICE void move(const head_context& head, index_t h, index_t to,
-                          index_t from_slot) const {
-    const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    for (index_t i = thread_index() * width; i < cache.dim; i += threads * width) {
-      store_row(keys.at(to), i, cache.dim, aligned,
-                load_row(keys.at(from_slot), i, cache.dim, aligned));
-      store_row(values.at(to), i, cache.dim, aligned,
-                load_row(values.at(from_slot), i, cache.dim, aligned));
-    }
-    if (thread_index() < state.count) {
-      head.column(thread_index(), to) = head.column(thread_index(), from_slot);
-    }
-    if (thread_index() == 0) {
-      cache.log_mass[cache.slot(h, to)] = cache.log_mass[cache.slot(h, from_slot)];
-      cache.position[cache.slot(h, to)] = cache.position[cache.slot(h, from_slot)];
-    }
-  }
-
-  // -------------------------------------------------------------------------- zsmerge
-
-  /// eq. 6: the residual slot with the largest dot product; ties to the lower.
-  KVFOLD_DEVICE index_t nearest_residual(shared_memory& shared, const head_context& head, index_t h,
-                                         index_t n, index_t leaving) const {
-    const auto keys = cache.keys.of(h);
-    const Scalar* const key = keys.at(leaving);
-    candidate best = 0;
-    for (index_t base = warp() * 32; base < n; base += threads) {
-      const index_t mine = base + lane();
-      unsigned flags =
-          ballot(mine < n && mine != leaving && head.column(Rule::is_residual, mine) != 0.0F);
-      for (index_t l = 0; l < 32; ++l) {
-        if ((flags >> l & 1U) != 0) {
-          const Scalar* const other = keys.at(base + l);
-          float dot = 0;
-          for (index_t i = lane(); i < cache.dim; i += 32) {
-            dot += to_float(other[i]) * to_float(key[i]);
-          }
-          const candidate c = most_candidate(ordered(reduce_sum(dot)), base + l);
-          best = c > best ? c : best;
-        }
-      }
-    }
-    return most_slot(block_max(shared.best, best));
-  }
-
-  /// eq. 7: running mean by tokens, w ← w_r + w_c; eq. 8: β = α ln w. False: nowhere to go.
-  KVFOLD_DEVICE bool merge(shared_memory& shared, const head_context& head, index_t h, index_t n,
-                           index_t leaving) const {
-    index_t residuals = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      residuals += head.column(Rule::is_residual, s) != 0.0F ? 1 : 0;
-    }
-    const index_t missing = rule.residual - block_sum(shared.number, residuals);
-    name_residuals(shared, head, n, missing, leaving);  // only where nothing was settled before
-    const index_t into = nearest_residual(shared, head, h, n, leaving);
-    if (into < 0) {
-      return false;
-    }
-    const float ours = head.column(Rule::count, into), theirs = head.column(Rule::count, leaving);
-    const float w = ours + theirs, stay = ours / w, leave = theirs / w;
-    sync_block();  // all have read the counts
-    const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    for (const auto& rows : {keys, values}) {
-      Scalar* const to = rows.at(into);
-      const Scalar* const away = rows.at(leaving);
-      for (index_t i = thread_index(); i < cache.dim; i += threads) {
-        to[i] = from_float<Scalar>(stay * to_float(to[i]) + leave * to_float(away[i]));
-      }
-    }
-    if (thread_index() < state.count) {
-      float& x = head.column(thread_index(), into);
-      x = kvfold::detail::folded(state.fold[thread_index()], x,
-                                 head.column(thread_index(), leaving));
-    }
-    if (thread_index() == 0) {
-      cache.log_mass[cache.slot(h, into)] = rule.alpha * logarithm(w);
-    }
-    sync_block();
-    return true;
-  }
-
-  /// Names the residual slots: whatever is merged; then, while context overflows and a residual
-  /// slot is free, the context's lowest (Algorithm 1, line 8).
-  KVFOLD_DEVICE void settle(shared_memory& shared, const head_context& head, index_t n) const {
-    const protection in_ring{0, rule.ring, head.newest};
-    index_t residuals = 0, others = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      float& flag = head.column(Rule::is_residual, s);
-      const bool is = flag != 0.0F || head.column(Rule::count, s) > 1;
-      flag = is ? 1.0F : 0.0F;
-      residuals += is ? 1 : 0;
-      others += is || in_ring(head.position[s]) ? 0 : 1;
-    }
-    const index_t free = rule.residual - block_sum(shared.number, residuals);
-    const index_t overflow = block_sum(shared.number, others) - rule.context;
-    name_residuals(shared, head, n, free < overflow ? free : overflow, -1);
-  }
-
-  /// Makes the `count` lowest slots of the context residual ones, `but` one.
-  KVFOLD_DEVICE void name_residuals(shared_memory& shared, const head_context& head, index_t n,
-                                    index_t count, index_t but) const {
-    for (index_t i = 0; i < count; ++i) {
-      candidate best = 0;
-      for (index_t s = thread_index(); s < n; s += threads) {
-        if (s != but && !rule.stays(head, s)) {
-          const candidate c = least_candidate(rule.order(head, s), s);
-          best = c > best ? c : best;
-        }
-      }
-      best = block_max(shared.best, best);
-      if (best != 0 && thread_index() == 0) {
-        head.column(Rule::is_residual, least_slot(best)) = 1.0F;
-      }
-      sync_block();
+    if (thread_index() == 0 && fresh) {
+      count_slots(cache, h, left);
     }
   }
 };

@@ -20,6 +20,15 @@ struct query_rows {
   KVFOLD_DEVICE const Scalar* at(index_t h, index_t g, index_t i) const {
     return data + h * head + g * group + i * row;
   }
+  /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
+  /// chosen.
+  query_rows reference(index_t window) const {
+    query_rows x = *this;
+    if (position == nullptr && count > window) {
+      x.data += (count - window) * row, x.count = window;
+    }
+    return x;
+  }
   bool aligned() const {
     constexpr auto n = static_cast<std::ptrdiff_t>(16 / sizeof(Scalar));
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && head % n == 0 && group % n == 0 &&

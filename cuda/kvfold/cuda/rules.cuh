@@ -2,145 +2,32 @@
 /// leave, and which leaves first. A rule is numbers; the policy's budget is already in them.
 #pragma once
 
-#include <cstring>  // std::memcpy
-#include <limits>
 #include <string_view>
 
 #include "kvfold/budget.hpp"
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/evicting_rules.cuh"
+#include "kvfold/cuda/merging_rules.cuh"
 
 namespace kvfold::cuda {
 
-/// One head as a rule sees it.
-struct head_context {
-  const index_t* position;  ///< [capacity]
-  float* columns;
-  std::ptrdiff_t stride;  ///< column to column
-  float* memory;
-  index_t newest;  ///< the latest position
-
-  KVFOLD_DEVICE float& column(index_t c, index_t s) const { return columns[c * stride + s]; }
+/// Does a rule have no cheap way for one slot to leave?
+template <class Rule>
+inline constexpr bool always_plans = requires {
+  Rule::always_plans;
 };
 
-template <class Scalar>
-KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const state_view& state,
-                                      index_t h, index_t newest) {
-  return {cache.position + cache.slot(h, 0), state.columns + cache.slot(h, 0),
-          std::ptrdiff_t{cache.heads} * cache.capacity,
-          state.memory + std::ptrdiff_t{h} * state.floats, newest};
-}
-
-/// Numbers as integers in the same order; NaN the lowest, zeros equal.
-KVFOLD_HD inline unsigned ordered(float x) {
-  const float y = rank(x) + 0.0F;
-  unsigned bits = 0;
-  memcpy(&bits, &y, sizeof bits);
-  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-}
-KVFOLD_HD inline unsigned ordered(index_t x) { return static_cast<unsigned>(x) ^ 0x80000000U; }
-
-// ---------------------------------------------------------------------------- the rules
-
-/// Attention alone.
-struct no_rule {
-  static constexpr bool observes = false, leaves = false, merges = false;
-  group_combine combine = group_combine::sum;
-
-  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context&, index_t) const { return true; }
-  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
+/// Does a rule observe logits, and not probabilities?
+template <class Rule>
+inline constexpr bool seeks_logits = requires(const Rule& rule, const head_context& head,
+                                              const float* logit) {
+  rule.observe_logits(head, index_t{}, logit, index_t{});
 };
 
-/// StreamingLLM: the oldest but the sinks.
-struct position_rule : no_rule {
-  static constexpr bool leaves = true;
-  index_t sinks = 4;
-
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
-    return head.position[s] < sinks;
-  }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(head.position[s]);
-  }
+/// Are the leaving's nearest looked for by cosine, among all others?
+template <class Rule>
+inline constexpr bool seeks_nearest = requires {
+  Rule::nearest;
 };
-
-/// `s ← decay · s + a` (H2O: decay 1), or `s ← max(s, a)`, in column 0.
-struct sum_rule {
-  static constexpr bool observes = true, leaves = true, merges = false;
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 0;
-  float decay = 1;
-  bool max = false;
-
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    float& score = head.column(0, s);
-    score = max ? (score < a ? a : score) : accumulated(score, a, decay);
-  }
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
-    return protection{sinks, recent, head.newest}(head.position[s]);
-  }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(head.column(0, s));
-  }
-};
-
-/// SnapKV: over the last `window` to 2 `window` queries, as a past and a current sum.
-struct window_rule {
-  static constexpr bool observes = true, leaves = true, merges = false;
-  enum column_name : index_t { past, current };
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, window = 32;
-
-  KVFOLD_DEVICE bool full(const head_context& head) const {
-    return head.memory[0] + 1 >= static_cast<float>(window);
-  }
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    const float sum = accumulated(head.column(current, s), a, 1.0F);
-    if (full(head)) {
-      head.column(past, s) = sum, head.column(current, s) = 0;
-    } else {
-      head.column(current, s) = sum;
-    }
-  }
-  /// By one thread, when all slots have been.
-  KVFOLD_DEVICE void observed(const head_context& head) const {
-    head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
-  }
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
-    return protection{sinks, window, head.newest}(head.position[s]);
-  }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(head.column(past, s) + head.column(current, s));
-  }
-};
-
-/// ZSMerge: decayed sums; what leaves goes into the nearest residual slot by dot product.
-struct residual_rule {
-  static constexpr bool observes = true, leaves = true, merges = true;
-  enum column_name : index_t { score, count, is_residual };
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, ring = 2, residual = 1, context = 0;  ///< context: target − ring − residual
-  float decay = 0.98F, alpha = 0.6F;
-  bool newcomer_competes = true;
-
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    float& x = head.column(score, s);
-    x = accumulated(x, a, decay);
-  }
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
-    const index_t latest = ring + (newcomer_competes ? 0 : 1);
-    return protection{sinks, latest, head.newest}(head.position[s]) ||
-           head.column(is_residual, s) != 0.0F;
-  }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(head.column(score, s));
-  }
-};
-
-// ---------------------------------------------------------------------------- of policies
 
 namespace detail {
 template <class>
@@ -171,7 +58,27 @@ auto rule_of(const Policy& policy, const budget& budget) {
                          budget.target - ring - policy.residual,
                          policy.decay,
                          policy.alpha,
-                         policy.newcomer_competes};
+                         policy.newcomer_competes,
+                         policy.prompt == decltype(policy.prompt)::chunked};
+  } else if constexpr (name == "d2o") {
+    return absorb_rule{policy.combine, policy.sinks,
+                       share_of(policy.recent, budget.target - policy.sinks), policy.beta};
+  } else if constexpr (name == "kvmerger") {
+    const index_t share = share_of(policy.heavy, budget.target);
+    return run_rule{policy.combine,
+                    policy.sinks,
+                    share_of(policy.recent, budget.target),
+                    share > policy.sinks ? share : policy.sinks,
+                    policy.joins == decltype(policy.joins)::threshold,
+                    policy.epsilon,
+                    policy.sigma,
+                    policy.scale_values,
+                    policy.gaps_break};
+  } else if constexpr (name == "keepkv") {
+    expects(policy.as == decltype(policy.as)::paper,
+            "cuda keepkv: the paper's mode expected, the code's came");
+    return vote_rule{group_combine::sum, policy.sinks, share_of(policy.recent, budget.target),
+                     policy.similarity, policy.decay};
   } else {
     static_assert(detail::no_cuda_path<Policy>, "kvfold::cuda: this policy has no CUDA path yet");
   }

@@ -1,35 +1,15 @@
 /// Decode attention that observes as it goes, and the whole decode step.
 #pragma once
 
-#include <cstddef>      // std::size_t
 #include <type_traits>  // std::remove_const_t
 
-#include "kvfold/cuda/apply.cuh"
+#include "kvfold/cuda/nearest_step.cuh"
 #include "kvfold/cuda/observe.cuh"
-#include "kvfold/cuda/select.cuh"
+#include "kvfold/cuda/plans.cuh"
 
 namespace kvfold::cuda {
 
 namespace detail {
-
-/// What a step works in: the splits' attention, and a plan where several slots leave at once.
-struct step_memory {
-  partial_attention partial;
-  plan_view plan;
-};
-
-inline step_memory carve_step(carver& from, index_t heads, index_t capacity, index_t group,
-                              index_t dim, bool plans) {
-  step_memory m{carve(from, heads, capacity, group, dim), {}};
-  if (plans) {
-    const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity);
-    m.plan.rows = from.take<index_t>(n);
-    m.plan.begin = from.take<index_t>(slots + n);
-    m.plan.edges = from.take<edge>(slots);
-    m.plan.log_mass = from.take<float>(slots);
-  }
-  return m;
-}
 
 /// Does more than one slot leave at once, now and then?
 inline bool plans(const budget& budget) { return budget.trigger_length() != budget.target + 1; }
@@ -51,15 +31,6 @@ void attend_observe_leave(const Rule& rule, const cache_view<Scalar>& cache,
 
 }  // namespace detail
 
-/// Bytes of workspace for `attend_observe`, and for `step` under a budget.
-template <class Scalar>
-std::size_t workspace_bytes(const cache_view<Scalar>& cache, const budget& budget = {.target = 1}) {
-  carver count;
-  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim,
-                     detail::plans(budget));
-  return count.used();
-}
-
 /// Softmax attention with log-mass of one query for every query head, and in the same pass every
 /// slot's probability into the policy's score:
 ///
@@ -75,7 +46,7 @@ void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const sta
   check(cache), check(state);
   carver from(memory);
   const auto work =
-      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false);
+      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false, false);
   from.check("cuda attend");
   detail::attend_observe_leave(rule, cache, state, queries, {}, {}, work.partial, out, log_sum_exp,
                                stream);
@@ -94,7 +65,8 @@ void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out,
 ///     trigger = target + 1   two launches: when a head holds one slot more than `budget.target`,
 ///     one
 ///                            leaves and the newcomer takes its place
-///     a later trigger        four: a plan for the heads that have reached it, and `apply`
+///                            (d2o, keepkv: three, for the nearest of all keys is looked for)
+///     a later trigger        two, and as many as a plan for the heads that have reached it takes
 ///
 /// A head that has no room for its newcomer gives NaN and stays as it is. Refused: budgets that do
 /// not fit, policies and modes without a CUDA path.
@@ -112,20 +84,26 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
           budget.trigger, " came");
   const auto rule = rule_of(policy, budget);
   using rule_type = std::remove_const_t<decltype(rule)>;
-  const bool plans = detail::plans(budget) && rule_type::leaves;
-  expects(!plans || !rule_type::merges, "cuda step: a trigger of target + 1 expected for ",
-          Policy::name(), ", ", budget.trigger, " came");
+  const bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
   carver from(memory);
-  const auto work =
-      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, plans);
+  const auto work = detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim,
+                                       plans, rule_type::merges);
   from.check("cuda step");
   detail::attend_observe_leave(rule, cache, state, queries, fresh,
                                {true, plans ? 0 : budget.target}, work.partial, out, nullptr,
                                stream);
-  if constexpr (rule_type::leaves && !rule_type::merges) {
+  if constexpr (seeks_nearest<rule_type>) {
+    if (!plans) {
+      launch(detail::leave_for_nearest<Scalar, rule_type>{cache, state, work.partial, rule,
+                                                          cache.aligned()},
+             {static_cast<unsigned>(cache.heads), static_cast<unsigned>(work.partial.near_tiles)},
+             stream);
+    }
+  }
+  if constexpr (rule_type::leaves) {
     if (plans) {
-      select(rule, cache, state, budget, work.plan, stream);
-      apply(work.plan, cache, state, stream);
+      detail::plan_and_apply(rule, cache, state, {budget.target, budget.trigger_length()},
+                             work.plan, stream);
     }
   }
 }

@@ -62,6 +62,17 @@ KVFOLD_DEVICE T block_sum(of_warps<T, Threads>& shared, T x) {
   return sum;
 }
 
+/// Of two numbers a thread, the sums of the lower threads', and of all.
+struct block_prefixes {
+  index_t a, b, all_a, all_b;
+};
+
+/// Scratch for `block_prefix`.
+template <index_t Threads>
+struct prefix_memory {
+  shared_array<index_t, 2 * 2 * (Threads / 32)> counts;  // a and b, of two turns
+};
+
 /// The sum of lower lanes' numbers.
 KVFOLD_DEVICE inline index_t warp_prefix(index_t x) {
   index_t sum = x;
@@ -70,6 +81,27 @@ KVFOLD_DEVICE inline index_t warp_prefix(index_t x) {
     sum += lane() >= d ? below : 0;
   }
   return sum - x;
+}
+
+/// One barrier: a second call uses the other `turn` (0 or 1).
+template <index_t Threads>
+KVFOLD_DEVICE block_prefixes block_prefix(prefix_memory<Threads>& shared, index_t turn, index_t a,
+                                          index_t b) {
+  constexpr index_t warps = Threads / 32;
+  block_prefixes x{warp_prefix(a), warp_prefix(b), 0, 0};
+  if (lane() == 31) {
+    shared.counts[(turn * 2 + 0) * warps + warp()] = x.a + a;
+    shared.counts[(turn * 2 + 1) * warps + warp()] = x.b + b;
+  }
+  sync_block();
+  KVFOLD_UNROLL
+  for (index_t w = 0; w < warps; ++w) {
+    const index_t of_a = shared.counts[turn * 2 * warps + w];
+    const index_t of_b = shared.counts[(turn * 2 + 1) * warps + w];
+    x.a += w < warp() ? of_a : 0, x.b += w < warp() ? of_b : 0;
+    x.all_a += of_a, x.all_b += of_b;
+  }
+  return x;
 }
 
 }  // namespace kvfold::cuda

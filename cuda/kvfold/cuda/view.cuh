@@ -132,6 +132,12 @@ inline void check(const state_view& state) {
           " columns expected, ", state.count, " came");
 }
 
+inline void check(const plan_view& plan, const char* what) {
+  expects(plan.rows != nullptr && plan.begin != nullptr && plan.edges != nullptr &&
+              plan.log_mass != nullptr,
+          what, ": rows, begin, edges and log_mass of a plan expected, null came");
+}
+
 // ---------------------------------------------------------------------------- rows
 
 /// Elements `i ...` of a row `[dim]`, 16 bytes of them; zeros beyond its end. In one access where

@@ -29,6 +29,8 @@ class carver {
   }
 
   std::size_t used() const { return used_; }
+  /// What others have carved from the same memory counts too.
+  void reserve(std::size_t used) { used_ = used > used_ ? used : used_; }
 
   /// Refuses a workspace that was too small for what was taken.
   void check(const char* what) const {

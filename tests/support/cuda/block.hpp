@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/chance.hpp"
 #include "cuda/fibers.hpp"
 #include "kvfold/config.hpp"
 
@@ -32,16 +33,6 @@ inline std::string text(site at) {
   const std::string file = at.file;
   return file.substr(file.rfind('/') + 1) + ":" + std::to_string(at.line);
 }
-
-/// A small generator whose numbers are the same everywhere.
-struct chance {
-  std::uint64_t state;
-
-  std::uint32_t below(std::uint32_t n) {
-    state = state * 6364136223846793005U + 1442695040888963407U;
-    return static_cast<std::uint32_t>((state >> 33) % n);
-  }
-};
 
 /// A call in which the lanes of a warp meet: all must make the same.
 struct meeting {

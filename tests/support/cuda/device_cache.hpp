@@ -7,19 +7,22 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/chance.hpp"
+#include "cuda/order.hpp"
 #include "kvfold/cuda/view.cuh"
 
 namespace kvfold::cuda {
 
-/// Device memory of `n` elements in a heap block of its own (AddressSanitizer sees the first byte
-/// after it), or, without that, with a guard behind it that `check` looks at.
+/// Device memory of `n` elements that the host reads and writes too: in a heap block of its own
+/// (AddressSanitizer sees the first byte after it), or, without that, with a guard behind it that
+/// `intact` looks at.
 template <class T>
 class device_buffer {
  public:
   static constexpr std::size_t guard = 64;  // bytes
 
   explicit device_buffer(std::size_t n, int fill = 0xcd)
-      : count_(n), bytes_(n * sizeof(T)), data_(allocate(bytes_ + guard_bytes())) {
+      : count_(n), bytes_(n * sizeof(T)), data_(both_sides(bytes_ + guard_bytes())) {
     std::memset(data_.get(), fill, bytes_);
     std::memset(data_.get() + bytes_, 0x5a, guard_bytes());
   }
@@ -45,9 +48,6 @@ class device_buffer {
   std::vector<unsigned char> bytes() const { return {data_.get(), data_.get() + bytes_}; }
 
  private:
-  struct release {
-    void operator()(unsigned char* p) const { ::operator delete[](p, std::align_val_t{16}); }
-  };
   static std::size_t guard_bytes() {
 #ifdef KVFOLD_FIBERS_ASAN
     return 0;
@@ -55,12 +55,8 @@ class device_buffer {
     return guard;
 #endif
   }
-  static unsigned char* allocate(std::size_t bytes) {
-    return static_cast<unsigned char*>(::operator new[](bytes, std::align_val_t{16}));
-  }
-
   std::size_t count_, bytes_;
-  std::unique_ptr<unsigned char[], release> data_;
+  std::unique_ptr<unsigned char[], both_sides_release> data_;
 };
 
 /// The larger of two errors, NaN above all.

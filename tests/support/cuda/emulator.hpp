@@ -85,6 +85,16 @@ inline unsigned ballot(bool yes, unsigned mask = all_lanes, const char* file = _
   return bits;
 }
 
+inline unsigned equal_lanes(index_t x, unsigned mask = all_lanes,
+                            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const auto& all = emulator::now().meet({"equal_lanes", 0, mask, {file, line}}, &x, sizeof x);
+  unsigned same = 0;
+  for (index_t l = 0; l < 32; ++l) {
+    same |= (mask >> l & 1U) != 0 && all.get<index_t>(l) == x ? 1U << l : 0U;
+  }
+  return same;
+}
+
 inline index_t lowest_lane(unsigned lanes) { return __builtin_ctz(lanes); }
 inline index_t count_lanes(unsigned lanes) { return __builtin_popcount(lanes); }
 
@@ -194,6 +204,8 @@ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
 
 inline float exponential(float x) { return std::exp(x); }
 inline float logarithm(float x) { return std::log(x); }
+inline double exponential(double x) { return std::exp(x); }
+inline double logarithm(double x) { return std::log(x); }
 inline float square_root(float x) { return std::sqrt(x); }
 
 // ---------------------------------------------------------------------------- launch

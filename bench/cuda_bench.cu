@@ -1,0 +1,459 @@
+// The CUDA kernels against the card's own measured rates: copy bandwidth, and mma.sync on
+// registers. Every result is checked before it is timed; L2 is overwritten before every run.
+// Without a device it says so and exits with 77.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kvfold/cuda/compress.cuh"
+#include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/h2o.hpp"
+#include "kvfold/policies/keepkv.hpp"
+#include "kvfold/policies/kvmerger.hpp"
+#include "kvfold/policies/snapkv.hpp"
+#include "kvfold/policies/streaming_llm.hpp"
+#include "kvfold/policies/zsmerge.hpp"
+
+namespace {
+
+using namespace kvfold;
+using cuda::bfloat16;
+
+void check(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) {
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(code));
+  }
+}
+
+/// Device memory of `n` elements.
+template <class T>
+class buffer {
+ public:
+  explicit buffer(std::size_t n) : n_(n) {
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), n * sizeof(T)), "cudaMalloc");
+    check(cudaMemset(data_, 0, n * sizeof(T)), "cudaMemset");
+  }
+  explicit buffer(const std::vector<T>& x) : buffer(x.size()) { *this = x; }
+  buffer(const buffer&) = delete;
+  ~buffer() { cudaFree(data_); }
+  void operator=(const std::vector<T>& x) {
+    check(cudaMemcpy(data_, x.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "to device");
+  }
+  T* data() const { return data_; }
+  std::size_t size() const { return n_; }
+  std::vector<T> host() const {
+    std::vector<T> x(n_);
+    check(cudaMemcpy(x.data(), data_, n_ * sizeof(T), cudaMemcpyDeviceToHost), "to host");
+    return x;
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t n_;
+};
+
+std::vector<bfloat16> normal(std::size_t n, float scale = 1) {
+  static std::mt19937 random(1);
+  std::normal_distribution<float> number(0, scale);
+  std::vector<bfloat16> x(std::min(n, std::size_t{1} << 20));
+  for (bfloat16& y : x) {
+    y = __float2bfloat16(number(random));
+  }
+  const std::size_t period = x.size();
+  x.resize(n);
+  for (std::size_t i = period; i < n; ++i) {
+    x[i] = x[i - period];
+  }
+  return x;
+}
+
+/// Times `run` alone, with L2 full of something else.
+template <class Run>
+double seconds(Run run) {
+  static const buffer<char> other(std::size_t{256} << 20);
+  static cudaEvent_t begin = nullptr, end = nullptr;
+  if (begin == nullptr) {
+    check(cudaEventCreate(&begin), "event"), check(cudaEventCreate(&end), "event");
+  }
+  check(cudaMemsetAsync(other.data(), 1, other.size()), "flush");
+  check(cudaEventRecord(begin), "event");
+  run();
+  check(cudaEventRecord(end), "event");
+  check(cudaEventSynchronize(end), "run");
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, begin, end), "event");
+  return static_cast<double>(ms) * 1e-3;
+}
+
+template <class Run>
+double best_of(int n, Run run) {
+  double best = 1e9;
+  for (int i = 0; i < n; ++i) {
+    best = std::min(best, seconds(run));
+  }
+  return best;
+}
+
+/// Bytes a second that a device-to-device copy of 1 GiB reads and writes.
+double copy_rate() {
+  static const double rate = [] {
+    const std::size_t bytes = std::size_t{1} << 30;
+    const buffer<char> a(bytes), b(bytes);
+    return 2.0 * static_cast<double>(bytes) / best_of(10, [&] {
+             check(cudaMemcpyAsync(b.data(), a.data(), bytes, cudaMemcpyDeviceToDevice), "copy");
+           });
+  }();
+  return rate;
+}
+
+/// mma.sync on registers alone: what the tensor cores give to kernels of this kind.
+struct multiply_registers {
+  static constexpr index_t threads = 256, rounds = 4096, chains = 8;
+  struct shared_memory {};
+  float* out;
+
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    float c[chains][4] = {};
+    const unsigned a[4] = {1, 2, 3, 4}, b[2] = {5, 6};
+    for (index_t r = 0; r < rounds; ++r) {
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < chains; ++i) {
+        cuda::mma_16x8x16<bfloat16>(c[i], a, b);
+      }
+    }
+    float sum = 0;
+    KVFOLD_UNROLL
+    for (index_t i = 0; i < chains; ++i) {
+      sum += c[i][0] + c[i][1] + c[i][2] + c[i][3];
+    }
+    out[static_cast<index_t>(cuda::block_index().x) * threads + cuda::thread_index()] = sum;
+  }
+};
+
+double matrix_rate() {
+  static const double rate = [] {
+    constexpr unsigned blocks = 132 * 16;
+    const buffer<float> out(std::size_t{blocks} * multiply_registers::threads);
+    const double time =
+        best_of(5, [&] { cuda::launch(multiply_registers{out.data()}, {blocks}, nullptr); });
+    return 2.0 * 16 * 8 * 16 * multiply_registers::chains * multiply_registers::rounds *
+           (multiply_registers::threads / 32) * blocks / time;
+  }();
+  return rate;
+}
+
+struct cache_shape {
+  index_t heads, length, capacity, dim = 128, group = 4;
+};
+
+/// A cache with random contents, and everything that is asked of it.
+struct cache_on_device {
+  cache_shape shape;
+  std::vector<index_t> lengths;
+  buffer<bfloat16> keys, values, q, k, v, out;
+  buffer<float> log_mass, columns, memory;
+  buffer<index_t> position, length, seen;
+
+  explicit cache_on_device(const cache_shape& s)
+      : shape(s),
+        lengths(static_cast<std::size_t>(s.heads), s.length),
+        keys(normal(slots() * n(s.dim))),
+        values(normal(slots() * n(s.dim))),
+        q(normal(n(s.heads * s.group * s.dim))),
+        k(normal(n(s.heads * s.dim))),
+        v(normal(n(s.heads * s.dim))),
+        out(n(s.heads * s.group * s.dim)),
+        log_mass(slots()),
+        columns(4 * slots()),
+        memory(n(s.heads) * 4),
+        position(slots()),
+        length(lengths),
+        seen(lengths) {
+    reset();
+  }
+  static std::size_t n(index_t x) { return static_cast<std::size_t>(x); }
+  std::size_t slots() const { return n(shape.heads) * n(shape.capacity); }
+  /// As it was, but for the rows' contents.
+  void reset() {
+    std::vector<index_t> order(slots());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      order[i] = static_cast<index_t>(i % n(shape.capacity));
+    }
+    position = order, length = lengths, seen = lengths;
+    check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
+    check(cudaMemset(columns.data(), 0, 4 * slots() * sizeof(float)), "reset");
+    check(cudaMemset(memory.data(), 0, memory.size() * sizeof(float)), "reset");
+  }
+  cuda::cache_view<bfloat16> view() const {
+    const std::ptrdiff_t head = std::ptrdiff_t{shape.capacity} * shape.dim;
+    return {{keys.data(), head, shape.dim},
+            {values.data(), head, shape.dim},
+            log_mass.data(),
+            position.data(),
+            length.data(),
+            seen.data(),
+            shape.heads,
+            shape.capacity,
+            shape.dim,
+            shape.group,
+            1 / std::sqrt(static_cast<float>(shape.dim))};
+  }
+  template <class Policy>
+  cuda::state_view state(const Policy& p) const {
+    cuda::state_view s{.columns = columns.data(), .memory = memory.data()};
+    for (const auto& c : traits::columns(p)) {
+      s.fold[s.count] = c.fold, s.initial[s.count] = c.initial;
+      ++s.count;
+    }
+    s.floats = static_cast<index_t>(traits::memory(p, shape.dim, shape.group, shape.capacity));
+    return s;
+  }
+  /// Bytes of K and V in use.
+  double bytes() const { return 2.0 * shape.heads * shape.length * shape.dim * sizeof(bfloat16); }
+};
+
+/// Is the attention of head 0's first query what double loops say?
+bool attends(const cache_on_device& kv, index_t length) {
+  const auto q = kv.q.host(), keys = kv.keys.host(), values = kv.values.host(), out = kv.out.host();
+  const auto& s = kv.shape;
+  std::vector<double> p;
+  double max = -1e300, sum = 0;
+  for (index_t t = 0; t < length; ++t) {
+    double dot = 0;
+    for (index_t i = 0; i < s.dim; ++i) {
+      dot += static_cast<double>(__bfloat162float(q[cache_on_device::n(i)])) *
+             static_cast<double>(__bfloat162float(keys[cache_on_device::n(t * s.dim + i)]));
+    }
+    p.push_back(dot / std::sqrt(static_cast<double>(s.dim)));
+    max = std::max(max, p.back());
+  }
+  for (double& x : p) {
+    sum += x = std::exp(x - max);
+  }
+  for (index_t i = 0; i < s.dim; ++i) {
+    double want = 0;
+    for (index_t t = 0; t < length; ++t) {
+      want += p[cache_on_device::n(t)] / sum *
+              static_cast<double>(__bfloat162float(values[cache_on_device::n(t * s.dim + i)]));
+    }
+    if (!(std::abs(want - static_cast<double>(__bfloat162float(out[cache_on_device::n(i)]))) <
+          0.02 * (1 + std::abs(want)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void report_bytes(benchmark::State& state, double bytes) {
+  state.counters["GB/s"] = benchmark::Counter(
+      bytes * 1e-9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["of_copy"] = benchmark::Counter(
+      bytes / copy_rate() * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+template <class Rule>
+void attend_observe(benchmark::State& state) {
+  const cache_shape shape{static_cast<index_t>(state.range(0)),
+                          static_cast<index_t>(state.range(1)),
+                          static_cast<index_t>(state.range(1))};
+  cache_on_device kv(shape);
+  const buffer<char> memory(workspace_bytes(kv.view()));
+  const cuda::workspace work{memory.data(), memory.size()};
+  const auto view = kv.view();
+  const auto columns = kv.state(h2o{});
+  const auto run = [&] {
+    cuda::attend_observe(Rule{}, view, columns, kv.q.data(), kv.out.data(), nullptr, work, nullptr);
+  };
+  run();
+  if (!attends(kv, shape.length)) {
+    return state.SkipWithError("attention is not what double loops say");
+  }
+  for (auto _ : state) {
+    state.SetIterationTime(seconds(run));
+  }
+  report_bytes(state, kv.bytes());
+}
+
+/// A step at the budget: one comes, one leaves.
+template <class Policy>
+void step(benchmark::State& state, const Policy& policy) {
+  const auto target = static_cast<index_t>(state.range(1));
+  cache_on_device kv({static_cast<index_t>(state.range(0)), target, target + 1});
+  const auto view = kv.view();
+  const buffer<char> memory(workspace_bytes(policy, view));
+  const cuda::workspace work{memory.data(), memory.size()};
+  const auto columns = kv.state(policy);
+  const auto run = [&] {
+    cuda::step(policy, view, columns, kv.q.data(),
+               cuda::newcomers<bfloat16>{kv.k.data(), kv.v.data()}, {.target = target},
+               kv.out.data(), work, nullptr);
+  };
+  for (int i = 0; i < 3; ++i) {
+    run();
+  }
+  if (kv.length.host()[0] != target || kv.seen.host()[0] != target + 3) {
+    return state.SkipWithError("a head is not at its budget after steps");
+  }
+  for (auto _ : state) {
+    state.SetIterationTime(seconds(run));
+  }
+  report_bytes(state, kv.bytes());
+}
+
+struct prompt {
+  cache_on_device kv;
+  buffer<bfloat16> queries;
+  index_t count;
+
+  prompt(index_t heads, index_t length, index_t group)
+      : kv({heads, length, length, 128, group}),
+        queries(normal(cache_on_device::n(heads * group) * cache_on_device::n(length) * 128)),
+        count(length) {}
+  cuda::query_rows<bfloat16> rows() const {
+    const std::ptrdiff_t one = std::ptrdiff_t{count} * 128;
+    return {queries.data(), count, one * kv.shape.group, one, 128};
+  }
+};
+
+void column_scores(benchmark::State& state) {
+  const auto n = static_cast<index_t>(state.range(1));
+  prompt p(static_cast<index_t>(state.range(0)), n, 1);
+  const auto view = p.kv.view();
+  const buffer<char> memory(cuda::column_scores_workspace_bytes(view.heads, view.group, p.count));
+  const buffer<float> total(p.kv.slots());
+  const auto run = [&] {
+    cuda::column_scores(view, p.rows(), {}, {.total = total.data()}, {memory.data(), memory.size()},
+                        nullptr);
+  };
+  run();
+  double sum = 0;  // of one head: every query's probabilities sum to 1
+  const auto sums = total.host();
+  for (std::size_t s = 0; s < cache_on_device::n(n); ++s) {
+    sum += static_cast<double>(sums[s]);
+  }
+  if (!(std::abs(sum - n) < 1e-3 * n)) {
+    return state.SkipWithError("the column sums do not sum to the queries");
+  }
+  for (auto _ : state) {
+    state.SetIterationTime(seconds(run));
+  }
+  const double flops = 2.0 * 2 * view.heads * 0.5 * n * n * 128;  // causal, two products
+  state.counters["of_mma"] = benchmark::Counter(
+      flops / matrix_rate() * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["TFLOP/s"] = benchmark::Counter(
+      flops * 1e-12 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+template <class Policy>
+void compress(benchmark::State& state, const Policy& policy) {
+  const auto n = static_cast<index_t>(state.range(1)), target = n / 4;
+  prompt p(static_cast<index_t>(state.range(0)), n, 4);
+  const auto view = p.kv.view();
+  const buffer<char> memory(workspace_bytes(policy, view, p.count));
+  const cuda::workspace work{memory.data(), memory.size()};
+  const auto columns = p.kv.state(policy);
+  const auto run = [&] {
+    cuda::compress(policy, view, columns, p.rows(), {.target = target}, work, nullptr);
+  };
+  run();
+  const index_t left = p.kv.length.host()[0];
+  if (left > target || left < target / 2) {
+    return state.SkipWithError("a head is not at its budget after compress");
+  }
+  for (auto _ : state) {
+    p.kv.reset();
+    state.SetIterationTime(seconds(run));
+  }
+}
+
+/// Every second row goes into the one before it: half of the rows move.
+void apply(benchmark::State& state) {
+  const auto heads = static_cast<index_t>(state.range(0)), n = static_cast<index_t>(state.range(1));
+  cache_on_device kv({heads, n, n});
+  const auto view = kv.view();
+  const std::size_t slots = kv.slots();
+  std::vector<index_t> rows(cache_on_device::n(heads), n / 2),
+      begin(cache_on_device::n(heads) * cache_on_device::n(n + 1));
+  std::vector<edge> edges(slots);
+  for (index_t h = 0; h < heads; ++h) {
+    for (index_t s = 0; s < n; ++s) {
+      edges[cache_on_device::n(h) * cache_on_device::n(n) + cache_on_device::n(s)] = {s, 0.5F,
+                                                                                      0.5F};
+    }
+    for (index_t r = 0; r <= n / 2; ++r) {
+      begin[cache_on_device::n(h) * cache_on_device::n(n + 1) + cache_on_device::n(r)] = 2 * r;
+    }
+  }
+  const buffer<index_t> on_rows(rows), on_begin(begin);
+  const buffer<edge> on_edges(edges);
+  const buffer<float> mass(slots);
+  const cuda::plan_view plan{on_rows.data(), on_begin.data(), on_edges.data(), mass.data()};
+  const auto columns = kv.state(streaming_llm{});
+  const auto before = kv.keys.host();
+  const auto run = [&] { cuda::apply(plan, view, columns, nullptr); };
+  run();
+  const auto after = kv.keys.host();
+  const float want = 0.5F * (__bfloat162float(before[2 * 128]) + __bfloat162float(before[3 * 128]));
+  if (!(std::abs(__bfloat162float(after[128]) - want) < 0.02F * (1 + std::abs(want)))) {
+    return state.SkipWithError("row 1 is not the mean of rows 2 and 3");
+  }
+  for (auto _ : state) {
+    kv.reset();
+    state.SetIterationTime(seconds(run));
+  }
+  report_bytes(state, 2.0 * kv.bytes());  // every row read, half of them written twice
+}
+
+#define KVFOLD_SHAPES          \
+  ArgNames({"heads", "slots"}) \
+      ->Args({64, 2048})       \
+      ->Args({256, 1024})      \
+      ->Args({256, 4096})      \
+      ->UseManualTime()        \
+      ->Unit(benchmark::kMicrosecond)
+BENCHMARK_TEMPLATE(attend_observe, cuda::no_rule)->Name("attend")->KVFOLD_SHAPES;
+BENCHMARK_TEMPLATE(attend_observe, cuda::sum_rule)->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, streaming_llm, streaming_llm{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, h2o, h2o{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, snapkv, snapkv{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, zsmerge, zsmerge{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, d2o, d2o{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, keepkv, keepkv{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, kvmerger, kvmerger{})->KVFOLD_SHAPES;
+BENCHMARK(apply)->KVFOLD_SHAPES;
+BENCHMARK(column_scores)
+    ->ArgNames({"heads", "tokens"})
+    ->Args({32, 4096})
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+#define KVFOLD_PROMPT \
+  ArgNames({"heads", "tokens"})->Args({8, 4096})->UseManualTime()->Unit(benchmark::kMicrosecond)
+BENCHMARK_CAPTURE(compress, streaming_llm, streaming_llm{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, h2o, h2o{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, snapkv, snapkv{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, zsmerge, zsmerge{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, d2o, d2o{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, keepkv, keepkv{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, kvmerger, kvmerger{})->KVFOLD_PROMPT;
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("skipped: no CUDA device");
+    return 77;
+  }
+  cudaDeviceProp card{};
+  check(cudaGetDeviceProperties(&card, 0), "properties");
+  std::printf("%s: copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", card.name, copy_rate() * 1e-9,
+              matrix_rate() * 1e-12);
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,64 @@
+/// One head as rules see it, and numbers as they are ordered.
+#pragma once
+
+#include <cstring>  // std::memcpy
+
+#include "kvfold/cuda/together.cuh"
+#include "kvfold/cuda/view.cuh"
+
+namespace kvfold::cuda {
+
+/// One head as a rule sees it.
+struct head_context {
+  const index_t* position;  ///< [capacity]
+  const float* log_mass;    ///< [capacity]
+  float* columns;
+  std::ptrdiff_t stride;  ///< column to column
+  float* memory;
+  index_t newest;  ///< the latest position
+
+  KVFOLD_DEVICE float& column(index_t c, index_t s) const { return columns[c * stride + s]; }
+};
+
+template <class Scalar>
+KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const state_view& state,
+                                      index_t h, index_t newest) {
+  return {cache.position + cache.slot(h, 0),
+          cache.log_mass + cache.slot(h, 0),
+          state.columns + cache.slot(h, 0),
+          std::ptrdiff_t{cache.heads} * cache.capacity,
+          state.memory + std::ptrdiff_t{h} * state.floats,
+          newest};
+}
+
+/// Numbers as integers in the same order; NaN the lowest, zeros equal.
+KVFOLD_HD inline unsigned ordered(float x) {
+  const float y = rank(x) + 0.0F;
+  unsigned bits = 0;
+  memcpy(&bits, &y, sizeof bits);
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+/// The inverse of `ordered`.
+KVFOLD_HD inline float number_of(unsigned order) {
+  const unsigned bits = (order & 0x80000000U) != 0 ? order ^ 0x80000000U : ~order;
+  float x = 0;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+KVFOLD_HD inline unsigned ordered(index_t x) { return static_cast<unsigned>(x) ^ 0x80000000U; }
+
+/// The rule for a plan of this head: what it depends on is counted by the block.
+template <class Rule, index_t Threads>
+KVFOLD_DEVICE Rule prepared(Rule rule, of_warps<index_t, Threads>& shared, const head_context& head,
+                            index_t n) {
+  if constexpr (requires { rule.counted(head, n); }) {
+    index_t count = 0;
+    for (index_t s = thread_index(); s < n; s += Threads) {
+      count += rule.counted(head, s) ? 1 : 0;
+    }
+    rule.prepare(block_sum(shared, count));
+  }
+  return rule;
+}
+
+}  // namespace kvfold::cuda

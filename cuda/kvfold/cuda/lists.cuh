@@ -1,0 +1,56 @@
+/// Lists of slots on the device, and who goes where: what plans that merge are made from.
+#pragma once
+
+#include "kvfold/cuda/view.cuh"
+
+namespace kvfold::cuda {
+
+/// Slots of all heads, `[heads, capacity]`, the first `count[h]` of each.
+struct slot_lists {
+  const index_t* slots = nullptr;
+  const index_t* count = nullptr;  ///< [heads]
+};
+
+/// What `match` finds, `[heads, capacity]` by place in the list of the leaving.
+struct matches {
+  index_t* into = nullptr;      ///< a kept slot; −1: none is kept
+  float* similarity = nullptr;  ///< 0 where there is none
+};
+
+namespace detail {
+
+/// Who stays and who leaves, and whereto, while a plan that merges is made.
+struct division {
+  static constexpr index_t gone = -1;
+  static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was to leave
+
+  index_t* rows;                        ///< [heads] of the plan; −1: this head stays as it is
+  index_t *kept, *leaving;              ///< [heads, capacity] slots, ascending
+  index_t *kept_count, *leaving_count;  ///< [heads]
+  index_t* into;                        ///< [heads, capacity] slot ↦ its row's anchor, or `gone`
+  matches nearest;                      ///< of the leaving
+  float* similarity;                    ///< [heads, capacity] the same by slot
+
+  slot_lists kept_list() const { return {kept, kept_count}; }
+  slot_lists leaving_list() const { return {leaving, leaving_count}; }
+
+  KVFOLD_DEVICE void none(index_t h) const {
+    rows[h] = -1, kept_count[h] = 0, leaving_count[h] = 0;
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
+    kept[cache.slot(h, i)] = s, into[cache.slot(h, s)] = s;
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE void leave(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
+    leaving[cache.slot(h, i)] = s, into[cache.slot(h, s)] = gone;
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE void end(const cache_view<Scalar>&, index_t h, index_t stay, index_t leave) const {
+    rows[h] = 0, kept_count[h] = stay, leaving_count[h] = leave;
+  }
+};
+
+}  // namespace detail
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,163 @@
+/// What calls work in, carved from one workspace: what one phase has left may be overwritten by the
+/// next, but for the tickets.
+#pragma once
+
+#include <cstddef>      // std::size_t
+#include <type_traits>  // std::remove_const_t
+
+#include "kvfold/cuda/lists.cuh"
+#include "kvfold/cuda/rules.cuh"
+#include "kvfold/cuda/workspace.cuh"
+
+namespace kvfold::cuda {
+
+/// Bytes of workspace for `column_scores`: the queries' log-sum-exp.
+inline std::size_t column_scores_workspace_bytes(index_t heads, index_t group, index_t queries) {
+  return sizeof(float) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
+         static_cast<std::size_t>(queries);
+}
+
+namespace detail {
+
+// ---------------------------------------------------------------------------- attention
+
+inline constexpr index_t most_splits = 128;
+
+/// What the first launch leaves for the second.
+struct partial_attention {
+  index_t* tickets;  // [heads] blocks of the second launch that are done; 0 between steps
+  float* logits;     // [heads, capacity, group], or null: nobody observes
+  float* max;        // [heads, splits, group] of the logits
+  float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
+  float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
+  unsigned long long* leaving;  // [heads, near_tiles] best candidate of each tile
+  index_t* victims;             // [heads] who leaves for the nearest; −1: nobody
+  index_t splits;
+  index_t tiles;
+  index_t near_tiles;
+};
+
+inline constexpr index_t slots_a_tile = 1024;      // of the second launch
+inline constexpr index_t slots_a_near_tile = 256;  // of the search for the nearest
+
+/// As many blocks as keep an H100's 132 multiprocessors busy (8 each), but no fewer than 256 slots
+/// for each at full capacity. By shape alone: the same bytes whatever the device.
+inline index_t splits_of(index_t heads, index_t capacity) {
+  const index_t wanted = (132 * 8 + heads - 1) / (heads < 1 ? 1 : heads);
+  const index_t most = (capacity + 255) / 256;
+  const index_t splits = wanted < most ? wanted : most;
+  return splits < 1 ? 1 : splits > most_splits ? most_splits : splits;
+}
+
+/// All but the tickets.
+inline void carve(partial_attention& p, carver& from, index_t heads, index_t capacity,
+                  index_t group, index_t dim) {
+  p.splits = splits_of(heads, capacity);
+  p.tiles = (capacity + slots_a_tile - 1) / slots_a_tile;
+  p.near_tiles = (capacity + slots_a_near_tile - 1) / slots_a_near_tile;
+  const auto n = static_cast<std::size_t>(heads), g = static_cast<std::size_t>(group);
+  const auto parts = n * static_cast<std::size_t>(p.splits) * g;
+  p.logits = from.take<float>(n * static_cast<std::size_t>(capacity) * g);
+  p.max = from.take<float>(parts);
+  p.sum = from.take<float>(parts);
+  p.out = from.take<float>(parts * static_cast<std::size_t>(dim));
+  p.leaving = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
+  p.victims = from.take<index_t>(n);
+}
+
+// ---------------------------------------------------------------------------- plans
+
+/// What plans are made in. Evictions need the plan alone.
+struct plan_memory {
+  plan_view plan;
+  division divided;
+};
+
+inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, bool merges) {
+  const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity);
+  plan_memory m{};
+  m.plan.rows = from.take<index_t>(n);
+  m.plan.begin = from.take<index_t>(slots + n);
+  m.plan.edges = from.take<edge>(slots);
+  m.plan.log_mass = from.take<float>(slots);
+  if (merges) {
+    division& d = m.divided;
+    d.rows = m.plan.rows;
+    d.kept = from.take<index_t>(slots), d.leaving = from.take<index_t>(slots);
+    d.kept_count = from.take<index_t>(n), d.leaving_count = from.take<index_t>(n);
+    d.into = from.take<index_t>(slots);
+    d.nearest = {from.take<index_t>(slots), from.take<float>(slots)};
+    d.similarity = from.take<float>(slots);  // until then the norms of `match`
+  }
+  return m;
+}
+
+// ---------------------------------------------------------------------------- steps, prompts
+
+/// What a step works in: the splits' attention, then plans in the same memory.
+struct step_memory {
+  partial_attention partial;
+  plan_memory plan;
+};
+
+inline step_memory carve_step(carver& from, index_t heads, index_t capacity, index_t group,
+                              index_t dim, bool plans, bool merges) {
+  step_memory m{};
+  m.partial.tickets = from.take<index_t>(static_cast<std::size_t>(heads));
+  carver plan = from;
+  carve(m.partial, from, heads, capacity, group, dim);
+  if (plans) {
+    m.plan = carve_plan(plan, heads, capacity, merges);
+    from.reserve(plan.used());
+  }
+  return m;
+}
+
+/// What `compress` works in: column sums, then plans in the same memory.
+struct prompt_memory {
+  float* sums;  // [heads, capacity]
+  index_t *order, *spare;
+  workspace log_sums;
+  plan_memory plan;
+};
+
+inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity, index_t group,
+                                  index_t queries, bool merges) {
+  const std::size_t slots = static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
+  from.take<index_t>(static_cast<std::size_t>(heads));  // the tickets of steps stay 0
+  carver measure = from;
+  prompt_memory m{};
+  m.sums = measure.take<float>(slots);
+  m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
+  const std::size_t bytes = column_scores_workspace_bytes(heads, group, queries);
+  m.log_sums = {measure.take<char>(bytes), bytes};
+  m.plan = carve_plan(from, heads, capacity, merges);
+  from.reserve(measure.used());
+  return m;
+}
+
+}  // namespace detail
+
+/// Bytes of workspace for `attend` and `attend_observe`.
+template <class Scalar>
+std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
+  carver count;
+  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, false);
+  return count.used();
+}
+
+/// Bytes of workspace for `compress` with `queries` queries a query head, and for `step`: the
+/// larger. One workspace may serve both, on one stream.
+template <class Policy, class Scalar>
+std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
+                            index_t queries = 0) {
+  using rule_type = std::remove_const_t<decltype(rule_of(policy, budget{}))>;
+  carver prompt, decode;
+  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, queries,
+                       rule_type::merges);
+  detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule_type::leaves,
+                     rule_type::merges);
+  return prompt.used() > decode.used() ? prompt.used() : decode.used();
+}
+
+}  // namespace kvfold::cuda

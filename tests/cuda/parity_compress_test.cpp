@@ -1,0 +1,49 @@
+// The device's `compress` is the library's: on prompts whose attention is exact, the same plans,
+// ties included, with the same weights; on random ones nearly always. Then decoding goes on.
+#include <catch2/catch.hpp>
+
+#include "cuda/prompt_parity.hpp"
+#include "kvfold/policies/full_cache.hpp"
+#include "kvfold/policies/h2o.hpp"
+#include "kvfold/policies/snapkv.hpp"
+#include "kvfold/policies/streaming_llm.hpp"
+#include "kvfold/policies/zsmerge.hpp"
+
+namespace kvfold::cuda {
+namespace {
+
+TEST_CASE("compress: streaming_llm") { check_policy_once(streaming_llm{}, 24, 1); }
+TEST_CASE("compress: full_cache") { check_compress<float>(full_cache{}, {.dim = 8}, {}, 0, 11); }
+TEST_CASE("compress: h2o") {
+  check_policy_once(h2o{}, 32, 21);
+  check_policy(h2o{.recent = 0.25F, .sinks = 0, .combine = group_combine::max}, 19, 31);
+}
+TEST_CASE("compress: snapkv") {
+  check_policy_once(snapkv{.window = 8}, 24, 41);
+  check_policy(snapkv{.window = 4, .kernel = 5, .count_border = true}, 24, 51);
+}
+TEST_CASE("compress: zsmerge") {
+  check_policy_once(zsmerge{}, 24, 61);
+  check_policy(zsmerge{.residual = 3, .prompt = zsmerge::prompt_mode::nearest}, 24, 71);
+  check_policy(zsmerge{.residual = 5, .sinks = 0, .newcomer_competes = false}, 24, 81);
+}
+
+TEST_CASE("compress takes prompts of several blocks") {
+  check_compress<Eigen::half>(zsmerge{.residual = 4}, {.heads = 1, .dim = 8, .group = 1},
+                              {.length = 2100, .queries = 20, .target = 600, .random = true}, 1e-3,
+                              91);
+  check_compress<float>(
+      snapkv{}, {.heads = 1, .dim = 8, .group = 1},
+      {.length = 1500, .queries = 40, .target = 600, .random = true, .shuffled = true}, 1e-5, 92);
+}
+
+TEST_CASE("compress refuses what it cannot do") {
+  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_fold::sum});
+  CHECK_THROWS_WITH(compress(h2o{}, kv.view(), kv.state, {}, {4}, {}, order()),
+                    Catch::Contains("h2o with a target of 8 to 9 expected, 4 came"));
+  CHECK_THROWS_WITH(compress(h2o{}, kv.view(), kv.state, {}, {8}, {}, order()),
+                    Catch::Contains("cuda compress: a workspace of"));
+}
+
+}  // namespace
+}  // namespace kvfold::cuda

@@ -1,0 +1,45 @@
+// Policies that merge by similarity are the library's on the device too: whole prompts, and steps.
+#include <catch2/catch.hpp>
+
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
+#include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/keepkv.hpp"
+#include "kvfold/policies/kvmerger.hpp"
+
+namespace kvfold::cuda {
+namespace {
+
+TEST_CASE("compress: d2o") { check_policy_once(d2o{}, 24, 101); }
+TEST_CASE("compress: keepkv") {
+  check_policy_once(keepkv{.similarity = 0.4F}, 24, 111);
+  // Without steps on codes: merged keys are no longer exact, and ties then go by rounding.
+  const keepkv evicts_first{.sinks = 0, .similarity = 0.6F, .window = 8, .merge_first = false};
+  const cache_case c{.heads = 2, .dim = 32, .group = 2};
+  check_compress<float>(evicts_first, c, {.target = 24}, 1e-5, 121);
+  check_compress<float>(evicts_first, c,
+                        {.queries = 20, .target = 24, .shuffled = true, .positions = true}, 1e-5,
+                        122);
+  check_compress<float>(evicts_first, c, {.target = 24, .random = true, .steps = 4}, 1e-5, 123);
+}
+TEST_CASE("compress: kvmerger") {
+  check_policy_once(kvmerger{}, 24, 131);
+  check_policy(
+      kvmerger{
+          .joins = kvmerger::mode::threshold, .epsilon = 0.3F, .sigma = 5, .scale_values = false},
+      40, 141);
+  check_policy(kvmerger{.recent = 0, .heavy = 0.5F, .sinks = 0, .gaps_break = false}, 16, 151);
+}
+
+TEST_CASE("compress: keepkv walks several tiles of walkers") {
+  check_compress<Eigen::half>(keepkv{.similarity = 0.6F}, {.heads = 1, .dim = 8, .group = 1},
+                              {.length = 500, .queries = 10, .target = 100, .random = true}, 1e-3,
+                              93);
+}
+
+TEST_CASE("step: d2o") { check_decode(d2o{}, 24, 91); }
+TEST_CASE("step: kvmerger") { check_decode(kvmerger{}, 24, 111); }
+TEST_CASE("step: keepkv") { check_decode(keepkv{.similarity = 0.3F}, 24, 101); }
+
+}  // namespace
+}  // namespace kvfold::cuda

@@ -1,0 +1,192 @@
+/// A prompt compressed on the device and by the library, and decoding after it: the same plans,
+/// ties included, where attention is exact.
+#pragma once
+
+#include "cuda/mirror.hpp"
+#include "kvfold/cuda/compress.cuh"
+
+namespace kvfold::cuda {
+
+struct prompt_case {
+  index_t length = 70;   ///< of head 0; every further head has 9 less
+  index_t queries = 70;  ///< the last of the prompt's own
+  index_t target = 24;
+  bool random = false;
+  bool shuffled = false;   ///< slots in no order of positions
+  bool positions = false;  ///< queries at positions somebody chose
+  index_t steps = 0;       ///< of decoding afterwards, and once more without queries
+};
+
+/// Element `i` of a code of ±16 for slot `s`: whoever asks for it attends to nobody else at all.
+inline float code(index_t s, index_t i) { return (s >> (i % 8) & 1) != 0 ? 16.0F : -16.0F; }
+
+inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t h, index_t capacity,
+                       float tolerance) {
+  REQUIRE(theirs.rows[h] == ours.rows());
+  bool same = true;
+  for (index_t r = 0; r < ours.rows(); ++r) {
+    const index_t* const begin = theirs.begin + std::ptrdiff_t{h} * (capacity + 1) + r;
+    const auto row = ours.row(r);
+    REQUIRE(begin[1] - begin[0] == static_cast<index_t>(row.size()));
+    const edge* e = theirs.edges + std::ptrdiff_t{h} * capacity + begin[0];
+    const auto near = [&](float a, float b) {
+      return std::abs(a - b) <= tolerance * (1 + std::abs(b));
+    };
+    for (const edge& x : row) {
+      same = same && e->source == x.source && near(e->key_weight, x.key_weight) &&
+             near(e->value_weight, x.value_weight);
+      ++e;
+    }
+    same = same && near(theirs.log_mass[std::ptrdiff_t{h} * capacity + r], ours.log_mass(r));
+  }
+  CHECK(same);
+}
+
+template <class Scalar, class Policy>
+void check_compress(const Policy& p, cache_case c, const prompt_case& what, double tolerance,
+                    std::uint64_t seed) {
+  INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.length
+                << ", target " << what.target << ", seed " << seed);
+  using scalar = typename mirror<Scalar>::scalar;
+  emulator::chance random{seed};
+  c.capacity = std::max(what.length, what.target) + 3;
+  cache<Scalar> kv{
+      {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
+  auto state = make_state(p, kv);
+  const auto number = [&] {
+    return static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
+  };
+  for (index_t h = 0; h < c.heads; ++h) {
+    const index_t n = std::max(what.length - 9 * h, index_t{0});
+    std::vector<Scalar> k, v;
+    for (index_t s = 0; s < n; ++s) {
+      for (index_t i = 0; i < c.dim; ++i) {
+        k.push_back(static_cast<Scalar>(what.random ? number() : code(s, i)));
+        v.push_back(static_cast<Scalar>(what.random ? number() : whole(random, 8)));
+      }
+    }
+    kv.append(h, k, v);
+    state[h].extend(n);
+    const auto head = kv.head(h);
+    for (index_t s = 0; what.shuffled && s < n; ++s) {
+      std::swap(head.position(s),
+                head.position(static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)))));
+    }
+    if (what.queries == 0) {  // measured before
+      for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {
+        for (float& x : state[h].column(k0)) {
+          x = static_cast<float>(random.below(3));
+        }
+      }
+      state[h].count_queries(1);
+    }
+  }
+  const index_t row = c.heads * c.group * c.dim;
+  std::vector<Scalar> q(static_cast<std::size_t>(what.queries * row));
+  std::vector<index_t> at;
+  for (index_t i = 0; i < what.queries; ++i) {
+    at.push_back(static_cast<index_t>(random.below(static_cast<std::uint32_t>(what.length))));
+    for (index_t hg = 0; hg < c.heads * c.group; ++hg) {
+      const index_t n = what.length - 9 * (hg / c.group);
+      const index_t own = what.positions ? at.back() : n - what.queries + i;
+      const auto asked = static_cast<index_t>(  // a position that the query sees
+          own < 1 ? 0 : random.below(static_cast<std::uint32_t>(std::min(own, n - 1) + 1)));
+      index_t slot = 0;
+      while (slot + 1 < n && kv.head(hg / c.group).position(slot) != asked) {
+        ++slot;
+      }
+      for (index_t e = 0; e < c.dim; ++e) {
+        q[static_cast<std::size_t>(i * row + hg * c.dim + e)] =
+            static_cast<Scalar>(what.random ? 3 * number() : code(slot, e));
+      }
+    }
+  }
+  device_buffer<scalar> queries(q.size());
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    queries.data()[i] = from_float<scalar>(static_cast<float>(q[i]));
+  }
+  device_buffer<index_t> positions(at);
+  auto seen = prompt_queries(q.data(), what.queries, c.heads, c.group, c.dim);
+  seen.position = what.positions ? at.data() : nullptr;
+  const query_rows<scalar> rows{queries.data(), what.queries,
+                                seen.head,      seen.group,
+                                seen.row,       what.positions ? positions.data() : nullptr};
+
+  mirror<Scalar> twin(p, kv, state, c), again(p, kv, state, c);
+  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries), 0);
+  const workspace space{memory.data(), memory.size()};
+  const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
+                        index_t target, bool plans) {
+    compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
+    carver from(space);
+    const auto made = detail::carve_prompt(from, c.heads, c.capacity, c.group, device.count,
+                                           decltype(rule_of(p, budget{}))::merges);
+    for (index_t h = 0; h < c.heads; ++h) {
+      const auto head = kv.head(h);
+      if (head.length() == 0) {
+        continue;
+      }
+      kvfold::workspace work;
+      observe(p, head, state[h], asked.of(h));
+      const bool changes = head.length() > target;
+      kvfold::compress(p, head, state[h], work, budget{target}, asked.of(h));
+      if (plans && changes) {
+        check_plan(work.plan, made.plan.plan, h, c.capacity, 2e-6F);
+      }
+    }
+    twin.check_same(kv, state, tolerance);
+  };
+  both(seen, rows, what.target, traits::bounded(p));
+  CHECK((memory.intact() && queries.intact() && positions.intact()));
+  compress(p, again.device.view(), again.device.state, rows, {what.target}, space, order(seed + 7));
+  CHECK(again.device.keys.bytes() == twin.device.keys.bytes());
+  CHECK(again.device.columns.bytes() == twin.device.columns.bytes());
+
+  const budget limit{what.target, what.target + 2};
+  const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
+  device_buffer<scalar> dq(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
+      v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
+  std::vector<float> fq(dq.size()), fk(k.size()), fv(v.size()), fout(dq.size());
+  for (index_t step = 0; step < what.steps; ++step) {
+    const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device) {
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        device.data()[i] = from_float<scalar>(what.random ? number() : whole(random, 2));
+        to[i] = to_float(device.data()[i]);
+      }
+    };
+    fill(fq, dq), fill(fk, k), fill(fv, v);
+    kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
+    cuda::step(p, twin.device.view(), twin.device.state, dq.data(),
+               newcomers<scalar>{k.data(), v.data()}, limit, out.data(), space, order(seed));
+    twin.check_same(kv, state, tolerance);
+  }
+  if (what.steps > 0) {
+    both({}, {}, what.target - 2, true);
+  }
+}
+
+template <class Policy>
+void check_policy(const Policy& p, index_t target, std::uint64_t seed) {
+  const cache_case c{.heads = 2, .dim = 32, .group = 2};
+  check_compress<float>(p, c, {.target = target, .steps = 4}, 1e-5, seed);
+  check_compress<float>(p, {.heads = 2, .dim = 40},
+                        {.queries = 20, .target = target, .shuffled = true, .positions = true},
+                        1e-5, seed + 1);
+  check_compress<Eigen::half>(p, {.heads = 1, .dim = 40, .group = 4, .paged = true},
+                              {.length = 100, .queries = 33, .target = target, .steps = 2}, 1e-3,
+                              seed + 2);
+  check_compress<float>(p, c, {.target = target, .random = true, .steps = 2}, 1e-5, seed + 3);
+}
+
+/// What does not depend on a policy's parameters.
+template <class Policy>
+void check_policy_once(const Policy& p, index_t target, std::uint64_t seed) {
+  const cache_case c{.heads = 2, .dim = 32, .group = 2};
+  check_policy(p, target, seed);
+  check_compress<float>(p, c, {.queries = 0, .target = target}, 1e-5, seed + 4);
+  check_compress<Eigen::bfloat16>(p, c, {.target = target}, 8e-3, seed + 5);
+  check_compress<Eigen::half>(p, c, {.target = target, .random = true}, 1e-3, seed + 6);
+  check_compress<float>(p, {.heads = 9, .dim = 8}, {.target = target}, 1e-5, seed + 7);
+}
+
+}  // namespace kvfold::cuda

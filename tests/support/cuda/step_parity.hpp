@@ -1,0 +1,96 @@
+/// Decoding on the device and by the library: the same slots leave, ties included, on numbers whose
+/// dot products are exact.
+#pragma once
+
+#include "cuda/mirror.hpp"
+#include "kvfold/cuda/step.cuh"
+
+namespace kvfold::cuda {
+
+enum class data { integers, random };
+
+inline float number(emulator::chance& random, data kind) {
+  return kind == data::integers
+             ? whole(random, 2)
+             : static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
+}
+
+/// `steps` of decoding from a prompt of `prompt` tokens (per head one less), both ways.
+template <class Scalar, class Policy>
+void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& limit, index_t steps,
+                 data kind, double tolerance, std::uint64_t seed) {
+  INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << prompt
+                << ", target " << limit.target << ", seed " << seed);
+  emulator::chance random{seed};
+  cache<Scalar> kv{
+      {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
+  auto state = make_state(p, kv);
+  const auto scalars = [&](index_t n) {
+    std::vector<Scalar> x(static_cast<std::size_t>(n));
+    for (Scalar& e : x) {
+      e = static_cast<Scalar>(number(random, kind));
+    }
+    return x;
+  };
+  for (index_t h = 0; h < c.heads; ++h) {
+    const index_t n = std::max(prompt - h, index_t{0});
+    const auto k = scalars(n * c.dim), v = scalars(n * c.dim);
+    kv.append(h, k, v);
+    state[h].extend(n);
+    for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {  // scores, many of them tied
+      for (float& x : state[h].column(k0)) {
+        x = static_cast<float>(random.below(3));
+      }
+    }
+  }
+  for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
+    traits::settle(p, kv.head(h), state[h], limit.target);
+  }
+  using scalar = typename mirror<Scalar>::scalar;
+  mirror<Scalar> twin(p, kv, state, c);
+  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()), 0);
+  const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
+  device_buffer<scalar> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
+      v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
+  std::vector<float> fq(q.size()), fk(k.size()), fv(v.size()), fout(q.size());
+  double agreed = 1, worst = 0;
+  for (index_t step = 0; step < steps; ++step) {
+    const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device, float scale) {
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        device.data()[i] = from_float<scalar>(scale * number(random, kind));
+        to[i] = to_float(device.data()[i]);
+      }
+    };
+    fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
+    kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
+    cuda::step(p, twin.device.view(), twin.device.state, q.data(),
+               newcomers<scalar>{k.data(), v.data()}, limit, out.data(),
+               {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));
+    if (kind == data::integers) {
+      INFO("step " << step);
+      twin.check_same(kv, state, tolerance);
+    }
+    agreed = std::min(agreed, twin.jaccard(kv));
+    for (std::size_t i = 0; i < fout.size(); ++i) {
+      const double x = double{fout[i]};
+      worst = worse(worst, std::abs(double{to_float(out.data()[i])} - x) / (std::abs(x) + 1));
+    }
+  }
+  CHECK(agreed >= 0.999);
+  CHECK(worst <= tolerance);
+  CHECK((memory.intact() && out.intact()));
+}
+
+template <class Policy>
+void check_decode(const Policy& p, index_t target, std::uint64_t seed) {
+  const cache_case c{.heads = 2, .capacity = target + 1, .dim = 32, .group = 2};
+  check_steps<float>(p, c, target + 1 - 2, {target}, 40, data::integers, 1e-5, seed);
+  check_steps<float>(p, c, 0, {target}, target + 20, data::integers, 1e-5, seed + 1);
+  auto paged = c;
+  paged.paged = true, paged.group = 4, paged.dim = 40, paged.capacity = target + 4;
+  check_steps<Eigen::half>(p, paged, target, {target}, 20, data::integers, 2e-3, seed + 2);
+  check_steps<Eigen::bfloat16>(p, paged, target, {target}, 20, data::integers, 1.6e-2, seed + 3);
+  check_steps<float>(p, c, target, {target}, 60, data::random, 1e-5, seed + 4);
+}
+
+}  // namespace kvfold::cuda
