@@ -90,6 +90,13 @@ class merge_plan {
     correct(key_correction_, "key", delta, dim);
   }
 
+  /// Takes the corrections out: for a cache that they were not measured on, such as another
+  /// model's.
+  void forget_corrections() {
+    key_correction_.clear(), value_correction_.clear();
+    dim_ = 0;
+  }
+
   /// A number that the policy measured in making the plan, for its own `carry`.
   float note() const { return note_; }
   void set_note(float note) { note_ = note; }
