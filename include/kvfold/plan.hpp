@@ -137,6 +137,7 @@ class merge_plan {
 
 /// Throws unless the plan obeys its laws. O(length), in the plan's own scratch.
 inline void check(const merge_plan& plan) {
+  expects(plan.length() >= 0, "merge_plan: at least 0 slots expected, ", plan.length(), " came");
   auto& used = plan.marks();
   used.assign(static_cast<std::size_t>(plan.length()), 0);
   index_t before = -1;
