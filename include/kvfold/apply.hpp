@@ -62,7 +62,7 @@ void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
 }
 
 /// Moves everything a slot is: rows, log-mass, position, columns.
-void move_slot(const kv_head auto& head, head_state& state, index_t to, index_t from) {
+void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_t from) {
   copy_row(head.key(to), head.key(from), head.dim());
   copy_row(head.value(to), head.value(from), head.dim());
   head.log_mass(to) = head.log_mass(from);
@@ -79,7 +79,8 @@ void move_slot(const kv_head auto& head, head_state& state, index_t to, index_t 
 /// anchor's slot, which no other row reads, then the anchors move down in order.
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
-void apply(const merge_plan& plan, const kv_head auto& head, head_state& state) {
+void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
+  using detail::fold_rows;
   expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
           plan.length(), " came");
   expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
@@ -95,12 +96,12 @@ void apply(const merge_plan& plan, const kv_head auto& head, head_state& state) 
     const bool alone = edges.size() == 1;
     const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
     if (!alone || edges.front().key_weight != 1.0F || any(delta_k)) {
-      detail::fold_rows(head.key(anchor), head.dim(), edges, &edge::key_weight, delta_k,
-                        [&](index_t s) { return head.key(s); });
+      fold_rows(head.key(anchor), head.dim(), edges, &edge::key_weight, delta_k,
+                [&](index_t s) { return head.key(s); });
     }
     if (!alone || edges.front().value_weight != 1.0F || any(delta_v)) {
-      detail::fold_rows(head.value(anchor), head.dim(), edges, &edge::value_weight, delta_v,
-                        [&](index_t s) { return head.value(s); });
+      fold_rows(head.value(anchor), head.dim(), edges, &edge::value_weight, delta_v,
+                [&](index_t s) { return head.value(s); });
     }
     head.log_mass(anchor) = plan.log_mass(r);
     for (index_t c = 0; c < state.columns(); ++c) {
@@ -121,7 +122,8 @@ void apply(const merge_plan& plan, const kv_head auto& head, head_state& state) 
 }
 
 /// Carries out a departure: O(dim), no compaction; the last slot takes the freed one.
-void apply(const departure& d, const kv_head auto& head, head_state& state) {
+void apply(const departure& d, const slot_rows auto& head, head_state& state) {
+  using detail::fold_rows;
   if (d.leaving == departure::nowhere) {
     return;
   }
@@ -133,10 +135,10 @@ void apply(const departure& d, const kv_head auto& head, head_state& state) {
   if (d.into != departure::nowhere) {
     const edge edges[] = {{d.into, d.key_scale * d.stay_weight, d.stay_weight},
                           {d.leaving, d.key_scale * d.leave_weight, d.leave_weight}};
-    detail::fold_rows(head.key(d.into), head.dim(), edges, &edge::key_weight, {},
-                      [&](index_t s) { return head.key(s); });
-    detail::fold_rows(head.value(d.into), head.dim(), edges, &edge::value_weight, {},
-                      [&](index_t s) { return head.value(s); });
+    fold_rows(head.key(d.into), head.dim(), edges, &edge::key_weight, {},
+              [&](index_t s) { return head.key(s); });
+    fold_rows(head.value(d.into), head.dim(), edges, &edge::value_weight, {},
+              [&](index_t s) { return head.value(s); });
     head.log_mass(d.into) = d.log_mass;
     for (index_t c = 0; c < state.columns(); ++c) {
       const auto column = state.column(c);
@@ -150,6 +152,14 @@ void apply(const departure& d, const kv_head auto& head, head_state& state) {
   }
   head.truncate(last);
   state.truncate(last);
+}
+
+/// The same plan or departure on a second cache, which no policy keeps a state for: a draft
+/// model's, or the same rows in another storage.
+template <class Change>
+void apply(const Change& change, const slot_rows auto& head) {
+  head_state none({}, 0, head.length());
+  apply(change, head, none);
 }
 
 }  // namespace kvfold

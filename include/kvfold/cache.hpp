@@ -51,6 +51,20 @@ class slot_records {
             &length_[static_cast<std::size_t>(h)], &seen_[static_cast<std::size_t>(h)]};
   }
 
+  /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
+  template <class Scalar>
+  void adopt(index_t h, index_t tokens) {
+    const auto slots = of<Scalar>(h);
+    expects(tokens >= 0 && tokens <= shape_.capacity - *slots.length, "adopt: at most ",
+            shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
+    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.seen,
+            "adopt: positions end at int32");
+    for (index_t i = 0; i < tokens; ++i) {
+      slots.log_mass[*slots.length] = 0.0F;
+      slots.position[(*slots.length)++] = (*slots.seen)++;
+    }
+  }
+
   template <class Scalar>
   typename head_view<Scalar>::extent extent() const {
     return {shape_.capacity, shape_.dim, shape_.group, shape_.scale, shape_.check_finite};
@@ -182,17 +196,7 @@ class strided_view {
   }
 
   /// Takes in the `tokens` rows that follow the slots in use of head `h`: the engine wrote them.
-  void adopt(index_t h, index_t tokens) {
-    auto slots = slots_.template of<Scalar>(h);
-    expects(tokens >= 0 && tokens <= shape().capacity - *slots.length, "adopt: at most ",
-            shape().capacity - *slots.length, " tokens expected, ", tokens, " came");
-    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.seen,
-            "adopt: positions end at int32");
-    for (index_t i = 0; i < tokens; ++i) {
-      slots.log_mass[*slots.length] = 0.0F;
-      slots.position[(*slots.length)++] = (*slots.seen)++;
-    }
-  }
+  void adopt(index_t h, index_t tokens) { slots_.template adopt<Scalar>(h, tokens); }
 
  private:
   layout<Scalar> checked(const char* what, layout<Scalar> l) const {

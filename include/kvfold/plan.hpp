@@ -90,6 +90,13 @@ class merge_plan {
     correct(key_correction_, "key", delta, dim);
   }
 
+  /// Takes the corrections out: for a cache that they were not measured on, such as another
+  /// model's.
+  void forget_corrections() {
+    key_correction_.clear(), value_correction_.clear();
+    dim_ = 0;
+  }
+
   /// A number that the policy measured in making the plan, for its own `carry`.
   float note() const { return note_; }
   void set_note(float note) { note_ = note; }
@@ -130,6 +137,7 @@ class merge_plan {
 
 /// Throws unless the plan obeys its laws. O(length), in the plan's own scratch.
 inline void check(const merge_plan& plan) {
+  expects(plan.length() >= 0, "merge_plan: at least 0 slots expected, ", plan.length(), " came");
   auto& used = plan.marks();
   used.assign(static_cast<std::size_t>(plan.length()), 0);
   index_t before = -1;

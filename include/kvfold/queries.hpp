@@ -20,15 +20,26 @@ struct query_view {
   /// `[count]`, for causality. Null: a prompt's own, at the last `count` positions; given:
   /// reference queries that somebody chose, which policies take whole.
   const index_t* position = nullptr;
+  /// Of a prompt in chunks: queries of the same prompt that lie right before these, which windows
+  /// reach back to. Not counted again.
+  index_t before = 0;
 
   const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
   /// The queries of KV head `h` alone.
-  query_view of(index_t h) const { return {data + h * head, count, 0, group, row, position}; }
-  /// The last `n` of them.
+  query_view of(index_t h) const {
+    return {data + h * head, count, 0, group, row, position, before};
+  }
+  /// The last `n`, of a prompt's own with those before them.
   query_view last(index_t n) const {
-    const index_t skip = count > n ? count - n : 0;
-    return {
-        data + skip * row, count - skip, head, group, row, position ? position + skip : nullptr};
+    const index_t earlier = position != nullptr ? 0 : before, all = count + earlier,
+                  skip = all > n ? all - n : 0, first = skip - earlier;
+    return {data + first * row,
+            all - skip,
+            head,
+            group,
+            row,
+            position != nullptr ? position + first : nullptr,
+            skip};
   }
   /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
   /// chosen.

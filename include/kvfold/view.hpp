@@ -139,6 +139,18 @@ concept kv_head = storage_scalar<typename H::scalar> && requires(const H& head, 
   head.truncate(s);
 };
 
+/// What a plan can be carried out on: rows of any storage that `fold_rows` and `copy_row` know, a
+/// log-mass and a position for each. Every `kv_head` is one; so is a second cache in int8.
+template <class H>
+concept slot_rows = requires(const H& head, index_t s) {
+  { head.length() } -> std::same_as<index_t>;
+  { head.dim() } -> std::same_as<index_t>;
+  { head.key(s) } -> std::same_as<decltype(head.value(s))>;
+  { head.log_mass(s) } -> std::same_as<float&>;
+  { head.position(s) } -> std::same_as<index_t&>;
+  head.truncate(s);
+};
+
 /// All KV heads (batch × layer × KV head, flattened) of one shape, each with its own length.
 template <class C>
 concept kv_cache = requires(C& cache, index_t h) {

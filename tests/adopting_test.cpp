@@ -1,0 +1,358 @@
+// The code of docs/adopting.md: an engine with its own memory and attention, in four layouts. The
+// last test holds that the guide shows what is tested here.
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "kvfold/append_only.hpp"
+#include "kvfold/cache.hpp"
+#include "kvfold/compress.hpp"
+#include "kvfold/paged.hpp"
+#include "kvfold/policies/h2o.hpp"
+#include "kvfold/policies/zsmerge.hpp"
+#include "kvfold/quantised.hpp"
+
+namespace {
+
+constexpr int heads = 2, group = 2, dim = 8, tokens = 40, steps = 60;
+
+std::vector<float> numbers(int n) {
+  static std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>(n));
+  std::generate(x.begin(), x.end(), [&] { return normal(random); });
+  return x;
+}
+
+/// A prompt and a stream of tokens: queries `[tokens, heads · group, dim]`, keys and values
+/// `[tokens, heads, dim]`.
+struct text {
+  std::vector<float> q = numbers((tokens + steps) * heads * group * dim);
+  std::vector<float> k = numbers((tokens + steps) * heads * dim);
+  std::vector<float> v = numbers((tokens + steps) * heads * dim);
+
+  const float* query(int t, int h) const { return q.data() + (t * heads + h) * group * dim; }
+  const float* key(int t, int h) const { return k.data() + (t * heads + h) * dim; }
+  const float* value(int t, int h) const { return v.data() + (t * heads + h) * dim; }
+};
+
+/// What every engine must give: kvfold's own decode steps on a cache of kvfold's own.
+template <class Policy>
+std::vector<float> expected(const text& x, const Policy& policy, const kvfold::budget& budget) {
+  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
+  for (int t = 0; t < tokens; ++t) {
+    for (int h = 0; h < heads; ++h) {
+      kv.head(h).push(x.key(t, h), x.value(t, h));
+    }
+  }
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::compress(policy, kv, state, kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim),
+                   budget);
+  std::vector<float> all;
+  for (int t = tokens; t < tokens + steps; ++t) {
+    std::vector<float> out(heads * group * dim);
+    kvfold::step(policy, kv, state, std::span<const float>(x.query(t, 0), out.size()),
+                 std::span<const float>(x.key(t, 0), heads * dim),
+                 std::span<const float>(x.value(t, 0), heads * dim), budget, std::span(out));
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  return all;
+}
+
+void same(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    REQUIRE(a[i] == Approx(b[i]).epsilon(1e-4).margin(1e-5));
+  }
+}
+
+/// An engine's attention: softmax over logits with a bias per slot, in plain loops over its memory.
+struct attention {
+  std::vector<float> out = std::vector<float>(group * dim), probabilities;
+
+  template <class At>
+  attention(const float* q, int length, const float* bias, At at) {
+    for (int g = 0; g < group; ++g) {
+      std::vector<float> p;
+      float sum = 0;
+      for (int s = 0; s < length; ++s) {
+        float dot = 0;
+        for (int i = 0; i < dim; ++i) {
+          dot += q[g * dim + i] * at(s, i).first;
+        }
+        p.push_back(std::exp(dot / std::sqrt(float{dim}) + bias[s]));
+        sum += p.back();
+      }
+      for (int s = 0; s < length; ++s) {
+        p[static_cast<std::size_t>(s)] /= sum;
+        for (int i = 0; i < dim; ++i) {
+          out[static_cast<std::size_t>(g * dim + i)] +=
+              p[static_cast<std::size_t>(s)] * at(s, i).second;
+        }
+      }
+      probabilities.insert(probabilities.end(), p.begin(), p.end());
+    }
+  }
+};
+
+/// Slots of one sequence as llama.cpp's cells are: `[cell, head, dim]`.
+std::vector<float> cells_engine(const text& x) {
+  const int cells = 64;
+  std::vector<float> keys(cells * heads * dim), values(keys), all;
+  float *k = keys.data(), *v = values.data();
+  std::copy_n(x.k.data(), tokens * heads * dim, k);
+  std::copy_n(x.v.data(), tokens * heads * dim, v);
+  const float* queries = x.q.data();
+
+  // k, v: the engine's own memory [cells, heads, dim], with a prompt of `tokens` tokens in it.
+  const auto layout = [&](float* p) {
+    return kvfold::layout<float>::token_head_dim(p, heads, dim);
+  };
+  kvfold::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
+                                 layout(k), layout(v));
+  for (int h = 0; h < heads; ++h) {
+    kv.adopt(h, tokens);
+  }
+  const kvfold::h2o policy{.recent = 0.25F};
+  const kvfold::budget budget{.target = 24, .trigger = 32};
+  kvfold::state state = kvfold::make_state(policy, kv);
+  const auto prompt = kvfold::prompt_queries(queries, tokens, heads, group, dim);
+  kvfold::compress(policy, kv, state, prompt, budget);
+
+  for (int t = tokens; t < tokens + steps; ++t) {
+    for (int h = 0; h < heads; ++h) {
+      const auto head = kv.head(h);
+      head.push(x.key(t, h), x.value(t, h));  // rotated to position head.seen()
+      // The engine's own attention over head.length() rows, whatever it is.
+      const attention own(x.query(t, h), head.length(), &head.log_mass(0), [&](int s, int i) {
+        return std::pair(k[(s * heads + h) * dim + i], v[(s * heads + h) * dim + i]);
+      });
+      all.insert(all.end(), own.out.begin(), own.out.end());
+      kvfold::observe(policy, head, state[h], state.workspace(),
+                      {.probabilities = own.probabilities, .query = x.query(t, h)});
+      if (head.length() >= budget.trigger_length()) {
+        kvfold::compress(policy, head, state[h], state.workspace(), budget);
+      }
+    }
+  }
+  return all;
+}
+
+/// `[head, token, dim]`, an attention that gives no probabilities, a policy that merges.
+std::vector<float> head_token_dim_engine(const text& x) {
+  const int capacity = 64;
+  std::vector<float> keys(heads * capacity * dim), values(keys), all;
+  float *k = keys.data(), *v = values.data();
+  const auto layout = [&](float* p) {
+    return kvfold::layout<float>::head_token_dim(p, capacity, dim);
+  };
+  for (int h = 0; h < heads; ++h) {
+    for (int t = 0; t < tokens; ++t) {
+      std::copy_n(x.key(t, h), dim, k + (h * capacity + t) * dim);
+      std::copy_n(x.value(t, h), dim, v + (h * capacity + t) * dim);
+    }
+  }
+
+  kvfold::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = capacity},
+                                 layout(k), layout(v));
+  const kvfold::zsmerge policy{.residual = 2};
+  const kvfold::budget budget{.target = 24};
+  kvfold::state state = kvfold::make_state(policy, kv);
+  const auto prompt = kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim);
+  for (int h = 0; h < heads; ++h) {
+    kv.adopt(h, tokens);
+  }
+  kvfold::compress(policy, kv, state, prompt, budget);
+
+  std::vector<float> out(heads * group * dim);
+  for (int t = tokens; t < tokens + steps; ++t) {  // all heads: append, attend, observe, compress
+    kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
+                 std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim), budget,
+                 std::span(out));
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  return all;
+}
+
+/// Blocks of slots in a pool, and a table of those that a sequence has.
+std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
+  const int slots = 4, pages = 16;
+  std::vector<float> keys(40 * slots * heads * dim), values(keys), all;
+  float *k = keys.data(), *v = values.data();
+
+  // k, v: [page, slot, head, dim], a pool of pages; `pool` lists those that are free.
+  const auto layout = [&](float* p) {
+    return kvfold::paged_layout<float>::page_slot_head_dim(p, slots, heads, dim);
+  };
+  std::vector<kvfold::index_t> table(pages, kvfold::page_table::no_page);
+  kvfold::paged_view<float> kv(
+      {.heads = heads, .group = group, .dim = dim, .capacity = pages * slots}, layout(k), layout(v),
+      {.pages = table.data(), .slots = slots});
+  const auto next_page = [&](int length) {  // for slot `length`, if it begins one
+    if (length % slots == 0 && table[static_cast<std::size_t>(length / slots)] < 0) {
+      table[static_cast<std::size_t>(length / slots)] = pool.back(), pool.pop_back();
+    }
+  };
+  const auto free_pages = [&] {
+    for (const kvfold::index_t& page : kv.free_pages(0)) {
+      if (page >= 0) {
+        pool.push_back(page);
+        table[static_cast<std::size_t>(&page - table.data())] = kvfold::page_table::no_page;
+      }
+    }
+  };
+  for (int t = 0; t < tokens; ++t) {
+    next_page(t);
+    for (int h = 0; h < heads; ++h) {
+      kv.head(h).push(x.key(t, h), x.value(t, h));
+    }
+  }
+  const kvfold::h2o policy{.recent = 0.25F};
+  const kvfold::budget budget{.target = 24, .trigger = 32};  // whole pages
+  kvfold::state state = kvfold::make_state(policy, kv);
+  const auto prompt = kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim);
+  kvfold::compress(policy, kv, state, prompt, budget);
+  free_pages();
+
+  std::vector<float> out(heads * group * dim);
+  for (int t = tokens; t < tokens + steps; ++t) {
+    next_page(kv.head(0).length());
+    kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
+                 std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim), budget,
+                 std::span(out));
+    free_pages();
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  return all;
+}
+
+/// Values transposed, as llama.cpp keeps them without flash attention: `[head, dim, cell]`.
+std::vector<float> transposed_engine(const text& x) {
+  const int cells = 64;
+  std::vector<float> keys(cells * heads * dim), values(keys), all;
+  float *k = keys.data(), *v = values.data();
+
+  // k [cell, head, dim], v [head, dim, cell]: the engine writes a token's value as a column.
+  kvfold::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
+                                 kvfold::layout<float>::token_head_dim(k, heads, dim),
+                                 kvfold::layout<float>::head_dim_token(v, cells, dim));
+  const auto write = [&](int cell, int h, int t) {
+    std::copy_n(x.key(t, h), dim, k + (cell * heads + h) * dim);
+    for (int i = 0; i < dim; ++i) {
+      v[(h * dim + i) * cells + cell] = x.value(t, h)[i];
+    }
+    kv.adopt(h, 1);
+  };
+  for (int t = 0; t < tokens; ++t) {
+    for (int h = 0; h < heads; ++h) {
+      write(t, h, t);
+    }
+  }
+  const kvfold::h2o policy{.recent = 0.25F};
+  const kvfold::budget budget{.target = 24, .trigger = 32};
+  kvfold::state state = kvfold::make_state(policy, kv);
+  const auto prompt = kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim);
+  kvfold::compress(policy, kv, state, prompt, budget);
+
+  for (int t = tokens; t < tokens + steps; ++t) {
+    for (int h = 0; h < heads; ++h) {
+      const auto head = kv.head(h);
+      write(head.length(), h, t);
+      const attention own(x.query(t, h), head.length(), &head.log_mass(0), [&](int s, int i) {
+        return std::pair(k[(s * heads + h) * dim + i], v[(h * dim + i) * cells + s]);
+      });
+      all.insert(all.end(), own.out.begin(), own.out.end());
+      kvfold::observe(policy, head, state[h], state.workspace(),
+                      {.probabilities = own.probabilities, .query = x.query(t, h)});
+      if (head.length() >= budget.trigger_length()) {
+        kvfold::compress(policy, head, state[h], state.workspace(), budget);
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]") {
+  const text x;
+  const kvfold::h2o policy{.recent = 0.25F};
+  const auto evicted = expected(x, policy, {.target = 24, .trigger = 32});
+  same(cells_engine(x), evicted);
+  same(transposed_engine(x), evicted);
+  same(head_token_dim_engine(x), expected(x, kvfold::zsmerge{.residual = 2}, {.target = 24}));
+  std::vector<int> pool(40);
+  std::iota(pool.begin(), pool.end(), 0);
+  same(paged_engine(x, pool), evicted);
+  CHECK((pool.size() >= 40 - 8 && pool.size() <= 40 - 6));  // 24 to 31 slots in pages of 4
+}
+
+TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") {
+  const text x;
+  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+  kvfold::cache<float> draft{{.heads = 1, .dim = 4, .capacity = tokens}};
+  const kvfold::h2o policy{.recent = 0.25F};
+  kvfold::state state = kvfold::make_state(policy, kv);
+  const auto head = kv.head(0);
+  const kvfold::query_view<float> queries{x.q.data(), tokens, 0, dim, heads * group * dim};
+  const int chunk = 16, sealed = 10, target = 20;
+
+  for (int begin = 0; begin < tokens; begin += chunk) {
+    const int count = std::min(chunk, tokens - begin);
+    for (int t = begin; t < begin + count; ++t) {
+      head.push(x.key(t, 0), x.value(t, 0));
+      draft.head(0).push(x.key(t, 1), x.value(t, 1));
+    }
+    auto own = queries;  // this chunk's queries, behind those of the chunks before
+    own.data += begin * queries.row, own.count = count, own.before = begin;
+    kvfold::observe(policy, head, state[0], own);
+  }
+
+  kvfold::merge_plan plan, newcomers;
+  kvfold::plan(policy, head, state[0], target, plan);
+  kvfold::append_only(plan, head, sealed, newcomers);  // the first slots stay as they are
+  kvfold::apply(policy, newcomers, head, state[0]);    // the model's cache
+  newcomers.forget_corrections();                      // they are for its dim
+  kvfold::apply(newcomers, draft.head(0));             // the draft model's
+
+  CHECK((head.length() >= target && head.length() < tokens));
+  REQUIRE(draft.head(0).length() == head.length());
+  for (int s = 0; s < head.length(); ++s) {
+    CHECK((head.position(s) == s || s >= sealed));
+    CHECK(draft.head(0).position(s) == head.position(s));
+  }
+}
+
+TEST_CASE("the guide shows what is tested here", "[adopting]") {
+  // Lines without the white space around them, and without empty ones.
+  const auto lines = [](const std::string& file) {
+    std::ifstream in(file);
+    REQUIRE(in);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(in, line);) {
+      const auto first = line.find_first_not_of(' ');
+      if (first != std::string::npos) {
+        all.push_back(line.substr(first));
+      }
+    }
+    return all;
+  };
+  const auto tested = lines(__FILE__), guide = lines(KVFOLD_DOCS "/adopting.md");
+  int blocks = 0;
+  for (auto line = guide.begin(); line != guide.end(); ++line) {
+    if (*line != "```cpp") {
+      continue;
+    }
+    const auto begin = ++line;
+    line = std::find(begin, guide.end(), "```");
+    const bool shown = std::search(tested.begin(), tested.end(), begin, line) != tested.end();
+    INFO("the block that begins with: " << *begin);
+    CHECK(shown);
+    CHECK(line - begin <= 30);
+    ++blocks;
+  }
+  CHECK(blocks >= 6);
+}

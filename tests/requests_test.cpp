@@ -1,0 +1,143 @@
+// What engines have asked for, held for every policy: prompts in chunks, hysteresis, and budgets
+// that are refused with the number that would do.
+#include <catch2/catch.hpp>
+#include <regex>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+namespace {
+
+using fixtures::every_policy;
+using kvfold::budget;
+using kvfold::index_t;
+
+constexpr index_t dim = 8, group = 2;
+
+/// A stream of one head.
+struct stream {
+  kvfold::any_policy policy;
+  kvfold::cache<float> kv;
+  kvfold::head_state state;
+  kvfold::workspace work;
+
+  explicit stream(const kvfold::any_policy& p, index_t capacity = 400)
+      : policy(p),
+        kv({.heads = 1, .group = group, .dim = dim, .capacity = capacity}),
+        state(kvfold::make_head_state(p, kv.head(0))) {
+    work.reserve(group, capacity);
+  }
+  auto head() { return kv.head(0); }
+  void append(index_t n) {
+    const auto k = fixtures::normal(n * dim), v = fixtures::normal(n * dim);
+    kv.append(0, k, v);
+  }
+  void step(const budget& b) {
+    const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim);
+    std::vector<float> out(static_cast<std::size_t>(group * dim));
+    check_step(policy, head(), b);
+    kvfold::step(policy, head(), state, work, q.data(), k.data(), k.data(), b, out.data());
+  }
+};
+
+}  // namespace
+
+TEST_CASE("scores of a prompt in chunks of any size are those of the whole prompt", "[requests]") {
+  constexpr index_t tokens = 90;
+  const fixtures::queries queries(tokens, group, dim);
+  for (const auto& example : every_policy()) {
+    const auto& policy = example.policy;
+    stream once(policy);
+    once.append(tokens);
+    kvfold::observe(policy, once.head(), once.state, queries.view());
+    // What the guide says of three: KeepKV averages over its window, so the last chunk alone
+    // counts; EMS sums its window over the chunk at hand; Compactor's queries see what comes after
+    // them.
+    const bool last_alone = policy.name() == "keepkv";
+    const index_t least_last = policy.name() == "ems"         ? 8
+                               : policy.name() == "compactor" ? tokens
+                                                              : 1;
+    for (const index_t chunk : {1, 7, 40, 89, 90}) {
+      INFO(example.name << ", chunks of " << chunk);
+      if ((tokens - 1) % chunk + 1 < least_last) {
+        continue;
+      }
+      stream chunks(policy);
+      for (index_t begin = 0; begin < tokens; begin += chunk) {
+        const index_t n = std::min(chunk, tokens - begin);
+        for (index_t s = begin; s < begin + n; ++s) {
+          chunks.head().push(once.head().key(s).data, once.head().value(s).data);
+        }
+        auto own = queries.view();
+        own.data += begin * own.row, own.count = n, own.before = begin;
+        if (!last_alone || begin + n == tokens) {
+          kvfold::observe(policy, chunks.head(), chunks.state, own);
+        }
+      }
+      for (index_t c = 0; c < once.state.columns(); ++c) {
+        for (std::size_t s = 0; s < tokens; ++s) {
+          INFO("column " << c << ", slot " << s);
+          CHECK(chunks.state.column(c)[s] ==
+                Approx(once.state.column(c)[s]).epsilon(1e-4).margin(1e-6));
+        }
+      }
+      CHECK((last_alone || chunks.state.observed() == once.state.observed()));
+    }
+  }
+}
+
+TEST_CASE("a head goes from its trigger to its target, and grows again", "[requests]") {
+  for (const auto& example : every_policy()) {
+    const auto& policy = example.policy;
+    if (!policy.decodes() || !policy.bounded() || !example.exact) {
+      continue;
+    }
+    for (const index_t trigger : {0, 41, 42, 60}) {
+      INFO(example.name << ", trigger " << trigger);
+      const budget b{.target = 40, .trigger = trigger};
+      stream one(policy, 60);
+      index_t expected = 0;
+      for (int t = 0; t < 130; ++t) {
+        one.step(b);
+        ++expected;
+        expected = expected == (trigger == 0 ? 41 : trigger) ? 40 : expected;
+        REQUIRE(one.head().length() == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("a budget too small is refused with the number that would do", "[requests][errors]") {
+  for (const auto& example : every_policy()) {
+    const auto& policy = example.policy;
+    if (!policy.bounded()) {
+      continue;
+    }
+    INFO(example.name);
+    stream one(policy);
+    one.append(100);
+    const fixtures::queries queries(100, group, dim);
+    kvfold::observe(policy, one.head(), one.state, queries.view());
+    const auto compress = [&](index_t target) {
+      kvfold::compress(policy, one.head(), one.state, one.work, budget{target}, queries.view());
+    };
+    std::string said = "a budget of at least 1 slots";
+    for (index_t target = 1;; ++target) {
+      try {
+        stream copy = one;
+        compress(target);
+        CHECK(
+            std::regex_search(said, std::regex("at least " + std::to_string(target) + " slots? ")));
+        break;
+      } catch (const kvfold::invalid_argument& e) {
+        said = e.what();
+        CHECK(one.head().length() == 100);
+        REQUIRE(target < 100);
+      }
+    }
+    for (index_t t = 0; t < 30 && policy.decodes(); ++t) {
+      one.step(budget{policy.least()});
+      REQUIRE(one.head().length() <= policy.least());
+    }
+  }
+}
