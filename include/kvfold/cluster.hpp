@@ -1,11 +1,13 @@
 /// Weighted k-means with farthest-first seeds: which slots become one.
 #pragma once
 
-#include <limits>  // std::numeric_limits
+#include <algorithm>  // std::ranges::make_heap
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
 #include "kvfold/dense.hpp"
+#include "kvfold/functors.hpp"
 
 namespace kvfold {
 
@@ -17,9 +19,10 @@ struct clusters {
 
 namespace detail {
 
-/// The nearest of `centres` to each row; ties to the lower one.
-void nearest(const dense::stored auto& x, const dense::stored auto& centres,
-             std::vector<index_t>& out) {
+/// `see(row, products)` for every row of `x`: its products with all of `centres`, less half of each
+/// one's square, so that the largest is that of the nearest centre. In blocks of rows.
+template <class See>
+void each_row_of_products(const dense::stored auto& x, const dense::stored auto& centres, See see) {
   const dense::vector half = 0.5F * centres.rowwise().squaredNorm();
   constexpr Eigen::Index block = 256;
   dense::matrix dot;
@@ -28,43 +31,81 @@ void nearest(const dense::stored auto& x, const dense::stored auto& centres,
     dot.noalias() = x.middleRows(begin, rows) * centres.transpose();
     dot.rowwise() -= half.transpose();
     for (Eigen::Index r = 0; r < rows; ++r) {
-      Eigen::Index best = 0;
-      dot.row(r).maxCoeff(&best);
-      out[static_cast<std::size_t>(begin + r)] = static_cast<index_t>(best);
+      see(begin + r, dot.row(r));
     }
   }
 }
 
-/// Farthest-first (Gonzalez 1985), weighted: repeatedly the row with the largest `weight · D²` to
-/// the nearest of the pinned and the seeds so far; ties to the lower row.
-std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const char> pinned,
-                                    const dense::stored auto& weight, index_t count) {
-  const Eigen::Index n = x.rows();
-  const dense::vector square = x.rowwise().squaredNorm();
-  dense::vector distance = dense::vector::Constant(n, std::numeric_limits<float>::max());
-  std::vector<char> taken(pinned.begin(), pinned.end());
-  const auto near = [&](Eigen::Index s) {
-    const dense::vector dot = x * x.row(s).transpose();
-    distance = distance.array().min((square.array() + square[s] - 2 * dot.array()).max(0.0F));
-  };
-  for (Eigen::Index s = 0; s < n; ++s) {
-    if (pinned[static_cast<std::size_t>(s)] != 0) {
-      near(s);
+/// The nearest of `centres` to each row; ties to the lower one.
+void nearest(const dense::stored auto& x, const dense::stored auto& centres,
+             std::vector<index_t>& out) {
+  each_row_of_products(x, centres, [&](Eigen::Index row, const auto& products) {
+    const float most = products.maxCoeff();  // at a vector's width; its place costs a second look
+    index_t best = 0;
+    while (best + 1 < products.size() && products[best] != most) {
+      ++best;
+    }
+    out[static_cast<std::size_t>(row)] = products[best] == most ? best : 0;  // NaN is nowhere
+  });
+}
+
+/// `D²` of every row to the nearest pinned one; the largest number where none is.
+dense::vector distance_to_pinned(const dense::stored auto& x, std::span<const char> pinned) {
+  dense::vector distance = dense::vector::Constant(x.rows(), std::numeric_limits<float>::max());
+  std::vector<Eigen::Index> rows;
+  for (std::size_t s = 0; s < pinned.size(); ++s) {
+    if (pinned[s] != 0) {
+      rows.push_back(static_cast<Eigen::Index>(s));
     }
   }
-  std::vector<index_t> seeds;
-  while (static_cast<index_t>(seeds.size()) < count) {
-    Eigen::Index best = -1;
-    float most = -1;
-    for (Eigen::Index s = 0; s < n; ++s) {
-      const float d = weight[s] * distance[s];
-      if (taken[static_cast<std::size_t>(s)] == 0 && (best < 0 || d > most)) {
-        best = s, most = d;
-      }
+  if (!rows.empty()) {
+    each_row_of_products(
+        x, dense::matrix(x(rows, Eigen::all)), [&](Eigen::Index row, const auto& products) {
+          distance[row] = std::max(x.row(row).squaredNorm() - 2 * products.maxCoeff(), 0.0F);
+        });
+  }
+  return distance;
+}
+
+/// Farthest-first (Gonzalez 1985), weighted: repeatedly the row with the largest `weight · D²` to
+/// the nearest of the pinned and the seeds so far; ties to the lower row. Lazily: a distance only
+/// falls, so what it was is a bound, and a row is compared with the seeds since only when its bound
+/// comes first. Most rows' never does.
+std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const char> pinned,
+                                    const dense::stored auto& weight, index_t count) {
+  dense::vector distance = distance_to_pinned(x, pinned);
+  struct bound {
+    float gain;        // weight · D² to the pinned and the seeds that it was compared with
+    index_t row, met;  // met: how many seeds these are
+  };
+  const auto later = [](const bound& a, const bound& b) {
+    return a.gain < b.gain || (a.gain == b.gain && a.row > b.row);
+  };
+  std::vector<bound> heap;
+  for (Eigen::Index s = 0; s < x.rows(); ++s) {
+    if (pinned[static_cast<std::size_t>(s)] == 0) {
+      heap.push_back({rank(weight[s] * distance[s]), static_cast<index_t>(s), 0});
     }
-    taken[static_cast<std::size_t>(best)] = 1;
-    seeds.push_back(static_cast<index_t>(best));
-    near(best);
+  }
+  std::ranges::make_heap(heap, later);
+  std::vector<index_t> seeds;
+  dense::matrix chosen(count, x.cols());  // the seeds' rows, together
+  while (static_cast<index_t>(seeds.size()) < count) {
+    std::ranges::pop_heap(heap, later);
+    bound& first = heap.back();
+    const auto now = static_cast<index_t>(seeds.size());
+    if (first.met == now) {
+      chosen.row(now) = x.row(first.row);
+      seeds.push_back(first.row);
+      heap.pop_back();
+      continue;
+    }
+    float& nearest = distance[first.row];
+    for (; first.met < now; ++first.met) {
+      nearest = std::min(nearest, (x.row(first.row) - chosen.row(first.met)).squaredNorm());
+    }
+    first.gain = rank(weight[first.row] * nearest);
+    std::ranges::push_heap(heap, later);
   }
   return seeds;
 }

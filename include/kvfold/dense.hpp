@@ -76,21 +76,43 @@ struct attention {
       : log_sum_exp(queries.rows()),
         output(queries.rows(), values.cols()),
         mass(vector::Zero(keys.rows())) {
-    constexpr Eigen::Index block = 64;  // queries at a time: memory stays O(slots)
-    matrix p;
+    // Some queries at a time, so that memory stays O(slots), over tiles of slots that stay in cache
+    // from product to exp. A tile's exp are below its own largest logit, then brought together.
+    constexpr Eigen::Index block = 128, tile = 512;
+    const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
+    matrix p(block, slots), top(block, tiles), sum(block, tiles);
     for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
       const Eigen::Index rows = std::min(block, queries.rows() - begin);
-      p.noalias() = scale * (queries.middleRows(begin, rows) * keys.transpose());
-      p.rowwise() += log_mass.transpose();
-      for (Eigen::Index r = 0; r < rows; ++r) {
-        const float most = p.row(r).maxCoeff();
-        p.row(r) = (p.row(r).array() - most).exp();
-        const float sum = p.row(r).sum();
-        p.row(r) /= sum;
-        log_sum_exp[begin + r] = most + std::log(sum);
+      const auto each_tile = [&](auto see) {
+        for (Eigen::Index t = 0; t < tiles; ++t) {
+          const Eigen::Index width = std::min(tile, slots - t * tile);
+          see(t, t * tile, width, p.block(0, t * tile, rows, width));
+        }
+      };
+      each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
+        part.noalias() =
+            scale * (queries.middleRows(begin, rows) * keys.middleRows(first, width).transpose());
+        for (Eigen::Index r = 0; r < rows; ++r) {
+          auto logit = part.row(r);
+          logit += log_mass.segment(first, width).transpose();
+          top(r, t) = logit.maxCoeff();
+          logit = (logit.array() - top(r, t)).exp();
+          sum(r, t) = logit.sum();
+        }
+      });
+      for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
+        const float most = top.row(r).maxCoeff();
+        top.row(r) = (top.row(r).array() - most).exp();
+        const float all = top.row(r).dot(sum.row(r));
+        top.row(r) /= all;
+        log_sum_exp[begin + r] = most + std::log(all);
       }
-      mass += p.colwise().sum().transpose();
-      output.middleRows(begin, rows).noalias() = p * values;
+      output.middleRows(begin, rows).setZero();
+      each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
+        part.array().colwise() *= top.col(t).head(rows).array();
+        mass.segment(first, width) += part.colwise().sum().transpose();
+        output.middleRows(begin, rows).noalias() += part * values.middleRows(first, width);
+      });
     }
   }
 };

@@ -43,16 +43,18 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
   return p;
 }
 
-/// The largest eigenvalue of a symmetric positive matrix, by power iteration.
+/// The largest eigenvalue of a symmetric positive matrix, by power iteration. Only the lower
+/// triangle is read.
 double largest_eigenvalue(const dense::stored auto& a) {
-  Eigen::VectorXd x = a.rowwise().sum();  // of positive matrices, close to it already
+  const auto whole = a.template selfadjointView<Eigen::Lower>();
+  Eigen::VectorXd x = whole * Eigen::VectorXd::Ones(a.rows());  // close to it, of positive matrices
   if (x.norm() == 0) {
     return 0;
   }
   x.normalize();
   double eigenvalue = 0;
   for (int i = 0; i < 1000; ++i) {
-    Eigen::VectorXd y = a * x;
+    Eigen::VectorXd y = whole * x;
     const double next = y.norm();
     if (next == 0) {
       return 0;
@@ -73,7 +75,13 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
                            float ridge) {
   const Eigen::MatrixXd a = p.template cast<double>(), y = missing.template cast<double>();
   const bool primal = a.cols() <= a.rows();
-  Eigen::MatrixXd gram = primal ? Eigen::MatrixXd(a.transpose() * a) : a * a.transpose();
+  const Eigen::Index size = primal ? a.cols() : a.rows();
+  Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(size, size);  // its lower triangle
+  if (primal) {
+    gram.selfadjointView<Eigen::Lower>().rankUpdate(a.transpose());
+  } else {
+    gram.selfadjointView<Eigen::Lower>().rankUpdate(a);
+  }
   const double lambda = double{ridge} * largest_eigenvalue(gram);
   if (lambda == 0) {
     return dense::matrix::Zero(p.cols(), missing.cols());

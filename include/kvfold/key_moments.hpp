@@ -6,6 +6,7 @@
 
 #include "kvfold/convert.hpp"
 #include "kvfold/rope.hpp"
+#include "kvfold/sweep.hpp"
 
 namespace kvfold {
 
@@ -26,34 +27,41 @@ struct key_moments {
   float* row_of_second(index_t i) const { return second + std::ptrdiff_t{i} * (i + 1) / 2; }
 
   /// Takes in the keys of the slots at `from` and later positions, `n` having been counted before;
-  /// returns how many are in it then. A few at a time, so that the triangle is swept less often.
+  /// returns how many are in it then. As many at a time as fit the nearest caches, so that the
+  /// triangle is swept less often.
   index_t add(const kv_head auto& head, const rope& rope, index_t from, index_t n) const {
-    static constexpr index_t most = 4;
-    float x[most][rotation::most_dim];
+    static constexpr index_t floats = 4 * rotation::most_dim, most_keys = 64;
+    const index_t most = std::min(floats / dim, most_keys);
+    float x[floats], share_of[most_keys], sum[rotation::most_dim];
     rotation turn(rope, dim);
     index_t held = 0;
     const auto flush = [&] {
       n = std::min(n + held, index_t{1} << 24);
       const float share = 1.0F / static_cast<float>(n), lost = static_cast<float>(held) * share;
-      for (; held < most; ++held) {
-        std::fill_n(x[held], dim, 0.0F);
-      }
       for (index_t i = 0; i < dim; ++i) {
-        const float a = share * x[0][i], b = share * x[1][i], c = share * x[2][i],
-                    d = share * x[3][i];
-        mean[i] += a + b + c + d - lost * mean[i];
-        float* m = row_of_second(i);
+        float all = 0;
+        for (index_t r = 0; r < held; ++r) {
+          share_of[r] = share * x[std::ptrdiff_t{r} * dim + i];
+          all += share_of[r];
+        }
+        mean[i] += all - lost * mean[i];
+        // Row i of the triangle, in whole vectors.
+        const index_t width = std::min((i / detail::lanes + 1) * detail::lanes, dim);
+        std::fill_n(sum, width, 0.0F);
+        detail::tile_sums(share_of, 0, 1, {x, held, width, Eigen::OuterStride<>(dim)}, sum);
+        float* const m = row_of_second(i);
         for (index_t j = 0; j <= i; ++j) {
-          m[j] += a * x[0][j] + b * x[1][j] + c * x[2][j] + d * x[3][j] - lost * m[j];
+          m[j] += sum[j] - lost * m[j];
         }
       }
       held = 0;
     };
     for (index_t s = 0; s < head.length(); ++s) {
       if (head.position(s) >= from) {
-        to_floats(head.key(s), dim, x[held]);
+        float* const key = x + std::ptrdiff_t{held} * dim;
+        to_floats(head.key(s), dim, key);
         turn.by(-head.position(s));
-        turn(x[held]);
+        turn(key);
         if (++held == most) {
           flush();
         }
