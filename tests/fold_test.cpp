@@ -146,7 +146,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .outliers = 0.5,
                        .pool = 5,
                        .leverage_ridge = 1,
-                       .outlying = 2,
+                       .outlying = 1.6,
                        .period = 4};
   kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
   auto state = kvfold::make_state(compiled<float>(policy), kv);

@@ -15,7 +15,7 @@ namespace kvfold {
 struct fold_prompt {
   index_t pool = 5;          ///< neighbours that leverage is averaged over, itself included
   float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
-  float outlier = 2;         ///< an outlier's leverage, times the mean: in many heads none has it
+  float outlier = 1.6F;      ///< an outlier's leverage, times the mean: in many heads none has it
   index_t rounds = 4;        ///< Lloyd's
   float floor = 0.1F;        ///< weight of a slot that no query asks for, times the number of slots
   float ridge = 0.01F;       ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
