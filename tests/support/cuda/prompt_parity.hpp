@@ -72,14 +72,12 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       std::swap(head.position(s),
                 head.position(static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)))));
     }
-    if (what.queries == 0) {  // measured before
-      for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {
-        for (float& x : state[h].column(k0)) {
-          x = static_cast<float>(random.below(3));
-        }
+    for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {  // measured before
+      for (float& x : state[h].column(k0)) {
+        x = static_cast<float>(random.below(3));
       }
-      state[h].count_queries(1);
     }
+    state[h].count_queries(1);
   }
   const index_t row = c.heads * c.group * c.dim;
   std::vector<Scalar> q(static_cast<std::size_t>(what.queries * row));
