@@ -131,10 +131,10 @@ struct warp_values {
     const index_t l = lane();
     out[l] = shuffle(l * l, (l + 5) % 32);
     out[32 + l] = static_cast<index_t>(ballot(l % 3 == 0));
+    out[160 + l] = static_cast<index_t>(equal_lanes(l % 4));
     out[64 + l] = reduce_sum(l, 8);
     out[96 + l] = reduce_max(l % 5, 16);
     out[128 + l] = l < 16 ? shuffle_xor(l, 15, 0x0000ffffU) : 0;
-    out[160 + l] = static_cast<index_t>(equal_lanes(l % 4));
   }
 };
 
