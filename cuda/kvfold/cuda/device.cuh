@@ -24,7 +24,7 @@
 ///     shuffle_xor(x, distance, mask)              x of lane `lane() ^ distance`
 ///     ballot(yes, mask)                           a bit for every lane
 ///     equal_lanes(x, mask)                        the lanes that have the same integer
-///     lowest_lane(lanes), count_lanes(lanes)      of such bits, not none
+///     lowest_lane(lanes), count_lanes(lanes)      of such bits; the lowest of not none
 ///     reduce_sum(x, width), reduce_max(x, width)  over groups of `width` lanes, a power of two;
 ///                                                 a butterfly, the same bits in every lane
 ///     add_shared(element, n), add_global(p, n)    atomic on integers; what was there before

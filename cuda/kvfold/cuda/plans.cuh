@@ -82,7 +82,7 @@ void walk(const vote_rule& rule, const cache_view<Scalar>& cache, const plan_mem
       {static_cast<unsigned>(cache.heads)}, stream);
 }
 
-/// KeepKV's prompt: merged first, then evicted. Eleven launches.
+/// KeepKV's prompt: merged first, then evicted. Ten launches.
 template <class Scalar>
 void merge_first(const vote_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                  index_t target, const plan_memory& work, stream stream) {

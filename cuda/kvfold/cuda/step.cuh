@@ -62,11 +62,10 @@ void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out,
 /// One decode step of all heads: append `fresh`, attend, observe, and back to the budget. Equals
 /// `kvfold::step`. Lengths stay on the device, and so does whether anything leaves.
 ///
-///     trigger = target + 1   two launches: when a head holds one slot more than `budget.target`,
-///     one
-///                            leaves and the newcomer takes its place
-///                            (d2o, keepkv: three, for the nearest of all keys is looked for)
-///     a later trigger        two, and as many as a plan for the heads that have reached it takes
+///     trigger = target + 1   two launches: of a head with one slot more than `budget.target` one
+///                            leaves, and the newcomer takes its place
+///     ... d2o, keepkv        three: the nearest of all keys is looked for
+///     later, and kvmerger    two, and those of a plan for the heads that have reached the trigger
 ///
 /// A head that has no room for its newcomer gives NaN and stays as it is. Refused: budgets that do
 /// not fit, policies and modes without a CUDA path.

@@ -27,7 +27,9 @@ class device_buffer {
     std::memset(data_.get() + bytes_, 0x5a, guard_bytes());
   }
   explicit device_buffer(const std::vector<T>& x) : device_buffer(x.size()) {
-    std::memcpy(data_.get(), x.data(), bytes_);
+    if (!x.empty()) {
+      std::memcpy(data_.get(), x.data(), bytes_);
+    }
   }
 
   T* data() { return reinterpret_cast<T*>(data_.get()); }

@@ -72,14 +72,12 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       std::swap(head.position(s),
                 head.position(static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)))));
     }
-    if (what.queries == 0) {  // measured before
-      for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {
-        for (float& x : state[h].column(k0)) {
-          x = static_cast<float>(random.below(3));
-        }
+    for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {  // measured before
+      for (float& x : state[h].column(k0)) {
+        x = static_cast<float>(random.below(3));
       }
-      state[h].count_queries(1);
     }
+    state[h].count_queries(1);
   }
   const index_t row = c.heads * c.group * c.dim;
   std::vector<Scalar> q(static_cast<std::size_t>(what.queries * row));
@@ -148,6 +146,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
   std::vector<float> fq(dq.size()), fk(k.size()), fv(v.size()), fout(dq.size());
   for (index_t step = 0; step < what.steps; ++step) {
+    INFO("step " << step);
     const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device) {
       for (std::size_t i = 0; i < to.size(); ++i) {
         device.data()[i] = from_float<scalar>(what.random ? number() : whole(random, 2));
@@ -165,24 +164,25 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   }
 }
 
+/// `exact`: do keys stay exact when they are merged, so that steps on codes still have true ties?
 template <class Policy>
-void check_policy(const Policy& p, index_t target, std::uint64_t seed) {
+void check_policy(const Policy& p, index_t target, std::uint64_t seed, bool exact = true) {
   const cache_case c{.heads = 2, .dim = 32, .group = 2};
-  check_compress<float>(p, c, {.target = target, .steps = 4}, 1e-5, seed);
+  check_compress<float>(p, c, {.target = target, .steps = exact ? 4 : 0}, 1e-5, seed);
   check_compress<float>(p, {.heads = 2, .dim = 40},
                         {.queries = 20, .target = target, .shuffled = true, .positions = true},
                         1e-5, seed + 1);
-  check_compress<Eigen::half>(p, {.heads = 1, .dim = 40, .group = 4, .paged = true},
-                              {.length = 100, .queries = 33, .target = target, .steps = 2}, 1e-3,
-                              seed + 2);
+  check_compress<Eigen::half>(
+      p, {.heads = 1, .dim = 40, .group = 4, .paged = true},
+      {.length = 100, .queries = 33, .target = target, .steps = exact ? 2 : 0}, 1e-3, seed + 2);
   check_compress<float>(p, c, {.target = target, .random = true, .steps = 2}, 1e-5, seed + 3);
 }
 
 /// What does not depend on a policy's parameters.
 template <class Policy>
-void check_policy_once(const Policy& p, index_t target, std::uint64_t seed) {
+void check_policy_once(const Policy& p, index_t target, std::uint64_t seed, bool exact = true) {
   const cache_case c{.heads = 2, .dim = 32, .group = 2};
-  check_policy(p, target, seed);
+  check_policy(p, target, seed, exact);
   check_compress<float>(p, c, {.queries = 0, .target = target}, 1e-5, seed + 4);
   check_compress<Eigen::bfloat16>(p, c, {.target = target}, 8e-3, seed + 5);
   check_compress<Eigen::half>(p, c, {.target = target, .random = true}, 1e-3, seed + 6);

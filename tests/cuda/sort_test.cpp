@@ -1,0 +1,98 @@
+// A block's sort and order statistic against the standard library's: every length around whole
+// warps and blocks, keys of every width, many of them equal.
+#include "kvfold/cuda/sort.cuh"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "cuda/device_cache.hpp"
+#include "kvfold/cuda/statistic.cuh"
+
+namespace kvfold::cuda {
+namespace {
+
+struct sort_and_rank {
+  static constexpr index_t threads = 256;
+  struct shared_memory {
+    detail::sort_memory<threads> sort;
+    detail::statistic_memory statistic;
+  };
+
+  index_t *slots, *spare, *out;  // [n]
+  const unsigned* key;           // [n] by slot
+  index_t n, wanted;
+  unsigned most;
+  unsigned* found;  // [2] the statistic, and how many of its equals
+
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t* const sorted =
+        detail::block_sort(shared.sort, slots, spare, n, most, [&](index_t s) { return key[s]; });
+    for (index_t i = thread_index(); i < n; i += threads) {
+      out[i] = sorted[i];
+    }
+    const auto x = detail::block_statistic<threads>::highest(
+        shared.statistic, n, wanted, [](index_t s) { return s % 3 != 0; },
+        [&](index_t s) { return key[s]; });
+    if (thread_index() == 0) {
+      found[0] = x.least, found[1] = static_cast<unsigned>(x.equals);
+    }
+  }
+};
+
+void check_sort(index_t n, unsigned most, bool sorted, std::uint64_t seed) {
+  INFO("length " << n << ", keys to " << most << ", sorted " << sorted << ", seed " << seed);
+  emulator::chance random{seed};
+  const auto size = static_cast<std::size_t>(n);
+  std::vector<unsigned> numbers(size);
+  for (unsigned& x : numbers) {
+    x = most == ~0U ? random.below(1U << 16) << 16 | random.below(1U << 16)
+                    : random.below(most + 1);
+  }
+  if (sorted) {
+    std::sort(numbers.begin(), numbers.end());
+  }
+  std::vector<index_t> order(size);
+  std::iota(order.begin(), order.end(), 0);
+  device_buffer<index_t> slots(order), spare(size), out(size);
+  device_buffer<unsigned> key(numbers), found(2);
+  std::vector<unsigned> counted;
+  for (std::size_t s = 0; s < size; ++s) {
+    if (s % 3 != 0) {
+      counted.push_back(numbers[s]);
+    }
+  }
+  std::sort(counted.rbegin(), counted.rend());
+  const auto wanted =
+      static_cast<index_t>(random.below(static_cast<std::uint32_t>(counted.size() + 1)));
+  launch(sort_and_rank{slots.data(), spare.data(), out.data(), key.data(), n, wanted, most,
+                       found.data()},
+         {}, cuda::order(seed));
+  std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
+    return numbers[static_cast<std::size_t>(a)] < numbers[static_cast<std::size_t>(b)];
+  });
+  CHECK(std::equal(order.begin(), order.end(), out.data()));
+  CHECK((slots.intact() && spare.intact() && out.intact() && found.intact()));
+  if (wanted == 0) {
+    CHECK((found[0] == ~0U && found[1] == 0));
+    return;
+  }
+  const unsigned least = counted[static_cast<std::size_t>(wanted - 1)];
+  const auto above =
+      std::count_if(counted.begin(), counted.end(), [&](unsigned x) { return x > least; });
+  CHECK(found[0] == least);
+  CHECK(static_cast<std::ptrdiff_t>(found[1]) == wanted - above);
+}
+
+TEST_CASE("a block sorts stably, and finds the k-th highest") {
+  std::uint64_t seed = 1;
+  for (const index_t n : {0, 1, 2, 31, 32, 33, 64, 255, 256, 257, 511, 512, 513, 1500}) {
+    for (const unsigned most : {1U, 9U, 255U, 256U, 70000U, ~0U}) {
+      check_sort(n, most, seed % 5 == 0, seed);
+      ++seed;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
