@@ -75,18 +75,11 @@ void move_slot(const kv_head auto& head, head_state& state, index_t to, index_t 
 
 }  // namespace detail
 
-/// Where a plan's rows lie afterwards.
-enum class row_order {
-  kept,  ///< as in the plan
-  any,   ///< the last ones in the places that came free, as a departure leaves them: few move
-};
-
 /// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
-/// anchor's slot, which no other row reads, then the anchors move down, in order or not.
+/// anchor's slot, which no other row reads, then the anchors move down in order.
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
-void apply(const merge_plan& plan, const kv_head auto& head, head_state& state,
-           row_order order = row_order::kept) {
+void apply(const merge_plan& plan, const kv_head auto& head, head_state& state) {
   expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
           plan.length(), " came");
   expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
@@ -118,12 +111,9 @@ void apply(const merge_plan& plan, const kv_head auto& head, head_state& state,
       }
     }
   }
-  for (index_t place = 0, r = 0, last = plan.rows(); place < plan.rows(); ++place) {
-    if (plan.anchor(r) == place) {
-      ++r;
-    } else {
-      const index_t mover = order == row_order::kept ? r++ : --last;
-      detail::move_slot(head, state, place, plan.anchor(mover));
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    if (plan.anchor(r) != r) {
+      detail::move_slot(head, state, r, plan.anchor(r));
     }
   }
   head.truncate(plan.rows());

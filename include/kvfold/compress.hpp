@@ -183,13 +183,12 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (traits::bounded(p) && head.length() >= b.trigger_length()) {
-    const bool one_leaves = head.length() == b.target + 1;
     departure one;
-    if (one_leaves && traits::leaving(p, head, state, b.target, one)) {
+    if (head.length() == b.target + 1 && traits::leaving(p, head, state, b.target, one)) {
       apply(p, one, head, state);
     } else {
       plan(p, head, state, b.target, work.plan);
-      apply(p, work.plan, head, state, one_leaves ? row_order::any : row_order::kept);
+      apply(p, work.plan, head, state);
     }
   }
   if (head.length() <= b.target) {

@@ -85,13 +85,11 @@ void plan(const P& p, const kv_head auto& head, const head_state& state, index_t
   plan(p, head, state, no_queries, target, out);
 }
 
-/// Carries out a plan or a departure, and takes the policy's memory along. `order`: see `apply` of
-/// a plan.
-template <policy P, class Change, std::same_as<row_order>... Order>
-void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state,
-           Order... order) {
+/// Carries out a plan or a departure, and takes the policy's memory along.
+template <policy P, class Change>
+void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state) {
   traits::carry(p, head, state, change);
-  apply(change, head, state, order...);
+  apply(change, head, state);
 }
 
 /// The budget of a head that must never hold more than `slots` between steps, with the slack that
