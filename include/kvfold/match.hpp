@@ -4,6 +4,7 @@
 #include <Eigen/Core>
 #include <algorithm>  // std::max
 #include <cmath>      // std::sqrt
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <type_traits>  // std::remove_const_t
 
@@ -56,6 +57,32 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
   return sum;
 }
 
+/// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot; -1:
+/// none.
+template <class Candidate>
+index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate) {
+  constexpr index_t floats = 16384, most = 64;
+  const index_t n = head.length(), dim = head.dim();
+  const index_t rows = std::clamp(floats / dim, index_t{1}, most);
+  float key[floats], buffer[floats], square[most];
+  to_floats(head.key(c), dim, key);
+  index_t best = -1;
+  float least = 0;
+  for (index_t first = 0; first < n; first += rows) {
+    const index_t count = std::min(rows, n - first);
+    const auto keys =
+        detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
+    detail::row_distances(keys, key, square);
+    for (index_t i = 0; i < count; ++i) {
+      const index_t r = first + i;
+      if ((best < 0 || square[i] < least) && r != c && candidate(r)) {
+        best = r, least = square[i];
+      }
+    }
+  }
+  return best;
+}
+
 /// `argmax_r k_r·k_c` over the slots for which `candidate(r)`; ties to the lower slot; -1: none.
 template <class Candidate>
 index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate) {
@@ -89,45 +116,84 @@ struct near_slot {
   float cosine = 0;
 };
 
+namespace detail {
+
+/// Slots compared at a time, and how many others with them.
+inline constexpr index_t cosine_slots = 64, cosine_most = 64;
+
+/// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
+/// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
+inline void take_nearest(const float* dots, const float* norm, float own, const index_t* slot,
+                         index_t count, index_t self, near_slot& best) {
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float cosine[cosine_slots], norms[cosine_slots];
+  for (index_t i = 0; i < count; ++i) {
+    const float x = own * norm[i];
+    norms[i] = x > 0 ? x : std::numeric_limits<float>::infinity();
+  }
+  for (index_t i = 0; i < count; ++i) {
+    const float x = dots[i] / norms[i];
+    cosine[i] = x == x ? x : 0.0F;
+  }
+  // At a vector's width; who it is costs a second look, seldom.
+  const float top = Eigen::Map<const Eigen::ArrayXf, Eigen::AlignedMax>(cosine, count).maxCoeff();
+  if (best.slot >= 0 && top < best.cosine) {
+    return;
+  }
+  for (index_t i = 0; i < count; ++i) {
+    const bool nearer = best.slot < 0 || cosine[i] > best.cosine ||
+                        (cosine[i] == best.cosine && slot[i] < best.slot);
+    if (nearer && slot[i] != self) {
+      best = {slot[i], cosine[i]};
+    }
+  }
+}
+
+}  // namespace detail
+
 /// The slots most similar to each of `leaving`, into `best`, among those for which `candidate(r)`;
-/// ties to the lower slot. Keys are read once for several of the leaving; nothing is allocated.
+/// ties to the lower slot. Keys are read once for many of the leaving, those that are no candidates
+/// not at all; nothing is allocated.
 template <class Candidate>
 void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leaving,
                        Candidate candidate, std::span<near_slot> best) {
-  constexpr index_t most = 8, tile_slots = 64, floats = 16384;
+  using detail::cosine_most, detail::cosine_slots;
+  constexpr index_t floats = 16384;
   const index_t n = head.length(), dim = head.dim();
-  const index_t some = std::clamp(floats / dim, index_t{1}, most);
-  float key[floats], buffer[floats], dots[most * tile_slots], norm[tile_slots], own[most],
-      cosine[tile_slots];
+  const index_t some = std::clamp(floats / dim, index_t{1}, cosine_most);
+  const index_t rows = std::clamp(floats / dim, index_t{1}, cosine_slots);
+  float key[floats], buffer[floats], dots[cosine_most * cosine_slots], norm[cosine_slots],
+      own[cosine_most];
+  index_t slot[cosine_slots];
   for (std::size_t begin = 0; begin < leaving.size(); begin += static_cast<std::size_t>(some)) {
     const auto together =
         leaving.subspan(begin, std::min(leaving.size() - begin, static_cast<std::size_t>(some)));
+    const auto count = static_cast<index_t>(together.size());
     for (std::size_t c = 0; c < together.size(); ++c) {
-      float* const row_of = key + static_cast<std::ptrdiff_t>(c) * dim;
-      to_floats(head.key(together[c]), dim, row_of);
-      detail::row_norms({row_of, 1, dim, Eigen::OuterStride<>(dim)}, own + c);
+      to_floats(head.key(together[c]), dim, key + static_cast<std::ptrdiff_t>(c) * dim);
       best[begin + c] = {};
     }
-    const index_t rows = std::clamp(floats / dim, index_t{1}, tile_slots);
-    for (index_t first = 0; first < n; first += rows) {
-      const index_t count = std::min(rows, n - first);
+    detail::row_norms({key, count, dim, Eigen::OuterStride<>(dim)}, own);
+    for (index_t next = 0; next < n;) {
+      index_t held = 0;
+      for (; next < n && held < rows; ++next) {
+        if (candidate(next)) {
+          slot[held++] = next;
+        }
+      }
+      if (held == 0) {
+        break;
+      }
       const auto keys =
-          detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
-      detail::tile_dots(key, static_cast<index_t>(together.size()), keys, dots, tile_slots);
-      detail::row_norms(keys, norm);
+          detail::load_tile([&](index_t i) { return head.key(slot[i]); }, 0, held, dim, buffer);
+      if (count == 1) {
+        detail::row_dots_and_norms(keys, key, dots, norm);
+      } else {
+        detail::tile_dots(key, count, keys, dots, cosine_slots);
+        detail::row_norms(keys, norm);
+      }
       for (std::size_t c = 0; c < together.size(); ++c) {
-        const float* const dot = dots + c * tile_slots;
-        for (index_t i = 0; i < count; ++i) {
-          const float norms = own[c] * norm[i];
-          cosine[i] = norms > 0 ? dot[i] / norms : 0.0F;
-        }
-        near_slot& now = best[begin + c];
-        for (index_t i = 0; i < count; ++i) {
-          const index_t r = first + i;
-          if ((now.slot < 0 || cosine[i] > now.cosine) && r != together[c] && candidate(r)) {
-            now = {r, cosine[i]};
-          }
-        }
+        detail::take_nearest(dots + static_cast<std::ptrdiff_t>(c) * cosine_slots, norm, own[c],
+                             slot, held, together[c], best[begin + c]);
       }
     }
   }
@@ -152,7 +218,7 @@ std::span<const float> match_by_cosine(const kv_head auto& head, merge_plan& out
   auto& into = out.row_of();
   into.resize(n);
   const auto kept = [&](index_t s) { return out.marks()[static_cast<std::size_t>(s)] != 0; };
-  constexpr std::size_t most = 64;
+  constexpr std::size_t most = detail::cosine_most;
   index_t leaving[most];
   near_slot best[most];
   std::size_t held = 0;

@@ -28,8 +28,7 @@ class query_moments {
   /// [dim]`.
   template <class Query>
   void count(index_t group, index_t position, const rope& rope, Query query, float* scratch) {
-    float& n = floats_[0];
-    n = std::min(n + 1, static_cast<float>(1 << 24));
+    const float n = counted(1);
     rotation turn(rope, dim_);
     turn.by(-position);
     for (index_t g = 0; g < group; ++g) {
@@ -45,10 +44,31 @@ class query_moments {
     }
   }
 
+  /// Takes in many queries at once: `queries [count · group, dim]`, un-rotated, those of a group's
+  /// head one after another.
+  void count(index_t group, const dense::stored auto& queries) {
+    const Eigen::Index rows = queries.rows() / group;
+    if (rows == 0) {
+      return;
+    }
+    const float n = counted(rows), lost = static_cast<float>(rows) / n;
+    for (index_t g = 0; g < group; ++g) {
+      const auto x = queries.middleRows(g * rows, rows);
+      mean(g) += x.colwise().sum().transpose() / n - lost * mean(g);
+      second(g) *= 1 - lost;
+      second(g).noalias() += x.transpose() * x / n;
+    }
+  }
+
   map<dense::vector> mean(index_t g) const { return {at(g), dim_}; }                 ///< E[x]
   map<dense::matrix> second(index_t g) const { return {at(g) + dim_, dim_, dim_}; }  ///< E[x xᵀ]
 
  private:
+  /// How many are in it with so many more; exact in float up to there.
+  float counted(Eigen::Index more) {
+    return floats_[0] =
+               std::min(floats_[0] + static_cast<float>(more), static_cast<float>(1 << 24));
+  }
   Float* at(index_t g) const {
     return floats_.data() + 1 + std::ptrdiff_t{g} * (dim_ + dim_ * dim_);
   }

@@ -81,8 +81,10 @@ inline void tile_dots(const float* q, index_t queries, const tile& keys, float* 
   }
 }
 
-/// `norms [rows]` of the rows: `√(k · k)`, each summed as its other products are.
-inline void row_norms(const tile& keys, float* norms) {
+/// `squares [rows]` of the rows, or, less `from [dim]`, of their distances: each summed as products
+/// are, so that equal rows have equal ones.
+template <bool less>
+void row_squares(const tile& keys, const float* from, float* squares) {
   using namespace Eigen::internal;
   constexpr index_t some = 8;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
@@ -97,18 +99,73 @@ inline void row_norms(const tile& keys, float* norms) {
     index_t i = 0;
     for (; i + lanes <= dim; i += lanes) {
       for (index_t r = 0; r < some; ++r) {
-        const packet x = ploadu<packet>(row[r] + i);
+        packet x = ploadu<packet>(row[r] + i);
+        if constexpr (less) {
+          x = psub(x, ploadu<packet>(from + i));
+        }
         sum[r] = pmadd(x, x, sum[r]);
       }
     }
     for (index_t r = 0; r < count; ++r) {
       float square = predux(sum[r]);
       for (index_t j = i; j < dim; ++j) {
-        square += row[r][j] * row[r][j];
+        const float x = less ? row[r][j] - from[j] : row[r][j];
+        square += x * x;
       }
-      norms[s + r] = std::sqrt(square);
+      squares[s + r] = square;
     }
   }
+}
+
+/// `norms [rows]` of the rows: `√(k · k)`.
+inline void row_norms(const tile& keys, float* norms) {
+  row_squares<false>(keys, nullptr, norms);
+  for (Eigen::Index s = 0; s < keys.rows(); ++s) {
+    norms[s] = std::sqrt(norms[s]);
+  }
+}
+
+/// `dots [rows]` with `x [dim]` and `norms [rows]` from one look at each row; the same bits as
+/// `tile_dots` and `row_norms`.
+inline void row_dots_and_norms(const tile& keys, const float* x, float* dots, float* norms) {
+  using namespace Eigen::internal;
+  constexpr index_t some = sums_at_once / 2;
+  const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
+  for (index_t s = 0; s < rows; s += some) {
+    const index_t count = std::min(some, rows - s);
+    packet product[some], square[some];
+    const float* row[some];
+    for (index_t r = 0; r < some; ++r) {  // the last row stands in for those that are missing
+      product[r] = square[r] = pset1<packet>(0.0F);
+      row[r] = keys.data() + std::min(s + r, rows - 1) * keys.outerStride();
+    }
+    index_t i = 0;
+    for (; i + lanes <= dim; i += lanes) {
+      const packet with = ploadu<packet>(x + i);
+      for (index_t r = 0; r < some; ++r) {
+        const packet key = ploadu<packet>(row[r] + i);
+        product[r] = pmadd(with, key, product[r]);
+        square[r] = pmadd(key, key, square[r]);
+      }
+    }
+    for (index_t r = 0; r < count; ++r) {
+      float dot = predux(product[r]), sum = predux(square[r]);
+      for (index_t j = i; j < dim; ++j) {
+        dot += x[j] * row[r][j];
+        sum += row[r][j] * row[r][j];
+      }
+      dots[s + r] = dot;
+      norms[s + r] = sum;
+    }
+  }
+  for (index_t s = 0; s < rows; ++s) {
+    norms[s] = std::sqrt(norms[s]);
+  }
+}
+
+/// `squares [rows]`: `‖k − x‖²`, `x [dim]`.
+inline void row_distances(const tile& keys, const float* x, float* squares) {
+  row_squares<true>(keys, x, squares);
 }
 
 /// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.

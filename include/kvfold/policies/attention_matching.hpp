@@ -93,7 +93,8 @@ struct attention_matching {
 
   /// The full cache on the queries, in double: what is still missing is a small difference.
   struct full_mass {
-    Eigen::MatrixXd mass;     // [queries, length] A: without log-mass, which is what is sought
+    // [queries, length] A: without log-mass, which is what is sought. Row by row: so it is made.
+    Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> mass;
     Eigen::VectorXd total;    // [queries] t
     Eigen::VectorXd squares;  // [length] Σ_q p_qj²
 

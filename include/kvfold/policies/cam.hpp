@@ -68,7 +68,7 @@ struct cam {
     const index_t rows = out.rows(), dim = head.dim();
     const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim);
     auto delta = arena(out.numbers(), size).rows(rows, dim);
-    delta.setZero();
+    bool given = false;         // nothing is written, nor passed on, before somebody gives
     auto& order = out.order();  // rows by position
     order.clear();
     for (index_t r = 0; r < rows; ++r) {
@@ -92,13 +92,18 @@ struct cam {
       if (!(own > 0 && unit_random(seed, head.position(s)) * theirs < own)) {
         continue;
       }
+      if (!given) {
+        delta.setZero(), given = true;
+      }
       for (auto r = first; r != last; ++r) {
         for (index_t i = 0; i < dim; ++i) {
           delta(*r, i) += static_cast<float>(head.value(s)[i]) / n;
         }
       }
     }
-    out.correct_values({delta.data(), size}, dim);
+    if (given) {
+      out.correct_values({delta.data(), size}, dim);
+    }
   }
 };
 

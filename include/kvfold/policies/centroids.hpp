@@ -57,12 +57,37 @@ struct centroids {
       std::ranges::nth_element(others, others.begin() + count, {},
                                [&](index_t s) { return head.position(s); });
       const auto staying = std::span(others).first(static_cast<std::size_t>(count));
-      std::ranges::sort(staying);
+      auto& marks = out.marks();
+      marks.assign(into.size(), 0);
+      for (const index_t s : staying) {
+        marks[static_cast<std::size_t>(s)] = 1;
+      }
       for (const index_t s : std::span(others).subspan(staying.size())) {
-        into[static_cast<std::size_t>(s)] = nearest(head, s, staying);
+        into[static_cast<std::size_t>(s)] = nearest_by_distance(
+            head, s, [&](index_t r) { return marks[static_cast<std::size_t>(r)] != 0; });
       }
     }
     write(head, out);
+  }
+
+  /// The latest of those that are not protected joins the nearest of the others.
+  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
+               departure& out) const {
+    if (prompt(head, state, target)) {
+      return false;
+    }
+    const auto stays = protected_slots(head, sinks, window);
+    const index_t e =
+        least_wanted(head.length(), stays, [&](index_t s) { return -head.position(s); });
+    const index_t into = nearest_by_distance(head, e, [&](index_t r) { return !stays(r); });
+    const index_t members[] = {into, e};
+    const weights made(head, members);
+    out = {.leaving = e,
+           .into = into,
+           .stay_weight = made.of(head, into),
+           .leave_weight = made.of(head, e),
+           .log_mass = made.log_mass()};
+    return true;
   }
 
   /// Remembers how many tokens had come when the head was last within its budget.
@@ -73,18 +98,6 @@ struct centroids {
  private:
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
     return head.seen() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
-  }
-
-  static index_t nearest(const kv_head auto& head, index_t c, std::span<const index_t> staying) {
-    index_t best = -1;
-    float least = 0;
-    for (const index_t r : staying) {
-      const float square = squared_distance(head.key(r), head.key(c), head.dim());
-      if (best < 0 || square < least) {
-        best = r, least = square;
-      }
-    }
-    return best;
   }
 
   void cluster_prompt(const kv_head auto& head, index_t count, std::vector<index_t>& others,
@@ -108,21 +121,37 @@ struct centroids {
     }
   }
 
-  static void write(const kv_head auto& head, merge_plan& out) {
-    out.reset(head.length());
-    for_each_row(out, [&](std::span<const index_t> members) {
-      float top = head.log_mass(members[0]), tokens = 0;
+  /// The weights of a row's members: the tokens they stand for.
+  struct weights {
+    float top, tokens = 0;  // ln of the most of one member's; all of them, in units of that
+
+    weights(const kv_head auto& head, std::span<const index_t> members)
+        : top(head.log_mass(members[0])) {
       for (const index_t s : members) {
         top = std::max(top, head.log_mass(s));
       }
       for (const index_t s : members) {
         tokens += std::exp(head.log_mass(s) - top);
       }
+    }
+    float of(const kv_head auto& head, index_t s) const {
+      return std::exp(head.log_mass(s) - top) / tokens;
+    }
+    float log_mass() const { return top + std::log(tokens); }
+  };
+
+  static void write(const kv_head auto& head, merge_plan& out) {
+    out.reset(head.length());
+    for_each_row(out, [&](std::span<const index_t> members) {
+      if (members.size() == 1) {
+        return out.keep(members[0], head.log_mass(members[0]));
+      }
+      const weights made(head, members);
       for (const index_t s : members) {
-        const float w = std::exp(head.log_mass(s) - top) / tokens;
+        const float w = made.of(head, s);
         out.add({s, w, w});
       }
-      out.end_row(members.size() == 1 ? top : top + std::log(tokens));
+      out.end_row(made.log_mass());
     });
   }
 };

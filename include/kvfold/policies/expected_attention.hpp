@@ -1,7 +1,9 @@
 #pragma once
 
-#include <cmath>  // std::exp
+#include <algorithm>  // std::min
+#include <cmath>      // std::sin
 #include <string_view>
+#include <vector>
 
 #include "kvfold/arena.hpp"
 #include "kvfold/evict.hpp"
@@ -39,14 +41,41 @@ struct expected_attention {
 
   void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
     expects(seen.query != nullptr, "expected_attention: the step's query expected, none came");
-    count(head, state, head.seen() - 1,
-          [&](index_t g) { return seen.query + std::ptrdiff_t{g} * head.dim(); });
+    if (counts(head.seen() - 1)) {
+      const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
+      moments(head, state)
+          .count(
+              head.group(), head.seen() - 1, rope,
+              [&](index_t g) { return seen.query + std::ptrdiff_t{g} * head.dim(); },
+              scratch.data());
+    }
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    for (index_t i = 0; i < queries.count; ++i) {
-      count(head, state, queries.position_of(i, head.seen()),
-            [&](index_t g) { return queries.at(g, i); });
+    constexpr index_t most = 256;  // queries at a time
+    const index_t group = head.group(), dim = head.dim();
+    rotation turn(rope, dim);
+    dense::matrix x;
+    for (index_t first = 0; first < queries.count; first += most) {
+      const index_t end = std::min(first + most, queries.count);
+      std::vector<index_t> counted;
+      for (index_t i = first; i < end; ++i) {
+        if (counts(queries.position_of(i, head.seen()))) {
+          counted.push_back(i);
+        }
+      }
+      const auto rows = static_cast<Eigen::Index>(counted.size());
+      x.resize(group * rows, dim);
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        const index_t i = counted[static_cast<std::size_t>(r)];
+        turn.by(-queries.position_of(i, head.seen()));
+        for (index_t g = 0; g < group; ++g) {
+          float* const row = &x(g * rows + r, 0);
+          to_floats(kvfold::row<const T>{queries.at(g, i)}, dim, row);
+          turn(row);
+        }
+      }
+      moments(head, state).count(group, x);
     }
   }
 
@@ -55,40 +84,51 @@ struct expected_attention {
     const index_t n = head.length(), dim = head.dim();
     const auto stays = protected_slots(head, sinks, window);
     const query_moments<const float> moments(state.memory(), dim);
-    const auto d = static_cast<std::size_t>(dim);
-    arena scratch(out.numbers(), 2 * static_cast<std::size_t>(n) + (4 + d) * d);
-    auto score = scratch.column(n), logit = scratch.column(n), cosine = scratch.column(dim / 2),
-         sine = scratch.column(dim / 2), key = scratch.column(dim), spread = scratch.column(dim);
-    auto sigma = scratch.rows(dim, dim);
+    const index_t group = head.group();
+    const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
+    arena scratch(out.numbers(), (1 + heads) * static_cast<std::size_t>(n) + (1 + heads * d) * d +
+                                     2 * static_cast<std::size_t>(tile_slots) * d);
+    auto score = scratch.column(n), cosine = scratch.column(dim / 2),
+         sine = scratch.column(dim / 2);
+    auto logit = scratch.rows(group, n), sigma = scratch.rows(group * dim, dim),
+         key = scratch.rows(tile_slots, dim), spread = scratch.rows(tile_slots, dim);
     mean_rotation(newest_position(head), dim, cosine, sine);
-    score.setZero();
-    for (index_t g = 0; g < head.group(); ++g) {
+    for (index_t g = 0; g < group; ++g) {
       const auto mean = moments.mean(g);
-      sigma = moments.second(g);
+      auto own = sigma.middleRows(Eigen::Index{g} * dim, dim);
+      own = moments.second(g);
       for (index_t i = 0; i < dim; ++i) {
-        sigma.row(i) -= mean[i] * mean.transpose();
+        own.row(i) -= mean[i] * mean.transpose();
       }
-      float top = -std::numeric_limits<float>::infinity(), sum = 0;
-      for (index_t s = 0; s < n; ++s) {
-        if (stays(s)) {
-          continue;
-        }
-        for (index_t i = 0; i < dim; ++i) {
-          key[i] = static_cast<float>(head.key(s)[i]);
-        }
+    }
+    for (index_t first = 0; first < n; first += tile_slots) {
+      const index_t slots = std::min(tile_slots, n - first);
+      for (index_t i = 0; i < slots; ++i) {
+        to_floats(head.key(first + i), dim, &key(i, 0));
         for (index_t p = 0; p < dim / 2; ++p) {  // Rᵀ k, so that moments stay as they are
-          rope.turn_pair(row<float>{key.data()}, dim, p, cosine[p], -sine[p]);
+          rope.turn_pair(row<float>{&key(i, 0)}, dim, p, cosine[p], -sine[p]);
         }
-        spread.noalias() = sigma * key;
-        logit[s] = head.scale() * mean.dot(key) +
-                   0.5F * head.scale() * head.scale() * key.dot(spread) + head.log_mass(s);
-        top = std::max(top, logit[s]);
       }
+      for (index_t g = 0; g < group; ++g) {
+        const auto mean = moments.mean(g);
+        const detail::tile rows(&sigma(Eigen::Index{g} * dim, 0), dim, dim,
+                                Eigen::OuterStride<>(dim));
+        detail::tile_dots(key.data(), slots, rows, spread.data(), dim);  // Σ' is symmetric
+        for (index_t i = 0; i < slots; ++i) {
+          logit(g, first + i) = head.scale() * mean.dot(key.row(i)) +
+                                0.5F * head.scale() * head.scale() * key.row(i).dot(spread.row(i)) +
+                                head.log_mass(first + i);
+        }
+      }
+    }
+    score.setZero();
+    for (index_t g = 0; g < group; ++g) {
+      auto mass = logit.row(g).array();
       for (index_t s = 0; s < n; ++s) {
-        logit[s] = stays(s) ? 0.0F : std::exp(logit[s] - top);
-        sum += logit[s];
+        mass[s] = stays(s) ? -std::numeric_limits<float>::infinity() : mass[s];
       }
-      score += logit / (sum * static_cast<float>(head.group()));
+      mass = (mass - mass.maxCoeff()).exp();
+      score += logit.row(g).transpose() / (mass.sum() * static_cast<float>(group));
     }
     for (index_t s = 0; s < n; ++s) {
       score[s] *= std::sqrt(dot(head.value(s), head.value(s), dim));
@@ -97,13 +137,13 @@ struct expected_attention {
   }
 
  private:
-  template <class Query>
-  void count(const kv_head auto& head, head_state& state, index_t position, Query query) const {
-    if (position >= sinks) {  // the sinks' queries are unlike all others
-      const std::size_t size = query_moments<float>::size(head.dim(), head.group());
-      query_moments<float>(state.memory().first(size), head.dim())
-          .count(head.group(), position, rope, query, state.memory().data() + size);
-    }
+  static constexpr index_t tile_slots = 32;
+
+  /// The sinks' queries are unlike all others.
+  bool counts(index_t position) const { return position >= sinks; }
+  static auto moments(const kv_head auto& head, head_state& state) {
+    const std::size_t size = query_moments<float>::size(head.dim(), head.group());
+    return query_moments<float>(state.memory().first(size), head.dim());
   }
 
   /// Means of cos and sin over `future` positions, pair by pair: the sum of a geometric series.

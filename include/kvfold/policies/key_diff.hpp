@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>  // std::clamp
+#include <limits>     // std::numeric_limits
 #include <string_view>
 
 #include "kvfold/arena.hpp"
@@ -26,24 +28,63 @@ struct key_diff {
   }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
-    const index_t n = head.length(), dim = head.dim();
-    arena scratch(out.numbers(), static_cast<std::size_t>(n) + 2 * static_cast<std::size_t>(dim));
-    auto score = scratch.column(n), mean = scratch.column(dim), key = scratch.column(dim);
-    mean.setZero();
-    for (index_t s = 0; s < n; ++s) {
-      to_floats(head.key(s), dim, key.data());
-      score[s] = std::sqrt(dot(row<float>{key.data()}, row<float>{key.data()}, dim));
-      if (score[s] > 0) {
-        mean += key / score[s];
-      }
-    }
-    const float length = mean.norm();  // the mean's own scale changes no cosine
-    for (index_t s = 0; s < n; ++s) {
-      const float norms = score[s] * length;
-      score[s] = norms > 0 ? -dot(head.key(s), row<float>{mean.data()}, dim) / norms : 0.0F;
-    }
+    auto score =
+        arena(out.numbers(), static_cast<std::size_t>(head.length())).column(head.length());
+    each_score(head, [&](index_t s, float x) { score[s] = x; });
     evict(head, target, protected_slots(head, sinks, window),
-          by({score.data(), static_cast<std::size_t>(n)}), out);
+          by({score.data(), static_cast<std::size_t>(head.length())}), out);
+  }
+  departure leaving(const kv_head auto& head, const head_state&, index_t) const {
+    const auto stays = protected_slots(head, sinks, window);
+    departure out;
+    float lowest = 0;
+    each_score(head, [&](index_t s, float x) {
+      x = rank(x);
+      if ((out.leaving < 0 || x <= lowest) && !stays(s)) {  // as `least_wanted`
+        out.leaving = s, lowest = x;
+      }
+    });
+    return out;
+  }
+
+ private:
+  /// Calls `see(slot, score)` slot by slot. Keys are read twice, tile by tile; nothing is
+  /// allocated.
+  template <class See>
+  static void each_score(const kv_head auto& head, See see) {
+    constexpr index_t floats = 16384, most = 64;
+    const index_t n = head.length(), dim = head.dim(),
+                  rows = std::clamp(floats / dim, index_t{1}, most);
+    float mean[floats], buffer[floats], norm[most], dot[most];
+    const auto each_tile = [&](auto use) {
+      for (index_t first = 0; first < n; first += rows) {
+        const index_t count = std::min(rows, n - first);
+        use(first, count,
+            detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer));
+      }
+    };
+    const auto or_infinity = [](float x) {  // what is divided by it is 0
+      return x > 0 ? x : std::numeric_limits<float>::infinity();
+    };
+    std::fill_n(mean, dim, 0.0F);
+    each_tile([&](index_t, index_t count, const detail::tile& keys) {
+      detail::row_norms(keys, norm);
+      for (index_t i = 0; i < count; ++i) {
+        norm[i] = 1 / or_infinity(norm[i]);
+      }
+      detail::tile_sums(norm, 0, 1, keys, mean);
+    });
+    const row<const float> sum{mean};
+    const float length = std::sqrt(kvfold::dot(sum, sum, dim));  // its scale changes no cosine
+    each_tile([&](index_t first, index_t count, const detail::tile& keys) {
+      detail::row_dots_and_norms(keys, mean, dot, norm);
+      for (index_t i = 0; i < count; ++i) {
+        norm[i] = or_infinity(norm[i] * length);
+      }
+      for (index_t i = 0; i < count; ++i) {
+        see(first + i, -(dot[i] / norm[i]));
+      }
+    });
   }
 };
 

@@ -44,33 +44,73 @@ struct roco {
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
     const auto stays = protected_slots(head, sinks, window);
+    const auto [alone, varied] = held_back(head, target);
+    select(head.length(), alone + varied, stays, variances(state), out);
+    out.row_of().assign(out.marks().begin(), out.marks().end());
+    const auto chosen = [&](index_t s) { return out.row_of()[static_cast<std::size_t>(s)] != 0; };
+    evict(head, target, chosen, by(state.column(mean)), out);
+  }
+  /// The lowest by mean that is not among the `varied` by variance: seldom not the very lowest.
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
+    const auto stays = protected_slots(head, sinks, window);
+    const index_t varied = held_back(head, target).varied;
+    const auto means = by(state.column(mean)), variance = variances(state);
+    index_t last = -1;  // the one before, which is among the `varied`
+    while (true) {
+      const index_t e = least_wanted(
+          head.length(),
+          [&](index_t s) {
+            const bool tried =
+                last >= 0 && (means(s) < means(last) || (means(s) == means(last) && s >= last));
+            return tried || stays(s);
+          },
+          means);
+      index_t ahead = 0;
+      for (index_t s = 0; s < head.length(); ++s) {
+        const bool varies_more = variance(s) > variance(e) || (variance(s) == variance(e) && s < e);
+        ahead += varies_more && !stays(s) ? 1 : 0;
+      }
+      if (ahead >= varied) {
+        return {.leaving = e};
+      }
+      last = e;
+    }
+  }
+
+ private:
+  struct reserved {
+    index_t alone;   ///< slots that never leave
+    index_t varied;  ///< slots held for their deviation
+  };
+  reserved held_back(const kv_head auto& head, index_t target) const {
+    const auto stays = protected_slots(head, sinks, window);
     index_t alone = 0;
     for (index_t s = 0; s < head.length(); ++s) {
       alone += stays(s) ? 1 : 0;
     }
     const index_t room = std::max(target - alone, index_t{0});
-    const index_t varied = std::clamp(share_of(steady, target) - window, index_t{0}, room);
-    const auto variance = [&](index_t s) {  // ranks as its root does
+    return {alone, std::clamp(share_of(steady, target) - window, index_t{0}, room)};
+  }
+  /// Rank as deviations do.
+  static auto variances(const head_state& state) {
+    return [squared = state.column(squares), seen = state.column(queries_seen)](index_t s) {
       const auto i = static_cast<std::size_t>(s);
-      const float n = state.column(queries_seen)[i];
-      return n > 0 ? rank(state.column(squares)[i] / n) : 0.0F;
+      return seen[i] > 0 ? rank(squared[i] / seen[i]) : 0.0F;
     };
-    select(head.length(), alone + varied, stays, variance, out);
-    out.row_of().assign(out.marks().begin(), out.marks().end());
-    const auto chosen = [&](index_t s) { return out.row_of()[static_cast<std::size_t>(s)] != 0; };
-    evict(head, target, chosen, by(state.column(mean)), out);
   }
 
- private:
   static void count(const kv_head auto& head, head_state& state, std::span<const float> attention,
                     index_t at) {
-    const auto m = state.column(mean), m2 = state.column(squares), n = state.column(queries_seen);
-    for (std::size_t s = 0; s < attention.size(); ++s) {
-      if (head.position(static_cast<index_t>(s)) <= at) {
-        const float off = attention[s] - m[s];
-        m[s] += off / ++n[s];
-        m2[s] += off * (attention[s] - m[s]);
-      }
+    float* const m = state.column(mean).data();
+    float* const m2 = state.column(squares).data();
+    float* const n = state.column(queries_seen).data();
+    for (std::size_t s = 0; s < attention.size(); ++s) {  // without branches: at a vector's width
+      const bool sees = head.position(static_cast<index_t>(s)) <= at;
+      const float off = attention[s] - m[s], count = n[s] + 1, now = m[s] + off / count;
+      const float square = m2[s] + off * (attention[s] - now);
+      n[s] = sees ? count : n[s];
+      m2[s] = sees ? square : m2[s];
+      m[s] = sees ? now : m[s];
     }
   }
 };
