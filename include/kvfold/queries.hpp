@@ -27,19 +27,15 @@ struct query_view {
   const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
   /// The queries of KV head `h` alone.
   query_view of(index_t h) const {
-    return {data + h * head, count, 0, group, row, position, before};
+    const Scalar* const own = data == nullptr ? nullptr : data + h * head;  // null: there are none
+    return {own, count, 0, group, row, position, before};
   }
   /// The last `n`, of a prompt's own with those before them.
   query_view last(index_t n) const {
     const index_t earlier = position != nullptr ? 0 : before, all = count + earlier,
                   skip = all > n ? all - n : 0, first = skip - earlier;
-    return {data + first * row,
-            all - skip,
-            head,
-            group,
-            row,
-            position != nullptr ? position + first : nullptr,
-            skip};
+    return {data == nullptr ? nullptr : data + first * row,   all - skip, head, group, row,
+            position != nullptr ? position + first : nullptr, skip};
   }
   /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
   /// chosen.
