@@ -36,6 +36,8 @@ TEST_CASE("sealed slots stay, and newcomers go as the plan says", "[append_only]
   CHECK(corrections == std::vector<float>{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 8});
   CHECK(out.key_corrections().empty());
 
+  CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, plan), Catch::Contains("the same one came"));
+  CHECK(plan.rows() == 4);
   append_only(plan, kv.head(0), 0, out);
   CHECK(out.rows() == plan.rows());
   append_only(plan, kv.head(0), 9, out);

@@ -1,5 +1,6 @@
 // Baselines against their oracles: a prompt, then decode steps, slots compared as sets.
 #include <catch2/catch.hpp>
+#include <limits>
 
 #include "kvfold/kvfold.hpp"
 #include "kvfold/policies/cam.hpp"
@@ -76,6 +77,34 @@ TEST_CASE("key_diff is its oracle", "[oracle]") {
     agree(kvfold::key_diff{.sinks = 0, .window = 6}, oracle::key_diff{.sinks = 0, .window = 6}, s);
   }
   agree_in_16_bits(kvfold::key_diff{}, oracle::key_diff{});
+}
+
+TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would without it",
+          "[key_diff]") {
+  const float broken =
+      GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
+  constexpr index_t tokens = 90, odd = 70, kept = 40;
+  auto with = fixtures::random_cache(tokens, 8, 1);
+  kvfold::cache<float> without({.heads = 1, .group = 1, .dim = 8, .capacity = tokens});
+  const auto head = with.head(0);
+  for (index_t s = 0; s < tokens; ++s) {
+    if (s != odd) {
+      without.head(0).push(head.key(s).data, head.value(s).data);
+    }
+  }
+  head.key(odd)[3] = broken;
+  const kvfold::key_diff policy;
+  kvfold::merge_plan all, sound;
+  const auto plan = [&](const auto& of, kvfold::merge_plan& out) {
+    auto state = kvfold::make_head_state(policy, of);
+    state.extend(of.length());
+    kvfold::plan(policy, of, state, kvfold::no_queries, kept, out);
+  };
+  plan(head, all), plan(without.head(0), sound);
+  REQUIRE(all.rows() == sound.rows());
+  for (index_t r = 0; r < all.rows(); ++r) {
+    CHECK(all.anchor(r) == sound.anchor(r) + (sound.anchor(r) >= odd ? 1 : 0));
+  }
 }
 
 TEST_CASE("key_diff drops what is like the rest, and zero keys are like nothing", "[key_diff]") {

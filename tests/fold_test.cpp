@@ -170,7 +170,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
   }
 }
 
-TEST_CASE("what stands out of a prompt keeps its bytes; where nothing does, slots go to clusters",
+TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, few slots do",
           "[fold]") {
   const index_t dim = 16, tokens = 200, slots = 60, from = 70, until = 75;
   const bool odd = GENERATE(false, true);

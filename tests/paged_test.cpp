@@ -2,8 +2,10 @@
 #include "kvfold/paged.hpp"
 
 #include <catch2/catch.hpp>
+#include <sstream>
 #include <vector>
 
+#include "kvfold/serialize.hpp"
 #include "support/fixtures.hpp"
 
 namespace {
@@ -147,16 +149,23 @@ TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
       }
     }
   }
+  for (index_t h = 0; h < heads; ++h) {
+    for (index_t s = 0; s < 30; ++s) {
+      e.kv.head(h).log_mass(s) = owning.head(h).log_mass(s) = static_cast<float>(50 * h + s);
+    }
+  }
   const auto memory = e.keys;
-  merge_plan plan;
-  whole_pages(keeping(30, {0, 1, 9, 10, 11, 22, 23, 28, 29}), owning.head(0), slots, plan);
+  merge_plan plan, own;
+  const merge_plan wish = keeping(30, {0, 1, 9, 10, 11, 22, 23, 28, 29});
+  whole_pages(wish, owning.head(0), slots, plan);
   REQUIRE(anchors(plan) == std::vector<index_t>{8, 9, 10, 11, 20, 21, 22, 23, 28, 29});
   const index_t last = own_tables ? 1 : 0;  // a shared table: all heads
   for (index_t h = 0; h <= last; ++h) {
     e.kv.keep_pages(h, plan, a);
   }
   for (index_t h = 0; h < heads; ++h) {
-    apply(plan, owning.head(h), b[h]);
+    whole_pages(wish, owning.head(h), slots, own);
+    apply(own, owning.head(h), b[h]);
     CHECK(fixtures::bytes_of(e.kv.head(h)) == fixtures::bytes_of(owning.head(h)));
     CHECK(std::ranges::equal(a[h].column(0), b[h].column(0)));
   }
@@ -190,6 +199,10 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   merging.reset(10);
   merging.add({4}), merging.add({5}), merging.end_row(0);
   kept("row 0 is of slot 4", merging);
+  merge_plan scaling;
+  scaling.reset(10);
+  scaling.add({0, 0.5F, 2}), scaling.end_row(0);
+  kept("row 0 is of slot 0", scaling);
   merge_plan out;
   refuses("row 0 merges", [&] { whole_pages(merging, e.kv.head(0), slots, out); });
   refuses("at least 1 slot expected, 0 came",
@@ -214,4 +227,45 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   CHECK_THROWS_WITH(view(shape, &y, {table, 0}), Catch::Contains("32 slots in pages of 0 came"));
   CHECK_THROWS_WITH(view(shape, &y, {table, 5}), Catch::Contains("32 slots in pages of 5 came"));
   CHECK_THROWS_WITH(view(shape, &y, {table, 4, 7}), Catch::Contains("a stride of 7 came"));
+}
+
+TEST_CASE("without a page nothing is written, whoever writes", "[paged][errors]") {
+  const kvfold::h2o policy{.sinks = 1};
+  engine<float> e(true, true), fresh(true, true);
+  for (index_t h = 0; h < heads; ++h) {
+    const auto k = fixtures::normal(10 * dim);
+    e.kv.append(h, std::span<const float>(k), std::span<const float>(k));
+  }
+  kvfold::state state = make_state(policy, e.kv), other = make_state(policy, fresh.kv);
+  std::stringstream saved;
+  save(saved, policy, e.kv, state);
+  const auto tables = fresh.tables;
+  std::ranges::fill(fresh.tables, kvfold::page_table::no_page);
+  CHECK_THROWS_WITH(load(saved, policy, fresh.kv, other),
+                    Catch::Contains("a page for slot 0 expected, -1 came"));
+  CHECK((fresh.kv.head(0).length() == 0 && fresh.kv.head(1).length() == 0));
+  fresh.tables = tables;
+  saved.clear(), saved.seekg(0);
+  load(saved, policy, fresh.kv, other);
+  CHECK(fixtures::bytes_of(fresh.kv.head(1)) == fixtures::bytes_of(e.kv.head(1)));
+
+  e.tables[pages + 3] = kvfold::page_table::no_page;  // slots 12 to 15 of head 1
+  const auto missing = Catch::Contains("a page for slot 12 expected, -1 came");
+  const std::vector<float> x(3 * dim);
+  const auto bytes = [&] {
+    return std::pair(fixtures::bytes_of(e.kv.head(0)), fixtures::bytes_of(e.kv.head(1)));
+  };
+  auto before = bytes();
+  CHECK_THROWS_WITH(e.kv.adopt(1, 3), missing);
+  CHECK_THROWS_WITH(e.kv.append(1, std::span<const float>(x), std::span<const float>(x)), missing);
+  CHECK(bytes() == before);
+  e.kv.adopt(0, 2), e.kv.adopt(1, 2);
+  before = bytes();
+  const std::vector<float> q(heads * 2 * dim), row(heads * dim);
+  std::vector<float> out(q.size());
+  CHECK_THROWS_WITH(
+      step(policy, e.kv, state, std::span<const float>(q), std::span<const float>(row),
+           std::span<const float>(row), kvfold::budget{20}, std::span(out)),
+      missing);
+  CHECK(bytes() == before);
 }

@@ -11,13 +11,15 @@ namespace kvfold {
 /// What `plan` says of the slots from `sealed` on, and nothing of those before: the first `sealed`
 /// slots stay, byte for byte. Newcomers that `plan` keeps stay, those that it drops or merges into
 /// a sealed slot are gone, and those that it merges with one another are merged. A newcomer that
-/// `plan` merges sealed slots into stays as it is, alone. The head is left with as many slots more
-/// than `plan` has rows as `plan` would have taken of the sealed ones.
+/// `plan` merges sealed slots into stays as it is, alone; others merged into it are gone. The head
+/// is left with as many slots more than `plan` has rows as `plan` would have taken of the sealed
+/// ones.
 ///
 /// `sealed = length − 1` asks of one newcomer whether it gets a slot; a chunk, or a window of
 /// recent slots that the engine still has open, may be asked of at once.
 void append_only(const merge_plan& plan, const kv_head auto& head, index_t sealed,
                  merge_plan& out) {
+  expects(&plan != &out, "append_only: another plan to write expected, the same one came");
   expects(sealed >= 0 && sealed <= plan.length(), "append_only: 0 to ", plan.length(),
           " sealed slots expected, ", sealed, " came");
   expects(plan.length() == head.length(), "append_only: a plan of ", head.length(),

@@ -235,6 +235,7 @@ void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<co
   const std::size_t tokens = keys.size() / dim;
   expects(tokens <= static_cast<std::size_t>(head.capacity() - head.length()), "append: at most ",
           head.capacity() - head.length(), " more tokens fit, ", tokens, " came");
+  detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
   expects(tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.seen()),
           "append: positions end at int32");
   if (head.check_finite()) {

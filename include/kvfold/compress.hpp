@@ -132,7 +132,8 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
                             queries.count > 0 && queries.data != nullptr, limit);
     if (kv.head(h).check_finite() && queries.data != nullptr &&
         (traits::measures(policy) || traits::plans_on_queries(policy))) {
-      detail::expect_finite(queries.of(h), kv.head(h).group(), kv.head(h).dim());
+      detail::expect_finite(queries.of(h).reference(queries.count + queries.before),
+                            kv.head(h).group(), kv.head(h).dim());
     }
   }
   run(kv.heads(), [&](index_t h, index_t worker) {
@@ -155,6 +156,7 @@ void check_step(const P& p, const kv_head auto& head, const budget& b) {
           ": compresses prompts only; decode with full_cache or another policy");
   expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
           head.capacity(), " slots are in use");
+  detail::expect_pages(head, head.length(), head.length() + 1);
   expects(head.seen() < std::numeric_limits<index_t>::max(), p.name(), ": positions end at int32");
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": a capacity of at least ", b.trigger_length(),

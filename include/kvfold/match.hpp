@@ -57,8 +57,8 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
   return sum;
 }
 
-/// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot; -1:
-/// none.
+/// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot, NaN
+/// last; -1: none.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate) {
   constexpr index_t floats = 16384, most = 64;
@@ -75,8 +75,10 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
     detail::row_distances(keys, key, square);
     for (index_t i = 0; i < count; ++i) {
       const index_t r = first + i;
-      if ((best < 0 || square[i] < least) && r != c && candidate(r)) {
-        best = r, least = square[i];
+      const float distance =
+          std::isnan(square[i]) ? std::numeric_limits<float>::infinity() : square[i];
+      if ((best < 0 || distance < least) && r != c && candidate(r)) {
+        best = r, least = distance;
       }
     }
   }

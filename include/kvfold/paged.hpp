@@ -14,7 +14,7 @@
 namespace kvfold {
 
 /// Which pages a head's slots are in: slot `s` of head `h` is in page
-/// `pages[h * head + s / slots]`. Null entries are not read before a slot needs them.
+/// `pages[h * head + s / slots]`; −1 until the engine has entered one.
 struct page_table {
   index_t* pages = nullptr;  ///< [capacity / slots], or `[heads, capacity / slots]`; −1: none yet
   index_t slots = 0;         ///< a page holds
@@ -73,6 +73,14 @@ class paged_head {
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   index_t& position(index_t s) const { return slots_.position[s]; }
 
+  /// Refused: slots `from` to `to` − 1 that the table has no pages for.
+  void expect_pages(index_t from, index_t to) const {
+    for (index_t i = from / table_.slots; i < table_.taken_by(to); ++i) {
+      expects(table_.pages[i] >= 0, "paged_view: a page for slot ",
+              std::max(from, i * table_.slots), " expected, ", table_.pages[i], " came");
+    }
+  }
+
   void truncate(index_t length) const { records_alone().truncate(length); }
   void restore(index_t length, index_t seen) const { records_alone().restore(length, seen); }
 
@@ -80,8 +88,7 @@ class paged_head {
   template <class T>
   void push(const T* key, const T* value) const {
     expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
-    const index_t page = table_.pages[length() / table_.slots];
-    expects(page >= 0, "push: a page for slot ", length(), " expected, ", page, " came");
+    expect_pages(length(), length() + 1);
     const index_t s = length();  // whatever slot is pushed, its rows are these
     head_view<Scalar>({this->key(s).data, 0, keys_.element},
                       {this->value(s).data, 0, values_.element},
@@ -103,6 +110,12 @@ class paged_head {
 };
 
 static_assert(kv_head<paged_head<float>>);
+
+/// Does row `r` of a plan leave its slot's key and value as they are?
+inline bool keeps(const merge_plan& plan, index_t r) {
+  return plan.row(r).size() == 1 && plan.row(r).front() == edge{plan.anchor(r)} &&
+         !plan.has_correction();
+}
 
 /// A `kv_cache` over an engine's pages; log-mass, positions and lengths are kept here. The engine
 /// enters a page in the table before a slot needs it.
@@ -140,7 +153,13 @@ class paged_view {
   }
 
   /// Takes in the `tokens` rows that follow the slots in use of head `h`: the engine wrote them.
-  void adopt(index_t h, index_t tokens) { slots_.template adopt<Scalar>(h, tokens); }
+  void adopt(index_t h, index_t tokens) {
+    const auto own = head(h);
+    if (tokens > 0 && tokens <= own.capacity() - own.length()) {
+      own.expect_pages(own.length(), own.length() + tokens);
+    }
+    slots_.template adopt<Scalar>(h, tokens);
+  }
 
   /// Pages that the table of head `h` has for slots in use, of this head and of those that share
   /// it.
@@ -151,7 +170,8 @@ class paged_view {
     }
     return most;
   }
-  /// The table's entries behind those: after a compression, the pages that it has freed.
+  /// The table's entries behind those: after a compression, the pages that it has freed, and what
+  /// was −1 before.
   std::span<const index_t> free_pages(index_t h) {
     const std::span<const index_t> all(table_of(h).pages,
                                        static_cast<std::size_t>(shape().capacity / table_.slots));
@@ -172,7 +192,7 @@ class paged_view {
     }
     for (index_t r = 0; r < plan.rows(); ++r) {
       const index_t s = plan.anchor(r);
-      expects(plan.row(r).size() == 1 && !plan.has_correction() && s % slots == r % slots &&
+      expects(keeps(plan, r) && s % slots == r % slots &&
                   (r % slots == 0 || s == plan.anchor(r - 1) + 1),
               "keep_pages: whole pages of ", slots, " slots, unchanged, expected, row ", r,
               " is of slot ", s);
@@ -200,7 +220,7 @@ class paged_view {
     state.extend(head.length());
     for (index_t r = 0; r < plan.rows(); ++r) {
       const auto to = static_cast<std::size_t>(r), from = static_cast<std::size_t>(plan.anchor(r));
-      head.log_mass(r) = plan.log_mass(r);
+      head.log_mass(r) = head.log_mass(plan.anchor(r));  // of heads that share a table, each's own
       head.position(r) = head.position(plan.anchor(r));
       for (index_t c = 0; c < state.columns(); ++c) {
         state.column(c)[to] = state.column(c)[from];
@@ -217,8 +237,9 @@ class paged_view {
 
 /// `plan`, rounded to whole pages of `slots` slots: the pages in which it keeps most slots stay as
 /// they are, all their slots, as many pages as its rows would take; of pages with as many the later
-/// one, and the last page, which is being filled, in any case. For plans that evict. Refused:
-/// merges and corrections, which a page cannot keep.
+/// one, and the last page, which is being filled, in any case: so fewer slots than rows may stay,
+/// and sinks whose page is kept for their sake alone may go. For plans that evict. Refused: merges,
+/// weights and corrections, which a page cannot keep.
 void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
   expects(slots > 0, "whole_pages: pages of at least 1 slot expected, ", slots, " came");
   expects(plan.length() == head.length(), "whole_pages: a plan of ", head.length(),
@@ -228,8 +249,8 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   auto& kept = out.row_of();
   kept.assign(static_cast<std::size_t>(pages.taken_by(plan.length())), 0);
   for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(plan.row(r).size() == 1 && !plan.has_correction(),
-            "whole_pages: a plan that evicts expected, row ", r, " merges or corrects");
+    expects(keeps(plan, r), "whole_pages: a plan that evicts expected, row ", r,
+            " merges or corrects");
     ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
   }
   auto& order = out.order();

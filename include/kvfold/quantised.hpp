@@ -31,6 +31,7 @@ inline void to_floats(int8_row x, index_t dim, float* out) {
 
 /// `x [dim]` as int8, a scale per group. NaN and Inf have no code: they make their group NaN.
 inline void from_floats(const float* x, index_t dim, int8_row out) {
+  expects(out.group > 0, "int8: groups of at least 1 element expected, ", out.group, " came");
   constexpr float unknown = std::numeric_limits<float>::quiet_NaN();
   for (index_t begin = 0; begin < dim; begin += out.group) {
     const index_t end = std::min(begin + out.group, dim);

@@ -30,7 +30,8 @@ struct query_view {
     const Scalar* const own = data == nullptr ? nullptr : data + h * head;  // null: there are none
     return {own, count, 0, group, row, position, before};
   }
-  /// The last `n`, of a prompt's own with those before them.
+  /// The last `n`, of a prompt's own with those before them: where a view is to end at its first
+  /// query, its `before` is set to 0.
   query_view last(index_t n) const {
     const index_t earlier = position != nullptr ? 0 : before, all = count + earlier,
                   skip = all > n ? all - n : 0, first = skip - earlier;

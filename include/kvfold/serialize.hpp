@@ -184,6 +184,7 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
     const auto head = kv.head(h);
     expects(n.length >= 0 && n.length <= head.capacity(), "load: a length of 0 to ",
             head.capacity(), " slots expected, ", n.length, " came");
+    detail::expect_pages(head, 0, n.length);
     expects(n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
             " slots with columns expected, ", n.measured, " came");
     expects(n.seen >= n.length, "load: at least ", n.length, " tokens seen expected, ", n.seen,

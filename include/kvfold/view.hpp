@@ -167,6 +167,17 @@ index_t newest_position(const kv_head auto& head) {
   return newest;
 }
 
+namespace detail {
+
+/// Refuses slots `from` to `to` − 1 of a head in pages that has no pages for them.
+void expect_pages(const kv_head auto& head, index_t from, index_t to) {
+  if constexpr (requires { head.expect_pages(from, to); }) {
+    head.expect_pages(from, to);
+  }
+}
+
+}  // namespace detail
+
 /// Refuses NaN and Inf, naming the first: an option of the cache (`check_finite`), one pass.
 template <class T>
 void expect_finite(const char* what, const T* data, std::ptrdiff_t count) {

@@ -8,8 +8,9 @@
 
 namespace kvfold::cuda {
 
-/// Queries of all heads, as `kvfold::query_view` has them: query `i` of member `g` of KV head `h`'s
-/// group starts at `data[h · head + g · group + i · row]`, contiguous `[dim]`.
+/// Queries of all heads, as `kvfold::query_view` has them but for `before`: windows do not reach
+/// behind a chunk. Query `i` of member `g` of KV head `h`'s group starts at
+/// `data[h · head + g · group + i · row]`, contiguous `[dim]`.
 template <class Scalar>
 struct query_rows {
   const Scalar* data = nullptr;

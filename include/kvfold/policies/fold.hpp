@@ -61,7 +61,7 @@ struct fold {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    memory_of(head, state).remember(queries, head.seen());
+    memory_of(head, state).remember(queries.reference(queries.count + queries.before), head.seen());
   }
 
   /// A prompt, on its reference queries.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>  // std::clamp
+#include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
 #include <string_view>
 
@@ -69,10 +70,18 @@ struct key_diff {
     std::fill_n(mean, dim, 0.0F);
     each_tile([&](index_t, index_t count, const detail::tile& keys) {
       detail::row_norms(keys, norm);
+      bool all = true;
       for (index_t i = 0; i < count; ++i) {
+        all = all && std::isfinite(norm[i]);
         norm[i] = 1 / or_infinity(norm[i]);
       }
-      detail::tile_sums(norm, 0, 1, keys, mean);
+      for (index_t i = 0; i < (all ? 1 : count); ++i) {  // 0 · NaN is NaN: such rows are left out
+        if (all || norm[i] > 0) {
+          const detail::tile rows_from(keys.data() + i * keys.outerStride(), all ? count : 1, dim,
+                                       Eigen::OuterStride<>(keys.outerStride()));
+          detail::tile_sums(norm + i, 0, 1, rows_from, mean);
+        }
+      }
     });
     const row<const float> sum{mean};
     const float length = std::sqrt(kvfold::dot(sum, sum, dim));  // its scale changes no cosine
