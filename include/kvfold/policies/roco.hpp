@@ -54,7 +54,8 @@ struct roco {
   departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
     const auto stays = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
-    const auto means = by(state.column(mean)), variance = variances(state);
+    const auto means = by(state.column(mean));
+    const variance_of variance = variances(state);
     index_t last = -1;  // the one before, which is among the `varied`
     while (true) {
       const index_t e = least_wanted(
@@ -91,12 +92,17 @@ struct roco {
     const index_t room = std::max(target - alone, index_t{0});
     return {alone, std::clamp(share_of(steady, target) - window, index_t{0}, room)};
   }
-  /// Rank as deviations do.
-  static auto variances(const head_state& state) {
-    return [squared = state.column(squares), seen = state.column(queries_seen)](index_t s) {
+  /// Variances: they rank as deviations do.
+  struct variance_of {
+    std::span<const float> squared, seen;
+
+    float operator()(index_t s) const {
       const auto i = static_cast<std::size_t>(s);
       return seen[i] > 0 ? rank(squared[i] / seen[i]) : 0.0F;
-    };
+    }
+  };
+  static variance_of variances(const head_state& state) {
+    return {state.column(squares), state.column(queries_seen)};
   }
 
   static void count(const kv_head auto& head, head_state& state, std::span<const float> attention,
