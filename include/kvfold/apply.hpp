@@ -113,8 +113,8 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
     }
   }
   for (index_t r = 0; r < plan.rows(); ++r) {
-    if (plan.anchor(r) != r) {
-      detail::move_slot(head, state, r, plan.anchor(r));
+    if (const index_t anchor = plan.anchor(r); anchor != r) {
+      detail::move_slot(head, state, r, anchor);
     }
   }
   head.truncate(plan.rows());

@@ -142,11 +142,13 @@ inline void check(const merge_plan& plan) {
   used.assign(static_cast<std::size_t>(plan.length()), 0);
   index_t before = -1;
   for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(!plan.row(r).empty(), "merge_plan: row ", r, " has no source");
-    expects(plan.anchor(r) > before, "merge_plan: ascending anchors expected, row ", r,
-            " has anchor ", plan.anchor(r), " after ", before);
-    before = plan.anchor(r);
-    for (const edge& e : plan.row(r)) {
+    const auto edges = plan.row(r);
+    expects(!edges.empty(), "merge_plan: row ", r, " has no source");
+    const index_t anchor = edges.front().source;
+    expects(anchor > before, "merge_plan: ascending anchors expected, row ", r, " has anchor ",
+            anchor, " after ", before);
+    before = anchor;
+    for (const edge& e : edges) {
       expects(e.source >= 0 && e.source < plan.length(), "merge_plan: sources 0 to ",
               plan.length() - 1, " expected, row ", r, " names ", e.source);
       char& seen = used[static_cast<std::size_t>(e.source)];
