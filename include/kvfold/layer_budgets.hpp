@@ -149,6 +149,7 @@ inline std::vector<index_t> pyramid_kv(index_t layers, index_t length, index_t t
   expects(steepness >= 1 && std::isfinite(steepness),
           "pyramid_kv: a finite steepness of at least 1 expected, ", steepness, " came");
   std::vector<double> weights;
+  weights.reserve(static_cast<std::size_t>(layers));
   const double last = 1 / steepness, first = 2 - last;
   for (index_t l = 0; l < layers; ++l) {
     weights.push_back(layers == 1 ? 1 : first + (last - first) * l / (layers - 1));
@@ -164,6 +165,7 @@ inline std::vector<index_t> pyramid_infer(index_t layers, index_t length, index_
   expects(least > 0 && least <= 1, "pyramid_infer: a least weight in (0, 1] expected, ", least,
           " came");
   std::vector<double> weights;
+  weights.reserve(static_cast<std::size_t>(layers));
   for (index_t l = 0; l < layers; ++l) {
     const double turn = layers == 1 ? 0 : std::numbers::pi * l / (layers - 1);
     weights.push_back(least + (1 - least) * (1 + std::cos(turn)) / 2);
