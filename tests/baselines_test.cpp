@@ -79,6 +79,24 @@ TEST_CASE("key_diff is its oracle", "[oracle]") {
   agree_in_16_bits(kvfold::key_diff{}, oracle::key_diff{});
 }
 
+TEST_CASE("the nearest slot is never a broken one while there is another", "[key_diff]") {
+  auto kv = fixtures::random_cache(9, 8, 1);
+  const auto head = kv.head(0);
+  for (const index_t broken : {0, 4, 8}) {
+    head.key(broken)[5] = std::numeric_limits<float>::quiet_NaN();
+  }
+  index_t nearest = -1;
+  for (const index_t s : {1, 2, 5, 6, 7}) {
+    const auto distance = [&](index_t r) {
+      return kvfold::squared_distance(head.key(r), head.key(3), 8);
+    };
+    nearest = nearest < 0 || distance(s) < distance(nearest) ? s : nearest;
+  }
+  CHECK(kvfold::nearest_by_distance(head, 3, [](index_t) { return true; }) == nearest);
+  CHECK(kvfold::nearest_by_distance(head, 3, [](index_t s) { return s == 4; }) == 4);
+  CHECK(kvfold::nearest_by_distance(head, 3, [](index_t) { return false; }) == -1);
+}
+
 TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would without it",
           "[key_diff]") {
   const float broken =

@@ -61,19 +61,13 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
 /// last; -1: none.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate) {
-  constexpr index_t floats = 16384, most = 64;
-  const index_t n = head.length(), dim = head.dim();
-  const index_t rows = std::clamp(floats / dim, index_t{1}, most);
-  float key[floats], buffer[floats], square[most];
-  to_floats(head.key(c), dim, key);
+  float key[detail::tile_room], square[detail::tile_most];
+  to_floats(head.key(c), head.dim(), key);
   index_t best = -1;
   float least = 0;
-  for (index_t first = 0; first < n; first += rows) {
-    const index_t count = std::min(rows, n - first);
-    const auto keys =
-        detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
+  detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
     detail::row_distances(keys, key, square);
-    for (index_t i = 0; i < count; ++i) {
+    for (index_t i = 0; i < keys.rows(); ++i) {
       const index_t r = first + i;
       const float distance =
           std::isnan(square[i]) ? std::numeric_limits<float>::infinity() : square[i];
@@ -81,7 +75,7 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
         best = r, least = distance;
       }
     }
-  }
+  });
   return best;
 }
 
@@ -121,7 +115,7 @@ struct near_slot {
 namespace detail {
 
 /// Slots compared at a time, and how many others with them.
-inline constexpr index_t cosine_slots = 64, cosine_most = 64;
+inline constexpr index_t cosine_slots = tile_most, cosine_most = 64;
 
 /// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
 /// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
@@ -159,7 +153,7 @@ template <class Candidate>
 void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leaving,
                        Candidate candidate, std::span<near_slot> best) {
   using detail::cosine_most, detail::cosine_slots;
-  constexpr index_t floats = 16384;
+  constexpr index_t floats = detail::tile_room;
   const index_t n = head.length(), dim = head.dim();
   const index_t some = std::clamp(floats / dim, index_t{1}, cosine_most);
   const index_t rows = std::clamp(floats / dim, index_t{1}, cosine_slots);

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <cstddef>  // std::ptrdiff_t
+#include <algorithm>  // std::clamp
+#include <cstddef>    // std::ptrdiff_t
 
 #include "kvfold/convert.hpp"
 
@@ -32,6 +33,22 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
     to_floats(row_of(first + i), dim, buffer + std::ptrdiff_t{i} * dim);
   }
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
+}
+
+/// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
+inline constexpr index_t tile_most = 64, tile_room = 16384;
+
+/// Calls `use(first, tile)` for the keys of all slots, at most `tile_most` at a time. Nothing is
+/// allocated.
+template <class Use>
+void each_tile_of_keys(const kv_head auto& head, Use use) {
+  float buffer[tile_room];
+  const index_t n = head.length(), dim = head.dim(),
+                rows = std::clamp(tile_room / dim, index_t{1}, tile_most);
+  for (index_t first = 0; first < n; first += rows) {
+    use(first, load_tile([&](index_t s) { return head.key(s); }, first, std::min(rows, n - first),
+                         dim, buffer));
+  }
 }
 
 }  // namespace kvfold::detail

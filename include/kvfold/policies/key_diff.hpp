@@ -1,6 +1,6 @@
 #pragma once
 
-#include <algorithm>  // std::clamp
+#include <algorithm>  // std::fill_n
 #include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
 #include <string_view>
@@ -53,22 +53,14 @@ struct key_diff {
   /// allocated.
   template <class See>
   static void each_score(const kv_head auto& head, See see) {
-    constexpr index_t floats = 16384, most = 64;
-    const index_t n = head.length(), dim = head.dim(),
-                  rows = std::clamp(floats / dim, index_t{1}, most);
-    float mean[floats], buffer[floats], norm[most], dot[most];
-    const auto each_tile = [&](auto use) {
-      for (index_t first = 0; first < n; first += rows) {
-        const index_t count = std::min(rows, n - first);
-        use(first, count,
-            detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer));
-      }
-    };
+    const index_t dim = head.dim();
+    float mean[detail::tile_room], norm[detail::tile_most], dot[detail::tile_most];
     const auto or_infinity = [](float x) {  // what is divided by it is 0
       return x > 0 ? x : std::numeric_limits<float>::infinity();
     };
     std::fill_n(mean, dim, 0.0F);
-    each_tile([&](index_t, index_t count, const detail::tile& keys) {
+    detail::each_tile_of_keys(head, [&](index_t, const detail::tile& keys) {
+      const auto count = static_cast<index_t>(keys.rows());
       detail::row_norms(keys, norm);
       bool all = true;
       for (index_t i = 0; i < count; ++i) {
@@ -85,7 +77,8 @@ struct key_diff {
     });
     const row<const float> sum{mean};
     const float length = std::sqrt(kvfold::dot(sum, sum, dim));  // its scale changes no cosine
-    each_tile([&](index_t first, index_t count, const detail::tile& keys) {
+    detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+      const auto count = static_cast<index_t>(keys.rows());
       detail::row_dots_and_norms(keys, mean, dot, norm);
       for (index_t i = 0; i < count; ++i) {
         norm[i] = or_infinity(norm[i] * length);
