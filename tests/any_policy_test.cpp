@@ -1,24 +1,9 @@
-// any_policy is the policy inside it; and the one place where its verbs are compiled.
+// any_policy is the policy inside it.
 #include <catch2/catch.hpp>
 #include <span>
 
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
-
-namespace kvfold {
-
-template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
-                      observation);
-template void observe(const any_policy&, const head_view<float>&, head_state&,
-                      const query_view<float>&);
-template void plan(const any_policy&, const head_view<float>&, const head_state&,
-                   const query_view<float>&, index_t, merge_plan&);
-template void compress(const any_policy&, const head_view<float>&, head_state&, workspace&,
-                       const budget&, const query_view<float>&);
-template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
-                   const float*, const float*, const float*, const budget&, float*);
-
-}  // namespace kvfold
 
 using fixtures::index_t;
 using kvfold::budget;

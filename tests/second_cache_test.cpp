@@ -4,6 +4,7 @@
 
 #include "kvfold/quantised.hpp"
 #include "support/fixtures.hpp"
+#include "support/policies.hpp"
 
 namespace {
 
@@ -52,8 +53,8 @@ struct int8_cache {
 };
 
 /// A plan that a policy makes of a head.
-template <class P>
-merge_plan plan_of(const P& policy, const kvfold::kv_head auto& head, index_t target) {
+merge_plan plan_of(const kvfold::any_policy& policy, const kvfold::head_view<float>& head,
+                   index_t target) {
   auto state = kvfold::make_head_state(policy, head);
   const fixtures::queries queries(head.length(), head.group(), head.dim());
   observe(policy, head, state, queries.view());
@@ -125,7 +126,7 @@ TEST_CASE("a plan that evicts moves int8 rows byte for byte", "[int8]") {
 }
 
 TEST_CASE("a plan that merges costs int8 rows one more rounding", "[int8]") {
-  const auto check_policy = [](const auto& policy, const char* name) {
+  const auto check_policy = [](const kvfold::any_policy& policy, const char* name) {
     for (const index_t group : {32, 64}) {
       auto kv = fixtures::random_cache(128, 64, 1);
       int8_cache second(kv.head(0), group);

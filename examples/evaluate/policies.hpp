@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "custom_policy.hpp"
-#include "kvfold/kvfold.hpp"
+#include "engine/policies.hpp"
 
 namespace evaluate {
 

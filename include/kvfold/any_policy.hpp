@@ -1,8 +1,9 @@
 /// A policy chosen at run time, so that every head of every layer may have its own.
 #pragma once
 
+#include <concepts>  // std::same_as
 #include <string_view>
-#include <utility>  // std::forward
+#include <utility>  // std::in_place_index
 #include <variant>
 #include <vector>
 
@@ -29,16 +30,43 @@
 
 namespace kvfold {
 
+namespace detail {
+
+/// Is `One` the policy `P`, or can it hold one?
+template <class P, class One>
+consteval bool holds() {
+  if constexpr (requires { One::template holds<P>(); }) {
+    return std::same_as<P, One> || One::template holds<P>();
+  } else {
+    return std::same_as<P, One>;
+  }
+}
+
+}  // namespace detail
+
 /// One of `Policies`, itself a policy. Each call is one `std::visit` per head, none per slot.
+///
+/// What runs a policy over a head is defined outside of the class, so that a program with many
+/// files may compile it once: examples/engine/policies.hpp.
 template <policy... Policies>
 class basic_any_policy {
  public:
+  /// Can it be a `P`, itself or inside of one of `Policies`?
   template <class P>
-  requires(std::same_as<P, Policies> || ...) basic_any_policy(P p)
-      : policy_(std::move(p)) {}  // NOLINT: a policy is one of the alternatives
+  static consteval bool holds() {
+    return (detail::holds<P, Policies>() || ...);
+  }
+
+  template <class P>
+  requires(holds<P>()) basic_any_policy(P p)  // NOLINT: a policy is one of the alternatives
+      : policy_(std::in_place_index<place<P>()>, std::move(p)) {}
 
   /// One of each, with its default parameters.
-  static std::vector<basic_any_policy> every() { return {Policies{}...}; }
+  static std::vector<basic_any_policy> every() {
+    std::vector<basic_any_policy> all;
+    (add_every<Policies>(all), ...);
+    return all;
+  }
 
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
@@ -80,63 +108,131 @@ class basic_any_policy {
     return visit([](const auto& p) { return traits::plans_on_queries(p); });
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    visit([&](const auto& p) { traits::observe(p, head, state, seen); });
-  }
+  void observe(const kv_head auto& head, head_state& state, const observation& seen) const;
   template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    visit([&](const auto& p) { traits::observe(p, head, state, queries); });
-  }
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const;
   void plan(const kv_head auto& head, const head_state& state, index_t target,
-            merge_plan& out) const {
-    visit([&](const auto& p) { p.plan(head, state, target, out); });
-  }
+            merge_plan& out) const;
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
-            index_t target, merge_plan& out) const {
-    visit([&](const auto& p) { traits::plan(p, head, state, queries, target, out); });
-  }
+            index_t target, merge_plan& out) const;
   bool leaving(const kv_head auto& head, const head_state& state, index_t target,
-               departure& out) const {
-    return visit([&](const auto& p) { return traits::leaving(p, head, state, target, out); });
-  }
+               departure& out) const;
   template <class Change>
-  void carry(const kv_head auto& head, head_state& state, const Change& change) const {
-    visit([&](const auto& p) { traits::carry(p, head, state, change); });
-  }
-  void settle(const kv_head auto& head, head_state& state, index_t target) const {
-    visit([&](const auto& p) { traits::settle(p, head, state, target); });
-  }
-
+  void carry(const kv_head auto& head, head_state& state, const Change& change) const;
+  void settle(const kv_head auto& head, head_state& state, index_t target) const;
   void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
-              std::span<float> probabilities, std::span<float> log_sum_exp) const {
-    visit(
-        [&](const auto& p) { traits::attend(p, head, state, q, out, probabilities, log_sum_exp); });
-  }
+              std::span<float> probabilities, std::span<float> log_sum_exp) const;
 
-  /// `f` is called with the policy inside.
+  /// `f` is called with the policy inside, however deep.
   template <class F>
   decltype(auto) visit(F&& f) const {
-    return std::visit(std::forward<F>(f), policy_);
+    return std::visit(into(f), policy_);
   }
   template <class F>
   decltype(auto) visit(F&& f) {
-    return std::visit(std::forward<F>(f), policy_);
+    return std::visit(into(f), policy_);
   }
 
  private:
+  /// Which of the alternatives a `P` is, or is inside of.
+  template <class P>
+  static consteval std::size_t place() {
+    std::size_t at = 0;
+    const bool found = ((detail::holds<P, Policies>() || (++at, false)) || ...);
+    return found ? at : 0;
+  }
+  template <class P>
+  static void add_every(std::vector<basic_any_policy>& all) {
+    if constexpr (requires { P::every(); }) {
+      for (const auto& p : P::every()) {
+        all.push_back(p);
+      }
+    } else {
+      all.push_back(P{});
+    }
+  }
+  template <class F>
+  static auto into(F& f) {
+    return [&f](auto& p) -> decltype(auto) {
+      if constexpr (requires { p.every(); }) {
+        return p.visit(f);
+      } else {
+        return f(p);
+      }
+    };
+  }
+
   std::variant<Policies...> policy_;
 };
 
-/// Every policy of the library, and `Own`: policies of one's own.
-template <policy... Own>
-using any_policy_with =
+template <policy... Policies>
+void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
+                                            const observation& seen) const {
+  std::visit([&](const auto& p) { traits::observe(p, head, state, seen); }, policy_);
+}
+
+template <policy... Policies>
+template <class T>
+void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
+                                            const query_view<T>& queries) const {
+  std::visit([&](const auto& p) { traits::observe(p, head, state, queries); }, policy_);
+}
+
+template <policy... Policies>
+void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
+                                         index_t target, merge_plan& out) const {
+  std::visit([&](const auto& p) { p.plan(head, state, target, out); }, policy_);
+}
+
+template <policy... Policies>
+template <class T>
+void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
+                                         const query_view<T>& queries, index_t target,
+                                         merge_plan& out) const {
+  std::visit([&](const auto& p) { traits::plan(p, head, state, queries, target, out); }, policy_);
+}
+
+template <policy... Policies>
+bool basic_any_policy<Policies...>::leaving(const kv_head auto& head, const head_state& state,
+                                            index_t target, departure& out) const {
+  return std::visit([&](const auto& p) { return traits::leaving(p, head, state, target, out); },
+                    policy_);
+}
+
+template <policy... Policies>
+template <class Change>
+void basic_any_policy<Policies...>::carry(const kv_head auto& head, head_state& state,
+                                          const Change& change) const {
+  std::visit([&](const auto& p) { traits::carry(p, head, state, change); }, policy_);
+}
+
+template <policy... Policies>
+void basic_any_policy<Policies...>::settle(const kv_head auto& head, head_state& state,
+                                           index_t target) const {
+  std::visit([&](const auto& p) { traits::settle(p, head, state, target); }, policy_);
+}
+
+template <policy... Policies>
+void basic_any_policy<Policies...>::attend(const kv_head auto& head, const head_state& state,
+                                           const float* q, float* out,
+                                           std::span<float> probabilities,
+                                           std::span<float> log_sum_exp) const {
+  std::visit(
+      [&](const auto& p) { traits::attend(p, head, state, q, out, probabilities, log_sum_exp); },
+      policy_);
+}
+
+/// Every policy of the library.
+using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
                      attention_matching, fold, random_tokens, tova, roco, scissorhands, key_diff,
-                     expected_attention, centroids, compactor, cam, Own...>;
-
-using any_policy = any_policy_with<>;
+                     expected_attention, centroids, compactor, cam>;
 
 static_assert(policy<any_policy>);
+
+/// These, and `Own`: policies of one's own.
+template <policy... Own>
+using any_policy_with = basic_any_policy<any_policy, Own...>;
 
 }  // namespace kvfold

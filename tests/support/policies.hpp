@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "engine/policies.hpp"
 
 namespace fixtures {
 
@@ -50,20 +50,3 @@ inline std::vector<example> every_policy() {
 }
 
 }  // namespace fixtures
-
-// The library's verbs for any_policy are instantiated once, in any_policy_test.cpp: each takes a
-// while to compile.
-namespace kvfold {
-
-extern template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
-                             observation);
-extern template void observe(const any_policy&, const head_view<float>&, head_state&,
-                             const query_view<float>&);
-extern template void plan(const any_policy&, const head_view<float>&, const head_state&,
-                          const query_view<float>&, index_t, merge_plan&);
-extern template void compress(const any_policy&, const head_view<float>&, head_state&, workspace&,
-                              const budget&, const query_view<float>&);
-extern template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
-                          const float*, const float*, const float*, const budget&, float*);
-
-}  // namespace kvfold

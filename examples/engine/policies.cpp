@@ -1,0 +1,33 @@
+#include "engine/policies.hpp"
+
+namespace kvfold {
+
+// What the verbs call, for types that hold an any_policy too.
+template void any_policy::observe(const head_view<float>&, head_state&, const observation&) const;
+template void any_policy::observe(const head_view<float>&, head_state&,
+                                  const query_view<float>&) const;
+template void any_policy::plan(const head_view<float>&, const head_state&, index_t,
+                               merge_plan&) const;
+template void any_policy::plan(const head_view<float>&, const head_state&, const query_view<float>&,
+                               index_t, merge_plan&) const;
+template bool any_policy::leaving(const head_view<float>&, const head_state&, index_t,
+                                  departure&) const;
+template void any_policy::carry(const head_view<float>&, head_state&, const departure&) const;
+template void any_policy::carry(const head_view<float>&, head_state&, const merge_plan&) const;
+template void any_policy::settle(const head_view<float>&, head_state&, index_t) const;
+template void any_policy::attend(const head_view<float>&, const head_state&, const float*, float*,
+                                 std::span<float>, std::span<float>) const;
+
+// The verbs.
+template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                      observation);
+template void observe(const any_policy&, const head_view<float>&, head_state&,
+                      const query_view<float>&);
+template void plan(const any_policy&, const head_view<float>&, const head_state&,
+                   const query_view<float>&, index_t, merge_plan&);
+template void compress(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                       const budget&, const query_view<float>&);
+template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                   const float*, const float*, const float*, const budget&, float*);
+
+}  // namespace kvfold

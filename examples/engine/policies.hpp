@@ -1,0 +1,40 @@
+/// The policies, compiled once: what takes a compiler a minute is in policies.cpp. A file that
+/// includes this one finds it there when it runs `any_policy` over heads of floats.
+#pragma once
+
+#include "kvfold/kvfold.hpp"
+
+namespace kvfold {
+
+// What the verbs call, for types that hold an any_policy too.
+extern template void any_policy::observe(const head_view<float>&, head_state&,
+                                         const observation&) const;
+extern template void any_policy::observe(const head_view<float>&, head_state&,
+                                         const query_view<float>&) const;
+extern template void any_policy::plan(const head_view<float>&, const head_state&, index_t,
+                                      merge_plan&) const;
+extern template void any_policy::plan(const head_view<float>&, const head_state&,
+                                      const query_view<float>&, index_t, merge_plan&) const;
+extern template bool any_policy::leaving(const head_view<float>&, const head_state&, index_t,
+                                         departure&) const;
+extern template void any_policy::carry(const head_view<float>&, head_state&,
+                                       const departure&) const;
+extern template void any_policy::carry(const head_view<float>&, head_state&,
+                                       const merge_plan&) const;
+extern template void any_policy::settle(const head_view<float>&, head_state&, index_t) const;
+extern template void any_policy::attend(const head_view<float>&, const head_state&, const float*,
+                                        float*, std::span<float>, std::span<float>) const;
+
+// The verbs.
+extern template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                             observation);
+extern template void observe(const any_policy&, const head_view<float>&, head_state&,
+                             const query_view<float>&);
+extern template void plan(const any_policy&, const head_view<float>&, const head_state&,
+                          const query_view<float>&, index_t, merge_plan&);
+extern template void compress(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                              const budget&, const query_view<float>&);
+extern template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
+                          const float*, const float*, const float*, const budget&, float*);
+
+}  // namespace kvfold
