@@ -27,7 +27,8 @@ Eigen::MatrixXd dense(const oracle::mat& a) {
 oracle::vec nnls(const oracle::mat& a, const oracle::vec& b, const Eigen::VectorXd& start = {}) {
   const Eigen::MatrixXd m = dense(a);
   const Eigen::Map<const Eigen::VectorXd> wanted(b.data(), static_cast<Eigen::Index>(b.size()));
-  const Eigen::VectorXd x = kvfold::nnls(m.transpose() * m, m.transpose() * wanted, start);
+  const Eigen::VectorXd x =
+      kvfold::nnls(Eigen::MatrixXd(m.transpose() * m), m.transpose() * wanted, start);
   return {x.data(), x.data() + x.size()};
 }
 

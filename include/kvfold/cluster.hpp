@@ -28,7 +28,8 @@ void each_row_of_products(const dense::stored auto& x, const dense::stored auto&
   dense::matrix dot;
   for (Eigen::Index begin = 0; begin < x.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, x.rows() - begin);
-    dot.noalias() = x.middleRows(begin, rows) * centres.transpose();
+    dot.resize(rows, centres.rows());
+    dense::set_product_transposed(1, x.middleRows(begin, rows), centres, dot);
     dot.rowwise() -= half.transpose();
     for (Eigen::Index r = 0; r < rows; ++r) {
       see(begin + r, dot.row(r));

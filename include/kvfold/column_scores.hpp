@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kvfold/product.hpp"
 #include "kvfold/queries.hpp"
 #include "kvfold/tile.hpp"
 
@@ -35,7 +36,7 @@ struct column_sums {
 template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
                    const column_options& options, const column_sums& out) {
-  using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  using matrix = dense::matrix_of<float>;
   const index_t n = head.length(), dim = head.dim(), group = head.group(), count = queries.count;
   expects(n > 0, "column_scores: at least 1 slot expected, an empty head came");
   expects(count > 0 && queries.data != nullptr, "column_scores: at least 1 query expected, ",
@@ -86,7 +87,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
       const index_t slots = std::min(slots_a_tile, visible - s0);
       const auto keys =
           detail::load_tile([&](index_t s) { return head.key(s); }, s0, slots, dim, buffer.data());
-      e.block(0, s0, rows, slots).noalias() = q.topRows(rows) * keys.transpose();
+      dense::set_product_transposed(1, q.topRows(rows), keys, e.block(0, s0, rows, slots));
     }
     for (index_t r = 0; r < rows; ++r) {
       const index_t i = i0 + r / group, g = r % group;
@@ -130,7 +131,8 @@ void column_scores(const Head& head, const query_view<Query>& queries,
         weight.col(first) << 1.0F, i0 + i >= count - options.window ? 1.0F : 0.0F, age;
       }
     }
-    sums.leftCols(visible).noalias() += weight.leftCols(rows) * e.block(0, 0, rows, visible);
+    dense::add_product(1, weight.leftCols(rows), e.block(0, 0, rows, visible),
+                       sums.leftCols(visible));
   }
   const auto give = [&](index_t r, std::span<float> to) {
     std::copy_n(sums.row(r).data(), to.size(), to.begin());

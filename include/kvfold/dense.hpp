@@ -4,24 +4,17 @@
 
 #include <Eigen/Core>
 #include <algorithm>  // std::min
-#include <concepts>   // std::derived_from
 #include <cstddef>    // std::ptrdiff_t
 
 #include "kvfold/convert.hpp"
+#include "kvfold/product.hpp"
 #include "kvfold/queries.hpp"
 #include "kvfold/view.hpp"
 
 namespace kvfold::dense {
 
-using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using matrix = matrix_of<float>;
 using vector = Eigen::VectorXf;
-
-/// A matrix or a vector in memory (no expression, which would be computed at every use). Functions
-/// over it are templates even where one type would do: a program compiles only those it calls.
-template <class M>
-concept stored = std::derived_from<M, Eigen::MatrixBase<M>> && requires(const M& m) {
-  m.data();
-};
 
 /// `[length, dim]`
 matrix keys(const kv_head auto& head) {
@@ -90,8 +83,8 @@ struct attention {
         }
       };
       each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-        part.noalias() =
-            scale * (queries.middleRows(begin, rows) * keys.middleRows(first, width).transpose());
+        set_product_transposed(scale, queries.middleRows(begin, rows),
+                               keys.middleRows(first, width), part);
         for (Eigen::Index r = 0; r < rows; ++r) {
           auto logit = part.row(r);
           logit += log_mass.segment(first, width).transpose();
@@ -111,7 +104,7 @@ struct attention {
       each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
         part.array().colwise() *= top.col(t).head(rows).array();
         mass.segment(first, width) += part.colwise().sum().transpose();
-        output.middleRows(begin, rows).noalias() += part * values.middleRows(first, width);
+        add_product(1, part, values.middleRows(first, width), output.middleRows(begin, rows));
       });
     }
   }

@@ -35,8 +35,9 @@ void for_each_query(const kv_head auto& head, const query_view<T>& queries, grou
     while (reach > all && head.position(reach - 1) > latest) {
       --reach;
     }
-    p.noalias() =
-        head.scale() * (dense::queries(block, group, head.dim()) * keys.topRows(reach).transpose());
+    p.resize(Eigen::Index{group} * block.count, reach);
+    dense::set_product_transposed(head.scale(), dense::queries(block, group, head.dim()),
+                                  keys.topRows(reach), p);
     for (index_t i = 0; i < block.count; ++i) {
       index_t visible = all;
       for (index_t s = all; s < reach; ++s) {

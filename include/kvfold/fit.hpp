@@ -25,7 +25,8 @@ dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored a
   dense::matrix e;
   for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, queries.rows() - begin);
-    e.noalias() = scale * (queries.middleRows(begin, rows) * keys.transpose());
+    e.resize(rows, keys.rows());
+    dense::set_product_transposed(scale, queries.middleRows(begin, rows), keys, e);
     e.colwise() -= log_sum_exp.segment(begin, rows);
     alone += e.array().exp().matrix().colwise().sum().transpose();
   }
@@ -35,7 +36,8 @@ dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored a
 /// Softmax attention `[queries, slots]` over slots with log-mass.
 dense::matrix probabilities(const dense::stored auto& queries, const dense::stored auto& keys,
                             const dense::stored auto& log_mass, float scale) {
-  dense::matrix p = scale * (queries * keys.transpose());
+  dense::matrix p(queries.rows(), keys.rows());
+  dense::set_product_transposed(scale, queries, keys, p);
   p.rowwise() += log_mass.transpose();
   p.colwise() -= p.rowwise().maxCoeff().eval();
   p = p.array().exp();
@@ -73,25 +75,28 @@ double largest_eigenvalue(const dense::stored auto& a) {
 /// `missing [queries, dim]` is what `P V` lacks. The smaller of the two equal forms is solved.
 dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
                            float ridge) {
-  const Eigen::MatrixXd a = p.template cast<double>(), y = missing.template cast<double>();
-  const bool primal = a.cols() <= a.rows();
-  const Eigen::Index size = primal ? a.cols() : a.rows();
-  Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(size, size);  // its lower triangle
-  if (primal) {
-    gram.selfadjointView<Eigen::Lower>().rankUpdate(a.transpose());
-  } else {
-    gram.selfadjointView<Eigen::Lower>().rankUpdate(a);
-  }
+  const bool primal = p.cols() <= p.rows();
+  using matrix = dense::matrix_of<double>;
+  const matrix a = p.template cast<double>(), y = missing.template cast<double>();
+  const matrix rows = primal ? matrix(a.transpose()) : a;                  // the smaller side's
+  Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
+  gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
   const double lambda = double{ridge} * largest_eigenvalue(gram);
   if (lambda == 0) {
     return dense::matrix::Zero(p.cols(), missing.cols());
   }
   gram.diagonal().array() += lambda;
   const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>> factor(gram);
+  matrix delta = matrix::Zero(a.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y
   if (primal) {
-    return factor.solve(a.transpose() * y).cast<float>();
+    dense::add_transposed_product(1, a, y, delta);
+    factor.solveInPlace(delta);
+  } else {
+    matrix part = y;
+    factor.solveInPlace(part);
+    dense::add_transposed_product(1, a, part, delta);
   }
-  return (a.transpose() * factor.solve(y)).cast<float>();
+  return delta.template cast<float>();
 }
 
 }  // namespace kvfold

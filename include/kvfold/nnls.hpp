@@ -8,15 +8,17 @@
 #include <cmath>      // std::sqrt
 #include <vector>
 
+#include "kvfold/product.hpp"
+
 namespace kvfold {
 
 namespace detail {
 
 /// The Cholesky factor of those rows and columns of `gram` that are in use, as they come and go.
+template <dense::stored Gram>
 class growing_factor {
  public:
-  explicit growing_factor(const Eigen::MatrixXd& gram)
-      : gram_(gram), lower_(gram.rows(), gram.cols()) {}
+  explicit growing_factor(const Gram& gram) : gram_(gram), lower_(gram.rows(), gram.cols()) {}
 
   const std::vector<Eigen::Index>& columns() const { return columns_; }
 
@@ -26,7 +28,7 @@ class growing_factor {
     if (n > 0) {
       auto row = lower_.row(n).head(n);
       row = gram_(columns_, j).transpose();
-      lower_.topLeftCorner(n, n).triangularView<Eigen::Lower>().solveInPlace(
+      lower_.topLeftCorner(n, n).template triangularView<Eigen::Lower>().solveInPlace(
           lower_.row(n).head(n).transpose());
     }
     const double rest = gram_(j, j) - lower_.row(n).head(n).squaredNorm();
@@ -63,7 +65,8 @@ class growing_factor {
  private:
   Eigen::Index size() const { return static_cast<Eigen::Index>(columns_.size()); }
   Eigen::VectorXd solved(const Eigen::VectorXd& wanted) const {
-    const auto factor = lower_.topLeftCorner(size(), size()).triangularView<Eigen::Lower>();
+    const auto factor =
+        lower_.topLeftCorner(size(), size()).template triangularView<Eigen::Lower>();
     Eigen::VectorXd part = wanted(columns_), x = Eigen::VectorXd::Zero(wanted.size());
     factor.solveInPlace(part);
     factor.transpose().solveInPlace(part);
@@ -71,7 +74,7 @@ class growing_factor {
     return x;
   }
 
-  const Eigen::MatrixXd& gram_;
+  const Gram& gram_;
   Eigen::MatrixXd lower_;
   std::vector<Eigen::Index> columns_;
 };
@@ -82,8 +85,8 @@ class growing_factor {
 /// `gram = AᵀA [n, n]`, `correlation = Aᵀb [n]`. `start [n] ≥ 0`: where to begin, 0 if empty; the
 /// solution of almost the same problem saves almost all the work. A column that depends on others
 /// stays at 0. O(n²) a round, and about as many rounds as columns that come or go.
-inline Eigen::VectorXd nnls(const Eigen::MatrixXd& gram, const Eigen::VectorXd& correlation,
-                            const Eigen::VectorXd& start = {}) {
+Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& correlation,
+                     const Eigen::VectorXd& start = {}) {
   const Eigen::Index n = correlation.size();
   detail::growing_factor factor(gram);
   Eigen::VectorXd x = Eigen::VectorXd::Zero(n);

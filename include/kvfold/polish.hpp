@@ -37,7 +37,8 @@ struct attention_loss {
     for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
       const Eigen::Index rows = std::min(block, queries.rows() - begin);
       const auto q = queries.middleRows(begin, rows);
-      p.noalias() = scale * (q * x.key.transpose());
+      p.resize(rows, x.key.rows());
+      dense::set_product_transposed(scale, q, x.key, p);
       p.rowwise() += x.log_mass.transpose();
       z = p.rowwise().maxCoeff();
       p = (p.colwise() - z).array().exp();
@@ -45,8 +46,8 @@ struct attention_loss {
       p.array().colwise() /= sum.array();
       z.array() += sum.array().log();
 
-      off.noalias() = p * x.value;
-      off -= wanted.output.middleRows(begin, rows);
+      off = -wanted.output.middleRows(begin, rows);
+      dense::add_product(1, p, x.value, off);
       const dense::vector excess = z - wanted.log_sum_exp.segment(begin, rows);
       const dense::vector weight = wanted.output.middleRows(begin, rows)
                                        .rowwise()
@@ -59,13 +60,14 @@ struct attention_loss {
               double{mass_weight / count * excess.squaredNorm()};
 
       off.array().colwise() *= 2 * weight.array();  // ∂loss/∂o
-      gradient.value.noalias() += p.transpose() * off;
-      d.noalias() = off * x.value.transpose();
+      dense::add_transposed_product(1, p, off, gradient.value);
+      d.resize(rows, x.value.rows());
+      dense::set_product_transposed(1, off, x.value, d);
       const dense::vector mean = (d.array() * p.array()).rowwise().sum();  // of ∂loss/∂p, by p
       d.colwise() += 2 * mass_weight / count * excess - mean;
       d.array() *= p.array();  // ∂loss/∂logit
       gradient.log_mass += d.colwise().sum().transpose();
-      gradient.key.noalias() += scale * (d.transpose() * q);
+      dense::add_transposed_product(scale, d, q, gradient.key);
     }
     return loss;
   }

@@ -56,7 +56,7 @@ class query_moments {
       const auto x = queries.middleRows(g * rows, rows);
       mean(g) += x.colwise().sum().transpose() / n - lost * mean(g);
       second(g) *= 1 - lost;
-      second(g).noalias() += x.transpose() * x / n;
+      dense::add_transposed_product(1 / n, x, x, second(g));
     }
   }
 

@@ -68,7 +68,8 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
       const index_t width = std::min(block, columns - j0);
       Eigen::Map<dense::matrix, 0, Eigen::OuterStride<>> dot(products, rows, width,
                                                              Eigen::OuterStride<>(block));
-      dot.noalias() = from.keys.middleRows(i0, rows) * to.keys.middleRows(j0, width).transpose();
+      dense::set_product_transposed(1, from.keys.middleRows(i0, rows),
+                                    to.keys.middleRows(j0, width), dot);
       const float *const mass = to.mass.data() + j0, *const square = to.square.data() + j0;
       for (index_t r = 0; r < rows; ++r) {
         const index_t i = i0 + r, visible = std::min(limit(i) - j0, width);

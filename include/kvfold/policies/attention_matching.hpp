@@ -72,14 +72,15 @@ struct attention_matching {
     }
     std::ranges::sort(kept);
 
-    const Eigen::MatrixXd a = full.mass(Eigen::all, kept);
-    const Eigen::VectorXd x = nnls(a.transpose() * a, a.transpose() * full.total);
+    const matrix a = full.mass(Eigen::all, kept);
+    const Eigen::VectorXd x = nnls(products(a, a), a.transpose() * full.total);
     const dense::vector beta =
         x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
     const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
     const dense::attention wanted(queries, keys, values, dense::log_mass(head), head.scale());
     const dense::matrix p = probabilities(queries, key, beta, head.scale());
-    const dense::matrix missing = wanted.output - p * value;
+    dense::matrix missing = wanted.output;
+    dense::add_product(-1, p, value, missing);
     const dense::matrix delta = ridge_values(p, missing, ridge);
     out.reset(head.length());
     for (std::size_t r = 0; r < kept.size(); ++r) {
@@ -90,11 +91,19 @@ struct attention_matching {
 
  private:
   using slots = std::vector<index_t>;
+  using matrix = dense::matrix_of<double>;
+
+  /// `aᵀ b`
+  static matrix products(const dense::rowwise auto& a, const dense::rowwise auto& b) {
+    matrix m = matrix::Zero(a.cols(), b.cols());
+    dense::add_transposed_product(1, a, b, m);
+    return m;
+  }
 
   /// The full cache on the queries, in double: what is still missing is a small difference.
   struct full_mass {
     // [queries, length] A: without log-mass, which is what is sought. Row by row: so it is made.
-    Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> mass;
+    matrix mass;
     Eigen::VectorXd total;    // [queries] t
     Eigen::VectorXd squares;  // [length] Σ_q p_qj²
 
@@ -103,17 +112,17 @@ struct attention_matching {
         : mass(queries.rows(), keys.rows()),
           total(queries.rows()),
           squares(Eigen::VectorXd::Zero(keys.rows())) {
-      mass.noalias() = queries.template cast<double>() * keys.template cast<double>().transpose();
-      mass *= double{scale};
+      const matrix q = queries.template cast<double>(), k = keys.template cast<double>();
+      dense::set_product_transposed(double{scale}, q, k, mass);
       const Eigen::RowVectorXd beta = log_mass.transpose().template cast<double>();
       Eigen::RowVectorXd e;
-      for (Eigen::Index q = 0; q < mass.rows(); ++q) {
-        e = mass.row(q) + beta;
+      for (Eigen::Index i = 0; i < mass.rows(); ++i) {
+        e = mass.row(i) + beta;
         const double top = e.maxCoeff();
         e = (e.array() - top).exp();
-        total[q] = e.sum();
-        squares += (e / total[q]).cwiseAbs2().transpose();
-        mass.row(q) = (mass.row(q).array() - top).exp();
+        total[i] = e.sum();
+        squares += (e / total[i]).cwiseAbs2().transpose();
+        mass.row(i) = (mass.row(i).array() - top).exp();
       }
     }
   };
@@ -138,7 +147,7 @@ struct attention_matching {
   void pursue(const std::same_as<full_mass> auto& full, slots& kept, slots& others,
               std::size_t target) const {
     const std::size_t safe = kept.size();
-    Eigen::MatrixXd a = full.mass(Eigen::all, kept), gram = a.transpose() * a;
+    matrix a = full.mass(Eigen::all, kept), gram = products(a, a);
     Eigen::VectorXd x = nnls(gram, a.transpose() * full.total);
     while (kept.size() < target && !others.empty()) {
       const Eigen::VectorXd gain = full.mass.transpose() * (full.total - a * x);
@@ -147,7 +156,7 @@ struct attention_matching {
       const Eigen::Index before = a.cols(), now = static_cast<Eigen::Index>(kept.size());
       a = full.mass(Eigen::all, kept);
       gram.conservativeResize(now, now);
-      gram.rightCols(now - before).noalias() = a.transpose() * a.rightCols(now - before);
+      gram.rightCols(now - before) = products(a, a.rightCols(now - before));
       gram.bottomRows(now - before) = gram.rightCols(now - before).transpose().eval();
       Eigen::VectorXd start = Eigen::VectorXd::Zero(now);
       start.head(before) = x;

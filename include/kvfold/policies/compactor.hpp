@@ -86,7 +86,8 @@ struct compactor {
     auto score = scratch.column(n), lever = scratch.column(m), attended = scratch.column(m);
     auto x = scratch.rows(dim, m);
     auto key = scratch.column(dim);
-    Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
+    auto upper = scratch.rows(dim, dim);  // row by row: column by column, it is the lower triangle
+    Eigen::Map<Eigen::MatrixXf> covariance(upper.data(), dim, dim);
     rotation turn(rope, dim);
     for (index_t j = 0; j < m; ++j) {
       const index_t s = others[static_cast<std::size_t>(j)];
@@ -103,8 +104,8 @@ struct compactor {
       const index_t height = std::min(block, dim - i);
       for (index_t j = 0; j <= i; j += block) {
         const index_t width = std::min(block, dim - j);
-        covariance.block(i, j, height, width).noalias() =
-            x.middleRows(i, height) * x.middleRows(j, width).transpose();
+        dense::set_product_transposed(1, x.middleRows(j, width), x.middleRows(i, height),
+                                      upper.block(j, i, width, height));
       }
     }
     leverage(x, covariance, 0.01F, lever);

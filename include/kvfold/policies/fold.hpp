@@ -70,7 +70,9 @@ struct fold {
             index_t target, merge_plan& out) const {
     dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
     x.colwise() -= x.rowwise().mean().eval();
-    Eigen::MatrixXf covariance = x * x.transpose();
+    dense::matrix products(x.rows(), x.rows());
+    dense::set_product_transposed(1, x, x, products);
+    Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
     dense::vector lever(head.length());
     leverage(x, covariance, prompt.leverage_ridge, lever);
     const std::span<float> levers(lever.data(), static_cast<std::size_t>(lever.size()));

@@ -179,8 +179,8 @@ struct fold_decode {
         const index_t slots = std::min(tile_slots, n - s);
         const auto keys =
             detail::load_tile([&](index_t i) { return head.key(i); }, s, slots, head.dim(), buffer);
-        logits.block(0, s, rows, slots).noalias() =
-            queries.middleRows(first, rows) * keys.transpose();
+        dense::set_product_transposed(1, queries.middleRows(first, rows), keys,
+                                      logits.block(0, s, rows, slots));
       }
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = logits.row(r).array();

@@ -104,7 +104,8 @@ struct fold_prompt {
     fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
       const dense::matrix p = probabilities(queries, key, beta, head.scale());
-      const dense::matrix missing = full.output - p * value;
+      dense::matrix missing = full.output;
+      dense::add_product(-1, p, value, missing);
       fitted.value += ridge_values(p, missing, ridge);
       for (Eigen::Index r = 0; r < target; ++r) {
         if (fixed[static_cast<std::size_t>(r)] != 0) {
@@ -153,12 +154,17 @@ struct fold_prompt {
   static dense::matrix space(const kv_head auto& head, const dense::stored auto& queries,
                              const dense::stored auto& keys, const dense::stored auto& values) {
     const dense::matrix centred = queries.rowwise() - queries.colwise().mean();
-    Eigen::MatrixXf covariance = centred.transpose() * centred / static_cast<float>(queries.rows());
+    dense::matrix covariance = dense::matrix::Zero(queries.cols(), queries.cols());
+    dense::add_transposed_product(1 / static_cast<float>(queries.rows()), centred, centred,
+                                  covariance);
     covariance.diagonal().array() += 1e-3F;
-    const Eigen::LLT<Eigen::MatrixXf> factor(covariance);
+    Eigen::MatrixXf lower = covariance;
+    const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
+    covariance = factor.matrixL();
     const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
     dense::matrix x(keys.rows(), keys.cols() + values.cols());
-    x.leftCols(keys.cols()).noalias() = head.scale() * keys * factor.matrixL().toDenseMatrix();
+    x.leftCols(keys.cols()).setZero();
+    dense::add_product(head.scale(), keys, covariance, x.leftCols(keys.cols()));
     x.rightCols(values.cols()) = values / norm;
     return x;
   }
