@@ -293,27 +293,3 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
     }
   }
 }
-
-TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
-  // After a compaction slot 4 holds token 64: its key has to be turned back by 64 positions.
-  const kvfold::rope rope;
-  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = 100}};
-  const auto content = normal(90 * dim);
-  for (index_t t = 0; t < 90; ++t) {
-    std::vector<float> k(content.begin() + t * dim, content.begin() + (t + 1) * dim);
-    rope.rotate(kvfold::row<float>{k.data()}, dim, t);
-    kv.append(0, k, normal(dim));
-  }
-  const kvfold::streaming_llm policy;
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
-  const auto head = kv.head(0);
-  REQUIRE(head.position(4) == 64);
-  const auto keys = kvfold::unrotated_keys(head, rope);
-  for (index_t s = 0; s < 30; ++s) {
-    for (index_t i = 0; i < dim; ++i) {
-      CHECK(keys(s, i) ==
-            Approx(content[static_cast<std::size_t>(head.position(s) * dim + i)]).margin(1e-5));
-    }
-  }
-}
