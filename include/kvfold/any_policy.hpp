@@ -96,9 +96,12 @@ class basic_any_policy {
             index_t target, merge_plan& out) const {
     visit([&](const auto& p) { traits::plan(p, head, state, queries, target, out); });
   }
-  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
-               departure& out) const {
-    return visit([&](const auto& p) { return traits::leaving(p, head, state, target, out); });
+  void ask(const kv_head auto& head, head_state& state, index_t target, probe& look) const {
+    visit([&](const auto& p) { traits::ask(p, head, state, target, look); });
+  }
+  bool leaving(const kv_head auto& head, const head_state& state, index_t target, departure& out,
+               const probe& seen = {}) const {
+    return visit([&](const auto& p) { return traits::leaving(p, head, state, target, out, seen); });
   }
   template <class Change>
   void carry(const kv_head auto& head, head_state& state, const Change& change) const {
@@ -109,9 +112,11 @@ class basic_any_policy {
   }
 
   void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
-              std::span<float> probabilities, std::span<float> log_sum_exp) const {
-    visit(
-        [&](const auto& p) { traits::attend(p, head, state, q, out, probabilities, log_sum_exp); });
+              std::span<float> probabilities, std::span<float> log_sum_exp,
+              probe* look = nullptr) const {
+    visit([&](const auto& p) {
+      traits::attend(p, head, state, q, out, probabilities, log_sum_exp, look);
+    });
   }
 
   /// `f` is called with the policy inside.
