@@ -10,13 +10,14 @@ template void any_policy::plan(const head_view<float>&, const head_state&, index
                                merge_plan&) const;
 template void any_policy::plan(const head_view<float>&, const head_state&, const query_view<float>&,
                                index_t, merge_plan&) const;
-template bool any_policy::leaving(const head_view<float>&, const head_state&, index_t,
-                                  departure&) const;
+template void any_policy::ask(const head_view<float>&, head_state&, index_t, probe&) const;
+template bool any_policy::leaving(const head_view<float>&, const head_state&, index_t, departure&,
+                                  const probe&) const;
 template void any_policy::carry(const head_view<float>&, head_state&, const departure&) const;
 template void any_policy::carry(const head_view<float>&, head_state&, const merge_plan&) const;
 template void any_policy::settle(const head_view<float>&, head_state&, index_t) const;
 template void any_policy::attend(const head_view<float>&, const head_state&, const float*, float*,
-                                 std::span<float>, std::span<float>) const;
+                                 std::span<float>, std::span<float>, probe*) const;
 
 // The verbs.
 template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,

@@ -15,15 +15,16 @@ extern template void any_policy::plan(const head_view<float>&, const head_state&
                                       merge_plan&) const;
 extern template void any_policy::plan(const head_view<float>&, const head_state&,
                                       const query_view<float>&, index_t, merge_plan&) const;
+extern template void any_policy::ask(const head_view<float>&, head_state&, index_t, probe&) const;
 extern template bool any_policy::leaving(const head_view<float>&, const head_state&, index_t,
-                                         departure&) const;
+                                         departure&, const probe&) const;
 extern template void any_policy::carry(const head_view<float>&, head_state&,
                                        const departure&) const;
 extern template void any_policy::carry(const head_view<float>&, head_state&,
                                        const merge_plan&) const;
 extern template void any_policy::settle(const head_view<float>&, head_state&, index_t) const;
 extern template void any_policy::attend(const head_view<float>&, const head_state&, const float*,
-                                        float*, std::span<float>, std::span<float>) const;
+                                        float*, std::span<float>, std::span<float>, probe*) const;
 
 // The verbs.
 extern template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,

@@ -116,13 +116,15 @@ class basic_any_policy {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, merge_plan& out) const;
-  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
-               departure& out) const;
+  void ask(const kv_head auto& head, head_state& state, index_t target, probe& look) const;
+  bool leaving(const kv_head auto& head, const head_state& state, index_t target, departure& out,
+               const probe& seen = {}) const;
   template <class Change>
   void carry(const kv_head auto& head, head_state& state, const Change& change) const;
   void settle(const kv_head auto& head, head_state& state, index_t target) const;
   void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
-              std::span<float> probabilities, std::span<float> log_sum_exp) const;
+              std::span<float> probabilities, std::span<float> log_sum_exp,
+              probe* look = nullptr) const;
 
   /// `f` is called with the policy inside, however deep.
   template <class F>
@@ -194,10 +196,17 @@ void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_st
 }
 
 template <policy... Policies>
+void basic_any_policy<Policies...>::ask(const kv_head auto& head, head_state& state, index_t target,
+                                        probe& look) const {
+  std::visit([&](const auto& p) { traits::ask(p, head, state, target, look); }, policy_);
+}
+
+template <policy... Policies>
 bool basic_any_policy<Policies...>::leaving(const kv_head auto& head, const head_state& state,
-                                            index_t target, departure& out) const {
-  return std::visit([&](const auto& p) { return traits::leaving(p, head, state, target, out); },
-                    policy_);
+                                            index_t target, departure& out,
+                                            const probe& seen) const {
+  return std::visit(
+      [&](const auto& p) { return traits::leaving(p, head, state, target, out, seen); }, policy_);
 }
 
 template <policy... Policies>
@@ -217,9 +226,11 @@ template <policy... Policies>
 void basic_any_policy<Policies...>::attend(const kv_head auto& head, const head_state& state,
                                            const float* q, float* out,
                                            std::span<float> probabilities,
-                                           std::span<float> log_sum_exp) const {
+                                           std::span<float> log_sum_exp, probe* look) const {
   std::visit(
-      [&](const auto& p) { traits::attend(p, head, state, q, out, probabilities, log_sum_exp); },
+      [&](const auto& p) {
+        traits::attend(p, head, state, q, out, probabilities, log_sum_exp, look);
+      },
       policy_);
 }
 

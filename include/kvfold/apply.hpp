@@ -6,21 +6,26 @@
 #include "kvfold/convert.hpp"
 #include "kvfold/plan.hpp"
 #include "kvfold/state.hpp"
+#include "kvfold/tile.hpp"
 
 namespace kvfold {
 
 /// A plan that takes one slot away, for decode: `leaving` goes, its key and value weighted into
-/// `into` (or nowhere), and the newest slot takes its place. No other row is touched.
+/// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by
+/// `heirs` slots, those at positions in (`after`, `until`]: each takes 1/`heirs` of it. No other
+/// row is touched.
 struct departure {
   static constexpr index_t nowhere = -1;
 
-  index_t leaving = nowhere;  ///< `nowhere`: all stay
-  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
-  float stay_weight = 1;      ///< of `into`'s own key and value
-  float leave_weight = 0;     ///< of the leaving ones
-  float log_mass = 0;         ///< of `into` afterwards
-  float key_scale = 1;        ///< of `into`'s merged key
-  float note = no_note;       ///< for the policy's own `carry`
+  index_t leaving = nowhere;                                    ///< `nowhere`: all stay
+  index_t into = nowhere;                                       ///< `nowhere`: what leaves is gone
+  float stay_weight = 1;                                        ///< of `into`'s own value, and key
+  float leave_weight = 0;                                       ///< of the leaving ones
+  float log_mass = 0;                                           ///< of `into` afterwards
+  float stay_key_weight = no_note, leave_key_weight = no_note;  ///< NaN: as the values'
+  float note = no_note;                                         ///< for the policy's own `carry`
+  index_t heirs = 0;                                            ///< how many share the value
+  index_t after = 0, until = 0;
 };
 
 namespace detail {
@@ -133,8 +138,9 @@ void apply(const departure& d, const slot_rows auto& head, head_state& state) {
           "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
   state.extend(head.length());
   if (d.into != departure::nowhere) {
-    const edge edges[] = {{d.into, d.key_scale * d.stay_weight, d.stay_weight},
-                          {d.leaving, d.key_scale * d.leave_weight, d.leave_weight}};
+    const auto of_key = [](float key, float value) { return std::isnan(key) ? value : key; };
+    const edge edges[] = {{d.into, of_key(d.stay_key_weight, d.stay_weight), d.stay_weight},
+                          {d.leaving, of_key(d.leave_key_weight, d.leave_weight), d.leave_weight}};
     fold_rows(head.key(d.into), head.dim(), edges, &edge::key_weight, {},
               [&](index_t s) { return head.key(s); });
     fold_rows(head.value(d.into), head.dim(), edges, &edge::value_weight, {},
@@ -144,6 +150,21 @@ void apply(const departure& d, const slot_rows auto& head, head_state& state) {
       const auto column = state.column(c);
       float& x = column[static_cast<std::size_t>(d.into)];
       x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(d.leaving)]);
+    }
+  }
+  if (d.heirs > 0) {
+    float share[detail::tile_room];
+    const auto dim = static_cast<std::size_t>(head.dim());
+    to_floats(head.value(d.leaving), head.dim(), share);
+    for (float& x : std::span(share, dim)) {
+      x /= static_cast<float>(d.heirs);
+    }
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (head.position(s) > d.after && head.position(s) <= d.until && s != d.leaving) {
+        const edge own[] = {{s}};
+        fold_rows(head.value(s), head.dim(), own, &edge::value_weight, std::span(share, dim),
+                  [&](index_t r) { return head.value(r); });
+      }
     }
   }
   const index_t last = head.length() - 1;

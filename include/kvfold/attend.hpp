@@ -8,6 +8,7 @@
 #include <limits>     // std::numeric_limits
 #include <span>
 
+#include "kvfold/probe.hpp"
 #include "kvfold/sweep.hpp"
 #include "kvfold/view.hpp"
 
@@ -32,6 +33,17 @@ inline constexpr index_t sweep_group = 16;
 /// does not depend on where in memory, or at which index, a number stands.
 using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::AlignedMax>;
 
+/// Calls `use(first, rows)` for a tile's rows, `few` at a time: what is used more than once lies in
+/// the nearest cache.
+template <class Use>
+void each_few(const tile& rows, index_t few, Use use) {
+  const auto count = static_cast<index_t>(rows.rows());
+  for (index_t i = 0; i < count; i += few) {
+    use(i, tile(rows.data() + i * rows.outerStride(), std::min(few, count - i), rows.cols(),
+                Eigen::OuterStride<>(rows.outerStride())));
+  }
+}
+
 }  // namespace detail
 
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
@@ -49,11 +61,13 @@ struct log_mass_of {
 ///
 /// in one sweep over keys and values, whatever the group; nothing is allocated.
 /// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
-/// `[group]` of `ℓ`. Refused: no slots, null data, spans of another size.
+/// `[group]` of `ℓ`; `look`, if it was asked something, sees every tile. Refused: no slots, null
+/// data, spans of another size.
 template <kv_head Head, class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
-            std::span<float> probabilities = {}, std::span<float> log_sum_exp = {}) {
+            std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
+            probe* look = nullptr) {
   using Eigen::Map;
   const index_t n = head.length(), dim = head.dim(), group = head.group();
   expects(n > 0, "attend: at least 1 slot expected, an empty head came");
@@ -68,15 +82,18 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   if (head.check_finite()) {
     expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
   }
+  const index_t near = std::clamp(detail::tile_floats / dim, index_t{1}, detail::tile_slots);
   const index_t rows = std::same_as<typename Head::scalar, float>
                            ? std::min(detail::most_dim / dim, detail::tile_slots)
-                           : std::clamp(detail::tile_floats / dim, index_t{1}, detail::tile_slots);
+                           : near;
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::most_dim];
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[detail::sweep_group][detail::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
+  const bool asks = look != nullptr && look->asked();
 
   for (index_t g0 = 0; g0 < group; g0 += detail::sweep_group) {
     const index_t heads = std::min(detail::sweep_group, group - g0);
+    const float* const queries = q + std::ptrdiff_t{g0} * dim;
     float max[detail::sweep_group], sum[detail::sweep_group];
     std::fill_n(max, heads, lowest);
     std::fill_n(sum, heads, 0.0F);
@@ -85,7 +102,12 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       const index_t count = std::min(rows, n - first);
       const auto keys =
           detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
-      detail::tile_dots(q + std::ptrdiff_t{g0} * dim, heads, keys, mass[0], detail::tile_slots);
+      detail::each_few(keys, near, [&](index_t i, const detail::tile& few) {
+        detail::tile_dots(queries, heads, few, mass[0] + i, detail::tile_slots);
+        if (g0 == 0 && asks) {
+          look->see_keys(first + i, few);
+        }
+      });
       for (index_t g = 0; g < heads; ++g) {
         const float* const dots = mass[g];
         float logit[detail::tile_slots];
@@ -107,7 +129,13 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       }
       const auto values =
           detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
-      detail::tile_sums(mass[0], detail::tile_slots, heads, values, out + std::ptrdiff_t{g0} * dim);
+      detail::each_few(values, near, [&](index_t i, const detail::tile& few) {
+        detail::tile_sums(mass[0] + i, detail::tile_slots, heads, few,
+                          out + std::ptrdiff_t{g0} * dim);
+        if (g0 == 0 && asks && look->asked_values()) {
+          look->see_values(first + i, few);
+        }
+      });
     }
     for (index_t g = 0; g < heads; ++g) {
       Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= sum[g];
@@ -134,8 +162,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
 /// Attention with log-mass.
 template <kv_head Head>
 void attend(const Head& head, const float* q, float* out, std::span<float> probabilities = {},
-            std::span<float> log_sum_exp = {}) {
-  attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp);
+            std::span<float> log_sum_exp = {}, probe* look = nullptr) {
+  attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp, look);
 }
 
 }  // namespace kvfold

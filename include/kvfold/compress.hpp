@@ -179,14 +179,20 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
   const auto log_sum_exp =
       std::span(work.log_sum_exp)
           .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
-  traits::attend(p, head, state, q, out, probabilities, log_sum_exp);
+  const bool full = traits::bounded(p) && head.length() >= b.trigger_length();
+  const bool one_leaves = full && head.length() == b.target + 1;
+  work.look.forget();
+  if (one_leaves) {
+    traits::ask(p, head, state, b.target, work.look);
+  }
+  traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.look);
   if (!probabilities.empty()) {
     observe(p, head, state, work,
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
-  if (traits::bounded(p) && head.length() >= b.trigger_length()) {
+  if (full) {
     departure one;
-    if (head.length() == b.target + 1 && traits::leaving(p, head, state, b.target, one)) {
+    if (one_leaves && traits::leaving(p, head, state, b.target, one, work.look)) {
       apply(p, one, head, state);
     } else {
       plan(p, head, state, b.target, work.plan);

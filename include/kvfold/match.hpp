@@ -5,10 +5,12 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::sqrt
 #include <limits>     // std::numeric_limits
+#include <numeric>    // std::iota
 #include <span>
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/plan.hpp"
+#include "kvfold/probe.hpp"
 #include "kvfold/sweep.hpp"
 
 namespace kvfold {
@@ -76,6 +78,47 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
       }
     }
   });
+  return best;
+}
+
+/// The same from `seen`, if attention was asked about slot `c`: `‖x‖² − 2 x·y + ‖y‖²`, and where
+/// rounding leaves that undecided, the distances themselves.
+template <class Candidate>
+index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate,
+                            const probe& seen) {
+  const index_t n = head.length();
+  if (!seen.about(c, n)) {
+    return nearest_by_distance(head, c, candidate);
+  }
+  const float* const dot = seen.keys().dot.data();
+  const float* const norm = seen.keys().norm.data();
+  const float own = norm[c], unsure = static_cast<float>(head.dim() + 16) * 2.5e-7F;
+  const auto about = [&](index_t r) { return norm[r] * norm[r] - 2 * dot[r] + own * own; };
+  const auto off = [&](index_t r) { return unsure * (norm[r] + own) * (norm[r] + own); };
+  float within = std::numeric_limits<float>::infinity();
+  for (index_t r = 0; r < n; ++r) {
+    const float most = about(r) + off(r);
+    if (!(std::abs(most) <= std::numeric_limits<float>::max())) {
+      return nearest_by_distance(head, c, candidate);
+    }
+    if (most < within && r != c && candidate(r)) {
+      within = most;
+    }
+  }
+  float key[detail::tile_room], other[detail::tile_room];
+  index_t best = -1;
+  float least = 0;
+  to_floats(head.key(c), head.dim(), key);
+  for (index_t r = 0; r < n; ++r) {
+    if (about(r) - off(r) <= within && r != c && candidate(r)) {
+      float square = 0;
+      to_floats(head.key(r), head.dim(), other);
+      detail::row_distances({other, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, key, &square);
+      if (best < 0 || square < least) {
+        best = r, least = square;
+      }
+    }
+  }
   return best;
 }
 
@@ -195,11 +238,21 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
   }
 }
 
-/// For one slot, as decode needs it.
-template <class Candidate>
-near_slot nearest_by_cosine(const kv_head auto& head, index_t c, Candidate candidate) {
+/// For one slot among all, as decode needs it; from `seen`, if attention was asked about this slot.
+near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const probe& seen) {
   near_slot best;
-  nearest_by_cosine(head, {&c, 1}, candidate, {&best, 1});
+  const index_t n = head.length();
+  if (!seen.about(c, n)) {
+    nearest_by_cosine(head, {&c, 1}, [](index_t) { return true; }, {&best, 1});
+    return best;
+  }
+  index_t slot[detail::cosine_slots];
+  for (index_t first = 0; first < n; first += detail::cosine_slots) {
+    const index_t count = std::min(detail::cosine_slots, n - first);
+    std::iota(slot, slot + count, first);
+    detail::take_nearest(seen.keys().dot.data() + first, seen.keys().norm.data() + first,
+                         seen.keys().norm[static_cast<std::size_t>(c)], slot, count, c, best);
+  }
   return best;
 }
 

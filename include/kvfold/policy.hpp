@@ -45,6 +45,10 @@ namespace kvfold {
 ///     departure leaving(const kv_head auto& head, const head_state&, index_t target) const;
 ///                                                       equals plan(length − 1), in O(dim) to
 ///                                                       apply
+///     void ask(const kv_head auto& head, head_state&, index_t target, probe&) const;
+///                                                       before attention: whom it shall compare
+///                                                       with all; the answer is one more argument
+///                                                       of `leaving`, which goes without it too
 ///     void carry(const kv_head auto& head, head_state&, const C& change) const;
 ///                                                       takes `memory` along before a merge_plan
 ///                                                       or a departure is applied

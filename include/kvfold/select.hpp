@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>  // std::nth_element
+#include <bit>        // std::bit_cast
+#include <cstdint>    // std::int32_t
 #include <span>
 #include <string_view>
+#include <type_traits>  // std::is_arithmetic_v
 
 #include "kvfold/functors.hpp"
 #include "kvfold/plan.hpp"
@@ -68,15 +71,42 @@ void select(index_t length, index_t target, Stays stays, Score score, merge_plan
   }
 }
 
+namespace detail {
+
+/// Integers that order as the numbers do, which are not NaN; the two zeros are one.
+inline std::int32_t in_order(float x) {
+  const auto bits = std::bit_cast<std::int32_t>(x + 0.0F);
+  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+inline index_t in_order(index_t x) { return x; }
+
+}  // namespace detail
+
 /// The slot that `select` would let go first: the lowest score among those that may leave, the
 /// higher slot on ties; -1 when none may.
 template <class Stays, class Score>
 index_t least_wanted(index_t length, Stays stays, Score score) {
+  using number = decltype(score(index_t{}));
+  constexpr index_t most = 64;
   index_t least = -1;
-  decltype(score(0)) lowest{};
-  for (index_t s = 0; s < length; ++s) {
-    if (const auto x = score(s); (least < 0 || x <= lowest) && !stays(s)) {
-      least = s, lowest = x;
+  number lowest{};
+  for (index_t first = 0; first < length; first += most) {
+    const index_t end = std::min(first + most, length);
+    if constexpr (std::is_arithmetic_v<number>) {
+      // Is there anybody to look at more closely? In integers, compilers take many at a time.
+      const auto bound = detail::in_order(lowest);
+      int any = least < 0 ? 1 : 0;
+      for (index_t s = first; s < end; ++s) {
+        any |= static_cast<int>(detail::in_order(score(s)) <= bound) & static_cast<int>(!stays(s));
+      }
+      if (any == 0) {
+        continue;
+      }
+    }
+    for (index_t s = first; s < end; ++s) {
+      if (const auto x = score(s); (least < 0 || x <= lowest) && !stays(s)) {
+        least = s, lowest = x;
+      }
     }
   }
   return least;

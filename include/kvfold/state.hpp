@@ -9,6 +9,7 @@
 
 #include "kvfold/functors.hpp"
 #include "kvfold/plan.hpp"
+#include "kvfold/probe.hpp"
 
 namespace kvfold {
 
@@ -86,6 +87,7 @@ struct workspace {
   std::vector<float> log_sum_exp;  ///< [group] of the last step
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
   merge_plan plan;                 ///< the last plan made
+  probe look;                      ///< what the last step's attention has answered
 
   void reserve(index_t group, index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);

@@ -239,4 +239,28 @@ inline void tile_sums(const float* p, std::ptrdiff_t next, index_t queries, cons
   }
 }
 
+/// `sum [dim] += Σ k/‖k‖`, from the rows' `norms [rows]`; row after row, however they are tiled.
+/// Zero keys add nothing, broken ones neither.
+inline void add_directions(const tile& keys, const float* norms, float* sum) {
+  constexpr index_t some = 64;
+  const auto rows = static_cast<index_t>(keys.rows());
+  float weight[some];
+  for (index_t first = 0; first < rows; first += some) {
+    const index_t count = std::min(some, rows - first);
+    bool all = true;
+    for (index_t i = 0; i < count; ++i) {
+      const float norm = norms[first + i];
+      all = all && std::isfinite(norm);
+      weight[i] = norm > 0 ? 1 / norm : 0.0F;
+    }
+    for (index_t i = 0; i < (all ? 1 : count); ++i) {  // 0 · NaN is NaN: such rows are left out
+      if (all || weight[i] > 0) {
+        const tile part(keys.data() + (first + i) * keys.outerStride(), all ? count : 1,
+                        keys.cols(), Eigen::OuterStride<>(keys.outerStride()));
+        tile_sums(weight + i, 0, 1, part, sum);
+      }
+    }
+  }
+}
+
 }  // namespace kvfold::detail

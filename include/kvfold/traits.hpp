@@ -149,13 +149,30 @@ void plan(const P& p, const kv_head auto& head, const head_state& state,
   p.plan(head, state, target, out);
 }
 
-/// One slot's departure: the policy's own, or none offered (false).
+/// What the policy wants to know from the step's attention; nothing, if it asks nothing.
+template <class P>
+void ask(const P& p, const kv_head auto& head, head_state& state, index_t target, probe& look) {
+  look.forget();
+  if constexpr (requires { p.ask(head, state, target, look); }) {
+    p.ask(head, state, target, look);
+  }
+}
+
+/// One slot's departure: the policy's own, or none offered (false). `seen`: what attention has
+/// answered, if it was asked.
 template <class P>
 bool leaving(const P& p, const kv_head auto& head, const head_state& state, index_t target,
-             departure& out) {
+             departure& out, const probe& seen = {}) {
   if constexpr (requires {
-                  { p.leaving(head, state, target, out) } -> std::same_as<bool>;
+                  { p.leaving(head, state, target, out, seen) } -> std::same_as<bool>;
                 }) {
+    return p.leaving(head, state, target, out, seen);
+  } else if constexpr (requires { p.leaving(head, state, target, seen); }) {
+    out = p.leaving(head, state, target, seen);
+    return true;
+  } else if constexpr (requires {
+                         { p.leaving(head, state, target, out) } -> std::same_as<bool>;
+                       }) {
     return p.leaving(head, state, target, out);
   } else if constexpr (requires { p.leaving(head, state, target); }) {
     out = p.leaving(head, state, target);
@@ -182,13 +199,14 @@ void settle(const P& p, const kv_head auto& head, head_state& state, index_t tar
 /// Attention over what the policy has made of the head: its own mass function, or log-mass.
 template <class P>
 void attend(const P& p, const kv_head auto& head, const head_state& state, const float* q,
-            float* out, std::span<float> probabilities, std::span<float> log_sum_exp) {
-  if constexpr (requires { p.attend(head, state, q, out, probabilities, log_sum_exp); }) {
-    p.attend(head, state, q, out, probabilities, log_sum_exp);
+            float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
+            probe* look = nullptr) {
+  if constexpr (requires { p.attend(head, state, q, out, probabilities, log_sum_exp, look); }) {
+    p.attend(head, state, q, out, probabilities, log_sum_exp, look);
   } else if constexpr (requires { p.mass(head, state); }) {
-    kvfold::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp);
+    kvfold::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, look);
   } else {
-    kvfold::attend(head, q, out, probabilities, log_sum_exp);
+    kvfold::attend(head, q, out, probabilities, log_sum_exp, look);
   }
 }
 

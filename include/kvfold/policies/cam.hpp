@@ -83,13 +83,11 @@ struct cam {
       const auto first = std::ranges::upper_bound(order, head.position(s), {}, position);
       const auto last = first + std::min(std::ptrdiff_t{merge}, order.end() - first);
       const auto n = static_cast<float>(last - first);
-      float theirs = 0;
+      double theirs = 0;
       for (auto r = first; r != last; ++r) {
-        theirs += score[static_cast<std::size_t>(out.anchor(*r))] / n;
+        theirs += double{score[static_cast<std::size_t>(out.anchor(*r))]};
       }
-      const float own = score[static_cast<std::size_t>(s)];
-      // own / theirs at most 1, and 1 where theirs is 0: chance is below 1, so need not be clamped
-      if (!(own > 0 && unit_random(seed, head.position(s)) * theirs < own)) {
+      if (!gives(head.position(s), score[static_cast<std::size_t>(s)], theirs, last - first)) {
         continue;
       }
       if (!given) {
@@ -104,6 +102,58 @@ struct cam {
     if (given) {
       out.correct_values({delta.data(), size}, dim);
     }
+  }
+
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
+    const auto score = state.column(0);
+    departure out;
+    out.leaving = least_wanted(head.length(),
+                               protected_slots(head, sinks, share_of(recent, target)), by(score));
+    if (state.memory()[0] == 0 && !merge_prompt) {
+      return out;
+    }
+    out.after = head.position(out.leaving);
+    out.until = last_heir(head, out.after);
+    double theirs = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (head.position(s) > out.after && head.position(s) <= out.until) {
+        theirs += double{score[static_cast<std::size_t>(s)]};
+        ++out.heirs;
+      }
+    }
+    if (!gives(out.after, score[static_cast<std::size_t>(out.leaving)], theirs, out.heirs)) {
+      out.heirs = 0;
+    }
+    return out;
+  }
+
+ private:
+  /// Does the token at `position` give its value to `n` of scores that sum to `theirs`? own / mean
+  /// is at most 1, and 1 where the mean is 0: chance is below 1, so need not be clamped.
+  bool gives(index_t position, float own, double theirs, std::ptrdiff_t n) const {
+    return own > 0 &&
+           double{unit_random(seed, position)} * theirs / static_cast<double>(n) < double{own};
+  }
+  /// The position up to which there are `merge` slots behind `position`; the newest's, if there are
+  /// fewer.
+  index_t last_heir(const kv_head auto& head, index_t position) const {
+    const auto up_to = [&](index_t last) {
+      index_t count = 0;
+      for (index_t s = 0; s < head.length(); ++s) {
+        count += static_cast<index_t>(head.position(s) > position) &
+                 static_cast<index_t>(head.position(s) <= last);
+      }
+      return count;
+    };
+    index_t low = position, high = newest_position(head);
+    if (up_to(high) <= merge) {
+      return high;
+    }
+    while (high - low > 1) {  // more than `merge` up to `high`, at most so many up to `low`
+      const index_t middle = low + (high - low) / 2;
+      (up_to(middle) > merge ? high : low) = middle;
+    }
+    return low;
   }
 };
 

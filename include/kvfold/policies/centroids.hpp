@@ -70,16 +70,21 @@ struct centroids {
     write(head, out);
   }
 
+  void ask(const kv_head auto& head, const head_state& state, index_t target, probe& look) const {
+    if (!prompt(head, state, target)) {
+      look.ask(head, latest(head));
+    }
+  }
   /// The latest of those that are not protected joins the nearest of the others.
-  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
-               departure& out) const {
+  bool leaving(const kv_head auto& head, const head_state& state, index_t target, departure& out,
+               const probe& seen = {}) const {
     if (prompt(head, state, target)) {
       return false;
     }
     const auto stays = protected_slots(head, sinks, window);
-    const index_t e =
-        least_wanted(head.length(), stays, [&](index_t s) { return -head.position(s); });
-    const index_t into = nearest_by_distance(head, e, [&](index_t r) { return !stays(r); });
+    const index_t e = latest(head);
+    const index_t into = nearest_by_distance(
+        head, e, [&](index_t r) { return !stays(r); }, seen);
     const index_t members[] = {into, e};
     const weights made(head, members);
     out = {.leaving = e,
@@ -96,6 +101,10 @@ struct centroids {
   }
 
  private:
+  index_t latest(const kv_head auto& head) const {
+    return least_wanted(head.length(), protected_slots(head, sinks, window),
+                        [&](index_t s) { return -head.position(s); });
+  }
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
     return head.seen() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
   }

@@ -90,9 +90,13 @@ struct d2o {
     });
   }
 
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
-    const index_t c = least_wanted(head.length(), stays(head, target), by(state.column(score)));
-    const near_slot j = nearest_by_cosine(head, c, [](index_t) { return true; });
+  void ask(const kv_head auto& head, const head_state& state, index_t target, probe& look) const {
+    look.ask(head, lowest(head, state, target));
+  }
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target,
+                    const probe& seen = {}) const {
+    const index_t c = lowest(head, state, target);
+    const near_slot j = nearest_by_cosine(head, c, seen);
     if (j.cosine < next_threshold(state, j.cosine)) {
       return {.leaving = c, .note = j.cosine};
     }
@@ -114,6 +118,9 @@ struct d2o {
   }
 
  private:
+  index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
+    return least_wanted(head.length(), stays(head, target), by(state.column(score)));
+  }
   static constexpr float e = std::numbers::e_v<float>;  // exp of the kept key's self-similarity
 
   auto stays(const kv_head auto& head, index_t target) const {

@@ -123,6 +123,50 @@ struct ems {
          static_cast<float>(head.length()), out);
   }
 
+  /// The entry of least score joins the centre most like it, or leaves. (Keys compared as they were
+  /// before RoPE take a plan.)
+  bool leaving(const kv_head auto& head, const head_state& state, index_t, departure& out,
+               const probe& seen = {}) const {
+    if (!with_position) {
+      return false;
+    }
+    const ems_table tokens(state, head.group());
+    const auto alone = protected_slots(head, sinks, window);
+    const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
+    const index_t e = least_wanted(head.length(), alone, ranked(weight));
+    const near_slot centre = ems_nearest(
+        head, e, [&](index_t s) { return s != e && !alone(s); }, seen);
+    out = {.leaving = e};
+    if (centre.slot < 0 || !(centre.cosine >= threshold)) {
+      return true;
+    }
+    const index_t members[] = {centre.slot, e};
+    out.into = centre.slot;
+    const auto add = [&](const edge& x) {
+      (x.source == e ? out.leave_weight : out.stay_weight) = x.value_weight;
+      (x.source == e ? out.leave_key_weight : out.stay_key_weight) = x.key_weight;
+    };
+    merge_entries(
+        head, [&](index_t s) { return key_norm(head, s); }, weight, members,
+        tokens.norm_of(head, centre.slot), add);
+    return true;
+  }
+  void ask(const kv_head auto& head, const head_state& state, index_t, probe& look) const {
+    if (with_position) {
+      const ems_table tokens(state, head.group());
+      const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
+      look.ask(head,
+               least_wanted(head.length(), protected_slots(head, sinks, window), ranked(weight)),
+               true);
+    }
+  }
+
+  void carry(const kv_head auto& head, head_state& state, const departure& change) const {
+    const ems_table tokens(state, head.group());
+    tokens.measure(head);
+    carry_token(head, tokens, change, most_sharing(tokens, head.length() - 1),
+                [&] { return global_local(tokens, head.length()); });
+  }
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
   void carry(const kv_head auto& head, head_state& state, const merge_plan& change) const {
     check(change);
@@ -130,8 +174,7 @@ struct ems {
             change.length(), " came");
     const ems_table tokens(state, head.group());
     tokens.measure(head);
-    const auto most = static_cast<index_t>(std::min(rounded((double{gamma} - 1) * change.rows()),
-                                                    static_cast<double>(tokens.places())));
+    const index_t most = most_sharing(tokens, change.rows());
     if (std::isnan(change.note())) {
       return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()));
     }
@@ -144,7 +187,25 @@ struct ems {
   }
 
  private:
+  /// Slot ↦ the sum of its tokens' scores.
+  template <class State, class Score>
+  static auto entry_weight(const ems_table<State>& tokens, Score score) {
+    return [tokens, score](index_t s) {
+      float sum = 0;
+      tokens.each(s, [&](index_t t) { sum += score(t); });
+      return sum;
+    };
+  }
+  template <class Weight>
+  static auto ranked(Weight weight) {
+    return [weight](index_t s) { return rank(weight(s)); };
+  }
   static double rounded(double x) { return std::floor(x + 0.5); }
+  template <class State>
+  index_t most_sharing(const ems_table<State>& tokens, index_t slots) const {
+    return static_cast<index_t>(
+        std::min(rounded((double{gamma} - 1) * slots), static_cast<double>(tokens.places())));
+  }
   template <class State>
   auto pooled(const kv_head auto& head, const ems_table<State>& tokens) const {
     return pooled_scores(head, tokens, global_local(tokens, head.length()), window, kernel);
@@ -190,12 +251,17 @@ struct ems {
           ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key, length_of_value,
                                                               keys},
           alone, out);
+    const auto at = [](std::span<const float> x) {
+      return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
+    };
     out.reset(n);
     for_each_row(out, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], 0);
       }
-      merge_entries(head, length_of_key, weight, members, tokens.norm_of(head, members[0]), out);
+      merge_entries(head, at(length_of_key), at(weight), members, tokens.norm_of(head, members[0]),
+                    [&](const edge& e) { out.add(e); });
+      out.end_row(head.log_mass(members[0]));
     });
   }
 

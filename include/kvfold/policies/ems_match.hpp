@@ -47,22 +47,70 @@ struct ems_redundancy {
   }
 };
 
+/// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the lower
+/// slot, NaN last. From `seen`, if attention was asked about slot `e`, else tile by tile.
+template <class Candidate>
+near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate, const probe& seen) {
+  const index_t n = head.length(), dim = head.dim();
+  const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
+  near_slot best;
+  const auto compare = [&](index_t s, float k, float v) {
+    const float both = rank(k < 0 && v < 0 ? -k * v : k * v);
+    if (candidate(s) && (best.slot < 0 || both > best.cosine)) {
+      best = {s, both};
+    }
+  };
+  if (seen.about(e, n)) {
+    const probe::answer &keys = seen.keys(), &values = seen.values();
+    const auto of = [&](const probe::answer& x, index_t s) {
+      const auto at = [](const std::vector<float>& y, index_t i) {
+        return y[static_cast<std::size_t>(i)];
+      };
+      return cosine(at(x.dot, s), at(x.norm, e), at(x.norm, s));
+    };
+    for (index_t s = 0; s < n; ++s) {
+      compare(s, of(keys, s), of(values, s));
+    }
+    return best;
+  }
+  constexpr index_t floats = 8192, most = 64;
+  const index_t rows = std::clamp(floats / dim, index_t{1}, most);
+  float key[2 * floats], value[2 * floats], buffer[2 * floats], own_key = 0, own_value = 0;
+  float key_dot[most], key_norm[most], value_dot[most], value_norm[most];
+  to_floats(head.key(e), dim, key), to_floats(head.value(e), dim, value);
+  detail::row_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, &own_key);
+  detail::row_norms({value, 1, dim, Eigen::OuterStride<>(dim)}, &own_value);
+  for (index_t first = 0; first < n; first += rows) {
+    const index_t count = std::min(rows, n - first);
+    detail::row_dots_and_norms(
+        detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer), key,
+        key_dot, key_norm);
+    detail::row_dots_and_norms(
+        detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer),
+        value, value_dot, value_norm);
+    for (index_t i = 0; i < count; ++i) {
+      compare(first + i, cosine(key_dot[i], own_key, key_norm[i]),
+              cosine(value_dot[i], own_value, value_norm[i]));
+    }
+  }
+  return best;
+}
+
 /// A row of a plan: the centre `members[0]` with those that join it, by their weights S `[length]`
 /// (all equal if they sum to 0). Key: Σ S_i k_i/‖k_i‖, made as long as `norm`, the centre's own;
-/// value: Σ S_i v_i / Σ S_i.
-void merge_entries(const kv_head auto& head, std::span<const float> key_norm,
-                   std::span<const float> weight, std::span<const index_t> members, float norm,
-                   merge_plan& out) {
+/// value: Σ S_i v_i / Σ S_i. `key_norm(s)`, `weight(s)`; calls `add(edge)` for each.
+template <class Norm, class Weight, class Add>
+void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
+                   std::span<const index_t> members, float norm, Add add) {
   double total = 0;
   for (const index_t s : members) {
-    total += double{weight[static_cast<std::size_t>(s)]};
+    total += double{weight(s)};
   }
   const auto share = [&](index_t s) {
-    return total > 0 ? double{weight[static_cast<std::size_t>(s)]} / total
-                     : 1.0 / static_cast<double>(members.size());
+    return total > 0 ? double{weight(s)} / total : 1.0 / static_cast<double>(members.size());
   };
   const auto unit = [&](index_t s) {  // of the key's own direction
-    const double own = double{key_norm[static_cast<std::size_t>(s)]};
+    const double own = double{key_norm(s)};
     return own > 0 ? share(s) / own : 0.0;
   };
   double squares = 0;
@@ -79,9 +127,8 @@ void merge_entries(const kv_head auto& head, std::span<const float> key_norm,
     const auto scaled = static_cast<float>(double{norm} * unit(s) / length);
     const float key =
         length > 1e-6 ? (std::isfinite(scaled) ? scaled : 0.0F) : (s == members[0] ? 1.0F : 0.0F);
-    out.add({s, key, static_cast<float>(share(s))});
+    add(edge{s, key, static_cast<float>(share(s))});
   }
-  out.end_row(head.log_mass(members[0]));
 }
 
 }  // namespace kvfold

@@ -166,20 +166,26 @@ struct keepkv {
     write_rows(head, state, out);
   }
 
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
-    const index_t e = least_wanted(head.length(), stays(head, target), ranks(head, state));
-    const near_slot c = nearest_by_cosine(head, e, [](index_t) { return true; });
+  void ask(const kv_head auto& head, const head_state& state, index_t target, probe& look) const {
+    look.ask(head, lowest(head, state, target));
+  }
+  departure leaving(const kv_head auto& head, const head_state& state, index_t target,
+                    const probe& answers = {}) const {
+    const index_t e = lowest(head, state, target);
+    const near_slot c = nearest_by_cosine(head, e, answers);
     if (!(c.cosine >= similarity)) {
       return {.leaving = e};
     }
     const index_t members[] = {c.slot, e};
     const auto made = merged(head, state, members);
+    const float stay = share(head, state, c.slot, made), leave = share(head, state, e, made);
     return {.leaving = e,
             .into = c.slot,
-            .stay_weight = share(head, state, c.slot, made),
-            .leave_weight = share(head, state, e, made),
+            .stay_weight = stay,
+            .leave_weight = leave,
             .log_mass = made.log_mass,
-            .key_scale = made.key_scale};
+            .stay_key_weight = made.key_scale * stay,
+            .leave_key_weight = made.key_scale * leave};
   }
 
   /// The merged slots' estimates, before their members go.
@@ -218,6 +224,18 @@ struct keepkv {
       return static_cast<float>(as == mode::paper ? double{head.log_mass(s)} + estimate(state, s)
                                                   : finite(logit_window::sum(state, s)));
     };
+  }
+
+  /// The slot that leaves first.
+  index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
+    if (as == mode::code) {
+      return least_wanted(head.length(), stays(head, target), ranks(head, state));
+    }
+    const auto by_votes = [&head, s = state.column(log_score)](index_t i) {  // `ranks`, as a vector
+      return static_cast<float>(double{head.log_mass(i)} +
+                                finite(double{s[static_cast<std::size_t>(i)]}));
+    };
+    return least_wanted(head.length(), stays(head, target), by_votes);
   }
 
   struct merge {

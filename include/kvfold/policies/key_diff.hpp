@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>  // std::fill_n
+#include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
 #include <string_view>
@@ -22,6 +23,10 @@ struct key_diff {
   index_t window = 0;
 
   static constexpr std::string_view name() { return "key_diff"; }
+  /// The token up to which `ask` was called, as bits; the sum of k/‖k‖ then.
+  static constexpr std::size_t memory(index_t dim, index_t, index_t) {
+    return 1 + static_cast<std::size_t>(dim);
+  }
   index_t least() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
@@ -35,17 +40,38 @@ struct key_diff {
     evict(head, target, protected_slots(head, sinks, window),
           by({score.data(), static_cast<std::size_t>(head.length())}), out);
   }
-  departure leaving(const kv_head auto& head, const head_state&, index_t) const {
+
+  /// The sum of k/‖k‖ in the last step, less who left, plus the newcomer: near enough to the
+  /// present one to tell who may be the lowest. Attention compares it with all keys, and sums anew.
+  void ask(const kv_head auto& head, head_state& state, index_t, probe& look) const {
+    const auto sum = state.memory().subspan(1);
+    add_direction(head, head.length() - 1, 1, sum);
+    float guess[detail::tile_room];
+    std::ranges::copy(sum, guess);
+    std::ranges::fill(sum, 0.0F);
+    state.memory()[0] = std::bit_cast<float>(head.seen());
+    look.ask(head, head.length() - 1, std::span(guess, sum.size()), sum);
+  }
+  departure leaving(const kv_head auto& head, const head_state& state, index_t,
+                    const probe& seen = {}) const {
     const auto stays = protected_slots(head, sinks, window);
     departure out;
     float lowest = 0;
-    each_score(head, [&](index_t s, float x) {
+    const auto compare = [&](index_t s, float x) {
       x = rank(x);
       if ((out.leaving < 0 || x <= lowest) && !stays(s)) {  // as `least_wanted`
         out.leaving = s, lowest = x;
       }
-    });
+    };
+    if (!among_few(head, state, seen, stays, compare)) {
+      each_score(head, compare);
+    }
     return out;
+  }
+  void carry(const kv_head auto& head, head_state& state, const departure& change) const {
+    if (state.memory()[0] == std::bit_cast<float>(head.seen())) {
+      add_direction(head, change.leaving, -1, state.memory().subspan(1));
+    }
   }
 
  private:
@@ -55,38 +81,80 @@ struct key_diff {
   static void each_score(const kv_head auto& head, See see) {
     const index_t dim = head.dim();
     float mean[detail::tile_room], norm[detail::tile_most], dot[detail::tile_most];
-    const auto or_infinity = [](float x) {  // what is divided by it is 0
-      return x > 0 ? x : std::numeric_limits<float>::infinity();
-    };
     std::fill_n(mean, dim, 0.0F);
     detail::each_tile_of_keys(head, [&](index_t, const detail::tile& keys) {
-      const auto count = static_cast<index_t>(keys.rows());
       detail::row_norms(keys, norm);
-      bool all = true;
-      for (index_t i = 0; i < count; ++i) {
-        all = all && std::isfinite(norm[i]);
-        norm[i] = 1 / or_infinity(norm[i]);
-      }
-      for (index_t i = 0; i < (all ? 1 : count); ++i) {  // 0 · NaN is NaN: such rows are left out
-        if (all || norm[i] > 0) {
-          const detail::tile rows_from(keys.data() + i * keys.outerStride(), all ? count : 1, dim,
-                                       Eigen::OuterStride<>(keys.outerStride()));
-          detail::tile_sums(norm + i, 0, 1, rows_from, mean);
-        }
-      }
+      detail::add_directions(keys, norm, mean);
     });
-    const row<const float> sum{mean};
-    const float length = std::sqrt(kvfold::dot(sum, sum, dim));  // its scale changes no cosine
+    const float length = norm_of(mean, dim);  // its scale changes no cosine
     detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-      const auto count = static_cast<index_t>(keys.rows());
       detail::row_dots_and_norms(keys, mean, dot, norm);
-      for (index_t i = 0; i < count; ++i) {
-        norm[i] = or_infinity(norm[i] * length);
-      }
-      for (index_t i = 0; i < count; ++i) {
-        see(first + i, -(dot[i] / norm[i]));
+      for (index_t i = 0; i < keys.rows(); ++i) {
+        see(first + i, score(dot[i], norm[i] * length));
       }
     });
+  }
+  static float score(float dot, float norms) {
+    return -(dot / (norms > 0 ? norms : std::numeric_limits<float>::infinity()));
+  }
+  static float norm_of(const float* x, index_t dim) {
+    return std::sqrt(kvfold::dot(row<const float>{x}, row<const float>{x}, dim));
+  }
+
+  /// Calls `see` for those that may have the lowest score by what attention has answered, which was
+  /// asked about `guess`. Its cosines differ from those with the sum itself by at most
+  /// 2 ‖guess − sum‖/‖sum‖, and by rounding. False: they say too little.
+  template <class Stays, class See>
+  static bool among_few(const kv_head auto& head, const head_state& state, const probe& seen,
+                        Stays stays, See see) {
+    const index_t n = head.length(), dim = head.dim();
+    if (!seen.about(n - 1, n)) {
+      return false;
+    }
+    const float* const sum = state.memory().data() + 1;
+    const std::vector<float>&guess = seen.keys().row, &dot = seen.keys().dot,
+          &norm = seen.keys().norm;
+    float off[detail::tile_room];
+    for (index_t i = 0; i < dim; ++i) {
+      off[i] = guess[static_cast<std::size_t>(i)] - sum[i];
+    }
+    const float length = norm_of(sum, dim), guessed = norm_of(guess.data(), dim),
+                error = 4 * (norm_of(off, dim) / length + static_cast<float>(dim + 16) * 1.2e-7F);
+    const auto about = [&, d = dot.data(), k = norm.data()](index_t s) {
+      return score(d[s], k[s] * guessed);
+    };
+    float lowest = std::numeric_limits<float>::infinity();
+    for (index_t s = 0; s < n; ++s) {
+      const float x = about(s);
+      if (!(std::abs(x) <= 2)) {  // NaN
+        return false;
+      }
+      lowest = x < lowest && !stays(s) ? x : lowest;
+    }
+    if (!(error < 1)) {
+      return false;
+    }
+    float key[detail::tile_room], exact = 0, own = 0;
+    for (index_t s = 0; s < n; ++s) {
+      if (about(s) <= lowest + error && !stays(s)) {
+        to_floats(head.key(s), dim, key);
+        detail::row_dots_and_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
+        see(s, score(exact, own * length));
+      }
+    }
+    return true;
+  }
+
+  /// `sum += sign · k_s/‖k_s‖`
+  static void add_direction(const kv_head auto& head, index_t s, float sign, std::span<float> sum) {
+    float key[detail::tile_room];
+    to_floats(head.key(s), head.dim(), key);
+    const float norm = norm_of(key, head.dim());
+    if (norm > 0 && std::isfinite(norm)) {
+      for (index_t i = 0; i < head.dim(); ++i) {
+        sum[static_cast<std::size_t>(i)] += sign * key[i] / norm;
+      }
+    }
   }
 };
 
