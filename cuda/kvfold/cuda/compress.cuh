@@ -62,16 +62,17 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
               const query_rows<Scalar>& queries, const budget& budget, workspace memory,
               stream stream) {
   check(cache), check(state);
-  const auto rule = rule_of(policy, budget);
+  const auto rule = rule_of(policy, budget, cache.dim);
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::leaves) {
     policy.validate();
+    detail::expect_memory(policy, cache, state);
     expects(budget.target >= policy.least() && budget.target <= cache.capacity,
             "cuda compress: ", Policy::name(), " with a target of ", policy.least(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
     carver from(memory);
     const auto work = detail::carve_prompt(from, cache.heads, cache.capacity, cache.group,
-                                           queries.count, rule_type::merges);
+                                           cache.dim, queries.count, detail::plan_needs::of(rule));
     from.check("cuda compress");
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {

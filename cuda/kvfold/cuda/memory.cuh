@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstddef>      // std::size_t
-#include <type_traits>  // std::remove_const_t
+#include <type_traits>  // std::is_same_v
 
 #include "kvfold/cuda/lists.cuh"
 #include "kvfold/cuda/rules.cuh"
@@ -67,20 +67,50 @@ inline void carve(partial_attention& p, carver& from, index_t heads, index_t cap
 
 // ---------------------------------------------------------------------------- plans
 
+/// What plans of fold's work in, beside the division.
+struct fold_scratch {
+  float* factor;       ///< [heads, dim, dim] covariance, then L⁻¹, column by column
+  float* lever;        ///< [heads, capacity]
+  float* sum;          ///< [heads, capacity] probabilities summed over the queries
+  float* mass;         ///< [heads, capacity]
+  float* foreseen;     ///< [heads, group, queries, pitch]
+  float* log_sum_exp;  ///< [heads, group, queries]
+};
+
+/// Floats between foreseen queries: rows begin at multiples of 16 bytes.
+inline index_t pitch_of(index_t dim) { return (dim + 3) / 4 * 4; }
+
 /// What plans are made in. Evictions need the plan alone.
 struct plan_memory {
   plan_view plan;
   division divided;
+  fold_scratch fold;
 };
 
-inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, bool merges) {
+/// What plans by a rule need beside the plan.
+struct plan_needs {
+  bool merges = false;
+  index_t remembered = 0;  ///< fold's queries per query head
+
+  template <class Rule>
+  static plan_needs of(const Rule& rule) {
+    if constexpr (std::is_same_v<Rule, fold_rule>) {
+      return {true, rule.queries};
+    } else {
+      return {Rule::merges, 0};
+    }
+  }
+};
+
+inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, index_t group,
+                              index_t dim, const plan_needs& needs) {
   const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity);
   plan_memory m{};
   m.plan.rows = from.take<index_t>(n);
   m.plan.begin = from.take<index_t>(slots + n);
   m.plan.edges = from.take<edge>(slots);
   m.plan.log_mass = from.take<float>(slots);
-  if (merges) {
+  if (needs.merges) {
     division& d = m.divided;
     d.rows = m.plan.rows;
     d.kept = from.take<index_t>(slots), d.leaving = from.take<index_t>(slots);
@@ -88,6 +118,14 @@ inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, boo
     d.into = from.take<index_t>(slots);
     d.nearest = {from.take<index_t>(slots), from.take<float>(slots)};
     d.similarity = from.take<float>(slots);  // until then the norms of `match`
+  }
+  if (needs.remembered > 0) {
+    const auto d = static_cast<std::size_t>(dim), pitch = static_cast<std::size_t>(pitch_of(dim));
+    const auto queries =
+        n * static_cast<std::size_t>(group) * static_cast<std::size_t>(needs.remembered);
+    m.fold = {from.take<float>(n * d * d),       from.take<float>(slots),
+              from.take<float>(slots),           from.take<float>(slots),
+              from.take<float>(queries * pitch), from.take<float>(queries)};
   }
   return m;
 }
@@ -101,13 +139,13 @@ struct step_memory {
 };
 
 inline step_memory carve_step(carver& from, index_t heads, index_t capacity, index_t group,
-                              index_t dim, bool plans, bool merges) {
+                              index_t dim, bool plans, const plan_needs& needs) {
   step_memory m{};
   m.partial.tickets = from.take<index_t>(static_cast<std::size_t>(heads));
   carver plan = from;
   carve(m.partial, from, heads, capacity, group, dim);
   if (plans) {
-    m.plan = carve_plan(plan, heads, capacity, merges);
+    m.plan = carve_plan(plan, heads, capacity, group, dim, needs);
     from.reserve(plan.used());
   }
   return m;
@@ -122,7 +160,7 @@ struct prompt_memory {
 };
 
 inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity, index_t group,
-                                  index_t queries, bool merges) {
+                                  index_t dim, index_t queries, const plan_needs& needs) {
   const std::size_t slots = static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
   from.take<index_t>(static_cast<std::size_t>(heads));  // the tickets of steps stay 0
   carver measure = from;
@@ -131,7 +169,7 @@ inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity,
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
   const std::size_t bytes = column_scores_workspace_bytes(heads, group, queries);
   m.log_sums = {measure.take<char>(bytes), bytes};
-  m.plan = carve_plan(from, heads, capacity, merges);
+  m.plan = carve_plan(from, heads, capacity, group, dim, needs);
   from.reserve(measure.used());
   return m;
 }
@@ -142,7 +180,7 @@ inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity,
 template <class Scalar>
 std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
   carver count;
-  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, false);
+  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
   return count.used();
 }
 
@@ -151,12 +189,12 @@ std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
 template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                             index_t queries = 0) {
-  using rule_type = std::remove_const_t<decltype(rule_of(policy, budget{}))>;
+  const auto rule = rule_of(policy, budget{});
+  const auto needs = detail::plan_needs::of(rule);
   carver prompt, decode;
-  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, queries,
-                       rule_type::merges);
-  detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule_type::leaves,
-                     rule_type::merges);
+  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries, needs);
+  detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule.leaves,
+                     needs);
   return prompt.used() > decode.used() ? prompt.used() : decode.used();
 }
 

@@ -152,12 +152,16 @@ struct device_cache {
 
   cache_view<Scalar> view() {
     const auto plane_of = [&](Scalar* data) {
-      plane<Scalar> p{.data = data, .head = row * shape.capacity, .row = row};
-      if (shape.paged) {
-        p = {.data = data, .head = 0, .row = row, .heads = 1, .table = table.data()};
-        p.pages = pages, p.page_bits = page_bits, p.page = row << page_bits;
-      }
-      return p;
+      const plane<Scalar> strided{.data = data, .head = row * shape.capacity, .row = row};
+      const plane<Scalar> paged{.data = data,
+                                .head = 0,
+                                .row = row,
+                                .heads = 1,
+                                .table = table.data(),
+                                .pages = pages,
+                                .page_bits = page_bits,
+                                .page = row << page_bits};
+      return shape.paged ? paged : strided;
     };
     return {plane_of(keys.data()),
             plane_of(values.data()),

@@ -117,8 +117,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
     carver from(space);
-    const auto made = detail::carve_prompt(from, c.heads, c.capacity, c.group, device.count,
-                                           decltype(rule_of(p, budget{}))::merges);
+    const auto made = detail::carve_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
+                                           detail::plan_needs::of(rule_of(p, budget{})));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {
