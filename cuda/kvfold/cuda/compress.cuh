@@ -7,6 +7,7 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/cuda/column_scores.cuh"
+#include "kvfold/cuda/fold_clusters.cuh"
 #include "kvfold/cuda/measure.cuh"
 #include "kvfold/cuda/step.cuh"
 #include "kvfold/cuda/votes.cuh"
@@ -71,9 +72,17 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
             "cuda compress: ", Policy::name(), " with a target of ", policy.least(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
     carver from(memory);
-    const auto work = detail::carve_prompt(from, cache.heads, cache.capacity, cache.group,
-                                           cache.dim, queries.count, detail::plan_needs::of(rule));
+    const auto work = detail::carve_prompt(
+        from, cache.heads, cache.capacity, cache.group, cache.dim, queries.count,
+        detail::plan_needs::of(rule, queries.count, budget.target));
     from.check("cuda compress");
+    if constexpr (Policy::name() == "fold") {
+      if (queries.count > 0) {
+        expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
+                " steps came");
+        return detail::fold_clusters(rule, cache, state, queries, budget, work.plan, stream);
+      }
+    }
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {
         detail::observe_prompt(policy, cache, state, queries, work, stream);

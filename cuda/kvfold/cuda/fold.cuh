@@ -11,7 +11,7 @@
 namespace kvfold::cuda::detail {
 
 /// Decode, on the queries remembered: the cheapest pairs of every head that `limit` asks to
-/// `limit.target` slots become one. Sixteen launches.
+/// `limit.target` slots become one. Fifteen launches.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const budget& limit, const plan_memory& work, stream stream) {
@@ -22,11 +22,13 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   const division& d = work.divided;
   const fold_scratch& own = work.fold;
   using moments = add_moments<Scalar>;
-  launch(moments{cache, state, rule, limit, d.rows}, {heads, shares(cache.dim, moments::rows)},
+  const key_memory memory{state.memory, state.floats, rule.queries};
+  launch(moments{cache, memory, rule.turn, limit, d.rows},
+         {heads, shares(cache.dim, moments::rows)}, stream);
+  launch(invert_covariance<Scalar>{cache, memory, memory, d.rows, own.factor, 0.01F}, {heads},
          stream);
-  launch(invert_covariance<Scalar>{cache, state, rule, d.rows, own.factor, 0.01F}, {heads}, stream);
   using leverage = measure_leverage<Scalar>;
-  launch(leverage{cache, state, rule, d.rows, own.factor, own.lever},
+  launch(leverage{cache, state.columns, memory, rule.turn, d.rows, own.factor, own.lever},
          {heads, shares(cache.capacity, leverage::slots)}, stream);
   select_into(d, pin_rule{rule, own.lever, nullptr, limit.target, true}, cache, state, limit,
               stream);
@@ -39,7 +41,7 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   } else {
     column_scores<Scalar, 256>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
   }
-  using weigh = weigh_slots<Scalar>;
+  using weigh = weigh_slots<Scalar, foreseen_rows>;
   launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
          stream);
 
@@ -50,7 +52,8 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   match_by(ward_similarity{own.mass}, cache, d.leaving_list(), d.kept_list(), d.similarity,
            d.nearest, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
-  launch(fit_rows<Scalar>{cache, work.plan, queries, own.sum, own.mass, own.log_sum_exp},
+  launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,
+                                         own.log_sum_exp},
          {heads, shares(limit.target, 64)}, stream);
   apply(work.plan, cache, state, stream);
 }

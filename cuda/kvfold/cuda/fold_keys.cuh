@@ -21,8 +21,8 @@ struct add_moments {
   };
 
   cache_view<Scalar> cache;
-  state_view state;
-  fold_rule rule;
+  key_memory moments;
+  turning turn;
   budget limit;
   index_t* planned;  // [heads] 0: the head is brought back to the budget; −1: it is not
 
@@ -37,15 +37,15 @@ struct add_moments {
     if (!plans) {
       return;
     }
-    const head_context head = context_of(cache, state, h, 0);
-    const fold_floats memory = fold_floats_of(rule, cache, head);
+    const fold_floats memory = moments.of(cache, h);
+    const index_t* const position = cache.position + cache.slot(h, 0);
     const index_t from = memory.get(fold_floats::counted);
     const index_t end = first + rows < cache.dim ? first + rows : cache.dim;
     const auto keys = cache.keys.of(h);
     index_t count = memory.get(fold_floats::keys);
     for (index_t s0 = 0; s0 < n; s0 += some) {
       const index_t own = s0 + lane();
-      const unsigned fresh = ballot(own < n && head.position[own] >= from);
+      const unsigned fresh = ballot(own < n && position[own] >= from);
       if (fresh == 0) {
         continue;  // the same in every warp
       }
@@ -55,8 +55,8 @@ struct add_moments {
       for (index_t e = thread_index(); e < some * pairs; e += threads) {
         const index_t r = e / pairs;
         if ((fresh >> r & 1U) != 0) {
-          rule.turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -head.position[s0 + r],
-                         [&](index_t i, float x) { shared.x[r * most_dim + i] = x; });
+          turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -position[s0 + r],
+                    [&](index_t i, float x) { shared.x[r * most_dim + i] = x; });
         }
       }
       sync_block();
@@ -98,8 +98,8 @@ struct invert_covariance {
   };
 
   cache_view<Scalar> cache;
-  state_view state;
-  fold_rule rule;
+  key_memory moments;  // whose covariance it is
+  key_memory noted;    // what was counted
   const index_t* planned;
   float* factor;  // [heads, dim, dim]
   float ridge;
@@ -110,8 +110,7 @@ struct invert_covariance {
     if (planned[h] < 0) {
       return;
     }
-    const head_context head = context_of(cache, state, h, 0);
-    const fold_floats memory = fold_floats_of(rule, cache, head);
+    const fold_floats memory = moments.of(cache, h);
     float* const a = factor + std::ptrdiff_t{h} * cache.dim * cache.dim;
     const float* const mean = memory.mean();
     float trace = 0;
@@ -129,23 +128,24 @@ struct invert_covariance {
       a[std::ptrdiff_t{i} * cache.dim + i] += more > 1e-20F ? more : 1e-20F;
     }
     factor_inverse<threads>(shared.factor, a, cache.dim);
-    const index_t from = memory.get(fold_floats::counted);
+    const fold_floats note = noted.of(cache, h);
+    const index_t from = note.get(fold_floats::counted);
     index_t count = 0;
     for (index_t s = thread_index(); s < cache.length[h]; s += threads) {
-      count += head.position[s] >= from ? 1 : 0;
+      count += cache.position[cache.slot(h, s)] >= from ? 1 : 0;
     }
     count = block_sum(shared.number, count);
     if (thread_index() == 0) {
       constexpr index_t most = add_moments<Scalar>::most;
-      count += memory.get(fold_floats::keys);
-      memory.set(fold_floats::keys, count < most ? count : most);
-      memory.set(fold_floats::counted, cache.seen[h]);
+      count += note.get(fold_floats::keys);
+      note.set(fold_floats::keys, count < most ? count : most);
+      note.set(fold_floats::counted, cache.seen[h]);
     }
   }
 };
 
-/// Leverage `|L⁻¹ (x − E[x])|²` of un-rotated keys of slots that hold one token; 0 of others. A
-/// block has 32 slots, a warp four of them at once: reads L⁻¹ once a block, K once.
+/// Leverage `|L⁻¹ (x − E[x])|²` of un-rotated keys of all slots, or of those that hold one token (0
+/// of others). A block has 32 slots, a warp four of them at once: reads L⁻¹ once a block, K once.
 template <class Scalar>
 struct measure_leverage {
   static constexpr index_t threads = 256;
@@ -156,8 +156,9 @@ struct measure_leverage {
   };
 
   cache_view<Scalar> cache;
-  state_view state;
-  fold_rule rule;
+  const float* tokens;  // [heads, capacity] that slots hold; null: all are measured
+  key_memory moments;
+  turning turn;
   const index_t* planned;
   const float* factor;  // [heads, dim, dim] L⁻¹
   float* lever;         // [heads, capacity]
@@ -169,10 +170,9 @@ struct measure_leverage {
     if (planned[h] < 0 || s0 >= n) {
       return;
     }
-    const head_context head = context_of(cache, state, h, 0);
-    const float* const mean = fold_floats_of(rule, cache, head).mean();
+    const float* const mean = moments.of(cache, h).mean();
     const auto wanted = [&](index_t s) {
-      return s < n && head.column(fold_rule::tokens, s) == 1.0F;
+      return s < n && (tokens == nullptr || tokens[cache.slot(h, s)] == 1.0F);
     };
     const auto keys = cache.keys.of(h);
     const index_t pairs = turning::pairs(cache.dim);
@@ -180,8 +180,8 @@ struct measure_leverage {
       const index_t r = e / pairs;
       const auto put = [&](index_t i, float x) { shared.x[r * most_dim + i] = x; };
       if (wanted(s0 + r)) {
-        rule.turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -head.position[s0 + r],
-                       [&](index_t i, float x) { put(i, x - mean[i]); });
+        turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -cache.position[cache.slot(h, s0 + r)],
+                  [&](index_t i, float x) { put(i, x - mean[i]); });
       } else {
         put(2 * (e % pairs), 0), put(2 * (e % pairs) + 1, 0);
       }

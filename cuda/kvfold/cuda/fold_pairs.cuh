@@ -62,7 +62,7 @@ struct choose_cheapest {
 /// Members weighted by their mass; the row's log-mass fitted on the queries, so that it has in the
 /// mean the mass of what it stands for: `β = ln(Σ_s sum_s / Σ_q exp(scale · q·k − Z_q))`. A warp a
 /// row; a lane a query.
-template <class Scalar>
+template <class Scalar, class Queries>
 struct fit_rows {
   static constexpr index_t threads = 256;
   struct shared_memory {
@@ -71,7 +71,8 @@ struct fit_rows {
 
   cache_view<Scalar> cache;
   plan_view plan;
-  foreseen_rows queries;
+  const index_t* into;  // [heads, capacity] of the division: clusters of one slot are fitted too
+  Queries queries;
   const float *sum, *mass;   // [heads, capacity]
   const float* log_sum_exp;  // [heads, group, count]
 
@@ -84,7 +85,8 @@ struct fit_rows {
     const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
     for (index_t r = block * (threads / 32) + warp(); r < rows; r += blocks * (threads / 32)) {
       edge* const row = plan.edges + cache.slot(h, begin[r]);
-      if (begin[r + 1] - begin[r] > 1) {
+      const bool cluster = (into[cache.slot(h, row[0].source)] & division::fresh) != 0;
+      if (begin[r + 1] - begin[r] > 1 || cluster) {
         fit(shared, h, row, begin[r + 1] - begin[r], plan.log_mass[cache.slot(h, r)]);
       }
     }
@@ -114,14 +116,14 @@ struct fit_rows {
       shared.key[first + i] = x;
     }
     sync_warp();
-    const index_t held = queries.held(h);
+    const index_t held = queries.asked(h);
     float alone = 0;
     for (index_t e = lane(); e < held * cache.group; e += 32) {
       const index_t g = e / held, i = e % held;
-      const float* const q = queries.at(h, g, i);
+      const auto* const q = queries.at(h, g, i);
       float dot = 0;
       for (index_t j = 0; j < cache.dim; ++j) {
-        dot += q[j] * shared.key[first + j];
+        dot += to_float(q[j]) * shared.key[first + j];
       }
       alone += exponential(cache.scale * dot -
                            log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + i]);

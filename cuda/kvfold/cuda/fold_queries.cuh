@@ -21,15 +21,15 @@ struct foreseen_rows {
   KVFOLD_DEVICE const float* at(index_t h, index_t g, index_t i) const {
     return data + ((std::ptrdiff_t{h} * group + g) * count + i) * pitch;
   }
-  KVFOLD_DEVICE index_t held(index_t h) const {
+  KVFOLD_DEVICE index_t asked(index_t h) const {
     index_t x = 0;
     memcpy(&x, memory + std::ptrdiff_t{h} * floats + fold_floats::held, sizeof x);
     return x;
   }
   KVFOLD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
-    return i < held(h) ? 0x7ffffffe : -1;
+    return i < asked(h) ? 0x7ffffffe : -1;
   }
-  KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && held(h) > 0; }
+  KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && asked(h) > 0; }
   bool aligned() const { return true; }
 };
 
@@ -52,8 +52,7 @@ struct foresee {
     if (!of.asks(h)) {
       return;
     }
-    const head_context head = context_of(cache, state, h, 0);
-    const fold_floats memory = fold_floats_of(rule, cache, head);
+    const fold_floats memory = key_memory{state.memory, state.floats, rule.queries}.of(cache, h);
     const index_t count = memory.count(), pairs = turning::pairs(cache.dim);
     for (index_t e = thread_index(); e < count * pairs; e += threads) {
       const index_t i = e / pairs, slot = memory.slot_of(i);
@@ -67,13 +66,13 @@ struct foresee {
 };
 
 /// Mass of a slot: the mean probability, with a floor. Without queries, what log-mass says.
-template <class Scalar>
+template <class Scalar, class Queries>
 struct weigh_slots {
   static constexpr index_t threads = 256;
   struct shared_memory {};
 
   cache_view<Scalar> cache;
-  foreseen_rows queries;
+  Queries queries;
   float *sum, *mass;  // [heads, capacity]
 
   /// Grid: heads, stretches of `threads` slots.
@@ -84,7 +83,7 @@ struct weigh_slots {
       return;
     }
     const std::ptrdiff_t at = cache.slot(h, s);
-    const index_t count = queries.held(h) * cache.group;
+    const index_t count = queries.asked(h) * cache.group;
     if (count == 0) {
       const float m = cache.log_mass[at];
       sum[at] = exponential(m < 80.0F ? m : 80.0F);

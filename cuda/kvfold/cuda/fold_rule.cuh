@@ -8,6 +8,14 @@
 
 namespace kvfold::cuda {
 
+/// `kvfold::fold_prompt` but for the polish.
+struct prompt_options {
+  index_t pool = 5;
+  float leverage_ridge = 1, outlier = 1.6F;
+  index_t rounds = 4;
+  float floor = 0.1F, ridge = 0.01F;
+};
+
 /// Its plans are made on queries that it remembers: nothing is observed but these. Slots never
 /// leave one by one.
 struct fold_rule {
@@ -20,6 +28,7 @@ struct fold_rule {
   index_t queries = 64, stride = 4, period = 0;
   index_t horizon = 256;
   double fade = 16;
+  prompt_options prompt = {};
   turning turn = {};
 
   KVFOLD_HD index_t freed(index_t slots) const {
@@ -93,11 +102,19 @@ struct fold_floats {
   }
 };
 
-template <class Scalar>
-KVFOLD_DEVICE fold_floats fold_floats_of(const fold_rule& rule, const cache_view<Scalar>& cache,
-                                         const head_context& head) {
-  return {head.memory, rule.queries, cache.group, cache.dim};
-}
+/// Such floats of all heads: fold's own, or, without queries, moments alone.
+struct key_memory {
+  float* data;     // [heads, floats]
+  index_t floats;  // of a head
+  index_t queries = 0;
+
+  /// Floats of a head without queries.
+  static index_t size(index_t dim) { return fold_floats::header + dim + dim * (dim + 1) / 2; }
+  template <class Scalar>
+  KVFOLD_DEVICE fold_floats of(const cache_view<Scalar>& cache, index_t h) const {
+    return {data + std::ptrdiff_t{h} * floats, queries, cache.group, cache.dim};
+  }
+};
 
 /// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
 /// token the highest leverage above `least`, up to their share. For `select`.

@@ -80,27 +80,91 @@ struct fold_scratch {
 /// Floats between foreseen queries: rows begin at multiples of 16 bytes.
 inline index_t pitch_of(index_t dim) { return (dim + 3) / 4 * 4; }
 
+/// The space that a prompt's clusters are made in: squared distance is
+/// `δkᵀ M δk + ν ‖δv‖²`.
+struct cluster_space {
+  float* metric;   ///< M [heads, dim, dim], symmetric
+  float* inverse;  ///< ν [heads]
+  float* square;   ///< [heads, capacity]
+  float* pull;     ///< [heads, capacity] weight of a slot
+};
+
+/// Centres `[heads, most, pitch]`: `M k`, `ν v`, and half of their square.
+struct centre_rows {
+  float *key, *value;
+  float* half;  ///< [heads, most]
+  index_t most, pitch;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t c) const {
+    return (std::ptrdiff_t{h} * most + c) * pitch;
+  }
+};
+
+/// What plans of fold's for a prompt work in beside.
+struct prompt_scratch {
+  cluster_space space;
+  centre_rows centres;
+  float* probabilities;               ///< [heads, group · queries, rows]
+  float* missing;                     ///< [heads, group · queries, dim]
+  float* correction;                  ///< [heads, capacity, dim]
+  double *gram, *solution, *vectors;  ///< [heads, size, size], [heads, size, dim], [heads, 2, size]
+  float *moments, *least;             ///< of the prompt's keys [heads, floats]; [heads]
+  float* distance;                    ///< [heads, capacity]
+  index_t *met, *members, *centre;    ///< [heads, capacity]
+};
+
 /// What plans are made in. Evictions need the plan alone.
 struct plan_memory {
   plan_view plan;
   division divided;
   fold_scratch fold;
+  prompt_scratch prompt;
 };
 
 /// What plans by a rule need beside the plan.
 struct plan_needs {
   bool merges = false;
   index_t remembered = 0;  ///< fold's queries per query head
+  index_t reference = 0;   ///< a prompt's, for fold
+  index_t rows = 0;        ///< whose values are fitted; 0: none are
 
   template <class Rule>
-  static plan_needs of(const Rule& rule) {
+  static plan_needs of(const Rule& rule, [[maybe_unused]] index_t reference = 0,
+                       [[maybe_unused]] index_t rows = 0) {
     if constexpr (std::is_same_v<Rule, fold_rule>) {
-      return {true, rule.queries};
+      return {true, rule.queries, reference, rule.prompt.ridge > 0 ? rows : 0};
     } else {
-      return {Rule::merges, 0};
+      return {Rule::merges, 0, 0, 0};
     }
   }
 };
+
+inline prompt_scratch carve_prompt_scratch(carver& from, index_t heads, index_t capacity,
+                                           index_t group, index_t dim, const plan_needs& needs) {
+  const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity),
+             d = static_cast<std::size_t>(dim), pitch = static_cast<std::size_t>(pitch_of(dim));
+  prompt_scratch m{};
+  m.space = {from.take<float>(n * d * d), from.take<float>(n), from.take<float>(slots),
+             from.take<float>(slots)};
+  m.centres = {from.take<float>(slots * pitch), from.take<float>(slots * pitch),
+               from.take<float>(slots), capacity, pitch_of(dim)};
+  m.moments = from.take<float>(n * static_cast<std::size_t>(key_memory::size(dim)));
+  m.least = from.take<float>(n);
+  m.distance = from.take<float>(slots);
+  m.met = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
+  m.centre = from.take<index_t>(slots);
+  if (needs.rows > 0) {
+    const auto all = static_cast<std::size_t>(group) * static_cast<std::size_t>(needs.reference),
+               rows = static_cast<std::size_t>(needs.rows), size = all < rows ? all : rows;
+    m.probabilities = from.take<float>(n * all * rows);
+    m.missing = from.take<float>(n * all * d);
+    m.correction = from.take<float>(slots * d);
+    m.gram = from.take<double>(n * size * size);
+    m.solution = from.take<double>(n * size * d);
+    m.vectors = from.take<double>(n * 2 * size);
+  }
+  return m;
+}
 
 inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, index_t group,
                               index_t dim, const plan_needs& needs) {
@@ -121,11 +185,17 @@ inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, ind
   }
   if (needs.remembered > 0) {
     const auto d = static_cast<std::size_t>(dim), pitch = static_cast<std::size_t>(pitch_of(dim));
-    const auto queries =
-        n * static_cast<std::size_t>(group) * static_cast<std::size_t>(needs.remembered);
+    const auto all = static_cast<std::size_t>(group) * n,
+               queries = all * static_cast<std::size_t>(needs.remembered),
+               most = all * static_cast<std::size_t>(needs.remembered > needs.reference
+                                                         ? needs.remembered
+                                                         : needs.reference);
     m.fold = {from.take<float>(n * d * d),       from.take<float>(slots),
               from.take<float>(slots),           from.take<float>(slots),
-              from.take<float>(queries * pitch), from.take<float>(queries)};
+              from.take<float>(queries * pitch), from.take<float>(most)};
+  }
+  if (needs.reference > 0) {
+    m.prompt = carve_prompt_scratch(from, heads, capacity, group, dim, needs);
   }
   return m;
 }
@@ -185,16 +255,17 @@ std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
 }
 
 /// Bytes of workspace for `compress` with `queries` queries a query head, and for `step`: the
-/// larger. One workspace may serve both, on one stream.
+/// larger. One workspace may serve both, on one stream. `target`: of `compress`; 0: any. Of fold it
+/// takes much more.
 template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
-                            index_t queries = 0) {
+                            index_t queries = 0, index_t target = 0) {
   const auto rule = rule_of(policy, budget{});
-  const auto needs = detail::plan_needs::of(rule);
   carver prompt, decode;
-  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries, needs);
+  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries,
+                       detail::plan_needs::of(rule, queries, target > 0 ? target : cache.capacity));
   detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule.leaves,
-                     needs);
+                     detail::plan_needs::of(rule));
   return prompt.used() > decode.used() ? prompt.used() : decode.used();
 }
 

@@ -164,7 +164,8 @@ struct observe_and_leave {
         Rule::leaves && fresh && options.target > 0 && n == options.target + 1 && leaving >= 0;
     if constexpr (remembers<Rule>) {
       if (fresh || !options.appended) {
-        fold_floats_of(rule, cache, head)
+        key_memory{state.memory, state.floats, rule.queries}
+            .of(cache, h)
             .template remember<threads>(queries + std::ptrdiff_t{h} * cache.group * cache.dim,
                                         head.newest, rule.stride);
       }

@@ -88,6 +88,7 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
                      policy.similarity, policy.decay};
   } else if constexpr (name == "fold") {
     const auto& decode = policy.decode;
+    const auto& p = policy.prompt;
     return fold_rule{group_combine::sum,
                      policy.sinks,
                      policy.recent,
@@ -98,6 +99,7 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
                      decode.period,
                      decode.ahead.horizon,
                      double{decode.ahead.fade},
+                     {p.pool, p.leverage_ridge, p.outlier, p.rounds, p.floor, p.ridge},
                      turning_of(policy.rope, dim)};
   } else {
     static_assert(detail::no_cuda_path<Policy>, "kvfold::cuda: this policy has no CUDA path yet");

@@ -91,6 +91,10 @@ struct tile_shape {
  public:
   /// `x[m][n][i] = Σ_k a[row][k] b[column][k]`.
   KVFOLD_DEVICE static void multiply(row_array& a, column_array& b, index_t dim, products& x) {
+    clear(x);
+    accumulate(a, b, dim, x);
+  }
+  KVFOLD_DEVICE static void clear(products& x) {
     KVFOLD_UNROLL
     for (index_t m = 0; m < row_tiles; ++m) {
       KVFOLD_UNROLL
@@ -101,6 +105,8 @@ struct tile_shape {
         }
       }
     }
+  }
+  KVFOLD_DEVICE static void accumulate(row_array& a, column_array& b, index_t dim, products& x) {
     if constexpr (matrix) {
       for (index_t k = lane() % 4 * 2; k < dim + lane() % 4 * 2; k += 16) {
         unsigned left[row_tiles][4];

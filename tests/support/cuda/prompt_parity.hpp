@@ -14,6 +14,7 @@ struct prompt_case {
   bool random = false;
   bool shuffled = false;   ///< slots in no order of positions
   bool positions = false;  ///< queries at positions somebody chose
+  float rounding = 2e-6F;  ///< of weights and log-mass
   index_t steps = 0;       ///< of decoding afterwards, and once more without queries
 };
 
@@ -117,8 +118,9 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
     carver from(space);
-    const auto made = detail::carve_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
-                                           detail::plan_needs::of(rule_of(p, budget{})));
+    const auto made =
+        detail::carve_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
+                             detail::plan_needs::of(rule_of(p, budget{}), device.count, target));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {
@@ -129,7 +131,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       const bool changes = head.length() > target;
       kvfold::compress(p, head, state[h], work, budget{target}, asked.of(h));
       if (plans && changes) {
-        check_plan(work.plan, made.plan.plan, h, c.capacity, 2e-6F);
+        check_plan(work.plan, made.plan.plan, h, c.capacity, what.rounding);
       }
     }
     twin.check_same(kv, state, tolerance);
