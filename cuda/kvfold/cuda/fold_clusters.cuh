@@ -77,7 +77,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
 
 /// Clusters of all slots but the outliers, fitted on reference queries that somebody chose. What
 /// was pinned, then the seeds, the last round's centres and at last the rows lie in
-/// `prompt.centres`. Twenty-four launches, three for every round but the first, and eight to fit
+/// `prompt.centres`. Twenty-two launches, three for every round but the first, and eight to fit
 /// values.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,

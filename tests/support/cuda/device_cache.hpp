@@ -61,6 +61,19 @@ class device_buffer {
   std::unique_ptr<unsigned char[], both_sides_release> data_;
 };
 
+/// `check` with a number of one scalar: the three take turns, where all with everything would
+/// repeat itself.
+template <class Check>
+void in_turn(std::uint64_t turn, Check check) {
+  if (turn % 3 == 0) {
+    check(float{});
+  } else if (turn % 3 == 1) {
+    check(half{});
+  } else {
+    check(bfloat16{});
+  }
+}
+
 /// The larger of two errors, NaN above all.
 inline double worse(double a, double b) { return a != a ? a : b <= a ? a : b; }
 
