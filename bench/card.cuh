@@ -34,6 +34,11 @@ class buffer {
   buffer(const buffer&) = delete;
   ~buffer() { cudaFree(data_); }
   void operator=(const std::vector<T>& x) {
+    if (x.size() != n_) {
+      check(cudaFree(data_), "cudaFree");
+      n_ = x.size();
+      check(cudaMalloc(reinterpret_cast<void**>(&data_), n_ * sizeof(T)), "cudaMalloc");
+    }
     check(cudaMemcpy(data_, x.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "to device");
   }
   T* data() const { return data_; }
@@ -147,6 +152,7 @@ struct cache_shape {
 struct cache_on_device {
   cache_shape shape;
   std::vector<index_t> lengths;
+  std::vector<float> fresh;  // columns
   buffer<bfloat16> keys, values, q, k, v, out;
   buffer<float> log_mass, columns, memory;
   buffer<index_t> position, length, seen;
@@ -154,6 +160,7 @@ struct cache_on_device {
   explicit cache_on_device(const cache_shape& s)
       : shape(s),
         lengths(static_cast<std::size_t>(s.heads), s.length),
+        fresh(4 * slots()),
         keys(normal(slots() * n(s.dim))),
         values(normal(slots() * n(s.dim))),
         q(normal(n(s.heads * s.group * s.dim))),
@@ -178,7 +185,7 @@ struct cache_on_device {
     }
     position = order, length = lengths, seen = lengths;
     check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
-    check(cudaMemset(columns.data(), 0, 4 * slots() * sizeof(float)), "reset");
+    columns = fresh;
     check(cudaMemset(memory.data(), 0, memory.size() * sizeof(float)), "reset");
   }
   cuda::cache_view<bfloat16> view() const {
@@ -195,14 +202,21 @@ struct cache_on_device {
             shape.group,
             1 / std::sqrt(static_cast<float>(shape.dim))};
   }
+  /// The state of a policy, as it is before anything was observed.
   template <class Policy>
-  cuda::state_view state(const Policy& p) const {
-    cuda::state_view s{.columns = columns.data(), .memory = memory.data()};
+  cuda::state_view state(const Policy& p) {
+    cuda::state_view s;
     for (const auto& c : traits::columns(p)) {
       s.fold[s.count] = c.fold, s.initial[s.count] = c.initial;
+      std::fill_n(fresh.begin() + s.count * static_cast<std::ptrdiff_t>(slots()), slots(),
+                  c.initial);
       ++s.count;
     }
-    s.floats = static_cast<index_t>(traits::memory(p, shape.dim, shape.group, shape.capacity));
+    const std::size_t floats = traits::memory(p, shape.dim, shape.group, shape.capacity);
+    memory = std::vector<float>(n(shape.heads) * std::max(floats, std::size_t{1}));
+    reset();
+    s.columns = columns.data(), s.memory = memory.data();
+    s.floats = static_cast<index_t>(floats);
     return s;
   }
   /// Bytes of K and V in use.

@@ -13,6 +13,7 @@
 #include "card.cuh"
 #include "kvfold/cuda/compress.cuh"
 #include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/fold.hpp"
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/keepkv.hpp"
 #include "kvfold/policies/kvmerger.hpp"
@@ -91,10 +92,10 @@ template <class Policy>
 void step(benchmark::State& state, const Policy& policy) {
   const auto target = static_cast<index_t>(state.range(1));
   cache_on_device kv({static_cast<index_t>(state.range(0)), target, target + 1});
+  const auto columns = kv.state(policy);
   const auto view = kv.view();
   const buffer<char> memory(workspace_bytes(policy, view));
   const cuda::workspace work{memory.data(), memory.size()};
-  const auto columns = kv.state(policy);
   const auto run = [&] {
     cuda::step(policy, view, columns, kv.q.data(),
                cuda::newcomers<bfloat16>{kv.k.data(), kv.v.data()}, {.target = target},
@@ -108,6 +109,34 @@ void step(benchmark::State& state, const Policy& policy) {
   }
   for (auto _ : state) {
     state.SetIterationTime(seconds(run));
+  }
+  report_bytes(state, kv.bytes());
+}
+
+/// Steps of a policy that frees several slots at once: the mean of those from one plan to the next.
+template <class Policy>
+void steps(benchmark::State& state, const Policy& policy) {
+  const auto slots = static_cast<index_t>(state.range(1));
+  const budget limit = budget_within(policy, slots);
+  const index_t round = limit.trigger_length() - limit.target;
+  cache_on_device kv({static_cast<index_t>(state.range(0)), slots, slots + 1});
+  const auto columns = kv.state(policy);
+  const auto view = kv.view();
+  const buffer<char> memory(workspace_bytes(policy, view));
+  const auto run = [&] {
+    for (index_t i = 0; i < round; ++i) {
+      cuda::step(policy, view, columns, kv.q.data(),
+                 cuda::newcomers<bfloat16>{kv.k.data(), kv.v.data()}, limit, kv.out.data(),
+                 {memory.data(), memory.size()}, nullptr);
+    }
+  };
+  run(), run();
+  const index_t left = kv.length.host()[0];
+  if (left < limit.target || left > slots) {
+    return state.SkipWithError("a head is not at its budget after steps");
+  }
+  for (auto _ : state) {
+    state.SetIterationTime(seconds(run) / round);
   }
   report_bytes(state, kv.bytes());
 }
@@ -160,12 +189,14 @@ template <class Policy>
 void compress(benchmark::State& state, const Policy& policy) {
   const auto n = static_cast<index_t>(state.range(1)), target = n / 4;
   prompt p(static_cast<index_t>(state.range(0)), n, 4);
-  const auto view = p.kv.view();
-  const buffer<char> memory(workspace_bytes(policy, view, p.count));
-  const cuda::workspace work{memory.data(), memory.size()};
   const auto columns = p.kv.state(policy);
+  const auto view = p.kv.view();
+  // fold's reference queries are a choice, the others' are the prompt.
+  const auto queries = policy.name() == "fold" ? p.rows().reference(256) : p.rows();
+  const buffer<char> memory(workspace_bytes(policy, view, queries.count, target));
+  const cuda::workspace work{memory.data(), memory.size()};
   const auto run = [&] {
-    cuda::compress(policy, view, columns, p.rows(), {.target = target}, work, nullptr);
+    cuda::compress(policy, view, columns, queries, {.target = target}, work, nullptr);
   };
   run();
   const index_t left = p.kv.length.host()[0];
@@ -232,6 +263,7 @@ BENCHMARK_CAPTURE(step, zsmerge, zsmerge{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, d2o, d2o{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, keepkv, keepkv{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, kvmerger, kvmerger{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(steps, fold, fold{})->KVFOLD_SHAPES;
 BENCHMARK(apply)->KVFOLD_SHAPES;
 BENCHMARK(column_scores)
     ->ArgNames({"heads", "tokens"})
@@ -247,6 +279,7 @@ BENCHMARK_CAPTURE(compress, zsmerge, zsmerge{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, d2o, d2o{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, keepkv, keepkv{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, kvmerger, kvmerger{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, fold, fold{})->KVFOLD_PROMPT;
 
 }  // namespace
 

@@ -145,13 +145,11 @@ TEST_CASE("apply carries out plans of any length in place") {
 
 TEST_CASE("apply takes every dim, scalar and layout") {
   std::uint64_t seed = 100;
-  for (const index_t dim : {32, 40, 64, 80, 96, 128, 33, 100, 255, 256}) {
+  for (const index_t dim : {32, 40, 64, 96, 33, 128, 80, 100, 255, 256}) {
     for (const bool paged : {false, true}) {
       const cache_case c{
           .heads = 3, .capacity = 83, .dim = dim, .paged = paged, .odd = dim % 8 == 0 ? 0 : 3};
-      check_apply<float>(c, {80, 83, 7}, seed++, paged);
-      check_apply<half>(c, {80, 0, 83}, seed++, !paged);
-      check_apply<bfloat16>(c, {1, 80, 9}, seed++, paged);
+      in_turn(seed++, [&](auto x) { check_apply<decltype(x)>(c, {80, 0, 83}, seed, paged); });
     }
   }
 }

@@ -118,10 +118,14 @@ TEST_CASE("attention takes every dim, group, scalar and layout") {
                          .group = group,
                          .paged = group % 2 == 1,
                          .odd = dim % 8 == 0 ? 0 : 3};
-      check_attention<float>(rule, c, {67, 0}, seed++);
-      check_attention<half>(rule, c, {70, 9}, seed++);
-      check_attention<bfloat16>(rule, c, {1, 66}, seed++);
+      in_turn(seed++, [&](auto x) {  // 7 groups: every dim and every group meets every scalar
+        check_attention<decltype(x)>(rule, c, {67, group % 5}, seed);
+      });
     }
+  }
+  for (const index_t group : {1, 2, 4, 8}) {  // two loads a row
+    check_attention<float>(rule, {.heads = 1, .capacity = 70, .dim = 256, .group = group}, {67},
+                           seed++);
   }
 }
 
@@ -130,7 +134,7 @@ TEST_CASE("attention takes every length, over one split and several") {
   for (index_t length = 0; length <= 33; ++length) {
     check_attention<float>(sum_rule{}, {.heads = 1, .capacity = 33, .dim = 32}, {length}, seed++);
   }
-  for (const index_t length : {1, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700, 1025, 2049}) {
+  for (const index_t length : {1, 128, 255, 256, 257, 513, 1024, 2049}) {
     check_attention<half>(sum_rule{}, {.heads = 2, .capacity = 2049, .dim = 32, .group = 2},
                           {length, 2049 - length}, seed++);
   }
@@ -150,9 +154,9 @@ TEST_CASE("probabilities enter the score as sum, mean or max, decayed or as a ru
 }
 
 TEST_CASE("attention is the same in many orders of threads") {
-  for (std::uint64_t seed = 3000; seed < 3010; ++seed) {
-    check_attention<half>(sum_rule{}, {.heads = 2, .capacity = 600, .dim = 64, .group = 4},
-                          {600, 130}, seed);
+  for (std::uint64_t seed = 3000; seed < 3006; ++seed) {
+    check_attention<half>(sum_rule{}, {.heads = 2, .capacity = 300, .dim = 64, .group = 4},
+                          {300, 130}, seed);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <limits>
 
 #include "cuda/device_cache.hpp"
 
@@ -85,22 +86,83 @@ TEST_CASE("match takes every dim, scalar, layout and similarity") {
   std::uint64_t seed = 1;
   for (const index_t dim : {32, 40, 64, 33, 100, 128, 256}) {
     const cache_case c{
-        .heads = 2, .capacity = 90, .dim = dim, .paged = dim % 3 == 1, .odd = dim % 8 == 0 ? 0 : 3};
-    check_match<float>(dot_similarity{}, c, {90, 40}, 3, seed++);
-    check_match<half>(cosine_similarity{}, c, {80, 90}, 3, seed++);
-    check_match<bfloat16>(euclidean_similarity{}, c, {1, 90}, 2, seed++);
+        .heads = 1, .capacity = 90, .dim = dim, .paged = dim % 3 == 1, .odd = dim % 8 == 0 ? 0 : 3};
+    check_match<float>(dot_similarity{}, c, {90}, 3, seed++);
+    check_match<half>(cosine_similarity{}, c, {80}, 3, seed++);
+    check_match<bfloat16>(euclidean_similarity{}, c, {90}, 2, seed++);
   }
   check_match<float>(cosine_similarity{}, {.capacity = 90, .dim = 48}, {90, 33}, 3, seed++);
   check_match<half>(dot_similarity{}, {.capacity = 90, .dim = 48}, {90, 33}, 3, seed++);
 }
 
+/// Slots `0 … n − 1`, of which every third leaves; or, `among`, all of them both.
+template <class Scalar>
+void check_ward(index_t n, bool among, std::uint64_t seed) {
+  INFO("length " << n << ", among " << among << ", seed " << seed);
+  device_cache<Scalar> kv({.heads = 1, .capacity = n, .dim = 24}, {n}, seed);
+  emulator::chance random{seed + 1};
+  device_buffer<index_t> leaving(kv.slots()), kept(kv.slots()), counts(2, 0), into(kv.slots());
+  device_buffer<float> mass(kv.slots()), value(kv.slots());
+  for (index_t s = 0; s < n; ++s) {
+    mass[s] = static_cast<float>(1 + random.below(4));  // many weigh the same
+    if (among || s % 3 == 0) {
+      leaving[counts[0]++] = s;
+    }
+    if (among || s % 3 != 0) {
+      kept[counts[1]++] = s;
+    }
+    for (index_t i = 0; s % 5 == 4 && i < 24; ++i) {  // some keys are the same
+      kv.key(0, s)[i] = kv.key(0, s - 4)[i];
+    }
+  }
+  mass[n / 2] = std::numeric_limits<float>::quiet_NaN();
+  device_buffer<unsigned char> memory(match_workspace_bytes(1, n));
+  match(ward_similarity{mass.data(), among}, kv.view(), {leaving.data(), &counts[0]},
+        {kept.data(), &counts[1]}, {into.data(), value.data()}, {memory.data(), memory.size()},
+        order(seed));
+  bool ok = true;
+  for (index_t e = 0; e < counts[0]; ++e) {
+    const index_t a = leaving[e];
+    index_t best = -1;
+    float least = 0;
+    for (index_t k = 0; k < counts[1]; ++k) {
+      const index_t b = kept[k];
+      if (among && (a == b || rank(mass[b]) < rank(mass[a]))) {
+        continue;
+      }
+      float apart = 0;
+      for (index_t i = 0; i < 24; ++i) {
+        const float x = to_float(kv.key(0, a)[i]) - to_float(kv.key(0, b)[i]);
+        apart += x * x;
+      }
+      const float ward = mass[a] * mass[b] / (mass[a] + mass[b]) * apart;
+      const float cost = ward < ward_similarity::no_cost ? ward : ward_similarity::no_cost;
+      if (best < 0 || cost < least) {
+        best = b, least = cost;
+      }
+    }
+    ok = ok && into[e] == best && value[e] == -least;
+  }
+  CHECK(ok);
+}
+
+TEST_CASE("match finds the cheapest by Ward's cost, ties to the lower slot") {
+  for (const bool among : {false, true}) {
+    check_ward<float>(100, among, 41);
+    check_ward<half>(150, among, 42);
+  }
+}
+
 TEST_CASE("match takes any number of kept and leaving, none too") {
   std::uint64_t seed = 100;
   for (const index_t n : {0, 1, 2, 33, 64, 65, 129, 200, 300}) {
-    for (const std::uint32_t one_in : {0U, 1U, 2U, 10U}) {
+    for (const std::uint32_t one_in : {0U, 1U, 2U, 10U, 3U}) {
       const cache_case c{.heads = 2, .capacity = std::max(n, 1), .dim = 16};
-      check_match<float>(dot_similarity{}, c, {n, n / 2}, one_in, seed++);
-      check_match<half>(dot_similarity{}, c, {n, n / 2}, one_in, seed++);
+      if (seed++ % 2 == 0) {
+        check_match<float>(dot_similarity{}, c, {n, n / 2}, one_in, seed);
+      } else {
+        check_match<half>(dot_similarity{}, c, {n, n / 2}, one_in, seed);
+      }
     }
   }
 }

@@ -50,7 +50,7 @@ float score(emulator::chance& random, int kind) {
 }
 
 void check_select(std::vector<index_t> lengths, index_t target, int kind, std::uint64_t seed,
-                  index_t sinks = 4, index_t recent = 3) {
+                  index_t sinks = 4, index_t recent = 3, bool twice = true) {
   INFO("length " << lengths[0] << ", target " << target << ", kind " << kind << ", seed " << seed);
   const index_t heads = static_cast<index_t>(lengths.size());
   const cache_case c{.heads = heads,
@@ -67,9 +67,11 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
   device_plan plan(heads, c.capacity), again(heads, c.capacity);
   const sum_rule rule{.sinks = sinks, .recent = recent};
   select(rule, kv.view(), kv.state, {.target = target}, plan.view(), order(seed));
-  select(rule, kv.view(), kv.state, {.target = target}, again.view(), order(seed + 5));
-  CHECK(plan.edges.bytes() == again.edges.bytes());
-  CHECK(plan.begin.bytes() == again.begin.bytes());
+  if (twice) {
+    select(rule, kv.view(), kv.state, {.target = target}, again.view(), order(seed + 5));
+    CHECK(plan.edges.bytes() == again.edges.bytes());
+    CHECK(plan.begin.bytes() == again.begin.bytes());
+  }
   CHECK(
       (plan.rows.intact() && plan.begin.intact() && plan.edges.intact() && plan.log_mass.intact()));
   for (index_t h = 0; h < heads; ++h) {
@@ -108,21 +110,21 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
 
 TEST_CASE("select keeps the protected, then the best, ties to the lower slot, NaN last") {
   std::uint64_t seed = 1;
-  for (const int kind : {0, 1, 2, 3}) {
-    for (const index_t n : {1, 2, 8, 31, 32, 33, 100, 513, 2047, 2048, 2049, 5000}) {
-      for (const index_t target : {0, 1, n / 3, n / 2, n - 1}) {
-        if (n > 600 && target != n / 2) {
-          continue;
-        }
-        check_select({n, n / 2 + 1, 0}, target, kind, seed++);
-      }
+  int kind =
+      0;  // four of them, five targets: every length meets every kind, and every kind a target
+  for (const index_t n : {1, 2, 8, 31, 32, 33, 100, 513}) {
+    for (const index_t target : {0, 1, n / 3, n / 2, n - 1}) {
+      check_select({n, n / 2 + 1, 0}, target, kind++ % 4, seed++);
     }
+  }
+  for (const index_t n : {2047, 2048, 2049, 5000}) {
+    check_select({n, n / 2 + 1, 0}, n / 2, kind++ % 4, seed++);
   }
 }
 
 TEST_CASE("select takes 128k slots") {
-  check_select({131072}, 13107, 3, 77);
-  check_select({131071}, 65536, 0, 78);
+  check_select({131072}, 13107, 3, 77, 4, 3, false);
+  check_select({20001}, 9000, 0, 78);
 }
 
 TEST_CASE("select waits for the trigger, and apply carries its plan out") {

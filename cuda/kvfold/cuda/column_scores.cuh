@@ -29,9 +29,9 @@ namespace detail {
 /// Σ_i over the queries of exp(ℓ_ij − lse_i), the group combined, for every slot. A block holds a
 /// tile of keys and streams the queries past it, all heads of the group one after another, so a
 /// column's sum is one block's and in one order.
-template <class Scalar, index_t Depth>
+template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>>
 struct slot_sums {
-  using shape = tile_shape<Scalar, Depth>;
+  using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
   static constexpr index_t threads = shape::threads;
   struct shared_memory {
     typename shape::row_array keys;
@@ -41,7 +41,7 @@ struct slot_sums {
   };
 
   cache_view<Scalar> cache;
-  query_rows<Scalar> queries;
+  Queries queries;
   const float* log_sum_exp;  // [heads, group, count]
   column_sums out;
   group_combine combine;
@@ -53,8 +53,8 @@ struct slot_sums {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t n = cache.length[h], first_position = cache.seen[h] - queries.count;
-    if (s0 >= n) {
+    const index_t n = cache.length[h], seen = cache.seen[h];
+    if (s0 >= n || !queries.asks(h)) {
       return;
     }
     const auto keys = cache.keys.of(h);
@@ -80,9 +80,7 @@ struct slot_sums {
     }
     earliest = -reduce_max(-earliest);
 
-    const auto position_of = [&](index_t i) {
-      return queries.position == nullptr ? first_position + i : queries.position[i];
-    };
+    const auto position_of = [&](index_t i) { return queries.position_of(h, i, seen); };
     const auto next = [&](index_t i0) {  // the next tile with a query that sees a slot
       for (; i0 < queries.count; i0 += shape::columns) {
         bool sees = false;
@@ -191,22 +189,22 @@ struct slot_sums {
   }
 };
 
-template <class Scalar, index_t Depth>
-void column_scores(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
+template <class Scalar, index_t Depth, class Queries>
+void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
                    const column_options& options, const column_sums& out, float* log_sum_exp,
                    stream stream) {
-  using shape = tile_shape<Scalar, Depth>;
+  using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
   const auto heads = static_cast<unsigned>(cache.heads), group = static_cast<unsigned>(cache.group);
   const auto tiles = [](index_t n) {
     return static_cast<unsigned>((n + shape::rows - 1) / shape::rows);
   };
   const bool aligned = cache.aligned() && queries.aligned();
   if (options.log_sum_exp == nullptr) {
-    launch(query_log_sums<Scalar, Depth>{cache, queries, log_sum_exp, aligned},
+    launch(query_log_sums<Scalar, Depth, Queries>{cache, queries, log_sum_exp, aligned},
            {heads, group, tiles(queries.count)}, stream);
   }
   launch(
-      slot_sums<Scalar, Depth>{
+      slot_sums<Scalar, Depth, Queries>{
           cache, queries, options.log_sum_exp == nullptr ? log_sum_exp : options.log_sum_exp, out,
           options.combine, options.window,
           static_cast<float>(std::log(static_cast<double>(options.decay))), aligned},

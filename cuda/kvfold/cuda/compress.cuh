@@ -7,6 +7,7 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/cuda/column_scores.cuh"
+#include "kvfold/cuda/fold_clusters.cuh"
 #include "kvfold/cuda/measure.cuh"
 #include "kvfold/cuda/step.cuh"
 #include "kvfold/cuda/votes.cuh"
@@ -62,17 +63,26 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
               const query_rows<Scalar>& queries, const budget& budget, workspace memory,
               stream stream) {
   check(cache), check(state);
-  const auto rule = rule_of(policy, budget);
+  const auto rule = rule_of(policy, budget, cache.dim);
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::leaves) {
     policy.validate();
+    detail::expect_memory(policy, cache, state);
     expects(budget.target >= policy.least() && budget.target <= cache.capacity,
             "cuda compress: ", Policy::name(), " with a target of ", policy.least(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
     carver from(memory);
-    const auto work = detail::carve_prompt(from, cache.heads, cache.capacity, cache.group,
-                                           queries.count, rule_type::merges);
+    const auto work = detail::carve_prompt(
+        from, cache.heads, cache.capacity, cache.group, cache.dim, queries.count,
+        detail::plan_needs::of(rule, queries.count, budget.target));
     from.check("cuda compress");
+    if constexpr (Policy::name() == "fold") {
+      if (queries.count > 0) {
+        expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
+                " steps came");
+        return detail::fold_clusters(rule, cache, state, queries, budget, work.plan, stream);
+      }
+    }
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {
         detail::observe_prompt(policy, cache, state, queries, work, stream);

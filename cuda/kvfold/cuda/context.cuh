@@ -15,7 +15,9 @@ struct head_context {
   float* columns;
   std::ptrdiff_t stride;  ///< column to column
   float* memory;
-  index_t newest;  ///< the latest position
+  index_t newest;        ///< the latest position
+  index_t head;          ///< which one it is
+  std::ptrdiff_t first;  ///< its slot 0 in arrays `[heads, capacity]`
 
   KVFOLD_DEVICE float& column(index_t c, index_t s) const { return columns[c * stride + s]; }
 };
@@ -28,7 +30,9 @@ KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const sta
           state.columns + cache.slot(h, 0),
           std::ptrdiff_t{cache.heads} * cache.capacity,
           state.memory + std::ptrdiff_t{h} * state.floats,
-          newest};
+          newest,
+          h,
+          cache.slot(h, 0)};
 }
 
 /// Numbers as integers in the same order; NaN the lowest, zeros equal.
@@ -47,10 +51,13 @@ KVFOLD_HD inline float number_of(unsigned order) {
 }
 KVFOLD_HD inline unsigned ordered(index_t x) { return static_cast<unsigned>(x) ^ 0x80000000U; }
 
-/// The rule for a plan of this head: what it depends on is counted by the block.
+/// The rule for a plan of this head's `n` slots: what it depends on is counted by the block.
 template <class Rule, index_t Threads>
 KVFOLD_DEVICE Rule prepared(Rule rule, of_warps<index_t, Threads>& shared, const head_context& head,
                             index_t n) {
+  if constexpr (requires { rule.of_length(n); }) {
+    rule.of_length(n);
+  }
   if constexpr (requires { rule.counted(head, n); }) {
     index_t count = 0;
     for (index_t s = thread_index(); s < n; s += Threads) {

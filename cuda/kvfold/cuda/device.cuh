@@ -37,8 +37,10 @@
 ///     publish()                                   earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
-///     exponential(x), logarithm(x)                of float, double
-///     square_root(x)
+///     exponential(x), logarithm(x), square_root(x)
+///                                                 of float, double
+///     cosine(x), sine(x)                          of float, |x| ≤ π
+///     power(x, y), nearest_integer(x)             of double
 ///
 /// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
 ///

@@ -165,6 +165,11 @@ __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
+__device__ inline double square_root(double x) { return sqrt(x); }
+__device__ inline float cosine(float x) { return cosf(x); }
+__device__ inline float sine(float x) { return sinf(x); }
+__device__ inline double power(double x, double y) { return pow(x, y); }
+__device__ inline double nearest_integer(double x) { return rint(x); }
 
 // ---------------------------------------------------------------------------- launch
 

@@ -30,7 +30,53 @@ struct euclidean_similarity {
   KVFOLD_HD float operator()(float ab, float aa, float bb) const { return 2 * ab - (aa + bb); }
 };
 
+/// What a similarity may ask of a key beside its products.
+struct key_facts {
+  float square;  ///< k·k
+  float mass;
+  index_t slot;  ///< −1: none
+};
+
+/// −Ward's cost of making one of two, `m_a m_b / (m_a + m_b) · |a − b|²`; NaN costs most.
+struct ward_similarity {
+  static constexpr bool norms = true;
+  static constexpr float no_cost = 3.402823466e38F;
+
+  const float* mass;   ///< [heads, capacity]
+  bool among = false;  ///< only slots of no less mass, and nobody their own: within one list
+
+  KVFOLD_DEVICE bool allows(const key_facts& a, const key_facts& b) const {
+    return !among || (a.slot != b.slot && !(rank(b.mass) < rank(a.mass)));
+  }
+  KVFOLD_DEVICE float operator()(float ab, const key_facts& a, const key_facts& b) const {
+    const float apart = b.square + a.square - 2 * ab;
+    const float cost = a.mass * b.mass / (a.mass + b.mass) * (apart < 0 ? 0.0F : apart);
+    return cost < no_cost ? -cost : -no_cost;
+  }
+};
+
 namespace detail {
+
+/// Does a similarity ask for masses?
+template <class Similarity>
+inline constexpr bool weighs = requires(const Similarity& s) {
+  s.mass;
+};
+
+/// `b` as a candidate for `a`; 0: it is none.
+template <class Similarity>
+KVFOLD_DEVICE candidate compared(const Similarity& similarity, float ab, const key_facts& a,
+                                 const key_facts& b) {
+  if (b.slot < 0) {
+    return 0;
+  }
+  if constexpr (weighs<Similarity>) {
+    return similarity.allows(a, b) ? most_candidate(ordered(similarity(ab, a, b)), b.slot)
+                                   : candidate{0};
+  } else {
+    return most_candidate(ordered(similarity(ab, a.square, b.square)), b.slot);
+  }
+}
 
 /// `k·k` of every slot in use: a warp a row, in the order of lanes.
 template <class Scalar>
@@ -76,7 +122,7 @@ struct nearest_kept {
     typename shape::row_array leaving;
     typename shape::column_array kept[2];
     shared_array<index_t, shape::columns> slot[2];  // −1: none
-    shared_array<float, shape::columns> norm[2];
+    shared_array<float, shape::columns> norm[2], mass[2];
   };
 
   cache_view<Scalar> cache;
@@ -101,17 +147,24 @@ struct nearest_kept {
         shared.leaving, [&](index_t r) { return e0 + r < count ? keys.at(away[e0 + r]) : nullptr; },
         cache.keys.data, cache.dim, aligned);
     commit_async();
-    const auto norm_of = [&](index_t s) {
-      return Similarity::norms ? norm[cache.slot(h, s)] : 0.0F;
+    const auto facts_of = [&](index_t s) {
+      key_facts x{0, 0, s};
+      if (Similarity::norms && s >= 0) {
+        x.square = norm[cache.slot(h, s)];
+      }
+      if constexpr (weighs<Similarity>) {
+        x.mass = s < 0 ? 0.0F : similarity.mass[cache.slot(h, s)];
+      }
+      return x;
     };
-    float own[shape::row_tiles][2];
+    key_facts own[shape::row_tiles][2];
     candidate best[shape::row_tiles][2];
     KVFOLD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
       KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t e = e0 + shape::row(m, 2 * i);
-        own[m][i] = e < count ? norm_of(away[e]) : 0.0F;
+        own[m][i] = facts_of(e < count ? away[e] : -1);
         best[m][i] = 0;
       }
     }
@@ -122,9 +175,9 @@ struct nearest_kept {
             [&](index_t c) { return c0 + c < candidates ? keys.at(stay[c0 + c]) : nullptr; },
             cache.keys.data, cache.dim, aligned);
         for (index_t c = thread_index(); c < shape::columns; c += threads) {
-          const index_t s = c0 + c < candidates ? stay[c0 + c] : -1;
-          shared.slot[turn][c] = s;
-          shared.norm[turn][c] = s < 0 ? 0.0F : norm_of(s);
+          const key_facts x = facts_of(c0 + c < candidates ? stay[c0 + c] : -1);
+          shared.slot[turn][c] = x.slot, shared.norm[turn][c] = x.square;
+          shared.mass[turn][c] = x.mass;
         }
       }
       commit_async();
@@ -140,12 +193,12 @@ struct nearest_kept {
       for (index_t c = 0; c < shape::column_tiles; ++c) {
         KVFOLD_UNROLL
         for (index_t j = 0; j < 4; ++j) {
-          const index_t column = shape::column(c, j), s = shared.slot[turn][column];
-          const float bb = shared.norm[turn][column];
+          const index_t column = shape::column(c, j);
+          const key_facts other{shared.norm[turn][column], shared.mass[turn][column],
+                                shared.slot[turn][column]};
           KVFOLD_UNROLL
           for (index_t m = 0; m < shape::row_tiles; ++m) {
-            const candidate it =
-                s < 0 ? 0 : most_candidate(ordered(similarity(x[m][c][j], own[m][j / 2], bb)), s);
+            const candidate it = compared(similarity, x[m][c][j], own[m][j / 2], other);
             candidate& most = best[m][j / 2];
             most = it > most ? it : most;
           }
@@ -181,6 +234,17 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
          stream);
 }
 
+template <class Similarity, class Scalar>
+void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
+              const slot_lists& leaving, const slot_lists& kept, const float* norm,
+              const matches& out, stream stream) {
+  if (cache.dim <= 128) {
+    match<Scalar, 128>(similarity, cache, leaving, kept, norm, out, stream);
+  } else {
+    match<Scalar, 256>(similarity, cache, leaving, kept, norm, out, stream);
+  }
+}
+
 /// `k·k` of every slot in use, into `norm [heads, capacity]`.
 template <class Scalar>
 void norms(const cache_view<Scalar>& cache, float* norm, stream stream) {
@@ -213,11 +277,7 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
     from.check("cuda match");
     detail::norms(cache, norm, stream);
   }
-  if (cache.dim <= 128) {
-    detail::match<Scalar, 128>(similarity, cache, leaving, kept, norm, out, stream);
-  } else {
-    detail::match<Scalar, 256>(similarity, cache, leaving, kept, norm, out, stream);
-  }
+  detail::match_by(similarity, cache, leaving, kept, norm, out, stream);
 }
 
 }  // namespace kvfold::cuda

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstddef>      // std::size_t
-#include <type_traits>  // std::remove_const_t
+#include <type_traits>  // std::is_same_v
 
 #include "kvfold/cuda/lists.cuh"
 #include "kvfold/cuda/rules.cuh"
@@ -67,20 +67,114 @@ inline void carve(partial_attention& p, carver& from, index_t heads, index_t cap
 
 // ---------------------------------------------------------------------------- plans
 
+/// What plans of fold's work in, beside the division.
+struct fold_scratch {
+  float* factor;       ///< [heads, dim, dim] covariance, then L⁻¹, column by column
+  float* lever;        ///< [heads, capacity]
+  float* sum;          ///< [heads, capacity] probabilities summed over the queries
+  float* mass;         ///< [heads, capacity]
+  float* foreseen;     ///< [heads, group, queries, pitch]
+  float* log_sum_exp;  ///< [heads, group, queries]
+};
+
+/// Floats between foreseen queries: rows begin at multiples of 16 bytes.
+inline index_t pitch_of(index_t dim) { return (dim + 3) / 4 * 4; }
+
+/// The space that a prompt's clusters are made in: squared distance is
+/// `δkᵀ M δk + ν ‖δv‖²`.
+struct cluster_space {
+  float* metric;   ///< M [heads, dim, dim], symmetric
+  float* inverse;  ///< ν [heads]
+  float* square;   ///< [heads, capacity]
+  float* pull;     ///< [heads, capacity] weight of a slot
+};
+
+/// Centres `[heads, most, pitch]`: `M k`, `ν v`, and half of their square.
+struct centre_rows {
+  float *key, *value;
+  float* half;  ///< [heads, most]
+  index_t most, pitch;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t c) const {
+    return (std::ptrdiff_t{h} * most + c) * pitch;
+  }
+};
+
+/// What plans of fold's for a prompt work in beside.
+struct prompt_scratch {
+  cluster_space space;
+  centre_rows centres;
+  float* probabilities;               ///< [heads, group · queries, rows]
+  float* missing;                     ///< [heads, group · queries, dim]
+  float* correction;                  ///< [heads, capacity, dim]
+  double *gram, *solution, *vectors;  ///< [heads, size, size], [heads, size, dim], [heads, 2, size]
+  float *moments, *least;             ///< of the prompt's keys [heads, floats]; [heads]
+  float* distance;                    ///< [heads, capacity]
+  index_t *met, *members, *centre;    ///< [heads, capacity]
+};
+
 /// What plans are made in. Evictions need the plan alone.
 struct plan_memory {
   plan_view plan;
   division divided;
+  fold_scratch fold;
+  prompt_scratch prompt;
 };
 
-inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, bool merges) {
+/// What plans by a rule need beside the plan.
+struct plan_needs {
+  bool merges = false;
+  index_t remembered = 0;  ///< fold's queries per query head
+  index_t reference = 0;   ///< a prompt's, for fold
+  index_t rows = 0;        ///< whose values are fitted; 0: none are
+
+  template <class Rule>
+  static plan_needs of(const Rule& rule, [[maybe_unused]] index_t reference = 0,
+                       [[maybe_unused]] index_t rows = 0) {
+    if constexpr (std::is_same_v<Rule, fold_rule>) {
+      return {true, rule.queries, reference, rule.prompt.ridge > 0 ? rows : 0};
+    } else {
+      return {Rule::merges, 0, 0, 0};
+    }
+  }
+};
+
+inline prompt_scratch carve_prompt_scratch(carver& from, index_t heads, index_t capacity,
+                                           index_t group, index_t dim, const plan_needs& needs) {
+  const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity),
+             d = static_cast<std::size_t>(dim), pitch = static_cast<std::size_t>(pitch_of(dim));
+  prompt_scratch m{};
+  m.space = {from.take<float>(n * d * d), from.take<float>(n), from.take<float>(slots),
+             from.take<float>(slots)};
+  m.centres = {from.take<float>(slots * pitch), from.take<float>(slots * pitch),
+               from.take<float>(slots), capacity, pitch_of(dim)};
+  m.moments = from.take<float>(n * static_cast<std::size_t>(key_memory::size(dim)));
+  m.least = from.take<float>(n);
+  m.distance = from.take<float>(slots);
+  m.met = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
+  m.centre = from.take<index_t>(slots);
+  if (needs.rows > 0) {
+    const auto all = static_cast<std::size_t>(group) * static_cast<std::size_t>(needs.reference),
+               rows = static_cast<std::size_t>(needs.rows), size = all < rows ? all : rows;
+    m.probabilities = from.take<float>(n * all * rows);
+    m.missing = from.take<float>(n * all * d);
+    m.correction = from.take<float>(slots * d);
+    m.gram = from.take<double>(n * size * size);
+    m.solution = from.take<double>(n * size * d);
+    m.vectors = from.take<double>(n * 2 * size);
+  }
+  return m;
+}
+
+inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, index_t group,
+                              index_t dim, const plan_needs& needs) {
   const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity);
   plan_memory m{};
   m.plan.rows = from.take<index_t>(n);
   m.plan.begin = from.take<index_t>(slots + n);
   m.plan.edges = from.take<edge>(slots);
   m.plan.log_mass = from.take<float>(slots);
-  if (merges) {
+  if (needs.merges) {
     division& d = m.divided;
     d.rows = m.plan.rows;
     d.kept = from.take<index_t>(slots), d.leaving = from.take<index_t>(slots);
@@ -88,6 +182,20 @@ inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, boo
     d.into = from.take<index_t>(slots);
     d.nearest = {from.take<index_t>(slots), from.take<float>(slots)};
     d.similarity = from.take<float>(slots);  // until then the norms of `match`
+  }
+  if (needs.remembered > 0) {
+    const auto d = static_cast<std::size_t>(dim), pitch = static_cast<std::size_t>(pitch_of(dim));
+    const auto all = static_cast<std::size_t>(group) * n,
+               queries = all * static_cast<std::size_t>(needs.remembered),
+               most = all * static_cast<std::size_t>(needs.remembered > needs.reference
+                                                         ? needs.remembered
+                                                         : needs.reference);
+    m.fold = {from.take<float>(n * d * d),       from.take<float>(slots),
+              from.take<float>(slots),           from.take<float>(slots),
+              from.take<float>(queries * pitch), from.take<float>(most)};
+  }
+  if (needs.reference > 0) {
+    m.prompt = carve_prompt_scratch(from, heads, capacity, group, dim, needs);
   }
   return m;
 }
@@ -101,13 +209,13 @@ struct step_memory {
 };
 
 inline step_memory carve_step(carver& from, index_t heads, index_t capacity, index_t group,
-                              index_t dim, bool plans, bool merges) {
+                              index_t dim, bool plans, const plan_needs& needs) {
   step_memory m{};
   m.partial.tickets = from.take<index_t>(static_cast<std::size_t>(heads));
   carver plan = from;
   carve(m.partial, from, heads, capacity, group, dim);
   if (plans) {
-    m.plan = carve_plan(plan, heads, capacity, merges);
+    m.plan = carve_plan(plan, heads, capacity, group, dim, needs);
     from.reserve(plan.used());
   }
   return m;
@@ -122,7 +230,7 @@ struct prompt_memory {
 };
 
 inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity, index_t group,
-                                  index_t queries, bool merges) {
+                                  index_t dim, index_t queries, const plan_needs& needs) {
   const std::size_t slots = static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
   from.take<index_t>(static_cast<std::size_t>(heads));  // the tickets of steps stay 0
   carver measure = from;
@@ -131,7 +239,7 @@ inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity,
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
   const std::size_t bytes = column_scores_workspace_bytes(heads, group, queries);
   m.log_sums = {measure.take<char>(bytes), bytes};
-  m.plan = carve_plan(from, heads, capacity, merges);
+  m.plan = carve_plan(from, heads, capacity, group, dim, needs);
   from.reserve(measure.used());
   return m;
 }
@@ -142,21 +250,22 @@ inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity,
 template <class Scalar>
 std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
   carver count;
-  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, false);
+  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
   return count.used();
 }
 
 /// Bytes of workspace for `compress` with `queries` queries a query head, and for `step`: the
-/// larger. One workspace may serve both, on one stream.
+/// larger. One workspace may serve both, on one stream. `target`: of `compress`; 0: any. Of fold it
+/// takes much more.
 template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
-                            index_t queries = 0) {
-  using rule_type = std::remove_const_t<decltype(rule_of(policy, budget{}))>;
+                            index_t queries = 0, index_t target = 0) {
+  const auto rule = rule_of(policy, budget{});
   carver prompt, decode;
-  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, queries,
-                       rule_type::merges);
-  detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule_type::leaves,
-                     rule_type::merges);
+  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries,
+                       detail::plan_needs::of(rule, queries, target > 0 ? target : cache.capacity));
+  detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule.leaves,
+                     detail::plan_needs::of(rule));
   return prompt.used() > decode.used() ? prompt.used() : decode.used();
 }
 

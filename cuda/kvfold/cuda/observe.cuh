@@ -37,8 +37,9 @@ struct observe_and_leave {
   partial_attention from;
   Rule rule;
   step_options options;
-  Scalar* out;         // [heads, group, dim]
-  float* log_sum_exp;  // [heads, group], or null
+  const Scalar* queries;  // [heads, group, dim]
+  Scalar* out;            // [heads, group, dim]
+  float* log_sum_exp;     // [heads, group], or null
   bool aligned;
 
   /// Grid: heads, tiles.
@@ -51,7 +52,8 @@ struct observe_and_leave {
         context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
     combine(shared, h, tile, full);
     const candidate best = observe(shared, head, h, tile, n);
-    if ((!Rule::observes && !options.appended) || !ends(shared, h, tile, best)) {
+    if ((!Rule::observes && !remembers<Rule> && !options.appended) ||
+        !ends(shared, h, tile, best)) {
       return;  // lengths change when all blocks of the head have read them
     }
     candidate least = 0;
@@ -160,6 +162,14 @@ struct observe_and_leave {
     const bool fresh = n > cache.length[h];  // else there was no room
     bool leaves =
         Rule::leaves && fresh && options.target > 0 && n == options.target + 1 && leaving >= 0;
+    if constexpr (remembers<Rule>) {
+      if (fresh || !options.appended) {
+        key_memory{state.memory, state.floats, rule.queries}
+            .of(cache, h)
+            .template remember<threads>(queries + std::ptrdiff_t{h} * cache.group * cache.dim,
+                                        head.newest, rule.stride);
+      }
+    }
     if (thread_index() == 0) {
       rule.observed(head);
       from.tickets[h] = 0;

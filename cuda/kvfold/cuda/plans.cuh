@@ -1,8 +1,11 @@
 /// Back to the budget with plans: selected, matched, weighed and carried out on the device.
 #pragma once
 
+#include <type_traits>  // std::is_same_v
+
 #include "kvfold/cuda/apply.cuh"
 #include "kvfold/cuda/drop.cuh"
+#include "kvfold/cuda/fold.cuh"
 #include "kvfold/cuda/joins.cuh"
 #include "kvfold/cuda/leaders.cuh"
 #include "kvfold/cuda/match.cuh"
@@ -117,7 +120,9 @@ void settle(const residual_rule& rule, const cache_view<Scalar>& cache, const st
 template <class Scalar, class Rule>
 void plan_and_apply(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const budget& limit, const plan_memory& work, stream stream) {
-  if constexpr (Rule::merges) {
+  if constexpr (std::is_same_v<Rule, fold_rule>) {
+    return fold_pairs(rule, cache, state, limit, work, stream);
+  } else if constexpr (Rule::merges) {
     select_into(work.divided, rule, cache, state, limit, stream);
     merge_divided(rule, cache, state, limit.target, work, stream);
   } else {

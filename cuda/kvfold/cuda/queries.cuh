@@ -1,8 +1,9 @@
 /// Queries of a prompt, and the log-sum-exp of their causal attention.
 #pragma once
 
-#include <cstddef>  // std::ptrdiff_t
-#include <cstdint>  // std::uintptr_t
+#include <cstddef>      // std::ptrdiff_t
+#include <cstdint>      // std::uintptr_t
+#include <type_traits>  // std::conditional_t
 
 #include "kvfold/cuda/tile.cuh"
 
@@ -13,6 +14,8 @@ namespace kvfold::cuda {
 /// `data[h · head + g · group + i · row]`, contiguous `[dim]`.
 template <class Scalar>
 struct query_rows {
+  using scalar = Scalar;
+
   const Scalar* data = nullptr;
   index_t count = 0;
   std::ptrdiff_t head = 0, group = 0, row = 0;
@@ -21,6 +24,12 @@ struct query_rows {
   KVFOLD_DEVICE const Scalar* at(index_t h, index_t g, index_t i) const {
     return data + h * head + g * group + i * row;
   }
+  /// Of query `i`, for a head that has seen `seen` tokens.
+  KVFOLD_DEVICE index_t position_of(index_t, index_t i, index_t seen) const {
+    return position == nullptr ? seen - count + i : position[i];
+  }
+  /// Does anybody ask head `h`?
+  KVFOLD_DEVICE bool asks(index_t) const { return true; }
   /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
   /// chosen.
   query_rows reference(index_t window) const {
@@ -39,13 +48,18 @@ struct query_rows {
 
 namespace detail {
 
+/// The scalar in which keys and queries are multiplied.
+template <class Scalar, class Queries>
+using product_scalar =
+    std::conditional_t<std::is_same_v<Scalar, typename Queries::scalar>, Scalar, float>;
+
 /// log Σ_j exp ℓ_ij of every query, over the slots at or before its position. A block holds a tile
 /// of one query head's queries and streams the keys past it, two tiles in turn, each on its way
 /// while the other is multiplied; tiles that no query of the block sees are not loaded. Every lane
 /// keeps maximum and sum of its own columns.
-template <class Scalar, index_t Depth>
+template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>>
 struct query_log_sums {
-  using shape = tile_shape<Scalar, Depth>;
+  using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
   static constexpr index_t threads = shape::threads;
   struct shared_memory {
     typename shape::row_array queries;
@@ -55,7 +69,7 @@ struct query_log_sums {
   };
 
   cache_view<Scalar> cache;
-  query_rows<Scalar> queries;
+  Queries queries;
   float* log_sum_exp;  // [heads, group, count]
   bool aligned;
 
@@ -64,7 +78,10 @@ struct query_log_sums {
     const auto h = static_cast<index_t>(block_index().x);
     const auto g = static_cast<index_t>(block_index().y);
     const index_t i0 = static_cast<index_t>(block_index().z) * shape::rows;
-    const index_t n = cache.length[h], first_position = cache.seen[h] - queries.count;
+    const index_t n = cache.length[h], seen = cache.seen[h];
+    if (!queries.asks(h)) {
+      return;
+    }
     shape::template load<shape::rows>(
         shared.queries,
         [&](index_t r) { return i0 + r < queries.count ? queries.at(h, g, i0 + r) : nullptr; },
@@ -77,15 +94,12 @@ struct query_log_sums {
       KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t q = i0 + shape::row(m, 2 * i);
-        own[m][i] = q >= queries.count            ? -1
-                    : queries.position == nullptr ? first_position + q
-                                                  : queries.position[q];
+        own[m][i] = q < queries.count ? queries.position_of(h, q, seen) : -1;
         max[m][i] = lowest_score, sum[m][i] = 0;
       }
     }
     for (index_t r = lane(); r < shape::rows && i0 + r < queries.count; r += 32) {
-      const index_t p =
-          queries.position == nullptr ? first_position + i0 + r : queries.position[i0 + r];
+      const index_t p = queries.position_of(h, i0 + r, seen);
       latest = p > latest ? p : latest;
     }
     latest = reduce_max(latest);
@@ -93,11 +107,11 @@ struct query_log_sums {
     const auto keys = cache.keys.of(h);
     const auto next = [&](index_t s0) {  // the next tile that is seen; the same in every warp
       for (; s0 < n; s0 += shape::columns) {
-        bool seen = false;
+        bool sees = false;
         for (index_t c = lane(); c < shape::columns && s0 + c < n; c += 32) {
-          seen = seen || cache.position[cache.slot(h, s0 + c)] <= latest;
+          sees = sees || cache.position[cache.slot(h, s0 + c)] <= latest;
         }
-        if (ballot(seen) != 0) {
+        if (ballot(sees) != 0) {
           break;
         }
       }

@@ -6,6 +6,7 @@
 
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/evicting_rules.cuh"
+#include "kvfold/cuda/fold_rule.cuh"
 #include "kvfold/cuda/merging_rules.cuh"
 
 namespace kvfold::cuda {
@@ -29,15 +30,21 @@ inline constexpr bool seeks_nearest = requires {
   Rule::nearest;
 };
 
+/// Does a rule remember the steps' queries?
+template <class Rule>
+inline constexpr bool remembers = requires {
+  Rule::remembers;
+};
+
 namespace detail {
 template <class>
 inline constexpr bool no_cuda_path = false;
 }  // namespace detail
 
-/// The rule of `policy` under `budget`. A policy is known by its name and its members; what has no
-/// CUDA path is refused when compiled, a mode that has none when called.
+/// The rule of `policy` under `budget`, for rows of `dim`. A policy is known by its name and its
+/// members; what has no CUDA path is refused when compiled, a mode that has none when called.
 template <class Policy>
-auto rule_of(const Policy& policy, const budget& budget) {
+auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_t dim = 0) {
   constexpr std::string_view name = Policy::name();
   if constexpr (name == "full_cache") {
     return no_rule{};
@@ -79,9 +86,39 @@ auto rule_of(const Policy& policy, const budget& budget) {
             "cuda keepkv: the paper's mode expected, the code's came");
     return vote_rule{group_combine::sum, policy.sinks, share_of(policy.recent, budget.target),
                      policy.similarity, policy.decay};
+  } else if constexpr (name == "fold") {
+    const auto& decode = policy.decode;
+    const auto& p = policy.prompt;
+    return fold_rule{group_combine::sum,
+                     policy.sinks,
+                     policy.recent,
+                     policy.recent_share,
+                     policy.share,
+                     decode.queries,
+                     decode.stride,
+                     decode.period,
+                     decode.ahead.horizon,
+                     double{decode.ahead.fade},
+                     {p.pool, p.leverage_ridge, p.outlier, p.rounds, p.floor, p.ridge},
+                     turning_of(policy.rope, dim)};
   } else {
     static_assert(detail::no_cuda_path<Policy>, "kvfold::cuda: this policy has no CUDA path yet");
   }
 }
+
+namespace detail {
+
+/// Refuses a state without the memory that `policy` keeps of a head.
+template <class Policy, class Scalar>
+void expect_memory(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state) {
+  if constexpr (requires { policy.memory(cache.dim, cache.group, cache.capacity); }) {
+    const std::size_t floats = policy.memory(cache.dim, cache.group, cache.capacity);
+    expects(state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats, "cuda ",
+            Policy::name(), ": a state of ", floats, " floats of memory a head expected, ",
+            state.floats, " came");
+  }
+}
+
+}  // namespace detail
 
 }  // namespace kvfold::cuda

@@ -24,8 +24,8 @@ void attend_observe_leave(const Rule& rule, const cache_view<Scalar>& cache,
           cache.group, ", ", cache.dim, "] expected, null came");
   partial.logits = Rule::observes ? partial.logits : nullptr;
   attend_splits(cache, queries, fresh, partial, stream);
-  launch(observe_and_leave<Scalar, Rule>{cache, state, partial, rule, options, out, log_sum_exp,
-                                         cache.aligned()},
+  launch(observe_and_leave<Scalar, Rule>{cache, state, partial, rule, options, queries, out,
+                                         log_sum_exp, cache.aligned()},
          {static_cast<unsigned>(cache.heads), static_cast<unsigned>(partial.tiles)}, stream);
 }
 
@@ -46,7 +46,7 @@ void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const sta
   check(cache), check(state);
   carver from(memory);
   const auto work =
-      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false, false);
+      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
   from.check("cuda attend");
   detail::attend_observe_leave(rule, cache, state, queries, {}, {}, work.partial, out, log_sum_exp,
                                stream);
@@ -81,12 +81,13 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   expects(budget.trigger_length() > budget.target && budget.trigger_length() <= cache.capacity,
           "cuda step: a trigger of ", budget.target + 1, " to ", cache.capacity, " expected, ",
           budget.trigger, " came");
-  const auto rule = rule_of(policy, budget);
+  const auto rule = rule_of(policy, budget, cache.dim);
+  detail::expect_memory(policy, cache, state);
   using rule_type = std::remove_const_t<decltype(rule)>;
   const bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
   carver from(memory);
   const auto work = detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim,
-                                       plans, rule_type::merges);
+                                       plans, detail::plan_needs::of(rule));
   from.check("cuda step");
   detail::attend_observe_leave(rule, cache, state, queries, fresh,
                                {true, plans ? 0 : budget.target}, work.partial, out, nullptr,

@@ -2,6 +2,8 @@
 /// tile with every row of another, never stored.
 #pragma once
 
+#include <type_traits>  // std::is_same_v
+
 #include "kvfold/cuda/view.cuh"
 
 namespace kvfold::cuda {
@@ -33,9 +35,43 @@ struct tile_shape {
   }
 
   /// Starts to copy `Count` rows `row_of(r)` (null: zeros) `[dim]`, zeros up to a multiple of 16;
-  /// to be committed and waited for by the caller.
-  template <index_t Count, class RowOf>
+  /// to be committed and waited for by the caller. Rows of another scalar become floats, at once.
+  template <index_t Count, class RowOf, class From>
   KVFOLD_DEVICE static void load(shared_array<Scalar, Count * stride>& to, RowOf row_of,
+                                 const From* anything, index_t dim, bool aligned) {
+    if constexpr (!std::is_same_v<From, Scalar>) {
+      convert<Count>(to, row_of, anything, dim, aligned);
+    } else {
+      copy<Count>(to, row_of, anything, dim, aligned);
+    }
+  }
+
+ private:
+  template <index_t Count, class RowOf, class From>
+  KVFOLD_DEVICE static void convert(shared_array<Scalar, Count * stride>& to, RowOf row_of,
+                                    const From* anything, index_t dim, bool aligned) {
+    static_assert(std::is_same_v<Scalar, float>);
+    constexpr index_t many = vector_16<From>::size;
+    const index_t packs = (dim + 15) / 16 * 16 / many;
+    for (index_t e = thread_index(); e < Count * packs; e += threads) {
+      const index_t r = e / packs, i = e % packs * many;
+      const From* const from = row_of(r);
+      const auto x =
+          load_row(from == nullptr ? anything : from, from == nullptr ? dim : i, dim, aligned);
+      KVFOLD_UNROLL
+      for (index_t j = 0; j < many; j += width) {
+        vector_16<float> y;
+        KVFOLD_UNROLL
+        for (index_t k = 0; k < width; ++k) {
+          y[k] = to_float(x[j + k]);
+        }
+        to.set_vector(r * stride + i + j, y);
+      }
+    }
+  }
+
+  template <index_t Count, class RowOf>
+  KVFOLD_DEVICE static void copy(shared_array<Scalar, Count * stride>& to, RowOf row_of,
                                  const Scalar* anything, index_t dim, bool aligned) {
     const index_t packs = (dim + 15) / 16 * 16 / width;
     for (index_t e = thread_index(); e < Count * packs; e += threads) {
@@ -52,8 +88,13 @@ struct tile_shape {
     }
   }
 
+ public:
   /// `x[m][n][i] = Σ_k a[row][k] b[column][k]`.
   KVFOLD_DEVICE static void multiply(row_array& a, column_array& b, index_t dim, products& x) {
+    clear(x);
+    accumulate(a, b, dim, x);
+  }
+  KVFOLD_DEVICE static void clear(products& x) {
     KVFOLD_UNROLL
     for (index_t m = 0; m < row_tiles; ++m) {
       KVFOLD_UNROLL
@@ -64,6 +105,8 @@ struct tile_shape {
         }
       }
     }
+  }
+  KVFOLD_DEVICE static void accumulate(row_array& a, column_array& b, index_t dim, products& x) {
     if constexpr (matrix) {
       for (index_t k = lane() % 4 * 2; k < dim + lane() % 4 * 2; k += 16) {
         unsigned left[row_tiles][4];

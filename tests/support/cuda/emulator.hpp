@@ -207,6 +207,11 @@ inline float logarithm(float x) { return std::log(x); }
 inline double exponential(double x) { return std::exp(x); }
 inline double logarithm(double x) { return std::log(x); }
 inline float square_root(float x) { return std::sqrt(x); }
+inline double square_root(double x) { return std::sqrt(x); }
+inline float cosine(float x) { return std::cos(x); }
+inline float sine(float x) { return std::sin(x); }
+inline double power(double x, double y) { return std::pow(x, y); }
+inline double nearest_integer(double x) { return std::rint(x); }
 
 // ---------------------------------------------------------------------------- launch
 

@@ -35,7 +35,10 @@ class fiber {
   /// Runs `run(argument)` at the next `resume`, from its beginning; an earlier run is forgotten.
   void start(body run, void* argument) {
 #ifdef KVFOLD_FIBERS_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(bottom(), stack_.size);
+    // What returned has cleaned up behind itself, but for the frame of `entry`.
+    const std::size_t used = ended_ ? 4096 : stack_.size;
+    ASAN_UNPOISON_MEMORY_REGION(static_cast<char*>(stack_.sp) - used, used);
+    ended_ = false;
 #endif
     run_ = run, argument_ = argument;
     context_ = boost::context::detail::make_fcontext(stack_.sp, stack_.size, &entry);
@@ -81,6 +84,9 @@ class fiber {
     __sanitizer_finish_switch_fiber(nullptr, &self.outer_bottom_, &self.outer_size_);
 #endif
     self.run_(self.argument_);
+#ifdef KVFOLD_FIBERS_ASAN
+    self.ended_ = true;
+#endif
     self.suspend(true);
   }
 
@@ -93,6 +99,7 @@ class fiber {
 #ifdef KVFOLD_FIBERS_ASAN
   const void* outer_bottom_ = nullptr;
   std::size_t outer_size_ = 0;
+  bool ended_ = true;  // the last run, so that no frame of it is left
 #endif
 };
 

@@ -1,0 +1,21 @@
+// fold's steps and plans for every scalar, as nvcc compiles them for the hardware on every commit.
+#include "kvfold/cuda/compress.cuh"
+
+namespace kvfold::cuda {
+
+template <class Scalar>
+struct every_kernel {
+  static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
+                   const query_rows<Scalar>& queries, Scalar* out, const detail::plan_memory& work,
+                   workspace memory, stream stream) {
+    attend_observe(fold_rule{}, cache, state, q, out, nullptr, memory, stream);
+    detail::plan_and_apply(fold_rule{}, cache, state, {}, work, stream);
+    detail::fold_clusters(fold_rule{}, cache, state, queries, {}, work, stream);
+  }
+};
+
+template struct every_kernel<float>;
+template struct every_kernel<half>;
+template struct every_kernel<bfloat16>;
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,99 @@
+// fold on the device is the library's: queries remembered, leverage, pairs, rows and their mass.
+// Numbers here are seldom exact, so nothing ties.
+#include <catch2/catch.hpp>
+
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
+#include "kvfold/policies/fold.hpp"
+
+namespace kvfold::cuda {
+namespace {
+
+TEST_CASE("step: fold") {
+  const fold p{.recent = 6, .decode = {.queries = 8}};
+  const cache_case c{.heads = 2, .capacity = 30, .dim = 32, .group = 2};
+  check_steps<float>(p, c, 20, {24, 27}, 14, data::integers, 1e-5, 201);
+  check_steps<float>(p, c, 0, {24, 26}, 30, data::integers, 1e-5, 202);
+  check_steps<float>(p, c, 29, {24}, 3, data::integers, 1e-5, 203);  // a whole prompt, no queries
+  check_steps<float>(p, c, 24, {24, 29}, 40, data::random, 1e-5, 204);
+  const cache_case paged{.heads = 1, .capacity = 30, .dim = 40, .group = 4, .paged = true};
+  check_steps<Eigen::half>(p, paged, 22, {24, 27}, 8, data::integers, 2e-3, 205);
+  check_steps<Eigen::bfloat16>(p, paged, 22, {24, 27}, 8, data::integers, 1.6e-2, 206);
+}
+
+TEST_CASE("step: fold with other ropes, strides and shapes") {
+  const rope llama{.base = 500'000,
+                   .layout = rope::pairing::interleaved,
+                   .llama3 = llama3_scaling{.original_context = 64}};
+  const fold p{.rope = llama,
+               .sinks = 0,
+               .recent = 3,
+               .share = 0.25F,
+               .decode = {.ahead = {.fade = std::numeric_limits<float>::infinity()},
+                          .queries = 5,
+                          .stride = 1,
+                          .period = 3}};
+  check_steps<float>(p, {.heads = 2, .capacity = 21, .dim = 33}, 16, {16, 19}, 9, data::integers,
+                     1e-5, 211);
+  check_steps<Eigen::half>(p, {.heads = 1, .capacity = 21, .dim = 160}, 16, {16, 19}, 4,
+                           data::integers, 2e-3, 212);
+  check_steps<float>(p, {.heads = 1, .capacity = 21, .dim = 256}, 16, {16, 19}, 4, data::integers,
+                     1e-5, 213);
+  check_steps<float>(fold{}, {.heads = 2, .capacity = 290, .dim = 8}, 284, {256, 286}, 6,
+                     data::integers, 1e-5, 214);  // several tiles
+}
+
+TEST_CASE("compress: fold") {
+  const fold p{.recent = 6, .decode = {.queries = 8}};
+  const cache_case c{.heads = 2, .dim = 32, .group = 2};
+  prompt_case what{.queries = 40, .target = 24, .random = true, .rounding = 2e-5F, .steps = 6};
+  check_compress<float>(p, c, what, 1e-5, 221);
+  what.shuffled = true, what.positions = true, what.steps = 0;
+  check_compress<float>(p, c, what, 1e-5, 222);
+  const cache_case paged{.heads = 1, .dim = 40, .group = 4, .paged = true};
+  check_compress<Eigen::half>(p, paged, what, 1e-3, 223);
+  check_compress<Eigen::bfloat16>(p, paged, what, 8e-3, 224);
+  what.queries = 5;  // fewer than are remembered, and than there are rows
+  check_compress<float>(p, {.heads = 9, .dim = 8}, what, 1e-5, 225);
+  what.queries = 0;
+  check_compress<float>(p, c, what, 1e-5, 226);
+}
+
+TEST_CASE("compress: fold with other parameters and shapes") {
+  const fold p{.rope = {.layout = rope::pairing::interleaved},
+               .sinks = 0,
+               .recent = 3,
+               .share = 0.25F,
+               .prompt = {.pool = 1, .outlier = 0, .rounds = 1, .floor = 0, .ridge = 0}};
+  check_compress<float>(
+      p, {.heads = 1, .dim = 33},
+      {.length = 50, .queries = 20, .target = 16, .random = true, .rounding = 2e-5F}, 1e-5, 231);
+  check_compress<Eigen::half>(
+      p, {.heads = 1, .dim = 160},
+      {.length = 50, .queries = 20, .target = 16, .random = true, .rounding = 2e-5F}, 1e-3, 232);
+  check_compress<float>(
+      fold{}, {.heads = 1, .dim = 8},
+      {.length = 700, .queries = 70, .target = 200, .random = true, .rounding = 2e-5F}, 1e-5, 233);
+}
+
+TEST_CASE("compress refuses fold's polish") {
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_fold::sum}, 626);
+  float x = 0;
+  const fold p{.prompt = {.polish = 3}};
+  device_buffer<unsigned char> memory(workspace_bytes(p, kv.view(), 1), 0);
+  CHECK_THROWS_WITH(compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, {32},
+                             {memory.data(), memory.size()}, order()),
+                    Catch::Contains("cuda fold: no polish expected, 3 steps came"));
+}
+
+TEST_CASE("step refuses a state without fold's memory") {
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_fold::sum}, 7);
+  std::vector<float> x(16);
+  CHECK_THROWS_WITH(
+      cuda::step(fold{}, kv.view(), kv.state, x.data(), newcomers<float>{x.data(), x.data()},
+                 budget{.target = 32}, x.data(), {}, order()),
+      Catch::Contains("cuda fold: a state of 626 floats of memory a head expected"));
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
