@@ -3,6 +3,8 @@
 
 #include "kvfold/plan.hpp"
 #include "kvfold/queries.hpp"
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
 
 TEST_CASE("fuzz: a plan of less than no slots is refused, as any other", "[errors]") {
   for (const kvfold::index_t length : {-1, -5, std::numeric_limits<kvfold::index_t>::min()}) {
@@ -18,5 +20,41 @@ TEST_CASE("fuzz: no queries of any head are no queries", "[errors]") {
   for (const kvfold::index_t h : {0, 1, 2}) {
     CHECK(none.of(h).data == nullptr);  // it was null and an offset
     CHECK(none.of(h).last(5).data == nullptr);
+  }
+}
+
+TEST_CASE("fuzz: finite numbers break no plan while their products are finite", "[errors]") {
+  using kvfold::index_t;
+  constexpr index_t dim = 4, group = 2, prompt = 30, steps = 60;
+  for (const auto& example : fixtures::every_policy()) {
+    const auto& p = example.policy;
+    for (const float size : {1e10F, 1e19F, 4e34F}) {
+      for (const index_t every : {1, 7}) {  // all keys, or some
+        CAPTURE(example.name, size, every);
+        kvfold::cache<float> kv(
+            {.heads = 1, .group = group, .dim = dim, .capacity = 40, .check_finite = true});
+        auto state = kvfold::make_state(p, kv);
+        const auto token = [&](index_t t) {
+          auto k = fixtures::normal(dim);
+          for (float& x : k) {
+            x = std::clamp(x, -1.0F, 1.0F) * (t % every == 0 ? size : 1.0F);
+          }
+          return k;
+        };
+        for (index_t t = 0; t < prompt; ++t) {
+          kv.append(0, token(t), token(t));
+        }
+        const fixtures::queries queries(prompt, group, dim);
+        const kvfold::budget b{.target = 24, .trigger = 26};
+        CHECK_NOTHROW(
+            kvfold::compress(p, kv.head(0), state[0], state.workspace(), b, queries.view()));
+        std::vector<float> out(group * dim);
+        for (index_t t = 0; t < steps && p.decodes() && p.bounded(); ++t) {
+          const auto q = fixtures::normal(group * dim), k = token(t);
+          REQUIRE_NOTHROW(kvfold::step(p, kv.head(0), state[0], state.workspace(), q.data(),
+                                       k.data(), k.data(), b, out.data()));
+        }
+      }
+    }
   }
 }

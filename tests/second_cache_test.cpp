@@ -107,6 +107,19 @@ TEST_CASE("int8 rows are off by half a scale at most", "[int8]") {
   }
 }
 
+TEST_CASE("int8 groups of no element are refused, and nothing is written", "[int8][errors]") {
+  const std::vector<float> x(8, 2.0F);
+  for (const index_t group : {0, -1}) {
+    std::vector<std::int8_t> codes(8, 3);
+    std::vector<float> scales(8, 5);
+    const kvfold::int8_row row{codes.data(), scales.data(), group};
+    CHECK_THROWS_WITH(kvfold::from_floats(x.data(), 8, row),
+                      Catch::Contains("groups of at least 1 element expected"));
+    CHECK(codes == std::vector<std::int8_t>(8, 3));
+    CHECK(scales == std::vector<float>(8, 5));
+  }
+}
+
 TEST_CASE("a plan that evicts moves int8 rows byte for byte", "[int8]") {
   auto kv = fixtures::random_cache(60, 64, 2);
   int8_cache second(kv.head(0), 32), before = second;

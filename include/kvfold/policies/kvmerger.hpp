@@ -2,7 +2,8 @@
 
 #include <algorithm>  // std::nth_element
 #include <array>
-#include <cmath>  // std::exp
+#include <cmath>   // std::exp
+#include <limits>  // std::numeric_limits
 #include <string_view>
 
 #include "kvfold/column_scores.hpp"
@@ -205,16 +206,19 @@ struct kvmerger {
     if (members.size() == 1) {
       return out.keep(pivot, head.log_mass(pivot));
     }
+    constexpr float infinite = std::numeric_limits<float>::infinity();
     const auto size = static_cast<float>(members.size());
     auto& g = out.numbers();
     float mean_distance = 0, sum = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
       g[i] = squared_distance(head.key(pivot), head.key(members[i]), head.dim());
-      mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
+      if (g[i] < infinite) {  // else further away than floats can say: of no weight
+        mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
+      }
     }
     const float s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0F), 1e-6F);
     for (std::size_t i = 0; i < members.size(); ++i) {
-      g[i] = std::exp(-g[i] / (2 * s * s));
+      g[i] = g[i] == infinite ? 0 : std::exp(-g[i] / (2 * s * s));
       sum += g[i];
     }
     for (std::size_t i = 0; i < members.size(); ++i) {
