@@ -14,6 +14,19 @@ inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
 /// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
 inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
 
+/// Rows between two looks ahead.
+inline constexpr index_t rows_ahead = 8;
+
+/// Asks for the first lines of the rows `rows_ahead` behind `row`: processors follow what is read
+/// in order by themselves, but start anew at every page.
+inline void look_ahead(const float* row, std::ptrdiff_t stride) {
+  constexpr std::ptrdiff_t line = 16, lines = 4;
+  const auto* const next = row + rows_ahead * stride;
+  for (std::ptrdiff_t i = 0; i < lines; ++i) {
+    Eigen::internal::prefetch(next + i * line);
+  }
+}
+
 /// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows. A product's order of summation depends on
 /// `dim` alone: equal rows have equal products.
 template <index_t Q, index_t R>
@@ -58,6 +71,9 @@ void dot_rows(const float* q, std::ptrdiff_t query, const tile& keys, float* dot
   const std::ptrdiff_t row = keys.outerStride();
   index_t s = 0;
   for (; s + some <= rows; s += some) {
+    if (some == rows_ahead || s % rows_ahead == 0) {
+      look_ahead(keys.data() + s * row, row);
+    }
     dot_block<Q, some>(q, query, keys.data() + s * row, row, dim, dots + s, next);
   }
   for (; s < rows; ++s) {
@@ -125,40 +141,48 @@ inline void row_norms(const tile& keys, float* norms) {
   }
 }
 
+/// `dots[r] = x · k_r` and `squares[r] = k_r · k_r` of `R` rows.
+template <index_t R>
+void dot_and_square_block(const float* x, const float* k, std::ptrdiff_t row, index_t dim,
+                          float* dots, float* squares) {
+  using namespace Eigen::internal;
+  packet product[R], square[R];
+  for (index_t r = 0; r < R; ++r) {
+    product[r] = square[r] = pset1<packet>(0.0F);
+  }
+  index_t i = 0;
+  for (; i + lanes <= dim; i += lanes) {
+    const packet with = ploadu<packet>(x + i);
+    for (index_t r = 0; r < R; ++r) {
+      const packet key = ploadu<packet>(k + r * row + i);
+      product[r] = pmadd(with, key, product[r]);
+      square[r] = pmadd(key, key, square[r]);
+    }
+  }
+  for (index_t r = 0; r < R; ++r) {
+    float dot = predux(product[r]), sum = predux(square[r]);
+    for (index_t j = i; j < dim; ++j) {
+      dot += x[j] * k[r * row + j];
+      sum += k[r * row + j] * k[r * row + j];
+    }
+    dots[r] = dot, squares[r] = sum;
+  }
+}
+
 /// `dots [rows]` with `x [dim]` and `norms [rows]` from one look at each row; the same bits as
 /// `tile_dots` and `row_norms`.
 inline void row_dots_and_norms(const tile& keys, const float* x, float* dots, float* norms) {
-  using namespace Eigen::internal;
   constexpr index_t some = sums_at_once / 2;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
-  for (index_t s = 0; s < rows; s += some) {
-    const index_t count = std::min(some, rows - s);
-    packet product[some], square[some];
-    const float* row[some];
-    for (index_t r = 0; r < some; ++r) {  // the last row stands in for those that are missing
-      product[r] = square[r] = pset1<packet>(0.0F);
-      row[r] = keys.data() + std::min(s + r, rows - 1) * keys.outerStride();
-    }
-    index_t i = 0;
-    for (; i + lanes <= dim; i += lanes) {
-      const packet with = ploadu<packet>(x + i);
-      for (index_t r = 0; r < some; ++r) {
-        const packet key = ploadu<packet>(row[r] + i);
-        product[r] = pmadd(with, key, product[r]);
-        square[r] = pmadd(key, key, square[r]);
-      }
-    }
-    for (index_t r = 0; r < count; ++r) {
-      float dot = predux(product[r]), sum = predux(square[r]);
-      for (index_t j = i; j < dim; ++j) {
-        dot += x[j] * row[r][j];
-        sum += row[r][j] * row[r][j];
-      }
-      dots[s + r] = dot;
-      norms[s + r] = sum;
-    }
+  const std::ptrdiff_t row = keys.outerStride();
+  index_t s = 0;
+  for (; s + some <= rows; s += some) {
+    dot_and_square_block<some>(x, keys.data() + s * row, row, dim, dots + s, norms + s);
   }
-  for (index_t s = 0; s < rows; ++s) {
+  for (; s < rows; ++s) {
+    dot_and_square_block<1>(x, keys.data() + s * row, row, dim, dots + s, norms + s);
+  }
+  for (s = 0; s < rows; ++s) {
     norms[s] = std::sqrt(norms[s]);
   }
 }
@@ -181,15 +205,19 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   }
   const std::ptrdiff_t row = values.outerStride();
   const float* v = values.data() + i;
-  for (Eigen::Index s = 0; s < values.rows(); ++s, v += row) {
-    packet value[P];
-    for (index_t c = 0; c < P; ++c) {
-      value[c] = ploadu<packet>(v + std::ptrdiff_t{c} * lanes);
-    }
-    for (index_t g = 0; g < Q; ++g) {
-      const packet weight = pset1<packet>(p[g * next + s]);
+  for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_ahead) {
+    const Eigen::Index end = std::min<Eigen::Index>(begin + rows_ahead, values.rows());
+    look_ahead(v, row);
+    for (Eigen::Index s = begin; s < end; ++s, v += row) {
+      packet value[P];
       for (index_t c = 0; c < P; ++c) {
-        sum[g][c] = pmadd(weight, value[c], sum[g][c]);
+        value[c] = ploadu<packet>(v + std::ptrdiff_t{c} * lanes);
+      }
+      for (index_t g = 0; g < Q; ++g) {
+        const packet weight = pset1<packet>(p[g * next + s]);
+        for (index_t c = 0; c < P; ++c) {
+          sum[g][c] = pmadd(weight, value[c], sum[g][c]);
+        }
       }
     }
   }
