@@ -154,6 +154,7 @@ int main(int argc, char** argv) {
   // What the choice at run time costs. (any_policy would be compiled here with all policies.)
   register_step<float>("any_policy(h2o)",
                        kvfold::basic_any_policy<kvfold::h2o, kvfold::snapkv>{kvfold::h2o{}});
+  bench::processor_time = bench::take_flag(argc, argv, "--processor_time");
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
     return 1;

@@ -5,20 +5,29 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <ctime>  // clock_gettime
 #include <random>
 #include <string_view>
 #include <vector>
 
 namespace bench {
 
+/// The calling thread's processor time in place of the wall clock: for a machine that has other
+/// work too. Set by `--processor_time`.
+inline bool processor_time = false;
+
 template <class Work>
 double seconds(Work&& work) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto now = [] {
+    timespec t = {};
+    clock_gettime(processor_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  const double start = now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return now() - start;
 }
 
 /// For work that needs nothing put back before it can be done again.
@@ -59,6 +68,14 @@ void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& b
 /// How often slow work and its baseline are measured in turn, for `Iterations`: where one takes
 /// longer than Google Benchmark's least time, it would settle for one.
 inline int pairs = 20;
+
+/// Takes `flag` out, which Google Benchmark must not see: was it there?
+inline bool take_flag(int& argc, char** argv, std::string_view flag) {
+  char** const end = std::remove(argv + 1, argv + argc, flag);
+  const bool taken = end != argv + argc;
+  argc = static_cast<int>(end - argv);
+  return taken;
+}
 
 /// Sets it by `--pairs=N`, which Google Benchmark must not see.
 inline void take_pairs(int& argc, char** argv) {

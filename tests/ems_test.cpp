@@ -98,7 +98,11 @@ TEST_CASE("attention over shared entries is that over all their tokens", "[oracl
         for (std::size_t i = 0; i < both_ways.expected.slots[s].members.size(); ++i) {
           sum += expected.probabilities[g][token++];
         }
-        CHECK(oracle::difference(static_cast<double>(p[g * n + s]), sum) < tolerance);
+        std::size_t own = 0;  // the library's slots are in another order
+        while (head.position(static_cast<index_t>(own)) != both_ways.expected.slots[s].position) {
+          ++own;
+        }
+        CHECK(oracle::difference(static_cast<double>(p[g * n + own]), sum) < tolerance);
       }
     }
   }

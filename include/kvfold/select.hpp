@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>  // std::nth_element
-#include <bit>        // std::bit_cast
-#include <cstdint>    // std::int32_t
 #include <span>
 #include <string_view>
 #include <type_traits>  // std::is_arithmetic_v
@@ -71,17 +69,6 @@ void select(index_t length, index_t target, Stays stays, Score score, merge_plan
   }
 }
 
-namespace detail {
-
-/// Integers that order as the numbers do, which are not NaN; the two zeros are one.
-inline std::int32_t in_order(float x) {
-  const auto bits = std::bit_cast<std::int32_t>(x + 0.0F);
-  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
-}
-inline index_t in_order(index_t x) { return x; }
-
-}  // namespace detail
-
 /// The slot that `select` would let go first: the lowest score among those that may leave, the
 /// higher slot on ties; -1 when none may.
 template <class Stays, class Score>
@@ -93,11 +80,10 @@ index_t least_wanted(index_t length, Stays stays, Score score) {
   for (index_t first = 0; first < length; first += most) {
     const index_t end = std::min(first + most, length);
     if constexpr (std::is_arithmetic_v<number>) {
-      // Is there anybody to look at more closely? In integers, compilers take many at a time.
-      const auto bound = detail::in_order(lowest);
+      // Is there anybody to look at more closely? Without branches, so that compilers take many.
       int any = least < 0 ? 1 : 0;
       for (index_t s = first; s < end; ++s) {
-        any |= static_cast<int>(detail::in_order(score(s)) <= bound) & static_cast<int>(!stays(s));
+        any |= static_cast<int>(score(s) <= lowest) & static_cast<int>(!stays(s));
       }
       if (any == 0) {
         continue;

@@ -27,6 +27,14 @@ inline void look_ahead(const float* row, std::ptrdiff_t stride) {
   }
 }
 
+/// `sum` and the products of the elements that no packet holds.
+inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {
+  for (; i < dim; ++i) {
+    sum += x[i] * y[i];
+  }
+  return sum;
+}
+
 /// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows. A product's order of summation depends on
 /// `dim` alone: equal rows have equal products.
 template <index_t Q, index_t R>
@@ -53,12 +61,14 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
     }
   }
   for (index_t g = 0; g < Q; ++g) {
+    for (index_t r = 0; r < R; ++r) {  // no other loop within: the sums stay in registers
+      dots[g * next + r] = predux(sum[g][r]);
+    }
+  }
+  for (index_t g = 0; g < Q && i < dim; ++g) {
     for (index_t r = 0; r < R; ++r) {
-      float dot = predux(sum[g][r]);
-      for (index_t j = i; j < dim; ++j) {
-        dot += q[g * query + j] * k[r * row + j];
-      }
-      dots[g * next + r] = dot;
+      float& dot = dots[g * next + r];
+      dot = with_rest(dot, q + g * query, k + r * row, i, dim);
     }
   }
 }
@@ -122,13 +132,16 @@ void row_squares(const tile& keys, const float* from, float* squares) {
         sum[r] = pmadd(x, x, sum[r]);
       }
     }
+    float square[some];
+    for (index_t r = 0; r < some; ++r) {
+      square[r] = predux(sum[r]);
+    }
     for (index_t r = 0; r < count; ++r) {
-      float square = predux(sum[r]);
       for (index_t j = i; j < dim; ++j) {
         const float x = less ? row[r][j] - from[j] : row[r][j];
-        square += x * x;
+        square[r] += x * x;
       }
-      squares[s + r] = square;
+      squares[s + r] = square[r];
     }
   }
 }
@@ -160,12 +173,11 @@ void dot_and_square_block(const float* x, const float* k, std::ptrdiff_t row, in
     }
   }
   for (index_t r = 0; r < R; ++r) {
-    float dot = predux(product[r]), sum = predux(square[r]);
-    for (index_t j = i; j < dim; ++j) {
-      dot += x[j] * k[r * row + j];
-      sum += k[r * row + j] * k[r * row + j];
-    }
-    dots[r] = dot, squares[r] = sum;
+    dots[r] = predux(product[r]), squares[r] = predux(square[r]);
+  }
+  for (index_t r = 0; r < R && i < dim; ++r) {
+    dots[r] = with_rest(dots[r], x, k + r * row, i, dim);
+    squares[r] = with_rest(squares[r], k + r * row, k + r * row, i, dim);
   }
 }
 

@@ -33,7 +33,8 @@ auto compiled(const Policy& policy) {
 }
 
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
-/// `also(state, oracle head)` is called after the prompt and after every step.
+/// `also(state, oracle head)`, or with the head as a third, is called after the prompt and after
+/// every step.
 template <class Scalar = float, class Policy, class Oracle, class Also>
 void agree(const Policy& tested, const Oracle& oracle_policy, const setting& s, double tolerance,
            Also also) {
@@ -44,11 +45,18 @@ void agree(const Policy& tested, const Oracle& oracle_policy, const setting& s, 
   auto kv = random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1);
   auto state = kvfold::make_state(policy, kv);
   oracle::head expected = to_oracle(kv.head(0));
+  const auto look = [&] {
+    if constexpr (requires { also(state[0], expected, kv.head(0)); }) {
+      also(state[0], expected, kv.head(0));
+    } else {
+      also(state[0], expected);
+    }
+  };
   const queries prompt(s.tokens, s.group, s.dim);
   kvfold::compress(policy, kv, state, prompt.view(), kvfold::budget{s.target});
   oracle_policy.prompt(expected, prompt.tensor(), {}, s.target);
   REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
-  also(state[0], expected);
+  look();
   std::vector<float> out(static_cast<std::size_t>(s.group * s.dim));
   for (index_t t = 0; t < s.steps; ++t) {
     INFO("step " << t);
@@ -61,7 +69,7 @@ void agree(const Policy& tested, const Oracle& oracle_policy, const setting& s, 
                                       to_mat(vf.data(), 1, s.dim)[0], s.target, s.trigger);
     REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), o) < tolerance);
     REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
-    also(state[0], expected);
+    look();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>  // std::floor
 #include <string_view>
+#include <utility>  // std::pair
 #include <vector>
 
 #include "kvfold/column_scores.hpp"
@@ -133,7 +134,7 @@ struct ems {
     const ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
     const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
-    const index_t e = least_wanted(head.length(), alone, ranked(weight));
+    const index_t e = least_wanted(head.length(), alone, ranked(head, weight));
     const near_slot centre = ems_nearest(
         head, e, [&](index_t s) { return s != e && !alone(s); }, seen);
     out = {.leaving = e};
@@ -155,9 +156,10 @@ struct ems {
     if (with_position) {
       const ems_table tokens(state, head.group());
       const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
-      look.ask(head,
-               least_wanted(head.length(), protected_slots(head, sinks, window), ranked(weight)),
-               true);
+      look.ask(
+          head,
+          least_wanted(head.length(), protected_slots(head, sinks, window), ranked(head, weight)),
+          true);
     }
   }
 
@@ -196,9 +198,10 @@ struct ems {
       return sum;
     };
   }
+  /// Entries by weight; among equals the earlier token first, wherever in the head it lies.
   template <class Weight>
-  static auto ranked(Weight weight) {
-    return [weight](index_t s) { return rank(weight(s)); };
+  static auto ranked(const kv_head auto& head, Weight weight) {
+    return [&head, weight](index_t s) { return std::pair(rank(weight(s)), -head.position(s)); };
   }
   static double rounded(double x) { return std::floor(x + 0.5); }
   template <class State>
@@ -241,19 +244,20 @@ struct ems {
     const auto merged = static_cast<index_t>(
         std::min(rounded(double{band} * centres), static_cast<double>(n - target)));
     auto& into = out.row_of();
-    select(n, target + merged, alone, by(weight), out);  // the others go
+    const auto at = [](std::span<const float> x) {
+      return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
+    };
+    const auto by_weight = ranked(head, at(weight));
+    select(n, target + merged, alone, by_weight, out);  // the others go
     into.assign(size, -1);
     for (std::size_t s = 0; s < size; ++s) {
       into[s] = out.marks()[s] != 0 ? static_cast<index_t>(s) : -1;
     }
-    select(n, target, alone, by(weight), out);
+    select(n, target, alone, by_weight, out);
     match(head,
           ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key, length_of_value,
                                                               keys},
           alone, out);
-    const auto at = [](std::span<const float> x) {
-      return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
-    };
     out.reset(n);
     for_each_row(out, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
@@ -277,10 +281,7 @@ struct ems {
       near_slot best;
       for (index_t c = 0; c < head.length(); ++c) {
         if (out.marks()[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
-          const float r = rank(redundancy(s, c));
-          if (best.slot < 0 || r > best.cosine) {
-            best = {c, r};
-          }
+          take_nearer(head, {c, rank(redundancy(s, c))}, best);
         }
       }
       to = best.cosine >= threshold ? best.slot : -1;

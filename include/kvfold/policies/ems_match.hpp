@@ -47,8 +47,16 @@ struct ems_redundancy {
   }
 };
 
-/// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the lower
-/// slot, NaN last. From `seen`, if attention was asked about slot `e`, else tile by tile.
+/// Makes `best` the more redundant of the two; among equals the earlier token, wherever it lies.
+void take_nearer(const kv_head auto& head, near_slot other, near_slot& best) {
+  if (best.slot < 0 || other.cosine > best.cosine ||
+      (other.cosine == best.cosine && head.position(other.slot) < head.position(best.slot))) {
+    best = other;
+  }
+}
+
+/// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the
+/// earlier token, NaN last. From `seen`, if attention was asked about slot `e`, else tile by tile.
 template <class Candidate>
 near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate, const probe& seen) {
   const index_t n = head.length(), dim = head.dim();
@@ -56,8 +64,8 @@ near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate, 
   near_slot best;
   const auto compare = [&](index_t s, float k, float v) {
     const float both = rank(k < 0 && v < 0 ? -k * v : k * v);
-    if (candidate(s) && (best.slot < 0 || both > best.cosine)) {
-      best = {s, both};
+    if (candidate(s)) {
+      take_nearer(head, {s, both}, best);
     }
   };
   if (seen.about(e, n)) {

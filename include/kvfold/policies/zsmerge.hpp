@@ -161,8 +161,10 @@ struct zsmerge {
   auto stays(const kv_head auto& head, const head_state& state, index_t target,
              bool authors_rule) const {
     const index_t latest = ring(target) + (authors_rule ? 1 : 0);
-    return [&head, &state, kept = protect(head, sinks, latest)](index_t s) {
-      return kept(head.position(s)) || residual_slot(state, s);
+    return [&head, absorbs = state.column(is_residual),
+            kept = protect(head, sinks, latest)](index_t s) {
+      return (static_cast<int>(kept(head.position(s))) |
+              static_cast<int>(absorbs[static_cast<std::size_t>(s)] != 0.0F)) != 0;
     };
   }
 
