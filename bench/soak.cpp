@@ -1,13 +1,16 @@
 // A long stream through every policy that decodes: does anything grow, break or drift?
 //
-//     soak [--tokens 1000000] [--slots 64,512] [--policy NAME]...
+//     soak [--tokens 1000000] [--slots 64,512] [--dim 16] [--sharpness 1.5] [--policy NAME]...
 //
-// The stream has a topic that drifts and is forgotten in some 500 tokens; attention is sharp
-// (logits of 16 on the topic), so that all that matters was said lately: what is older than the
-// window has about a hundredth of the mass, even after a million tokens. What a policy gives is
-// held, every `tokens / 1000` tokens, against the attention over the first 4 and the last 4096
-// tokens. Ends with 1 if a number is not finite, memory grows, or the error of the last tenth is
-// more than 1.5 times (and 0.05 more than) that of the first.
+// The stream has a topic that drifts and is forgotten in some 500 tokens. A logit on the topic is
+// about `sharpness · sqrt(dim)`, off the topic it is 0 and about `sharpness` to either side. By
+// default attention is soft: in the end what is older than the window has most of the mass, a
+// little each. `--dim 64 --sharpness 2` is sharp: all that matters was said lately. What a policy
+// gives is held, every `tokens / 1000` tokens, against the attention over the first 4 and the last
+// 4096 tokens, and against the attention over all tokens; log mass held is the log-sum-exp of the
+// policy's slots less that of all tokens. Ends with 1 if a number is not finite,
+// memory grows, or the error to the window is in the last tenth more than 1.5 times (and 0.05 more
+// than) that of the first.
 #include <unistd.h>
 
 #include <chrono>
@@ -27,12 +30,29 @@ namespace {
 
 using kvfold::index_t;
 
-constexpr index_t dim = 16, group = 2, sinks = 4, window = 4096;
+constexpr index_t group = 2, sinks = 4, window = 4096;
+
+struct setting {
+  int tokens = 1'000'000;
+  index_t dim = 16;
+  float sharpness = 1.5F;
+
+  int every() const { return std::max(tokens / 1000, 1); }
+  bool early(int t) const { return t < tokens / 10; }
+  bool late(int t) const { return t >= tokens - tokens / 10; }
+};
 
 /// Tokens of a text whose topic drifts, the same for every policy.
 class stream {
  public:
-  std::vector<float> q = std::vector<float>(group * dim), k = std::vector<float>(dim), v = k;
+  std::vector<float> q, k, v;
+
+  explicit stream(const setting& by)
+      : q(static_cast<std::size_t>(group * by.dim)),
+        k(static_cast<std::size_t>(by.dim)),
+        v(k),
+        sharpness_(by.sharpness),
+        topic_(k) {}
 
   void next() {
     for (float& z : topic_) {
@@ -42,7 +62,7 @@ class stream {
       k[i] = topic_[i] + 0.5F * normal_(bits_);
       v[i] = topic_[(i + 5) % topic_.size()] + 0.3F * normal_(bits_);
       for (std::size_t g = 0; g < group; ++g) {
-        q[g * dim + i] = 1.5F * topic_[i] + 0.5F * normal_(bits_);
+        q[g * k.size() + i] = sharpness_ * topic_[i] + 0.5F * normal_(bits_);
       }
     }
   }
@@ -50,13 +70,15 @@ class stream {
  private:
   std::mt19937 bits_{20261120};
   std::normal_distribution<float> normal_;
-  std::vector<float> topic_ = std::vector<float>(dim);
+  float sharpness_;
+  std::vector<float> topic_;
 };
 
 /// The first tokens and the last `window`: the oldest of them makes room for the newest.
 class windowed {
  public:
-  windowed() : kv_({.heads = 1, .group = group, .dim = dim, .capacity = sinks + window}) {}
+  explicit windowed(index_t dim)
+      : kv_({.heads = 1, .group = group, .dim = dim, .capacity = sinks + window}) {}
 
   void push(const stream& x) {
     const auto head = kv_.head(0);
@@ -64,16 +86,56 @@ class windowed {
       head.push(x.k.data(), x.v.data());
       return;
     }
-    std::copy_n(x.k.data(), dim, head.key(oldest_).data);
-    std::copy_n(x.v.data(), dim, head.value(oldest_).data);
+    std::copy_n(x.k.data(), x.k.size(), head.key(oldest_).data);
+    std::copy_n(x.v.data(), x.v.size(), head.value(oldest_).data);
     oldest_ = oldest_ + 1 == head.capacity() ? sinks : oldest_ + 1;
   }
-  void attend(const float* q, float* out) { kvfold::attend(kv_.head(0), q, out); }
+  void attend(const std::vector<float>& q, std::vector<float>& out, std::vector<float>& lse) {
+    kvfold::attend(kv_.head(0), q.data(), out.data(), {}, lse);
+  }
 
  private:
   kvfold::cache<float> kv_;
   index_t oldest_ = sinks;
 };
+
+/// What is right at a place of the stream, `[group, dim]`; log-sum-exp `[group]` over all tokens.
+struct truth {
+  std::vector<float> of_window, of_all, log_sum_exp;
+};
+
+/// At every `by.every()`-th token. Prints what share of the attention is older than the window.
+std::vector<truth> truths(const setting& by) {
+  kvfold::cache<float> all{{.heads = 1, .group = group, .dim = by.dim, .capacity = by.tokens}};
+  windowed recent(by.dim);
+  stream x(by);
+  std::vector<truth> found;
+  double first = 0, last = 0;
+  int firsts = 0, lasts = 0;
+  for (int t = 0; t < by.tokens; ++t) {
+    x.next();
+    recent.push(x);
+    all.head(0).push(x.k.data(), x.v.data());
+    if (t % by.every() != by.every() - 1) {
+      continue;
+    }
+    truth now{x.q, x.q, std::vector<float>(group)};
+    std::vector<float> log_sum_exp(group);
+    recent.attend(x.q, now.of_window, log_sum_exp);
+    kvfold::attend(all.head(0), x.q.data(), now.of_all.data(), {}, now.log_sum_exp);
+    for (std::size_t g = 0; g < group; ++g) {
+      const double older = 1 - std::exp(static_cast<double>(log_sum_exp[g] - now.log_sum_exp[g]));
+      first += by.early(t) ? older : 0, firsts += by.early(t) ? 1 : 0;
+      last += by.late(t) ? older : 0, lasts += by.late(t) ? 1 : 0;
+    }
+    found.push_back(std::move(now));
+  }
+  std::printf(
+      "%d tokens, dim %d, sharpness %g: older than the window is %.3f of the attention in "
+      "the first tenth, %.3f in the last\n\n",
+      by.tokens, by.dim, static_cast<double>(by.sharpness), first / firsts, last / lasts);
+  return found;
+}
 
 /// Of the program's own memory: pages of files, such as its code, come when they are first used.
 double resident_kib() {
@@ -96,7 +158,7 @@ bool all_finite(const kvfold::head_view<float>& head, const kvfold::head_state& 
   bool finite = true;
   for (index_t s = 0; s < head.length(); ++s) {
     finite = finite && std::isfinite(head.log_mass(s));
-    for (index_t i = 0; i < dim; ++i) {
+    for (index_t i = 0; i < head.dim(); ++i) {
       finite = finite && std::isfinite(head.key(s)[i]) && std::isfinite(head.value(s)[i]);
     }
   }
@@ -108,52 +170,66 @@ bool all_finite(const kvfold::head_view<float>& head, const kvfold::head_state& 
   return finite;
 }
 
+/// Errors against one truth, averaged over the first and the last tenth.
+struct drift {
+  double first = 0, last = 0, worst = 0;
+  int firsts = 0, lasts = 0;
+
+  void add(const setting& by, int t, double error) {
+    worst = std::max(worst, error);
+    first += by.early(t) ? error : 0, firsts += by.early(t) ? 1 : 0;
+    last += by.late(t) ? error : 0, lasts += by.late(t) ? 1 : 0;
+  }
+  void end() { first /= firsts, last /= lasts; }
+  bool bounded() const { return last <= 1.5 * first || last <= first + 0.05; }
+};
+
 /// One policy's row of the table; false: something is wrong.
-bool soak(const kvfold::any_policy& policy, index_t slots, int tokens) {
+bool soak(const kvfold::any_policy& policy, index_t slots, const setting& by,
+          const std::vector<truth>& right) {
   const kvfold::budget budget = budget_within(policy, slots);
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + 1}};
+  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = by.dim, .capacity = slots + 1}};
   kvfold::state state = make_state(policy, kv);
   const auto head = kv.head(0);
-  stream x;
-  windowed truth;
-  std::vector<float> out(group * dim), expected = out;
-  const int every = std::max(tokens / 1000, 1);
-  double first = 0, last = 0, worst = 0, early_kib = 0;
-  int firsts = 0, lasts = 0;
+  stream x(by);
+  std::vector<float> out(x.q.size());
+  double early_kib = 0;
+  drift to_window, to_all, mass;
+  std::vector<float> again(out.size()), log_sum_exp(group);
   bool finite = true;
   std::chrono::duration<double> spent{0};
-  for (int t = 0; t < tokens; ++t) {
+  auto expected = right.begin();
+  for (int t = 0; t < by.tokens; ++t) {
     x.next();
-    truth.push(x);
     const auto begin = std::chrono::steady_clock::now();
     step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(), budget,
          out.data());
     spent += std::chrono::steady_clock::now() - begin;
-    if (t % every == every - 1) {
-      truth.attend(x.q.data(), expected.data());
-      const double error = off(out, expected);
-      finite = finite && std::isfinite(error) && all_finite(head, state[0]);
-      worst = std::max(worst, error);
-      if (t < tokens / 10) {
-        first += error, ++firsts;
-      } else if (t >= tokens - tokens / 10) {
-        last += error, ++lasts;
+    if (t % by.every() == by.every() - 1) {
+      to_window.add(by, t, off(out, expected->of_window));
+      to_all.add(by, t, off(out, expected->of_all));
+      kvfold::traits::attend(policy, head, state[0], x.q.data(), again.data(), {}, log_sum_exp);
+      for (std::size_t g = 0; g < group; ++g) {
+        mass.add(by, t, static_cast<double>(log_sum_exp[g] - expected->log_sum_exp[g]));
       }
+      finite = finite && std::isfinite(to_window.worst) && all_finite(head, state[0]);
+      ++expected;
     }
-    if (t == tokens / 10) {
+    if (t == by.tokens / 10) {
       early_kib = resident_kib();
     }
   }
   const double grown = resident_kib() - early_kib;
-  first /= firsts, last /= lasts;
-  const bool good = finite && grown <= 64 && (last <= 1.5 * first || last <= first + 0.05) &&
-                    head.length() <= slots && head.seen() == tokens;
-  std::printf("| %-18s | %5d | %8.0f | %6.0f | %.3f | %.3f | %.3f | %s |\n",
-              std::string(policy.name()).c_str(), slots, tokens / spent.count(), grown, first, last,
-              worst,
-              good     ? "yes"
-              : finite ? "NO"
-                       : "NOT FINITE");
+  to_window.end(), to_all.end(), mass.end();
+  const bool good = finite && grown <= 64 && to_window.bounded() && head.length() <= slots &&
+                    head.seen() == by.tokens;
+  std::printf(
+      "| %-18s | %5d | %8.0f | %6.0f | %.3f | %.3f | %.3f | %.3f | %.3f | %+.2f | %+.2f | %s |\n",
+      std::string(policy.name()).c_str(), slots, by.tokens / spent.count(), grown, to_window.first,
+      to_window.last, to_window.worst, to_all.first, to_all.last, mass.first, mass.last,
+      good     ? "yes"
+      : finite ? "NO"
+               : "NOT FINITE");
   std::fflush(stdout);
   return good;
 }
@@ -161,23 +237,29 @@ bool soak(const kvfold::any_policy& policy, index_t slots, int tokens) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int tokens = 1'000'000;
+  setting by;
   std::string slots = "64,512";
   std::vector<std::string> wanted;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--tokens") {
-      tokens = std::atoi(argv[i + 1]);
+      by.tokens = std::atoi(argv[i + 1]);
+    } else if (name == "--dim") {
+      by.dim = std::atoi(argv[i + 1]);
+    } else if (name == "--sharpness") {
+      by.sharpness = std::strtof(argv[i + 1], nullptr);
     } else if (name == "--slots") {
       slots = argv[i + 1];
     } else {
       wanted.emplace_back(argv[i + 1]);
     }
   }
+  const auto right = truths(by);
   std::puts(
-      "| policy | slots | tokens/s | grown, KiB | error, first tenth | last tenth | worst | good "
-      "|");
-  std::puts("|---|---|---|---|---|---|---|---|");
+      "| policy | slots | tokens/s | grown, KiB | error to the window, first tenth | last tenth | "
+      "worst | error to all, first tenth | last tenth | log mass held, first tenth | last tenth | "
+      "good |");
+  std::puts("|---|---|---|---|---|---|---|---|---|---|---|---|");
   bool good = true;
   std::istringstream list(slots);
   for (std::string count; std::getline(list, count, ',');) {
@@ -185,7 +267,7 @@ int main(int argc, char** argv) {
       const bool asked =
           wanted.empty() || std::find(wanted.begin(), wanted.end(), policy.name()) != wanted.end();
       if (asked && policy.decodes() && policy.bounded()) {
-        good = soak(policy, std::stoi(count), tokens) && good;
+        good = soak(policy, std::stoi(count), by, right) && good;
       }
     }
   }

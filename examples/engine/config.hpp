@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "engine/error.hpp"
 #include "engine/json.hpp"
@@ -32,7 +33,9 @@ struct config {
 
   index_t group() const { return heads / kv_heads; }
 
-  static config read(const std::filesystem::path& file);
+  static config read(const std::filesystem::path& file) { return parse(read_file(file), file); }
+  /// What is in `file`.
+  static config parse(std::string_view text, const std::filesystem::path& file);
 };
 
 /// `rope_theta` with `rope_scaling`, or all of it in the newer `rope_parameters`.
@@ -61,8 +64,8 @@ inline kvfold::rope read_rope(const json_fields& model, const std::filesystem::p
   return rope;
 }
 
-inline config config::read(const std::filesystem::path& file) {
-  const auto json = parse_object(read_file(file), file);
+inline config config::parse(std::string_view text, const std::filesystem::path& file) {
+  const auto json = parse_object(text, file);
   const json_fields model(json, file);
 
   const std::string type = model.word("model_type");

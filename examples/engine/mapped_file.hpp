@@ -20,6 +20,7 @@ namespace engine {
 /// Read-only. The file must not be shortened while it is mapped.
 class mapped_file {
  public:
+  mapped_file() = default;  ///< no bytes
   explicit mapped_file(const std::filesystem::path& file) {
     const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) {

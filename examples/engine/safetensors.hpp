@@ -29,14 +29,12 @@ namespace engine {
 class safetensors_file {
  public:
   explicit safetensors_file(const std::filesystem::path& file) : path_(file), mapped_(file) {
-    static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
-    const auto header = parse_header();
-    for (const auto& [name, entry] : header.items()) {
-      if (name != "__metadata__") {
-        tensors_.emplace(name, checked(name, entry));
-      }
-    }
-    expect_no_holes();
+    open(mapped_.bytes());
+  }
+  /// What is in `file`, where it is in memory already; refers to the bytes.
+  safetensors_file(std::span<const std::byte> bytes, const std::filesystem::path& file)
+      : path_(file) {
+    open(bytes);
   }
 
   const std::filesystem::path& path() const { return path_; }
@@ -65,8 +63,18 @@ class safetensors_file {
     std::size_t begin, end;  // in data_
   };
 
-  nlohmann::json parse_header() {
-    const auto bytes = mapped_.bytes();
+  void open(std::span<const std::byte> bytes) {
+    static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+    const auto header = parse_header(bytes);
+    for (const auto& [name, entry] : header.items()) {
+      if (name != "__metadata__") {
+        tensors_.emplace(name, checked(name, entry));
+      }
+    }
+    expect_no_holes();
+  }
+
+  nlohmann::json parse_header(std::span<const std::byte> bytes) {
     std::uint64_t length = 0;
     if (bytes.size() < sizeof length) {
       throw format_error(path_, "at least 8 bytes expected, the file has ", bytes.size());

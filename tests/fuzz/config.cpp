@@ -1,12 +1,12 @@
 // The reader of config.json: refused with a format error, or a shape that a decoder can have.
 #include "engine/config.hpp"
 
-#include "file.hpp"
+#include "bytes.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const fuzz::memory_file file;
+  static const std::filesystem::path file = "config.json";
   try {
-    const engine::config c = engine::config::read(file.holding(data, size));
+    const auto c = engine::config::parse({reinterpret_cast<const char*>(data), size}, file);
     fuzz::must(c.hidden > 0 && c.intermediate > 0 && c.layers > 0 && c.vocab > 0, "sizes");
     fuzz::must(c.heads > 0 && c.kv_heads > 0 && c.heads % c.kv_heads == 0 && c.group() > 0,
                "heads");

@@ -52,8 +52,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       text += static_cast<char>(sum.value() >> (8 * i) & 0xFF);
     }
   }
-  saved into(5);
-  const std::string before = into.bytes();
+  static saved empty(5);
+  static const std::string before = empty.bytes();
+  saved into = empty;
   std::istringstream in(text);
   try {
     load(in, into.policy, into.kv, into.state);

@@ -12,6 +12,7 @@ constexpr index_t dim = 3, capacity = 12;
 
 std::vector<float> everything(const kvfold::head_view<float>& head) {
   std::vector<float> all;
+  all.reserve(static_cast<std::size_t>(capacity * (2 * dim + 2)));
   for (index_t s = 0; s < head.length(); ++s) {
     all.insert(all.end(), head.key(s).data, head.key(s).data + dim);
     all.insert(all.end(), head.value(s).data, head.value(s).data + dim);
