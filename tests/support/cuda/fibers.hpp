@@ -99,7 +99,7 @@ class fiber {
 #ifdef KVFOLD_FIBERS_ASAN
   const void* outer_bottom_ = nullptr;
   std::size_t outer_size_ = 0;
-  bool ended_ = true;  // the last run, so that no frame of it is left
+  bool ended_ = false;  // the last run, so that no frame of it is left
 #endif
 };
 
