@@ -238,20 +238,32 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
   }
 }
 
-/// For one slot among all, as decode needs it; from `seen`, if attention was asked about this slot.
+/// For one slot among all, as decode needs it; from `seen`, if attention was asked about this slot,
+/// and with its norms, if about another.
 near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const probe& seen) {
   near_slot best;
   const index_t n = head.length();
-  if (!seen.about(c, n)) {
+  if (!seen.answered(n)) {
     nearest_by_cosine(head, {&c, 1}, [](index_t) { return true; }, {&best, 1});
     return best;
   }
+  const float* const norm = seen.keys().norm.data();
   index_t slot[detail::cosine_slots];
-  for (index_t first = 0; first < n; first += detail::cosine_slots) {
-    const index_t count = std::min(detail::cosine_slots, n - first);
+  const auto take = [&](index_t first, index_t count, const float* dots) {
     std::iota(slot, slot + count, first);
-    detail::take_nearest(seen.keys().dot.data() + first, seen.keys().norm.data() + first,
-                         seen.keys().norm[static_cast<std::size_t>(c)], slot, count, c, best);
+    detail::take_nearest(dots, norm + first, norm[c], slot, count, c, best);
+  };
+  if (seen.about(c, n)) {
+    for (index_t first = 0; first < n; first += detail::cosine_slots) {
+      take(first, std::min(detail::cosine_slots, n - first), seen.keys().dot.data() + first);
+    }
+  } else {
+    float key[detail::tile_room], dots[detail::tile_most];
+    to_floats(head.key(c), head.dim(), key);
+    detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+      detail::tile_dots(key, 1, keys, dots, detail::tile_most);
+      take(first, static_cast<index_t>(keys.rows()), dots);
+    });
   }
   return best;
 }

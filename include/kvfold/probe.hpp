@@ -14,8 +14,7 @@ namespace kvfold {
 /// A policy that compares the slot that leaves with all others would have to read the keys a second
 /// time, for who leaves is known only after attention. So it guesses (`ask`) before; attention
 /// compares that slot with every tile of keys while it lies in the nearest cache. Whose guess was
-/// wrong
-/// (`about`) reads the keys again, and finds the same bits.
+/// wrong (`about`) reads the keys again, and finds the same bits.
 class probe {
  public:
   static constexpr index_t nobody = -1;
@@ -50,10 +49,10 @@ class probe {
 
   bool asked() const { return slot_ != nobody; }
   bool asked_values() const { return slot_ != nobody && with_values_; }
-  /// Has attention answered, for slot `s` among `length`?
-  bool about(index_t s, index_t length) const {
-    return s != nobody && s == slot_ && answered_ == length;
-  }
+  /// Has attention answered, for whichever slot among `length`? Then all norms are known.
+  bool answered(index_t length) const { return asked() && answered_ == length; }
+  /// ... for slot `s`?
+  bool about(index_t s, index_t length) const { return s == slot_ && answered(length); }
   const answer& keys() const { return keys_; }
   const answer& values() const { return values_; }
 

@@ -217,9 +217,12 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   }
   const std::ptrdiff_t row = values.outerStride();
   const float* v = values.data() + i;
-  for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_ahead) {
-    const Eigen::Index end = std::min<Eigen::Index>(begin + rows_ahead, values.rows());
-    look_ahead(v, row);
+  const Eigen::Index some = P > 1 ? Eigen::Index{rows_ahead} : values.rows();
+  for (Eigen::Index begin = 0; begin < values.rows(); begin += some) {
+    const Eigen::Index end = std::min(begin + some, values.rows());
+    if constexpr (P > 1) {  // what is left over of a row has been asked for with the rest of it
+      look_ahead(v, row);
+    }
     for (Eigen::Index s = begin; s < end; ++s, v += row) {
       packet value[P];
       for (index_t c = 0; c < P; ++c) {
