@@ -17,8 +17,10 @@ concept stored = std::derived_from<M, Eigen::MatrixBase<M>> && requires(const M&
 
 /// The same, row by row: elements of a row are neighbours.
 template <class M>
-concept rowwise = stored<M> && (M::IsRowMajor != 0) && (M::InnerStrideAtCompileTime == 1);
+concept rowwise = stored<M> &&(M::IsRowMajor != 0) && (M::InnerStrideAtCompileTime == 1);
 
+template <class M>
+using scalar_of = typename M::Scalar;
 template <class Real>
 using matrix_of = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
@@ -56,29 +58,26 @@ void add_atb(Real scale, const view<Real>& a, const view<Real>& b, target<Real> 
 }  // namespace detail
 
 /// `out [m, n] += scale · a [m, k] · b [k, n]`
-template <rowwise A, class Out>
-void add_product(typename A::Scalar scale, const A& a, const rowwise auto& b, Out&& out) {
+template <rowwise A, rowwise B, class Out>
+void add_product(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
   detail::add_ab(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
 }
 
 /// `out [m, n] += scale · a [m, k] · b [n, k]ᵀ`
-template <rowwise A, class Out>
-void add_product_transposed(typename A::Scalar scale, const A& a, const rowwise auto& b,
-                            Out&& out) {
+template <rowwise A, rowwise B, class Out>
+void add_product_transposed(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
   detail::add_abt(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
 }
 
 /// `out [m, n] += scale · a [k, m]ᵀ · b [k, n]`
-template <rowwise A, class Out>
-void add_transposed_product(typename A::Scalar scale, const A& a, const rowwise auto& b,
-                            Out&& out) {
+template <rowwise A, rowwise B, class Out>
+void add_transposed_product(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
   detail::add_atb(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
 }
 
 /// `scale · a [m, k] · b [n, k]ᵀ` over what `out [m, n]` was: rows against rows.
-template <rowwise A, class Out>
-void set_product_transposed(typename A::Scalar scale, const A& a, const rowwise auto& b,
-                            Out&& out) {
+template <rowwise A, rowwise B, class Out>
+void set_product_transposed(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
   out.setZero();
   add_product_transposed(scale, a, b, out);
 }

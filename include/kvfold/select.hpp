@@ -5,6 +5,7 @@
 #include <concepts>   // std::same_as
 #include <span>
 #include <string_view>
+#include <type_traits>  // std::is_arithmetic_v
 
 #include "kvfold/functors.hpp"
 #include "kvfold/plan.hpp"
@@ -70,8 +71,8 @@ void select(index_t length, index_t target, Stays stays, Score score, merge_plan
 }
 
 /// The slot that `select` would let go first: the lowest score among those that may leave, the
-/// higher slot on ties; -1 when none may. Scores in double are taken for computed ones, which are
-/// asked for once a slot; others for read ones.
+/// higher slot on ties; -1 when none may. Scores in double, and pairs, are taken for computed ones,
+/// which are asked for once a slot; other numbers for ones that are read.
 template <class Stays, class Score>
 index_t least_wanted(index_t length, Stays stays, Score score) {
   using number = decltype(score(index_t{}));
@@ -80,7 +81,7 @@ index_t least_wanted(index_t length, Stays stays, Score score) {
   number lowest{};
   for (index_t first = 0; first < length; first += most) {
     const index_t end = std::min(first + most, length);
-    if constexpr (!std::same_as<number, double>) {
+    if constexpr (std::is_arithmetic_v<number> && !std::same_as<number, double>) {
       // Is there anybody to look at more closely? Without branches, so that compilers take many.
       int any = least < 0 ? 1 : 0;
       for (index_t s = first; s < end; ++s) {

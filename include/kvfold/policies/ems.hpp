@@ -131,6 +131,7 @@ struct ems {
     if (!with_position) {
       return false;
     }
+    expect_no_log_mass(head);
     const ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
     const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
@@ -189,6 +190,12 @@ struct ems {
   }
 
  private:
+  /// The table counts tokens; log-mass would be another's account of them.
+  static void expect_no_log_mass(const kv_head auto& head) {
+    for (index_t s = 0; s < head.length(); ++s) {
+      expects(head.log_mass(s) == 0, "ems: no log-mass expected, ", head.log_mass(s), " came");
+    }
+  }
   /// Slot ↦ the sum of its tokens' scores.
   template <class State, class Score>
   static auto entry_weight(const ems_table<State>& tokens, Score score) {
@@ -218,6 +225,7 @@ struct ems {
   template <class State, class Score>
   void plan(const kv_head auto& head, const ems_table<State>& tokens, Score score, index_t target,
             float band, merge_plan& out) const {
+    expect_no_log_mass(head);
     const index_t n = head.length();
     const auto size = static_cast<std::size_t>(n);
     auto& numbers = out.numbers();
@@ -231,7 +239,6 @@ struct ems {
     index_t centres = target;
     for (index_t s = 0; s < n; ++s) {
       const auto i = static_cast<std::size_t>(s);
-      expects(head.log_mass(s) == 0, "ems: no log-mass expected, ", head.log_mass(s), " came");
       weight[i] = 0;
       tokens.each(s, [&](index_t t) { weight[i] += score(t); });
       length_of_key[i] = key_norm(head, s);
