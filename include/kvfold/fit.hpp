@@ -77,7 +77,8 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
                            float ridge) {
   const bool primal = p.cols() <= p.rows();
   using matrix = dense::matrix_of<double>;
-  const matrix a = p.template cast<double>(), y = missing.template cast<double>();
+  const matrix a = p.template cast<double>();
+  matrix y = missing.template cast<double>();
   const matrix rows = primal ? matrix(a.transpose()) : a;                  // the smaller side's
   Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
   gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
@@ -92,9 +93,8 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
     dense::add_transposed_product(1, a, y, delta);
     factor.solveInPlace(delta);
   } else {
-    matrix part = y;
-    factor.solveInPlace(part);
-    dense::add_transposed_product(1, a, part, delta);
+    factor.solveInPlace(y);
+    dense::add_transposed_product(1, a, y, delta);
   }
   return delta.template cast<float>();
 }
