@@ -16,10 +16,11 @@ namespace kvfold {
 
 namespace detail {
 
-/// Slots swept at a time. Rows that have to be converted are fewer, so that they stay in the
-/// nearest cache.
+/// Slots swept at a time.
 inline constexpr index_t tile_slots = 128;
-inline constexpr index_t tile_floats = 4096;
+/// Floats that stay in the nearest cache, and those of rows that are converted: they share it with
+/// the rows that are asked for meanwhile.
+inline constexpr index_t near_floats = 4096, converted_floats = 2048;
 inline constexpr index_t most_dim = 16384;
 /// What a vector of any machine divides.
 inline constexpr index_t whole_vectors = 16;
@@ -82,10 +83,12 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   if (head.check_finite()) {
     expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
   }
-  const index_t near = std::clamp(detail::tile_floats / dim, index_t{1}, detail::tile_slots);
-  const index_t rows = std::same_as<typename Head::scalar, float>
-                           ? std::min(detail::most_dim / dim, detail::tile_slots)
-                           : near;
+  constexpr bool converts = !std::same_as<typename Head::scalar, float>;
+  const auto rows_of = [&](index_t floats) {
+    return std::clamp(floats / dim, index_t{1}, detail::tile_slots);
+  };
+  const index_t near = rows_of(detail::near_floats),
+                rows = rows_of(converts ? detail::converted_floats : detail::most_dim);
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::most_dim];
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[detail::sweep_group][detail::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();

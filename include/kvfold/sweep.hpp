@@ -14,19 +14,6 @@ inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
 /// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
 inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
 
-/// Rows between two looks ahead.
-inline constexpr index_t rows_ahead = 8;
-
-/// Asks for the first lines of the rows `rows_ahead` behind `row`: processors follow what is read
-/// in order by themselves, but start anew at every page.
-inline void look_ahead(const float* row, std::ptrdiff_t stride) {
-  constexpr std::ptrdiff_t line = 16, lines = 4;
-  const auto* const next = row + rows_ahead * stride;
-  for (std::ptrdiff_t i = 0; i < lines; ++i) {
-    Eigen::internal::prefetch(next + i * line);
-  }
-}
-
 /// `sum` and the products of the elements that no packet holds.
 inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {
   for (; i < dim; ++i) {

@@ -13,6 +13,20 @@ namespace kvfold::detail {
 using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
                         Eigen::Unaligned, Eigen::OuterStride<>>;
 
+/// Rows between two looks ahead.
+inline constexpr index_t rows_ahead = 8;
+
+/// Asks for the first lines of the row `rows_ahead` behind `row`: processors follow what is read in
+/// order by themselves, but start anew at every page.
+template <class Scalar>
+void look_ahead(const Scalar* row, std::ptrdiff_t stride) {
+  constexpr std::ptrdiff_t line = 64 / sizeof(Scalar), lines = 4;
+  const auto* const next = row + rows_ahead * stride;
+  for (std::ptrdiff_t i = 0; i < lines; ++i) {
+    Eigen::internal::prefetch(next + i * line);
+  }
+}
+
 /// `count` rows `row_of(first) ...` of a cache; `buffer [count, dim]` is used when they are not
 /// evenly spaced floats.
 template <class RowOf>
@@ -29,8 +43,11 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
       return {base, count, dim, Eigen::OuterStride<>(stride)};
     }
   }
+  const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - row_of(first).data : 0;
   for (index_t i = 0; i < count; ++i) {
-    to_floats(row_of(first + i), dim, buffer + std::ptrdiff_t{i} * dim);
+    const auto row = row_of(first + i);
+    look_ahead(row.data, stride);
+    to_floats(row, dim, buffer + std::ptrdiff_t{i} * dim);
   }
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }
