@@ -24,8 +24,7 @@ struct departure {
   float log_mass = 0;                                           ///< of `into` afterwards
   float stay_key_weight = no_note, leave_key_weight = no_note;  ///< NaN: as the values'
   float note = no_note;                                         ///< for the policy's own `carry`
-  index_t heirs = 0;                                            ///< how many share the value
-  index_t after = 0, until = 0;
+  index_t heirs_until = nowhere;                                ///< `nowhere`: nobody shares it
 };
 
 namespace detail {
@@ -126,6 +125,38 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
   state.truncate(plan.rows());
 }
 
+namespace detail {
+
+/// The value of the slot that leaves goes in equal parts to those behind it.
+void share_value(const departure& d, const slot_rows auto& head) {
+  const index_t from = head.position(d.leaving);
+  const auto inherits = [&](index_t s) {
+    return head.position(s) > from && head.position(s) <= d.heirs_until;
+  };
+  index_t heirs = 0;
+  for (index_t s = 0; s < head.length(); ++s) {
+    heirs += static_cast<index_t>(inherits(s));
+  }
+  if (heirs == 0) {
+    return;
+  }
+  float share[tile_room];
+  const auto dim = static_cast<std::size_t>(head.dim());
+  to_floats(head.value(d.leaving), head.dim(), share);
+  for (float& x : std::span(share, dim)) {
+    x /= static_cast<float>(heirs);
+  }
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (inherits(s)) {
+      const edge own[] = {{s}};
+      fold_rows(head.value(s), head.dim(), own, &edge::value_weight, std::span(share, dim),
+                [&](index_t r) { return head.value(r); });
+    }
+  }
+}
+
+}  // namespace detail
+
 /// Carries out a departure: O(dim), no compaction; the last slot takes the freed one.
 void apply(const departure& d, const slot_rows auto& head, head_state& state) {
   using detail::fold_rows;
@@ -152,20 +183,8 @@ void apply(const departure& d, const slot_rows auto& head, head_state& state) {
       x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(d.leaving)]);
     }
   }
-  if (d.heirs > 0) {
-    float share[detail::tile_room];
-    const auto dim = static_cast<std::size_t>(head.dim());
-    to_floats(head.value(d.leaving), head.dim(), share);
-    for (float& x : std::span(share, dim)) {
-      x /= static_cast<float>(d.heirs);
-    }
-    for (index_t s = 0; s < head.length(); ++s) {
-      if (head.position(s) > d.after && head.position(s) <= d.until && s != d.leaving) {
-        const edge own[] = {{s}};
-        fold_rows(head.value(s), head.dim(), own, &edge::value_weight, std::span(share, dim),
-                  [&](index_t r) { return head.value(r); });
-      }
-    }
+  if (d.heirs_until != departure::nowhere) {
+    detail::share_value(d, head);
   }
   const index_t last = head.length() - 1;
   if (d.leaving != last) {

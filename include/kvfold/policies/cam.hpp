@@ -112,17 +112,17 @@ struct cam {
     if (state.memory()[0] == 0 && !merge_prompt) {
       return out;
     }
-    out.after = head.position(out.leaving);
-    out.until = last_heir(head, out.after);
+    const index_t own = head.position(out.leaving), until = last_heir(head, own);
     double theirs = 0;
+    index_t heirs = 0;
     for (index_t s = 0; s < head.length(); ++s) {
-      if (head.position(s) > out.after && head.position(s) <= out.until) {
+      if (head.position(s) > own && head.position(s) <= until) {
         theirs += double{score[static_cast<std::size_t>(s)]};
-        ++out.heirs;
+        ++heirs;
       }
     }
-    if (!gives(out.after, score[static_cast<std::size_t>(out.leaving)], theirs, out.heirs)) {
-      out.heirs = 0;
+    if (gives(own, score[static_cast<std::size_t>(out.leaving)], theirs, heirs)) {
+      out.heirs_until = until;
     }
     return out;
   }
