@@ -69,39 +69,8 @@ class compressor {
   }
 
   /// Forgets all; goes with llama_memory_clear. A batch that begins at position 0 does the same.
-  void reset() {
-    error_ = nullptr;
-    begun_ = false;
-    turn_known_ = false;
-    seen_ = 0;
-    cells_.clear(), positions_.clear();
-    if (half_) {
-      layers_.template emplace<layers<Eigen::half, P>>(setup_, policy_);
-    } else {
-      layers_.template emplace<layers<float, P>>(setup_, policy_);
-    }
-  }
-
-  kvfold::llama::report report() {
-    kvfold::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
-    each_layers([&](auto& all) {
-      const auto dim = static_cast<std::size_t>(setup_.shape.dim);
-      const std::size_t row = 2 * dim * (half_ ? 2 : 4);
-      for (index_t l = 0; l < all.count(); ++l) {
-        for (index_t h = 0; h < setup_.shape.heads; ++h) {
-          const index_t n = all[l].head(h).length();
-          r.slots = std::max(r.slots, n);
-          // Repack cannot give back a cell that another head holds.
-          const auto rows = static_cast<std::size_t>(options_.how == mode::repack ? r.cells : n);
-          r.bytes += rows * row + static_cast<std::size_t>(n) * (sizeof(float) + sizeof(index_t)) +
-                     all[l].at(h).state.bytes();
-          r.full_bytes += static_cast<std::size_t>(seen_) * row;
-        }
-      }
-      r.spent = all.spent();
-    });
-    return r;
-  }
+  void reset();
+  kvfold::llama::report report();
 
   /// `f(layers)` with the layers of the present scalar; for those who want to look inside.
   template <class F>
@@ -120,112 +89,13 @@ class compressor {
 
   /// llama.cpp's callback: asked of every node, whether to call again when it is computed. A false
   /// the second time would skip the rest of the graph in silence: never.
-  static bool on_node(ggml_tensor* t, bool ask, void* self) noexcept {
-    auto& c = *static_cast<compressor*>(self);
-    if (c.error_) {
-      return !ask;
-    }
-    try {
-      if (ask) {
-        return c.wants(t);
-      }
-      c.computed(t);
-    } catch (...) {
-      c.error_ = std::current_exception();
-    }
-    return !ask;
-  }
+  static bool on_node(ggml_tensor* t, bool ask, void* self) noexcept;
 
-  bool wants(ggml_tensor* t) {
-    const std::string_view name = t->name;
-    if (t->op == GGML_OP_ROPE && name.starts_with("Qcur")) {
-      note_positions(t);
-    } else if (t->op == GGML_OP_SET_ROWS) {
-      note_rows(t);
-    } else if (t->op == GGML_OP_FLASH_ATTN_EXT) {
-      const index_t l = number_behind("cache_k_l", root_of(t->src[1])->name);
-      note_scale(l, t, options_.how == mode::own_attention, t->src[4]);
-      return true;
-    } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-      note_scale(l, t, options_.how == mode::repack, t->src[2]);
-      return ask(l, &layers<float, P>::wants_probabilities,
-                 &layers<Eigen::half, P>::wants_probabilities);
-    } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-      return ask(k, &layers<float, P>::wants_logits, &layers<Eigen::half, P>::wants_logits);
-    }
-    return name == "result_output";
-  }
-
-  void computed(ggml_tensor* t) {
-    const std::string_view name = t->name;
-    expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: another graph ",
-            "than the adapter knows");
-    each_layers([&](auto& all) {
-      if (t->op == GGML_OP_FLASH_ATTN_EXT) {
-        expect_on_host(t);
-        all.attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
-      } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-        all.probabilities(l, t);
-      } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-        expect_on_host(t);
-        expects(t->ne[3] == 1, "llama.cpp: one stream of cells expected, ", t->ne[3], " came");
-        all.logits(k, t, cells_);
-      } else {
-        finish(all);
-      }
-    });
-  }
-
-  void note_positions(ggml_tensor* t) {
-    if (t->src[1]->ne[0] != t->ne[2]) {
-      return;
-    }
-    if (!begun_) {
-      read_indices(t->src[1], at_);
-      if (at_[0] == 0 && seen_ > 0) {
-        reset();
-      }
-      for (std::size_t i = 0; i < at_.size(); ++i) {
-        expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
-                "llama.cpp: one sequence at consecutive positions expected, ",
-                seen_ + static_cast<std::int64_t>(i), " next; ", at_[i], " came");
-      }
-    }
-    if (!std::exchange(turn_known_, true)) {
-      each_layers([&](auto& all) { set_rope(all.rules(), rope_of(t, setup_.shape.dim)); });
-    }
-  }
-
-  void note_rows(ggml_tensor* t) {
-    ggml_tensor* const root = root_of(t);
-    const index_t k = number_behind("cache_k_l", root->name),
-                  v = number_behind("cache_v_l", root->name);
-    if (k < 0 && v < 0) {
-      return;
-    }
-    if (!begun_) {
-      expect_on_host(root);
-      read_indices(t->src[1], chunk_);
-      begun_ = true;
-      each_layers([&](auto& all) { all.begin(chunk_); });
-    }
-    each_layers([&](auto& all) {
-      auto& engine = all[std::max(k, v)].engine;
-      (k >= 0 ? engine.keys : engine.values) = root;
-      const auto width = std::int64_t{setup_.shape.heads} * setup_.shape.dim;
-      expects(root->ne[0] == width && root->ne[2] == 1, "llama.cpp: '", root->name, "' [", width,
-              ", cells] expected, [", root->ne[0], ", ", root->ne[1], ", ", root->ne[2], "] came");
-    });
-  }
-
-  void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks) {
-    expects(expected && l >= 0, "llama.cpp: flash attention was switched, or another graph came");
-    expects(sinks == nullptr, "llama.cpp: cannot compress a model with attention sinks of its own");
-    expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: cannot compress a model with ALiBi");
-    expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
-            "llama.cpp: cannot compress a model with capped logits");
-    each_layers([&](auto& all) { all[l].scale = parameter<float>(t, 0); });
-  }
+  bool wants(ggml_tensor* t);
+  void computed(ggml_tensor* t);
+  void note_positions(ggml_tensor* t);
+  void note_rows(ggml_tensor* t);
+  void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
 
   template <class F, class G>
   bool ask(index_t l, F of_float, G of_half) {
@@ -236,27 +106,8 @@ class compressor {
   }
 
   /// All layers have attended: back to the budgets, and free cells back to the engine.
-  void finish(auto& all) {
-    expects(memory_ != nullptr, "llama.cpp: bind(context) expected before llama_decode");
-    for (const index_t cell : chunk_) {
-      cells_.push_back(cell);
-      positions_.push_back(static_cast<index_t>(seen_++));
-    }
-    begun_ = false;
-    const auto longest = static_cast<std::size_t>(all.end());
-    const std::size_t keep = options_.how == mode::repack ? longest : 1;
-    if (keep >= cells_.size()) {
-      return;
-    }
-    // The newest token stays in its cell: the next position has to follow on one that is there.
-    const index_t first = positions_[keep - 1], last = positions_.back();
-    cells_[keep - 1] = cells_.back(), positions_[keep - 1] = last;
-    cells_.resize(keep), positions_.resize(keep);
-    if (options_.how == mode::repack) {
-      all.move_to(cells_);
-    }
-    expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
-  }
+  template <class Layers>
+  void finish(Layers& all);
 
   P policy_;
   options options_;
@@ -270,5 +121,180 @@ class compressor {
   bool begun_ = false, turn_known_ = false;
   std::exception_ptr error_;
 };
+
+// Outside of the class, so that one instantiation serves all files (compressor.cpp).
+template <policy P>
+void compressor<P>::reset() {
+  error_ = nullptr;
+  begun_ = false;
+  turn_known_ = false;
+  seen_ = 0;
+  cells_.clear(), positions_.clear();
+  if (half_) {
+    layers_.template emplace<layers<Eigen::half, P>>(setup_, policy_);
+  } else {
+    layers_.template emplace<layers<float, P>>(setup_, policy_);
+  }
+}
+
+template <policy P>
+kvfold::llama::report compressor<P>::report() {
+  kvfold::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
+  each_layers([&](auto& all) {
+    const auto dim = static_cast<std::size_t>(setup_.shape.dim);
+    const std::size_t row = 2 * dim * (half_ ? 2 : 4);
+    for (index_t l = 0; l < all.count(); ++l) {
+      for (index_t h = 0; h < setup_.shape.heads; ++h) {
+        const index_t n = all[l].head(h).length();
+        r.slots = std::max(r.slots, n);
+        // Repack cannot give back a cell that another head holds.
+        const auto rows = static_cast<std::size_t>(options_.how == mode::repack ? r.cells : n);
+        r.bytes += rows * row + static_cast<std::size_t>(n) * (sizeof(float) + sizeof(index_t)) +
+                   all[l].at(h).state.bytes();
+        r.full_bytes += static_cast<std::size_t>(seen_) * row;
+      }
+    }
+    r.spent = all.spent();
+  });
+  return r;
+}
+
+template <policy P>
+bool compressor<P>::on_node(ggml_tensor* t, bool ask, void* self) noexcept {
+  auto& c = *static_cast<compressor*>(self);
+  if (c.error_) {
+    return !ask;
+  }
+  try {
+    if (ask) {
+      return c.wants(t);
+    }
+    c.computed(t);
+  } catch (...) {
+    c.error_ = std::current_exception();
+  }
+  return !ask;
+}
+
+template <policy P>
+bool compressor<P>::wants(ggml_tensor* t) {
+  const std::string_view name = t->name;
+  if (t->op == GGML_OP_ROPE && name.starts_with("Qcur")) {
+    note_positions(t);
+  } else if (t->op == GGML_OP_SET_ROWS) {
+    note_rows(t);
+  } else if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+    const index_t l = number_behind("cache_k_l", root_of(t->src[1])->name);
+    note_scale(l, t, options_.how == mode::own_attention, t->src[4]);
+    return true;
+  } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
+    note_scale(l, t, options_.how == mode::repack, t->src[2]);
+    return ask(l, &layers<float, P>::wants_probabilities,
+               &layers<Eigen::half, P>::wants_probabilities);
+  } else if (const index_t k = number_behind("kq-", name); k >= 0) {
+    return ask(k, &layers<float, P>::wants_logits, &layers<Eigen::half, P>::wants_logits);
+  }
+  return name == "result_output";
+}
+
+template <policy P>
+void compressor<P>::computed(ggml_tensor* t) {
+  const std::string_view name = t->name;
+  expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: another graph ",
+          "than the adapter knows");
+  each_layers([&](auto& all) {
+    if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+      expect_on_host(t);
+      all.attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
+    } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
+      all.probabilities(l, t);
+    } else if (const index_t k = number_behind("kq-", name); k >= 0) {
+      expect_on_host(t);
+      expects(t->ne[3] == 1, "llama.cpp: one stream of cells expected, ", t->ne[3], " came");
+      all.logits(k, t, cells_);
+    } else {
+      finish(all);
+    }
+  });
+}
+
+template <policy P>
+void compressor<P>::note_positions(ggml_tensor* t) {
+  if (t->src[1]->ne[0] != t->ne[2]) {
+    return;
+  }
+  if (!begun_) {
+    read_indices(t->src[1], at_);
+    if (at_[0] == 0 && seen_ > 0) {
+      reset();
+    }
+    for (std::size_t i = 0; i < at_.size(); ++i) {
+      expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
+              "llama.cpp: one sequence at consecutive positions expected, ",
+              seen_ + static_cast<std::int64_t>(i), " next; ", at_[i], " came");
+    }
+  }
+  if (!std::exchange(turn_known_, true)) {
+    each_layers([&](auto& all) { set_rope(all.rules(), rope_of(t, setup_.shape.dim)); });
+  }
+}
+
+template <policy P>
+void compressor<P>::note_rows(ggml_tensor* t) {
+  ggml_tensor* const root = root_of(t);
+  const index_t k = number_behind("cache_k_l", root->name),
+                v = number_behind("cache_v_l", root->name);
+  if (k < 0 && v < 0) {
+    return;
+  }
+  if (!begun_) {
+    expect_on_host(root);
+    read_indices(t->src[1], chunk_);
+    begun_ = true;
+    each_layers([&](auto& all) { all.begin(chunk_); });
+  }
+  each_layers([&](auto& all) {
+    auto& engine = all[std::max(k, v)].engine;
+    (k >= 0 ? engine.keys : engine.values) = root;
+    const auto width = std::int64_t{setup_.shape.heads} * setup_.shape.dim;
+    expects(root->ne[0] == width && root->ne[2] == 1, "llama.cpp: '", root->name, "' [", width,
+            ", cells] expected, [", root->ne[0], ", ", root->ne[1], ", ", root->ne[2], "] came");
+  });
+}
+
+template <policy P>
+void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
+                               const ggml_tensor* sinks) {
+  expects(expected && l >= 0, "llama.cpp: flash attention was switched, or another graph came");
+  expects(sinks == nullptr, "llama.cpp: cannot compress a model with attention sinks of its own");
+  expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: cannot compress a model with ALiBi");
+  expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
+          "llama.cpp: cannot compress a model with capped logits");
+  each_layers([&](auto& all) { all[l].scale = parameter<float>(t, 0); });
+}
+
+template <policy P>
+template <class Layers>
+void compressor<P>::finish(Layers& all) {
+  expects(memory_ != nullptr, "llama.cpp: bind(context) expected before llama_decode");
+  for (const index_t cell : chunk_) {
+    cells_.push_back(cell);
+    positions_.push_back(static_cast<index_t>(seen_++));
+  }
+  begun_ = false;
+  const auto longest = static_cast<std::size_t>(all.end());
+  const std::size_t keep = options_.how == mode::repack ? longest : 1;
+  if (keep >= cells_.size()) {
+    return;
+  }
+  // The newest token stays in its cell: the next position has to follow on one that is there.
+  const index_t first = positions_[keep - 1], last = positions_.back();
+  cells_[keep - 1] = cells_.back(), positions_[keep - 1] = last;
+  cells_.resize(keep), positions_.resize(keep);
+  if (options_.how == mode::repack) {
+    all.move_to(cells_);
+  }
+  expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
+}
 
 }  // namespace kvfold::llama
