@@ -121,6 +121,14 @@ void sizes(benchmark::internal::Benchmark* b) {
       ->Unit(benchmark::kMicrosecond);
 }
 
+/// One head, ever more slots.
+void growing(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"slots", "heads", "dim", "group"})
+      ->ArgsProduct({{4096, 16384, 65536, 131072}, {1}, {128}, {1}})
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+
 template <class Scalar>
 void register_attend() {
   const std::string name = "attend/" + std::string(scalar_name<Scalar>);
@@ -132,6 +140,14 @@ void register_step(std::string_view policy_name, const Policy& policy) {
   const auto name = "step/" + std::string(policy_name) + "/" + std::string(scalar_name<Scalar>);
   sizes(benchmark::RegisterBenchmark(
       name.c_str(), [policy](benchmark::State& state) { step<Scalar>(state, policy); }));
+}
+
+template <class... Policies>
+void register_growth(const Policies&... policies) {
+  (growing(benchmark::RegisterBenchmark(
+       ("growth/" + std::string(policies.name()) + "/f32").c_str(),
+       [policies](benchmark::State& state) { step<float>(state, policies); })),
+   ...);
 }
 
 template <class... Policies>
@@ -151,6 +167,8 @@ int main(int argc, char** argv) {
                  kvfold::roco{}, kvfold::scissorhands{}, kvfold::key_diff{},
                  kvfold::expected_attention{}, kvfold::centroids{}, kvfold::compactor{},
                  kvfold::cam{});
+  register_growth(kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{}, kvfold::zsmerge{},
+                  kvfold::d2o{}, kvfold::keepkv{});
   // What the choice at run time costs. (any_policy would be compiled here with all policies.)
   register_step<float>("any_policy(h2o)",
                        kvfold::basic_any_policy<kvfold::h2o, kvfold::snapkv>{kvfold::h2o{}});
