@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/clusters.cuh"
 #include "kvfold/cuda/fold.cuh"
+#include "kvfold/cuda/fold_space.cuh"
 #include "kvfold/cuda/reference_output.cuh"
 #include "kvfold/cuda/ridge.cuh"
 #include "kvfold/cuda/seeds.cuh"
