@@ -65,13 +65,14 @@ TEST_CASE("step refuses what it cannot do") {
 
 TEST_CASE("step: a head without room gives NaN and stays as it is") {
   device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {column_fold::sum});
-  const auto keys = kv.keys.bytes();
+  const auto keys = kv.keys.bytes(), columns = kv.columns.bytes();
   device_buffer<float> x(32, 0), out(32, 0);
   device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()), 0);
   cuda::step(h2o{}, kv.view(), kv.state, x.data(), newcomers<float>{x.data(), x.data()},
              budget{.target = 7}, out.data(), {memory.data(), memory.size()}, order());
   CHECK(out[0] != out[0]);
   CHECK(kv.keys.bytes() == keys);
+  CHECK(kv.columns.bytes() == columns);
   CHECK(kv.length[0] == 9);
 }
 

@@ -51,7 +51,7 @@ struct observe_and_leave {
     const head_context head =
         context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
     combine(shared, h, tile, full);
-    const candidate best = observe(shared, head, h, tile, n);
+    const candidate best = full ? candidate{0} : observe(shared, head, h, tile, n);
     if ((!Rule::observes && !remembers<Rule> && !options.appended) ||
         !ends(shared, h, tile, best)) {
       return;  // lengths change when all blocks of the head have read them
@@ -171,8 +171,10 @@ struct observe_and_leave {
       }
     }
     if (thread_index() == 0) {
-      rule.observed(head);
       from.tickets[h] = 0;
+      if (fresh || !options.appended) {
+        rule.observed(head);
+      }
     }
     if constexpr (seeks_nearest<Rule>) {
       if (options.target > 0) {  // another launch looks for the nearest
