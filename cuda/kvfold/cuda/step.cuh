@@ -91,6 +91,11 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   const auto rule = rule_of(policy, budget, cache.dim);
   detail::expect_memory(policy, cache, state);
   using rule_type = std::remove_const_t<decltype(rule)>;
+  if constexpr (rule_type::leaves) {
+    policy.validate();
+    expects(budget.target >= policy.least(), "cuda step: ", Policy::name(),
+            " with a target of at least ", policy.least(), " expected, ", budget.target, " came");
+  }
   bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
   if constexpr (shares_entries<rule_type>) {
     plans = plans || rule.takes_plans();
