@@ -160,7 +160,7 @@ struct cache_on_device {
   explicit cache_on_device(const cache_shape& s)
       : shape(s),
         lengths(static_cast<std::size_t>(s.heads), s.length),
-        fresh(4 * slots()),
+        fresh(cuda::most_columns * slots()),
         keys(normal(slots() * n(s.dim))),
         values(normal(slots() * n(s.dim))),
         q(normal(n(s.heads * s.group * s.dim))),
@@ -168,7 +168,7 @@ struct cache_on_device {
         v(normal(n(s.heads * s.dim))),
         out(n(s.heads * s.group * s.dim)),
         log_mass(slots()),
-        columns(4 * slots()),
+        columns(cuda::most_columns * slots()),
         memory(n(s.heads) * 4),
         position(slots()),
         length(lengths),

@@ -13,6 +13,7 @@
 #include "card.cuh"
 #include "kvfold/cuda/compress.cuh"
 #include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/ems.hpp"
 #include "kvfold/policies/fold.hpp"
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/keepkv.hpp"
@@ -263,6 +264,7 @@ BENCHMARK_CAPTURE(step, zsmerge, zsmerge{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, d2o, d2o{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, keepkv, keepkv{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, kvmerger, kvmerger{})->KVFOLD_SHAPES;
+BENCHMARK_CAPTURE(step, ems, ems{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(steps, fold, fold{})->KVFOLD_SHAPES;
 BENCHMARK(apply)->KVFOLD_SHAPES;
 BENCHMARK(column_scores)
@@ -279,6 +281,7 @@ BENCHMARK_CAPTURE(compress, zsmerge, zsmerge{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, d2o, d2o{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, keepkv, keepkv{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, kvmerger, kvmerger{})->KVFOLD_PROMPT;
+BENCHMARK_CAPTURE(compress, ems, ems{})->KVFOLD_PROMPT;
 BENCHMARK_CAPTURE(compress, fold, fold{})->KVFOLD_PROMPT;
 
 }  // namespace

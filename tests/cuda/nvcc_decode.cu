@@ -1,4 +1,4 @@
-// Attention, observing and departures for every scalar, as nvcc compiles them for the hardware on
+// Attention, observing and departures for each scalar, as nvcc compiles them for the hardware on
 // every commit.
 #include "kvfold/cuda/step.cuh"
 
@@ -16,8 +16,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<float>;
-template struct every_kernel<half>;
-template struct every_kernel<bfloat16>;
+template struct every_kernel<KVFOLD_SCALAR>;
 
 }  // namespace kvfold::cuda

@@ -1,4 +1,4 @@
-// fold's steps and plans for every scalar, as nvcc compiles them for the hardware on every commit.
+// fold's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
 #include "kvfold/cuda/compress.cuh"
 
 namespace kvfold::cuda {
@@ -14,8 +14,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<float>;
-template struct every_kernel<half>;
-template struct every_kernel<bfloat16>;
+template struct every_kernel<KVFOLD_SCALAR>;
 
 }  // namespace kvfold::cuda

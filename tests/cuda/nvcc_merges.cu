@@ -1,4 +1,4 @@
-// Steps and plans that merge, for every scalar, as nvcc compiles them for the hardware on every
+// Steps and plans that merge, for each scalar, as nvcc compiles them for the hardware on every
 // commit.
 #include "kvfold/cuda/compress.cuh"
 
@@ -24,8 +24,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<float>;
-template struct every_kernel<half>;
-template struct every_kernel<bfloat16>;
+template struct every_kernel<KVFOLD_SCALAR>;
 
 }  // namespace kvfold::cuda::detail

@@ -1,4 +1,4 @@
-// Selecting and applying for every scalar, as nvcc compiles them for the hardware on every commit.
+// Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
 #include "kvfold/cuda/apply.cuh"
 #include "kvfold/cuda/select.cuh"
 
@@ -15,8 +15,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<float>;
-template struct every_kernel<half>;
-template struct every_kernel<bfloat16>;
+template struct every_kernel<KVFOLD_SCALAR>;
 
 }  // namespace kvfold::cuda

@@ -1,4 +1,4 @@
-// Column sums and matching for every scalar, as nvcc compiles them for the hardware on every
+// Column sums and matching for each scalar, as nvcc compiles them for the hardware on every
 // commit.
 #include "kvfold/cuda/column_scores.cuh"
 #include "kvfold/cuda/match.cuh"
@@ -16,8 +16,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<float>;
-template struct every_kernel<half>;
-template struct every_kernel<bfloat16>;
+template struct every_kernel<KVFOLD_SCALAR>;
 
 }  // namespace kvfold::cuda

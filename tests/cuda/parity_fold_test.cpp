@@ -1,5 +1,5 @@
 // fold on the device is the library's: queries remembered, leverage, pairs, rows and their mass.
-// Numbers here are seldom exact, so nothing ties.
+// Numbers here are seldom exact, so nothing ties but equal keys.
 #include <catch2/catch.hpp>
 
 #include "cuda/prompt_parity.hpp"
@@ -19,6 +19,15 @@ TEST_CASE("step: fold") {
   const cache_case paged{.heads = 1, .capacity = 30, .dim = 40, .group = 4, .paged = true};
   check_steps<Eigen::half>(p, paged, 22, {24, 27}, 8, data::integers, 2e-3, 205);
   check_steps<Eigen::bfloat16>(p, paged, 22, {24, 27}, 8, data::integers, 1.6e-2, 206);
+}
+
+TEST_CASE("step: fold of keys in few directions, whose costs tie") {
+  const fold one{.recent = 6, .decode = {.queries = 8}};
+  check_steps<float>(one, {.heads = 2, .capacity = 30, .dim = 1}, 20, {24, 29}, 20, data::integers,
+                     1e-5, 207);
+  const fold p{.sinks = 0, .recent = 3, .share = 0.25F, .decode = {.queries = 8}};
+  check_steps<float>(p, {.heads = 2, .capacity = 30, .dim = 2, .group = 2}, 20, {20, 29}, 30,
+                     data::integers, 1e-5, 209);
 }
 
 TEST_CASE("step: fold with other ropes, strides and shapes") {

@@ -58,6 +58,10 @@ TEST_CASE("step refuses what it cannot do") {
                     Catch::Contains("a target of 1 to 8 expected (room for the newcomer), 9 came"));
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 4, .trigger = 10}),
                     Catch::Contains("a trigger of 5 to 9 expected, 10 came"));
+  CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 7}),
+                    Catch::Contains("h2o with a target of at least 8 expected, 7 came"));
+  CHECK_THROWS_WITH(step_with(h2o{.sinks = -1}, budget{.target = 8}),
+                    Catch::Contains("sinks expected, -1 came"));
   CHECK_THROWS_WITH(step_with(streaming_llm{.positions = streaming_llm::position_mode::cache_index},
                               budget{.target = 8}),
                     Catch::Contains("original positions expected, cache_index came"));
@@ -65,13 +69,14 @@ TEST_CASE("step refuses what it cannot do") {
 
 TEST_CASE("step: a head without room gives NaN and stays as it is") {
   device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {column_fold::sum});
-  const auto keys = kv.keys.bytes();
+  const auto keys = kv.keys.bytes(), columns = kv.columns.bytes();
   device_buffer<float> x(32, 0), out(32, 0);
   device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()), 0);
   cuda::step(h2o{}, kv.view(), kv.state, x.data(), newcomers<float>{x.data(), x.data()},
-             budget{.target = 7}, out.data(), {memory.data(), memory.size()}, order());
+             budget{.target = 8}, out.data(), {memory.data(), memory.size()}, order());
   CHECK(out[0] != out[0]);
   CHECK(kv.keys.bytes() == keys);
+  CHECK(kv.columns.bytes() == columns);
   CHECK(kv.length[0] == 9);
 }
 

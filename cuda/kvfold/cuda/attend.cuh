@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/memory.cuh"
+#include "kvfold/cuda/queries.cuh"
 
 namespace kvfold::cuda {
 
@@ -20,7 +21,7 @@ namespace detail {
 /// part of the queries and of the sums in registers, and K and V are read once for all `Heads`.
 /// Groups of lanes keep maximum, sum and output of their own and meet at the end only.
 /// Reads 2 · dim · sizeof(Scalar) + 4 bytes a slot, writes 4 · Heads of logits.
-template <class Scalar, index_t Packs, index_t Heads>
+template <class Scalar, index_t Packs, index_t Heads, class Masses>
 struct attend_slots {
   static constexpr index_t threads = 128;
   static constexpr index_t warps = threads / 32;
@@ -36,6 +37,7 @@ struct attend_slots {
   const Scalar* queries;  // [heads, group, dim]
   newcomers<Scalar> fresh;
   partial_attention to;
+  Masses masses;
   index_t lanes;  // of a row, a power of two
   bool aligned;
 
@@ -95,11 +97,12 @@ struct attend_slots {
               dot += q[g][p * width + j] * to_float(k[u][p][j]);
             }
           }
-          const float l = cache.scale * reduce_sum(dot, lanes) + mass;
-          logit[u][g] = s < end ? l : lowest_score;
+          dot = reduce_sum(dot, lanes);
+          float seen = lowest_score;
+          logit[u][g] = s < end ? masses(cache, h, s, dot, mass, seen) : lowest_score;
           if (to.logits != nullptr && s < end && g0 + g < cache.group &&
               lane() % lanes == g % lanes) {
-            to.logits[cache.slot(h, s) * cache.group + g0 + g] = l;
+            to.logits[cache.slot(h, s) * cache.group + g0 + g] = seen;
           }
         }
       }
@@ -236,40 +239,41 @@ index_t lanes_of(index_t dim, index_t packs) {
   return lanes;
 }
 
-template <class Scalar, index_t Packs, index_t Heads>
-void attend_sweeps(const cache_view<Scalar>& cache, const Scalar* queries,
+template <class Scalar, index_t Packs, index_t Heads, class Masses>
+void attend_sweeps(const Masses& masses, const cache_view<Scalar>& cache, const Scalar* queries,
                    const newcomers<Scalar>& fresh, const partial_attention& to, stream stream) {
   const auto sweeps = static_cast<unsigned>((cache.group + Heads - 1) / Heads);
-  launch(attend_slots<Scalar, Packs, Heads>{cache, queries, fresh, to,
-                                            lanes_of<Scalar>(cache.dim, Packs), cache.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(to.splits), sweeps}, stream);
+  launch(
+      attend_slots<Scalar, Packs, Heads, Masses>{
+          cache, queries, fresh, to, masses, lanes_of<Scalar>(cache.dim, Packs), cache.aligned()},
+      {static_cast<unsigned>(cache.heads), static_cast<unsigned>(to.splits), sweeps}, stream);
 }
 
 /// At most 8 query heads a sweep: a group of 9 to 16 reads K and V twice, the second time from L2
 /// for the most part.
-template <class Scalar, index_t Packs>
-void attend_group(const cache_view<Scalar>& cache, const Scalar* queries,
+template <class Scalar, index_t Packs, class Masses>
+void attend_group(const Masses& masses, const cache_view<Scalar>& cache, const Scalar* queries,
                   const newcomers<Scalar>& fresh, const partial_attention& to, stream stream) {
   if (cache.group == 1) {
-    attend_sweeps<Scalar, Packs, 1>(cache, queries, fresh, to, stream);
+    attend_sweeps<Scalar, Packs, 1>(masses, cache, queries, fresh, to, stream);
   } else if (cache.group == 2) {
-    attend_sweeps<Scalar, Packs, 2>(cache, queries, fresh, to, stream);
+    attend_sweeps<Scalar, Packs, 2>(masses, cache, queries, fresh, to, stream);
   } else if (cache.group <= 4) {
-    attend_sweeps<Scalar, Packs, 4>(cache, queries, fresh, to, stream);
+    attend_sweeps<Scalar, Packs, 4>(masses, cache, queries, fresh, to, stream);
   } else {
-    attend_sweeps<Scalar, Packs, 8>(cache, queries, fresh, to, stream);
+    attend_sweeps<Scalar, Packs, 8>(masses, cache, queries, fresh, to, stream);
   }
 }
 
-template <class Scalar>
-void attend_splits(const cache_view<Scalar>& cache, const Scalar* queries,
+template <class Scalar, class Masses>
+void attend_splits(const Masses& masses, const cache_view<Scalar>& cache, const Scalar* queries,
                    const newcomers<Scalar>& fresh, const partial_attention& to, stream stream) {
   if constexpr (sizeof(Scalar) == 4) {
     if (cache.dim > 128) {
-      return attend_group<Scalar, 2>(cache, queries, fresh, to, stream);
+      return attend_group<Scalar, 2>(masses, cache, queries, fresh, to, stream);
     }
   }
-  attend_group<Scalar, 1>(cache, queries, fresh, to, stream);
+  attend_group<Scalar, 1>(masses, cache, queries, fresh, to, stream);
 }
 
 }  // namespace detail

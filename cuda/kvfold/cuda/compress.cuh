@@ -29,6 +29,13 @@ void observe_prompt(const Policy& policy, const cache_view<Scalar>& cache, const
     launch(pool_sums<Scalar>{cache, state, rule, policy.kernel, policy.count_border, work.sums,
                              work.order, work.spare},
            {heads}, stream);
+  } else if constexpr (name == "ems") {
+    const auto rule = rule_of(policy, budget{}, cache.dim);
+    if (cache.dim <= 128) {
+      observe_tokens<Scalar, 128>(rule, cache, state, queries, work, stream);
+    } else {
+      observe_tokens<Scalar, 256>(rule, cache, state, queries, work, stream);
+    }
   } else if constexpr (name == "keepkv") {
     const auto rule = rule_of(policy, budget{});
     if (cache.dim <= 128) {
@@ -93,7 +100,12 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
         return detail::merge_first(rule, cache, state, budget.target, work.plan, stream);
       }
     }
-    detail::plan_and_apply(rule, cache, state, {.target = budget.target}, work.plan, stream);
+    if constexpr (shares_entries<rule_type>) {
+      return detail::merge_entries(rule, cache, state, {.target = budget.target}, queries.count > 0,
+                                   work.plan, stream);
+    } else {
+      detail::plan_and_apply(rule, cache, state, {.target = budget.target}, work.plan, stream);
+    }
   }
 }
 

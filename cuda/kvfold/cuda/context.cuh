@@ -35,6 +35,17 @@ KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const sta
           cache.slot(h, 0)};
 }
 
+/// `of(g)` of a group's query heads as one number; no number is below 0.
+template <class Of>
+KVFOLD_DEVICE float combined(group_combine how, index_t group, Of of) {
+  float a = 0;
+  for (index_t g = 0; g < group; ++g) {
+    const float p = of(g);
+    a = how != group_combine::max ? a + p : p > a ? p : a;
+  }
+  return how == group_combine::mean ? a / static_cast<float>(group) : a;
+}
+
 /// Numbers as integers in the same order; NaN the lowest, zeros equal.
 KVFOLD_HD inline unsigned ordered(float x) {
   const float y = rank(x) + 0.0F;

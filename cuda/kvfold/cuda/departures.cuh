@@ -26,12 +26,16 @@ KVFOLD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& 
   }
 }
 
+/// Weights of two rows that become one.
+struct two_weights {
+  float stay = 1, leave = 0;
+};
+
 /// How one slot goes into another.
 struct joining {
   bool joins = false;
-  float stay = 1, leave = 0;  ///< weights of the two rows
-  float log_mass = 0;         ///< of the merged one
-  float key_scale = 1;        ///< of its key
+  two_weights keys, values;
+  float log_mass = 0;  ///< of the merged one
 };
 
 /// Rows, log-mass and columns of `leaving` into `into`'s. A barrier before and one after.
@@ -40,15 +44,15 @@ KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
                               const head_context& head, index_t h, index_t into, index_t leaving,
                               const joining& how) {
   sync_block();  // all have read what `how` was made from
-  const auto merge = [&](const head_rows<Scalar>& rows, float stay, float leave) {
+  const auto merge = [&](const head_rows<Scalar>& rows, const two_weights& w) {
     Scalar* const to = rows.at(into);
     const Scalar* const away = rows.at(leaving);
     for (index_t i = thread_index(); i < cache.dim; i += Threads) {
-      to[i] = from_float<Scalar>(stay * to_float(to[i]) + leave * to_float(away[i]));
+      to[i] = from_float<Scalar>(w.stay * to_float(to[i]) + w.leave * to_float(away[i]));
     }
   };
-  merge(cache.keys.of(h), how.key_scale * how.stay, how.key_scale * how.leave);
-  merge(cache.values.of(h), how.stay, how.leave);
+  merge(cache.keys.of(h), how.keys);
+  merge(cache.values.of(h), how.values);
   if (thread_index() < state.count) {
     float& x = head.column(thread_index(), into);
     x = kvfold::detail::folded(state.fold[thread_index()], x, head.column(thread_index(), leaving));

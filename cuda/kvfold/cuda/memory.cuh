@@ -113,10 +113,24 @@ struct prompt_scratch {
   index_t *met, *members, *centre;    ///< [heads, capacity]
 };
 
+/// What EMS's tokens and entries are weighed in.
+struct entry_scratch {
+  float *key_length, *value_length, *weight;  ///< [heads, capacity]
+  float *score, *raw;                         ///< [heads, names] of tokens; before pooling
+  index_t *order, *spare, *freed, *mark;      ///< [heads, names]
+  float* turned;  ///< [heads, capacity, pitch] or null: keys as they are
+  index_t places, names, pitch;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t token) const {
+    return std::ptrdiff_t{h} * names + token;
+  }
+};
+
 /// What plans are made in. Evictions need the plan alone.
 struct plan_memory {
   plan_view plan;
   division divided;
+  entry_scratch entries;
   fold_scratch fold;
   prompt_scratch prompt;
 };
@@ -124,17 +138,20 @@ struct plan_memory {
 /// What plans by a rule need beside the plan.
 struct plan_needs {
   bool merges = false;
-  index_t remembered = 0;  ///< fold's queries per query head
-  index_t reference = 0;   ///< a prompt's, for fold
-  index_t rows = 0;        ///< whose values are fitted; 0: none are
+  index_t remembered = 0;              ///< fold's queries per query head
+  index_t reference = 0;               ///< a prompt's, for fold
+  index_t rows = 0;                    ///< whose values are fitted; 0: none are
+  entry_rule entries = {.window = 0};  ///< EMS's; window 0: it is another policy
 
   template <class Rule>
   static plan_needs of(const Rule& rule, [[maybe_unused]] index_t reference = 0,
                        [[maybe_unused]] index_t rows = 0) {
     if constexpr (std::is_same_v<Rule, fold_rule>) {
       return {true, rule.queries, reference, rule.prompt.ridge > 0 ? rows : 0};
+    } else if constexpr (shares_entries<Rule>) {
+      return {true, 0, 0, 0, rule};
     } else {
-      return {Rule::merges, 0, 0, 0};
+      return {Rule::merges};
     }
   }
 };
@@ -162,6 +179,23 @@ inline prompt_scratch carve_prompt_scratch(carver& from, index_t heads, index_t 
     m.gram = from.take<double>(n * size * size);
     m.solution = from.take<double>(n * size * d);
     m.vectors = from.take<double>(n * 2 * size);
+  }
+  return m;
+}
+
+inline entry_scratch carve_entries(carver& from, index_t heads, index_t capacity, index_t dim,
+                                   const entry_rule& rule) {
+  entry_scratch m{};
+  m.places = rule.places(capacity), m.names = capacity + m.places, m.pitch = pitch_of(dim);
+  const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity),
+             tokens = n * static_cast<std::size_t>(m.names);
+  m.key_length = from.take<float>(slots), m.value_length = from.take<float>(slots);
+  m.weight = from.take<float>(slots);
+  m.score = from.take<float>(tokens), m.raw = from.take<float>(tokens);
+  m.order = from.take<index_t>(tokens), m.spare = from.take<index_t>(tokens);
+  m.freed = from.take<index_t>(tokens), m.mark = from.take<index_t>(tokens);
+  if (!rule.with_position) {
+    m.turned = from.take<float>(slots * static_cast<std::size_t>(m.pitch));
   }
   return m;
 }
@@ -194,6 +228,9 @@ inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, ind
               from.take<float>(slots),           from.take<float>(slots),
               from.take<float>(queries * pitch), from.take<float>(most)};
   }
+  if (needs.entries.window > 0) {
+    m.entries = carve_entries(from, heads, capacity, dim, needs.entries);
+  }
   if (needs.reference > 0) {
     m.prompt = carve_prompt_scratch(from, heads, capacity, group, dim, needs);
   }
@@ -217,13 +254,15 @@ inline step_memory carve_step(carver& from, index_t heads, index_t capacity, ind
   if (plans) {
     m.plan = carve_plan(plan, heads, capacity, group, dim, needs);
     from.reserve(plan.used());
+  } else if (needs.entries.window > 0) {  // beside what attention leaves
+    m.plan.entries = carve_entries(from, heads, capacity, dim, needs.entries);
   }
   return m;
 }
 
 /// What `compress` works in: column sums, then plans in the same memory.
 struct prompt_memory {
-  float* sums;  // [heads, capacity]
+  float *sums, *last;  // [heads, capacity]; of the last window
   index_t *order, *spare;
   workspace log_sums;
   plan_memory plan;
@@ -236,6 +275,7 @@ inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity,
   carver measure = from;
   prompt_memory m{};
   m.sums = measure.take<float>(slots);
+  m.last = needs.entries.window > 0 ? measure.take<float>(slots) : nullptr;
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
   const std::size_t bytes = column_scores_workspace_bytes(heads, group, queries);
   m.log_sums = {measure.take<char>(bytes), bytes};
@@ -261,12 +301,16 @@ template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                             index_t queries = 0, index_t target = 0) {
   const auto rule = rule_of(policy, budget{});
-  carver prompt, decode;
+  carver prompt;
   detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries,
                        detail::plan_needs::of(rule, queries, target > 0 ? target : cache.capacity));
-  detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, rule.leaves,
-                     detail::plan_needs::of(rule));
-  return prompt.used() > decode.used() ? prompt.used() : decode.used();
+  for (const bool plans : {false, static_cast<bool>(rule.leaves)}) {
+    carver decode;
+    detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, plans,
+                       detail::plan_needs::of(rule));
+    prompt.reserve(decode.used());
+  }
+  return prompt.used();
 }
 
 }  // namespace kvfold::cuda

@@ -3,7 +3,7 @@
 
 #include "kvfold/cuda/departures.cuh"
 #include "kvfold/cuda/joins.cuh"
-#include "kvfold/cuda/memory.cuh"
+#include "kvfold/cuda/nearest_tile.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -18,7 +18,8 @@ KVFOLD_DEVICE joining join_nearest(const absorb_rule& rule, const cache_view<Sca
     head.memory[absorb_rule::threshold] = now, head.memory[absorb_rule::has_threshold] = 1;
   }
   const float theirs = exponential(cosine), z = own_weight + theirs;
-  return {!(cosine < now), own_weight / z, theirs / z, cache.log_mass[cache.slot(h, into)]};
+  const two_weights both{own_weight / z, theirs / z};
+  return {!(cosine < now), both, both, cache.log_mass[cache.slot(h, into)]};
 }
 
 /// KeepKV's merge of two; the merged slot's estimate is written.
@@ -29,8 +30,11 @@ KVFOLD_DEVICE joining join_nearest(const vote_rule& rule, const cache_view<Scala
   const auto same = [](double x) { return x; };
   const auto made = vote_merge::of(
       head, [&](auto take) { take(into), take(leaving); }, same, same);
-  const joining how{cosine >= rule.similarity, made.share(head, into), made.share(head, leaving),
-                    made.log_mass, made.key_scale};
+  const two_weights values{made.share(head, into), made.share(head, leaving)};
+  const joining how{cosine >= rule.similarity,
+                    {made.key_scale * values.stay, made.key_scale * values.leave},
+                    values,
+                    made.log_mass};
   sync_block();  // all have read the members' estimates
   if (thread_index() == 0 && how.joins) {
     head.column(vote_rule::log_score, into) = made.score();
@@ -44,8 +48,6 @@ KVFOLD_DEVICE joining join_nearest(const vote_rule& rule, const cache_view<Scala
 template <class Scalar, class Rule>
 struct leave_for_nearest {
   static constexpr index_t threads = 256;
-  static constexpr index_t width = vector_16<Scalar>::size;
-  static constexpr index_t unroll = 4;
   struct shared_memory {
     of_warps<candidate, threads> best;
     shared_array<index_t, 1> ticket;
@@ -70,75 +72,26 @@ struct leave_for_nearest {
     }
     const index_t n = cache.length[h] + 1;
     const candidate mine = block_max(shared.best, nearest(h, tile, n, leaving));
-    if (thread_index() == 0) {
-      from.leaving[std::ptrdiff_t{h} * from.near_tiles + tile] = mine;
+    if (const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, mine);
+        best.last) {
+      leave(h, n, leaving, best.of);  // lengths change when all blocks of the head have read them
     }
-    publish();
-    sync_block();
-    if (thread_index() == 0) {
-      const index_t done = add_global(from.tickets + h, 1);
-      shared.ticket[0] = done;
-    }
-    sync_block();
-    publish();
-    if (shared.ticket[0] != from.near_tiles - 1) {
-      return;  // lengths change when all blocks of the head have read them
-    }
-    candidate best = 0;
-    for (index_t t = thread_index(); t < from.near_tiles; t += threads) {
-      const candidate c = from.leaving[std::ptrdiff_t{h} * from.near_tiles + t];
-      best = c > best ? c : best;
-    }
-    best = block_max(shared.best, best);
-    leave(h, n, leaving, best);
   }
 
  private:
-  /// Every group of lanes takes `unroll` rows at once.
   KVFOLD_DEVICE candidate nearest(index_t h, index_t tile, index_t n, index_t leaving) const {
-    const auto keys = cache.keys.of(h);
-    const Scalar* const away = keys.at(leaving);
-    index_t lanes = 1;  // of a row
-    while (lanes < 32 && lanes * width < cache.dim) {
-      lanes *= 2;
-    }
-    const index_t rows = 32 / lanes;
     candidate best = 0;
-    const index_t begin = tile * slots_a_near_tile;
-    const index_t end = begin + slots_a_near_tile < n ? begin + slots_a_near_tile : n;
-    for (index_t base = begin + warp() * rows * unroll; base < end;
-         base += threads / 32 * rows * unroll) {
-      float dot[unroll] = {}, square[unroll] = {}, own = 0;
-      for (index_t i = lane() % lanes * width; i < cache.dim; i += lanes * width) {
-        const auto x = load_row(away, i, cache.dim, aligned);
-        vector_16<Scalar> y[unroll];
-        KVFOLD_UNROLL
-        for (index_t u = 0; u < unroll; ++u) {
-          const index_t s = base + u * rows + lane() / lanes;
-          y[u] = load_row(keys.at(s < end ? s : leaving), i, cache.dim, aligned);
-        }
-        KVFOLD_UNROLL
-        for (index_t j = 0; j < width; ++j) {
-          const float a = to_float(x[j]);
-          own += a * a;
-          KVFOLD_UNROLL
-          for (index_t u = 0; u < unroll; ++u) {
-            const float b = to_float(y[u][j]);
-            dot[u] += a * b, square[u] += b * b;
-          }
-        }
-      }
-      own = reduce_sum(own, lanes);
+    sweep_tile<Scalar, threads>(tile, n, cache.dim, [&](const tile_rows& rows) {
+      float cosine[tile_rows::many];
+      cosines(cache.keys.of(h), leaving, rows, cache.dim, aligned, cosine);
       KVFOLD_UNROLL
-      for (index_t u = 0; u < unroll; ++u) {
-        const index_t s = base + u * rows + lane() / lanes;
-        const float norms = square_root(own) * square_root(reduce_sum(square[u], lanes));
-        const float ab = reduce_sum(dot[u], lanes), cosine = norms > 0 ? ab / norms : 0.0F;
+      for (index_t u = 0; u < tile_rows::many; ++u) {
+        const index_t s = rows.slot(u);
         const candidate c =
-            s < end && s != leaving ? most_candidate(ordered(cosine), s) : candidate{0};
+            s < rows.end && s != leaving ? most_candidate(ordered(cosine[u]), s) : candidate{0};
         best = c > best ? c : best;
       }
-    }
+    });
     return best;
   }
 

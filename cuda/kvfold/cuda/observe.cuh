@@ -5,6 +5,7 @@
 
 #include "kvfold/cuda/attend.cuh"
 #include "kvfold/cuda/departures.cuh"
+#include "kvfold/cuda/entry_attention.cuh"
 #include "kvfold/cuda/residual_step.cuh"
 
 namespace kvfold::cuda::detail {
@@ -51,7 +52,7 @@ struct observe_and_leave {
     const head_context head =
         context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
     combine(shared, h, tile, full);
-    const candidate best = observe(shared, head, h, tile, n);
+    const candidate best = full ? candidate{0} : observe(shared, head, h, tile, n);
     if ((!Rule::observes && !remembers<Rule> && !options.appended) ||
         !ends(shared, h, tile, best)) {
       return;  // lengths change when all blocks of the head have read them
@@ -109,6 +110,9 @@ struct observe_and_leave {
   /// The tile's slots: fresh columns, scores, and who would leave first.
   KVFOLD_DEVICE candidate observe(shared_memory& shared, const head_context& head, index_t h,
                                   index_t tile, index_t n) const {
+    const auto probability = [&](index_t g, float l) {
+      return exponential(l - shared.max[g]) * shared.inverse[g];
+    };
     candidate best = 0;
     const index_t end = (tile + 1) * slots_a_tile < n ? (tile + 1) * slots_a_tile : n;
     for (index_t s = tile * slots_a_tile + thread_index(); s < end; s += threads) {
@@ -117,19 +121,18 @@ struct observe_and_leave {
           head.column(c, s) = state.initial[c];
         }
       }
-      if constexpr (seeks_logits<Rule>) {
+      if constexpr (shares_entries<Rule>) {
+        observe_entry(rule, cache, entry_table::of(cache, state, h, 0, rule.places(cache.capacity)),
+                      h, s, from.logits + cache.slot(h, s) * cache.group, probability);
+      } else if constexpr (seeks_logits<Rule>) {
         rule.observe_logits(head, s, from.logits + cache.slot(h, s) * cache.group, cache.group);
       } else if constexpr (Rule::observes) {
         const float* const logit = from.logits + cache.slot(h, s) * cache.group;
-        float a = 0;
-        for (index_t g = 0; g < cache.group; ++g) {
-          const float p = exponential(logit[g] - shared.max[g]) * shared.inverse[g];
-          a = rule.combine != group_combine::max ? a + p : p > a ? p : a;
-        }
-        rule.observe(head, s,
-                     rule.combine == group_combine::mean ? a / static_cast<float>(cache.group) : a);
+        rule.observe(head, s, combined(rule.combine, cache.group, [&](index_t g) {
+                       return probability(g, logit[g]);
+                     }));
       }
-      if constexpr (Rule::leaves) {
+      if constexpr (Rule::leaves && !shares_entries<Rule>) {
         if (options.target > 0 && !rule.stays(head, s)) {
           const candidate c = least_candidate(rule.order(head, s), s);
           best = c > best ? c : best;
@@ -171,8 +174,19 @@ struct observe_and_leave {
       }
     }
     if (thread_index() == 0) {
-      rule.observed(head);
       from.tickets[h] = 0;
+      if (fresh || !options.appended) {
+        rule.observed(head);
+      }
+    }
+    if constexpr (shares_entries<Rule>) {  // other launches say who leaves
+      if (thread_index() == 0 && options.target > 0) {
+        from.victims[h] = fresh && n == options.target + 1 ? 0 : -1;
+      }
+      if (thread_index() == 0 && fresh) {
+        count_slots(cache, h, n);
+      }
+      return;
     }
     if constexpr (seeks_nearest<Rule>) {
       if (options.target > 0) {  // another launch looks for the nearest

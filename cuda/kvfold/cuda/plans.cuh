@@ -5,6 +5,7 @@
 
 #include "kvfold/cuda/apply.cuh"
 #include "kvfold/cuda/drop.cuh"
+#include "kvfold/cuda/entries.cuh"
 #include "kvfold/cuda/fold.cuh"
 #include "kvfold/cuda/joins.cuh"
 #include "kvfold/cuda/leaders.cuh"
@@ -122,6 +123,8 @@ void plan_and_apply(const Rule& rule, const cache_view<Scalar>& cache, const sta
                     const budget& limit, const plan_memory& work, stream stream) {
   if constexpr (std::is_same_v<Rule, fold_rule>) {
     return fold_pairs(rule, cache, state, limit, work, stream);
+  } else if constexpr (shares_entries<Rule>) {
+    return merge_entries(rule, cache, state, limit, false, work, stream);
   } else if constexpr (Rule::merges) {
     select_into(work.divided, rule, cache, state, limit, stream);
     merge_divided(rule, cache, state, limit.target, work, stream);

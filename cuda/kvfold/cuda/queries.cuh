@@ -53,11 +53,22 @@ template <class Scalar, class Queries>
 using product_scalar =
     std::conditional_t<std::is_same_v<Scalar, typename Queries::scalar>, Scalar, float>;
 
+/// The mass function of all policies but those that share entries: `ℓ = scale · q·k + log-mass`;
+/// that is also what observing starts from, `seen`.
+struct log_masses {
+  template <class Scalar>
+  KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t, index_t, float dot,
+                                 float mass, float& seen) const {
+    return seen = cache.scale * dot + mass;
+  }
+};
+
 /// log Σ_j exp ℓ_ij of every query, over the slots at or before its position. A block holds a tile
 /// of one query head's queries and streams the keys past it, two tiles in turn, each on its way
 /// while the other is multiplied; tiles that no query of the block sees are not loaded. Every lane
 /// keeps maximum and sum of its own columns.
-template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>>
+template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>,
+          class Masses = log_masses>
 struct query_log_sums {
   using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
   static constexpr index_t threads = shape::threads;
@@ -72,6 +83,7 @@ struct query_log_sums {
   Queries queries;
   float* log_sum_exp;  // [heads, group, count]
   bool aligned;
+  Masses masses = {};
 
   /// Grid: heads, query heads of one, tiles of queries.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -150,8 +162,10 @@ struct query_log_sums {
             for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
               const index_t column = shape::column(c, j);
               float& l = x[m][c][j];
-              l = cache.scale * l + shared.mass[turn][column];
-              l = shared.position[turn][column] <= own[m][i] ? l : lowest_score;
+              float logit = 0;
+              l = shared.position[turn][column] <= own[m][i]
+                      ? masses(cache, h, s0 + column, l, shared.mass[turn][column], logit)
+                      : lowest_score;
               higher = l > higher ? l : higher;
             }
           }

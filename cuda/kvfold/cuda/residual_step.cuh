@@ -53,8 +53,9 @@ KVFOLD_DEVICE bool merge_into_residual(const residual_rule& rule,
   }
   const float ours = head.column(residual_rule::count, into);
   const float theirs = head.column(residual_rule::count, leaving), w = ours + theirs;
+  const two_weights mean{ours / w, theirs / w};
   merge_slot<Threads>(cache, state, head, h, into, leaving,
-                      {true, ours / w, theirs / w, rule.alpha * logarithm(w)});
+                      {true, mean, mean, rule.alpha * logarithm(w)});
   return true;
 }
 

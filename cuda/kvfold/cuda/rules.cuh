@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kvfold/budget.hpp"
+#include "kvfold/cuda/entry_rule.cuh"
 #include "kvfold/cuda/evicting_rules.cuh"
 #include "kvfold/cuda/fold_rule.cuh"
 #include "kvfold/cuda/merging_rules.cuh"
@@ -28,6 +29,12 @@ inline constexpr bool seeks_logits = requires(const Rule& rule, const head_conte
 template <class Rule>
 inline constexpr bool seeks_nearest = requires {
   Rule::nearest;
+};
+
+/// Do tokens share entries, so that their attention is the table's to say?
+template <class Rule>
+inline constexpr bool shares_entries = requires {
+  Rule::shares;
 };
 
 /// Does a rule remember the steps' queries?
@@ -81,6 +88,16 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
                     policy.sigma,
                     policy.scale_values,
                     policy.gaps_break};
+  } else if constexpr (name == "ems") {
+    return entry_rule{policy.combine,
+                      policy.sinks,
+                      policy.window,
+                      policy.kernel,
+                      policy.gamma,
+                      policy.threshold,
+                      policy.with_position,
+                      policy.table,
+                      policy.with_position ? turning{} : turning_of(policy.rope, dim)};
   } else if constexpr (name == "keepkv") {
     expects(policy.as == decltype(policy.as)::paper,
             "cuda keepkv: the paper's mode expected, the code's came");

@@ -3,6 +3,7 @@
 
 #include <type_traits>  // std::remove_const_t
 
+#include "kvfold/cuda/entry_step.cuh"
 #include "kvfold/cuda/nearest_step.cuh"
 #include "kvfold/cuda/observe.cuh"
 #include "kvfold/cuda/plans.cuh"
@@ -23,7 +24,12 @@ void attend_observe_leave(const Rule& rule, const cache_view<Scalar>& cache,
   expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
           cache.group, ", ", cache.dim, "] expected, null came");
   partial.logits = Rule::observes ? partial.logits : nullptr;
-  attend_splits(cache, queries, fresh, partial, stream);
+  if constexpr (shares_entries<Rule>) {
+    attend_splits(entry_masses{state, rule.places(cache.capacity)}, cache, queries, fresh, partial,
+                  stream);
+  } else {
+    attend_splits(log_masses{}, cache, queries, fresh, partial, stream);
+  }
   launch(observe_and_leave<Scalar, Rule>{cache, state, partial, rule, options, queries, out,
                                          log_sum_exp, cache.aligned()},
          {static_cast<unsigned>(cache.heads), static_cast<unsigned>(partial.tiles)}, stream);
@@ -65,6 +71,7 @@ void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out,
 ///     trigger = target + 1   two launches: of a head with one slot more than `budget.target` one
 ///                            leaves, and the newcomer takes its place
 ///     ... d2o, keepkv        three: the nearest of all keys is looked for
+///     ... ems                four: all tokens say who leaves, and all entries whereto
 ///     later, and kvmerger    two, and those of a plan for the heads that have reached the trigger
 ///
 /// A head that has no room for its newcomer gives NaN and stays as it is. Refused: budgets that do
@@ -84,7 +91,15 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   const auto rule = rule_of(policy, budget, cache.dim);
   detail::expect_memory(policy, cache, state);
   using rule_type = std::remove_const_t<decltype(rule)>;
-  const bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
+  if constexpr (rule_type::leaves) {
+    policy.validate();
+    expects(budget.target >= policy.least(), "cuda step: ", Policy::name(),
+            " with a target of at least ", policy.least(), " expected, ", budget.target, " came");
+  }
+  bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
+  if constexpr (shares_entries<rule_type>) {
+    plans = plans || rule.takes_plans();
+  }
   carver from(memory);
   const auto work = detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim,
                                        plans, detail::plan_needs::of(rule));
@@ -98,6 +113,11 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
                                                           cache.aligned()},
              {static_cast<unsigned>(cache.heads), static_cast<unsigned>(work.partial.near_tiles)},
              stream);
+    }
+  }
+  if constexpr (shares_entries<rule_type>) {
+    if (!plans) {
+      detail::leave_entry(rule, cache, state, budget, work, stream);
     }
   }
   if constexpr (rule_type::leaves) {

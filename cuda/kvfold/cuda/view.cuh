@@ -88,7 +88,7 @@ struct cache_view {
   bool aligned() const { return keys.aligned() && values.aligned(); }
 };
 
-inline constexpr index_t most_dim = 256, most_group = 16, most_columns = 4;
+inline constexpr index_t most_dim = 256, most_group = 16, most_columns = 5;
 
 /// A policy's columns `[columns, heads, capacity]` and memory `[heads, floats]`.
 struct state_view {

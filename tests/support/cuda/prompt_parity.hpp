@@ -13,9 +13,11 @@ struct prompt_case {
   index_t target = 24;
   bool random = false;
   bool shuffled = false;   ///< slots in no order of positions
+  bool nan = false;        ///< some scores from before are no numbers
   bool positions = false;  ///< queries at positions somebody chose
   float rounding = 2e-6F;  ///< of weights and log-mass
   index_t steps = 0;       ///< of decoding afterwards, and once more without queries
+  index_t again = 0;       ///< the target of a second time on the same queries; 0: once only
 };
 
 /// Element `i` of a code of ±16 for slot `s`: whoever asks for it attends to nobody else at all.
@@ -76,6 +78,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
     for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {  // measured before
       for (float& x : state[h].column(k0)) {
         x = static_cast<float>(random.below(3));
+        x = what.nan && random.below(5) == 0 ? std::numeric_limits<float>::quiet_NaN() : x;
       }
     }
     state[h].count_queries(1);
@@ -112,6 +115,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
                                 seen.row,       what.positions ? positions.data() : nullptr};
 
   mirror<Scalar> twin(p, kv, state, c), again(p, kv, state, c);
+  twin.nan = what.nan;
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries), 0);
   const workspace space{memory.data(), memory.size()};
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
@@ -141,7 +145,11 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   compress(p, again.device.view(), again.device.state, rows, {what.target}, space, order(seed + 7));
   CHECK(again.device.keys.bytes() == twin.device.keys.bytes());
   CHECK(again.device.columns.bytes() == twin.device.columns.bytes());
+  CHECK(again.device.memory.bytes() == twin.device.memory.bytes());
 
+  if (what.again > 0) {
+    both(seen, rows, what.again, true);
+  }
   const budget limit{what.target, what.target + 2};
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> dq(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
