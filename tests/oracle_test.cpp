@@ -261,3 +261,17 @@ TEST_CASE("the oracle ranks ties to the lower slot and NaN last", "[oracle]") {
   CHECK(oracle::top({1, nan, 3, 3, 0}, {0, 1, 2, 3, 4}, 3) == std::vector<std::size_t>{2, 3, 0});
   CHECK(oracle::top({nan, nan, 0}, {0, 1, 2}, 2) == std::vector<std::size_t>{2, 0});
 }
+
+TEST_CASE("every run of a test draws from the beginning of its streams", "[random]") {
+  const auto from_the_beginning = [](auto& stream) {
+    const auto was = stream;
+    streams::restart();
+    return was == stream;
+  };
+  const auto some = static_cast<unsigned>(GENERATE(1, 2, 3));
+  CHECK(from_the_beginning(streams::floats));
+  CHECK(from_the_beginning(streams::doubles));
+  streams::floats.discard(some), streams::doubles.discard(some);
+  SECTION("one section") { streams::floats.discard(some); }
+  SECTION("and another") { streams::doubles.discard(some); }
+}
