@@ -43,14 +43,15 @@ inline auto same_table(double tolerance = 1e-5) {
       }
       REQUIRE(head.position(own) == expected.slots[s].position);
       tokens.each(own, [&](index_t token) {
-        ours.push_back({});
+        ours.push_back({static_cast<double>(tokens.position(head, token))});
         for (const auto f : {t::norm, t::all, t::past, t::current}) {
           ours.back().push_back(static_cast<double>(tokens.at(f, token)));
         }
       });
       for (const auto& m : members) {
-        theirs.push_back({m.norm, m.glo, m.past, m.cur});
+        theirs.push_back({static_cast<double>(m.position), m.norm, m.glo, m.past, m.cur});
       }
+      std::ranges::sort(ours), std::ranges::sort(theirs);  // they join in the order of slots
       REQUIRE(oracle::difference(ours, theirs) < tolerance);
       sharing += members.size() - 1;
     }
