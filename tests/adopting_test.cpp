@@ -2,101 +2,19 @@
 // last test holds that the guide shows what is tested here.
 #include <catch2/catch.hpp>
 #include <fstream>
-#include <random>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "kvfold/append_only.hpp"
-#include "kvfold/cache.hpp"
-#include "kvfold/compress.hpp"
 #include "kvfold/paged.hpp"
-#include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/zsmerge.hpp"
-#include "kvfold/quantised.hpp"
+#include "support/own_engine.hpp"
 
 namespace {
 
-constexpr int heads = 2, group = 2, dim = 8, tokens = 40, steps = 60;
-
-std::vector<float> numbers(int n) {
-  static std::mt19937 random(7);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(static_cast<std::size_t>(n));
-  std::generate(x.begin(), x.end(), [&] { return normal(random); });
-  return x;
-}
-
-/// A prompt and a stream of tokens: queries `[tokens, heads · group, dim]`, keys and values
-/// `[tokens, heads, dim]`.
-struct text {
-  std::vector<float> q = numbers((tokens + steps) * heads * group * dim);
-  std::vector<float> k = numbers((tokens + steps) * heads * dim);
-  std::vector<float> v = numbers((tokens + steps) * heads * dim);
-
-  const float* query(int t, int h) const { return q.data() + (t * heads + h) * group * dim; }
-  const float* key(int t, int h) const { return k.data() + (t * heads + h) * dim; }
-  const float* value(int t, int h) const { return v.data() + (t * heads + h) * dim; }
-};
-
-/// What every engine must give: kvfold's own decode steps on a cache of kvfold's own.
-template <class Policy>
-std::vector<float> expected(const text& x, const Policy& policy, const kvfold::budget& budget) {
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
-  for (int t = 0; t < tokens; ++t) {
-    for (int h = 0; h < heads; ++h) {
-      kv.head(h).push(x.key(t, h), x.value(t, h));
-    }
-  }
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim),
-                   budget);
-  std::vector<float> all;
-  for (int t = tokens; t < tokens + steps; ++t) {
-    std::vector<float> out(heads * group * dim);
-    kvfold::step(policy, kv, state, std::span<const float>(x.query(t, 0), out.size()),
-                 std::span<const float>(x.key(t, 0), heads * dim),
-                 std::span<const float>(x.value(t, 0), heads * dim), budget, std::span(out));
-    all.insert(all.end(), out.begin(), out.end());
-  }
-  return all;
-}
-
-void same(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    REQUIRE(a[i] == Approx(b[i]).epsilon(1e-4).margin(1e-5));
-  }
-}
-
-/// An engine's attention: softmax over logits with a bias per slot, in plain loops over its memory.
-struct attention {
-  std::vector<float> out = std::vector<float>(group * dim), probabilities;
-
-  template <class At>
-  attention(const float* q, int length, const float* bias, At at) {
-    for (int g = 0; g < group; ++g) {
-      std::vector<float> p;
-      float sum = 0;
-      for (int s = 0; s < length; ++s) {
-        float dot = 0;
-        for (int i = 0; i < dim; ++i) {
-          dot += q[g * dim + i] * at(s, i).first;
-        }
-        p.push_back(std::exp(dot / std::sqrt(float{dim}) + bias[s]));
-        sum += p.back();
-      }
-      for (int s = 0; s < length; ++s) {
-        p[static_cast<std::size_t>(s)] /= sum;
-        for (int i = 0; i < dim; ++i) {
-          out[static_cast<std::size_t>(g * dim + i)] +=
-              p[static_cast<std::size_t>(s)] * at(s, i).second;
-        }
-      }
-      probabilities.insert(probabilities.end(), p.begin(), p.end());
-    }
-  }
-};
+using namespace own_engine;
 
 /// Slots of one sequence as llama.cpp's cells are: `[cell, head, dim]`.
 std::vector<float> cells_engine(const text& x) {

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "kvfold/kvfold.hpp"
+#include "support/clearly.hpp"
 #include "support/fixtures.hpp"
 #include "support/oracle.hpp"
 
@@ -52,6 +53,35 @@ double squared_error(const oracle::mat& a, const oracle::mat& b) {
     }
   }
   return sum;
+}
+
+/// A head, some of it with log-mass, queries, and what the oracle makes of them.
+template <class Scalar = float>
+struct compared {
+  kvfold::cache<Scalar> kv;
+  fixtures::queries queries;
+  oracle::head expected;
+
+  compared(const oracle::attention_matching& o, index_t tokens, index_t dim, index_t group,
+           index_t target)
+      : kv(fixtures::random_cache<Scalar>(tokens, dim, group)), queries(tokens, group, dim, 2) {
+    kv.head(0).log_mass(11) = 2;
+    kv.head(0).log_mass(12) = -3;
+    expected = fixtures::to_oracle(kv.head(0));
+    o.prompt(expected, queries.tensor(), {}, target);
+  }
+};
+
+/// LAW: the policy's head is the oracle's.
+template <class Scalar = float>
+void agree(const attention_matching& policy, const oracle::attention_matching& o, index_t tokens,
+           index_t dim, index_t group, index_t target, double tolerance = 1e-4) {
+  auto [kv, queries, expected] =
+      fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target); });
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::compress(policy, kv, state, queries.view(), budget{target});
+  CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
+  CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
 }
 
 /// A head before and after compression, and the queries it was fitted on.
@@ -119,17 +149,8 @@ TEST_CASE("attention_matching is its oracle", "[oracle]") {
   for (const index_t recent : {0, 5}) {
     const attention_matching policy{.omp = omp, .recent = recent};
     const oracle::attention_matching o{.omp = omp, .recent = recent};
-    auto kv = fixtures::random_cache(90, dim, group);
-    kv.head(0).log_mass(11) = 2;
-    kv.head(0).log_mass(12) = -3;
-    oracle::head expected = fixtures::to_oracle(kv.head(0));
-    auto state = kvfold::make_state(policy, kv);
-    const fixtures::queries queries(90, group, dim, 2);
-    kvfold::compress(policy, kv, state, queries.view(), budget{30});
-    o.prompt(expected, queries.tensor(), {}, 30);
     INFO("omp " << omp << ", dim " << dim << ", group " << group << ", recent " << recent);
-    CHECK(kv.head(0).length() == 30);
-    CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-4);
+    agree(policy, o, 90, dim, group, 30);
   }
 }
 
@@ -139,15 +160,8 @@ TEST_CASE("attention_matching's pursuit is its oracle's: rounds and drops", "[or
   const attention_matching policy{.omp = true, .sinks = 2, .a_round = a_round, .drop = drop};
   const oracle::attention_matching o{
       .omp = true, .sinks = 2, .a_round = a_round, .drop = static_cast<double>(drop)};
-  auto kv = fixtures::random_cache(60, 8, 1);
-  oracle::head expected = fixtures::to_oracle(kv.head(0));
-  auto state = kvfold::make_state(policy, kv);
-  const fixtures::queries queries(60, 1, 8, 2);
-  kvfold::compress(policy, kv, state, queries.view(), budget{25});
-  o.prompt(expected, queries.tensor(), {}, 25);
   INFO("a round " << a_round << ", drop " << drop);
-  CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
-  CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-4);
+  agree(policy, o, 60, 8, 1, 25);
 }
 
 TEST_CASE("attention_matching's pursuit keeps no more slots than there are queries to fit",
@@ -161,18 +175,8 @@ TEST_CASE("attention_matching's pursuit keeps no more slots than there are queri
 
 TEST_CASE("attention_matching of half and bfloat16 caches is its oracle", "[oracle]") {
   const bool omp = GENERATE(false, true);
-  const auto agree = [&]<class Scalar>(Scalar, double tolerance) {
-    const attention_matching policy{.omp = omp};
-    auto kv = fixtures::random_cache<Scalar>(60, 8, 2);
-    oracle::head expected = fixtures::to_oracle(kv.head(0));
-    auto state = kvfold::make_state(policy, kv);
-    const fixtures::queries queries(60, 2, 8, 2);
-    kvfold::compress(policy, kv, state, queries.view(), budget{20});
-    oracle::attention_matching{.omp = omp}.prompt(expected, queries.tensor(), {}, 20);
-    CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
-  };
-  agree(Eigen::half{}, 1e-3);
-  agree(Eigen::bfloat16{}, 1e-2);
+  agree<Eigen::half>({.omp = omp}, {.omp = omp}, 60, 8, 2, 20, 1e-3);
+  agree<Eigen::bfloat16>({.omp = omp}, {.omp = omp}, 60, 8, 2, 20, 1e-2);
 }
 
 TEST_CASE("attention_matching's log-masses are at the minimum", "[attention_matching]") {

@@ -255,13 +255,3 @@ TEST_CASE("cam is its oracle", "[oracle]") {
   }
   agree_in_16_bits(kvfold::cam{}, oracle::cam{});
 }
-
-TEST_CASE("one slot that departs in a decode step is the one that a plan would take", "[law]") {
-  fixtures::departs_as_planned(kvfold::roco{}, 30, 8, 60);
-  fixtures::departs_as_planned(kvfold::roco{.sinks = 0, .window = 2, .steady = 0.9F}, 17, 33, 60);
-  fixtures::departs_as_planned(kvfold::roco{.sinks = 0, .window = 0, .steady = 0}, 17, 3, 30);
-  fixtures::departs_as_planned(kvfold::key_diff{}, 30, 8, 60);
-  fixtures::departs_as_planned(kvfold::key_diff{.sinks = 0, .window = 9}, 17, 33, 60);
-  fixtures::departs_as_planned(kvfold::centroids{.window = 10}, 60, 8, 29);
-  fixtures::departs_as_planned(kvfold::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
-}

@@ -1,13 +1,14 @@
 // What compress, step and observe refuse, whatever the policy: nothing has changed after it.
 #include <catch2/catch.hpp>
-#include <functional>
 
-#include "support/fixtures.hpp"
 #include "support/policies.hpp"
+#include "support/refusals.hpp"
 
 namespace {
 
-using fixtures::normal;
+using fixtures::bad_floats;
+using fixtures::decode;
+using fixtures::first_ones;
 using kvfold::any_policy;
 using kvfold::budget;
 using kvfold::cache;
@@ -15,77 +16,6 @@ using kvfold::index_t;
 using kvfold::merge_plan;
 
 constexpr index_t most = std::numeric_limits<index_t>::max();
-const float bad_floats[] = {std::nanf(""), INFINITY, -INFINITY};
-
-/// Three ragged heads, a state, and one step's input.
-template <class Policy>
-struct decode {
-  static constexpr index_t heads = 3, group = 2, dim = 4, capacity = 24;
-
-  Policy policy;
-  cache<float> kv{
-      {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .check_finite = true}};
-  kvfold::state state;
-  std::vector<float> data = normal(20 * heads * group * dim);
-  kvfold::query_view<float> queries = kvfold::prompt_queries(data.data(), 20, heads, group, dim);
-  std::vector<float> q = normal(heads * group * dim), k = normal(heads * dim), v = k, out = q;
-
-  explicit decode(Policy p) : policy(p), state(make_state(p, kv)) {
-    for (index_t h = 0; h < heads; ++h) {
-      append(h, h == 1 ? 3 : 14 + 3 * h);
-      observe(policy, kv.head(h), state[h], queries.of(h));
-    }
-  }
-  void append(index_t h, index_t n) { kv.append(h, normal(n * dim), normal(n * dim)); }
-
-  std::vector<float> everything() {
-    std::vector<float> all = out;
-    for (index_t h = 0; h < heads; ++h) {
-      const auto bytes = fixtures::bytes_of(kv.head(h));
-      all.insert(all.end(), bytes.begin(), bytes.end());
-      all.push_back(static_cast<float>(kv.head(h).seen()));
-      for (index_t c = 0; c < state[h].columns(); ++c) {
-        all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
-      }
-      all.insert(all.end(), state[h].memory().begin(), state[h].memory().end());
-      all.push_back(static_cast<float>(state[h].observed()));
-    }
-    return all;
-  }
-  /// LAW: `call` throws invalid_argument with `message` in it, and everything is as before.
-  void refuses(const std::string& message, const std::function<void()>& call) {
-    const auto before = everything();
-    CHECK_THROWS_AS(call(), kvfold::invalid_argument);
-    CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
-    const bool unchanged = everything() == before;
-    CHECK(unchanged);
-  }
-  void step_with(const std::vector<budget>& each) {
-    step(policy, kv, state, std::span<const float>(q), std::span<const float>(k),
-         std::span<const float>(v), std::span<const budget>(each), std::span<float>(out));
-  }
-  void compress_with(const std::vector<budget>& each) {
-    compress(policy, kv, state, queries, std::span<const budget>(each));
-  }
-  void step_with(budget b) { step_with(std::vector(heads, b)); }
-  void compress_with(budget b) { compress_with(std::vector(heads, b)); }
-  void refuses_budget(const std::string& message, const auto& b) {
-    refuses(message, [&] { compress_with(b); });
-    refuses(message, [&] { step_with(b); });
-  }
-};
-
-/// The least that a policy can be.
-struct first_ones {
-  static constexpr std::string_view name() { return "first_ones"; }
-  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            merge_plan& out) const {
-    out.reset(head.length());
-    for (index_t s = 0; s < target; ++s) {
-      out.keep(s, head.log_mass(s));
-    }
-  }
-};
 
 /// Through any_policy: one instance of each call for all of them, which compiles in a fifth of the
 /// time.

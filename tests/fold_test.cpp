@@ -252,3 +252,37 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   CHECK(oracle::difference(oracle::attend(made, {q}).output, oracle::attend(full, {q}).output) <
         1e-3);
 }
+
+TEST_CASE("fold remembers a prompt's queries evenly spread, then every other step's", "[fold]") {
+  const index_t count = GENERATE(10, 4), most = 6, tokens = 25;
+  const kvfold::fold policy{.decode = {.queries = most, .stride = 2}};
+  auto kv = fixtures::random_cache(tokens, 3, 2, 40);
+  auto state = kvfold::make_state(policy, kv);
+  const fixtures::queries prompt(count, 2, 3);
+  kvfold::observe(policy, kv.head(0), state[0], prompt.view());
+  const kvfold::fold_memory memory(state[0].memory(), most, 2, 3);
+  REQUIRE(memory.count() == std::min(count, most));
+  std::vector<index_t> expected;
+  for (index_t i = 0; i < memory.count(); ++i) {
+    const index_t from = i * count / memory.count();
+    expected.push_back(tokens - count + from);
+    CHECK(memory.position(i) == expected.back());
+    for (index_t g = 0; g < 2; ++g) {
+      CHECK(std::equal(memory.query(g, i), memory.query(g, i) + 3,
+                       &prompt.data[static_cast<std::size_t>((from * 2 + g) * 3)]));
+    }
+  }
+  for (index_t t = 0; t < 5; ++t) {  // the newest is held until the next comes
+    kv.append(0, fixtures::normal(3), fixtures::normal(3));
+    const std::vector<float> p(2 * static_cast<std::size_t>(tokens + t + 1)), q(6, 1.0F + float(t));
+    kvfold::observe(policy, kv.head(0), state[0], state.workspace(),
+                    {.probabilities = p, .query = q.data()});
+    CHECK(memory.position(memory.count() - 1) == tokens + t);
+    CHECK(memory.query(1, memory.count() - 1)[2] == q[5]);
+  }
+  expected.insert(expected.end(), {25, 27, 29});
+  expected.erase(expected.begin(), expected.end() - memory.count());
+  for (index_t i = 0; i < memory.count(); ++i) {
+    CHECK(memory.position(i) == expected[static_cast<std::size_t>(i)]);
+  }
+}

@@ -58,7 +58,7 @@ double error(const head& full, const head& other, const mat& rows) {
   double sum = 0;
   const mat a = attend(full, rows).output, b = attend(other, rows).output;
   for (std::size_t i = 0; i < a.size(); ++i)
-    sum += std::sqrt(fold::squared_distance(a[i], b[i])) / static_cast<double>(a.size());
+    sum += std::sqrt(oracle::squared_distance(a[i], b[i])) / static_cast<double>(a.size());
   return sum;
 }
 

@@ -261,3 +261,32 @@ TEST_CASE("the oracle ranks ties to the lower slot and NaN last", "[oracle]") {
   CHECK(oracle::top({1, nan, 3, 3, 0}, {0, 1, 2, 3, 4}, 3) == std::vector<std::size_t>{2, 3, 0});
   CHECK(oracle::top({nan, nan, 0}, {0, 1, 2}, 2) == std::vector<std::size_t>{2, 0});
 }
+
+TEST_CASE("the oracle says how clear its decisions were", "[oracle]") {
+  const auto margin = [](const vec& score, std::size_t count, double unit = 0) {
+    oracle::least_margin = std::numeric_limits<double>::infinity();
+    oracle::top(score, {0, 1, 2}, count, unit);
+    return oracle::least_margin;
+  };
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  CHECK(margin({1, 4, 5}, 1) == Approx(0.2));
+  CHECK(margin({1, 4, 5}, 2) == Approx(0.75));
+  CHECK(margin({1, 4, 5}, 3) == infinity);  // all of them
+  CHECK(margin({-1, 0, 0.25}, 1, 1) == Approx(0.25));
+  CHECK(margin({4, 4, 1}, 1) == infinity);  // they tie
+  CHECK(margin({1, 4, 5}, 1, oracle::exact) == infinity);
+}
+
+TEST_CASE("every run of a test draws from the beginning of its streams", "[random]") {
+  const auto from_the_beginning = [](auto& stream) {
+    const auto was = stream;
+    streams::restart();
+    return was == stream;
+  };
+  const auto some = static_cast<unsigned>(GENERATE(1, 2, 3));
+  CHECK(from_the_beginning(streams::floats));
+  CHECK(from_the_beginning(streams::doubles));
+  streams::floats.discard(some), streams::doubles.discard(some);
+  SECTION("one section") { streams::floats.discard(some); }
+  SECTION("and another") { streams::doubles.discard(some); }
+}

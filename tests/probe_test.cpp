@@ -181,10 +181,3 @@ TEST_CASE("who is least wanted is who comes first by score, the higher slot amon
     REQUIRE(kvfold::least_wanted(331, stays, whole) == last);
   }
 }
-
-TEST_CASE("cam and ems let one slot leave as their plans do", "[law]") {
-  fixtures::departs_as_planned(kvfold::cam{}, 30, 8, 90);
-  fixtures::departs_as_planned(kvfold::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
-  fixtures::departs_as_planned(kvfold::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
-  fixtures::departs_as_planned(kvfold::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
-}

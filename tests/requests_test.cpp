@@ -1,6 +1,7 @@
 // What engines have asked for, held for every policy: prompts in chunks, hysteresis, and budgets
 // that are refused with the number that would do.
 #include <catch2/catch.hpp>
+#include <map>
 #include <regex>
 
 #include "support/fixtures.hpp"
@@ -109,6 +110,67 @@ TEST_CASE("a head goes from its trigger to its target, and grows again", "[reque
       }
     }
   }
+}
+
+TEST_CASE("a prompt goes to its target, whatever the trigger", "[requests]") {
+  for (const auto& example : every_policy()) {
+    if (example.policy.bounded() && example.exact) {
+      INFO(example.name);
+      stream one(example.policy);
+      one.append(50);
+      const fixtures::queries queries(50, group, dim);
+      kvfold::observe(one.policy, one.head(), one.state, queries.view());
+      kvfold::compress(one.policy, one.head(), one.state, one.work, budget{40, 60}, queries.view());
+      CHECK(one.head().length() == 40);
+    }
+  }
+}
+
+TEST_CASE("a budget within so many slots is one that the policy takes, and uses them all",
+          "[requests]") {
+  auto examples = every_policy();
+  examples.push_back({"kvmerger, 8 at a time", kvfold::kvmerger{.period = 8}});
+  for (const auto& example : examples) {
+    const auto& policy = example.policy;
+    for (index_t slots = policy.least(); policy.bounded() && slots < 100; ++slots) {
+      INFO(example.name << ", " << slots << " slots");
+      const budget b = kvfold::budget_within(policy, slots);
+      CHECK(b.trigger_length() == slots + 1);
+      CHECK(b.target >= policy.least());
+    }
+  }
+}
+
+TEST_CASE("the smallest budgets are what the policies protect, and a slot to spare", "[requests]") {
+  const std::map<std::string, index_t> expected = {{"streaming_llm", 4 + 1},
+                                                   {"h2o", 4 + 4},  // half of it the latest
+                                                   {"snapkv", 4 + 8 + 1},
+                                                   {"zsmerge", 4 + 1 + 2 + 3},
+                                                   {"d2o", 4 + 1},
+                                                   {"kvmerger", 4 + 2 + 1},
+                                                   {"ems", 4 + 8 + 1},
+                                                   {"keepkv", 4 + 4},
+                                                   {"keepkv code", 4 + 4},
+                                                   {"attention_matching", 4 + 4 + 1},
+                                                   {"attention_matching omp", 4 + 4 + 1},
+                                                   {"fold", 4 + 2 + 2},
+                                                   {"random", 4 + 8 + 1},
+                                                   {"tova", 4 + 1},
+                                                   {"roco", 4 + 10 + 1},
+                                                   {"scissorhands", 4 + 10 + 1},
+                                                   {"key_diff", 4 + 4 + 1},
+                                                   {"expected_attention", 4 + 1},
+                                                   {"centroids", 4 + 8 + 1},
+                                                   {"compactor", 4 + 4 + 1},
+                                                   {"cam", 4 + 4}};
+  for (const auto& example : every_policy()) {
+    INFO(example.name);
+    if (example.policy.bounded()) {
+      CHECK(example.policy.least() == expected.at(example.name));
+    }
+  }
+  CHECK(kvfold::keepkv{.recent = 0}.least() == 4 + 1);
+  CHECK(kvfold::zsmerge{.proximity = 0.5F, .residual = 3}.least() == 8 + 3 + 4 + 1);
 }
 
 TEST_CASE("a budget too small is refused with the number that would do", "[requests][errors]") {

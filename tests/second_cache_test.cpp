@@ -121,7 +121,8 @@ TEST_CASE("int8 groups of no element are refused, and nothing is written", "[int
 }
 
 TEST_CASE("a plan that evicts moves int8 rows byte for byte", "[int8]") {
-  auto kv = fixtures::random_cache(60, 64, 2);
+  const index_t dim = GENERATE(64, 70);  // of 70 the last group is short
+  auto kv = fixtures::random_cache(60, dim, 2);
   int8_cache second(kv.head(0), 32), before = second;
   const merge_plan plan = plan_of(kvfold::h2o{}, kv.head(0), 24);
   apply(plan, kv.head(0));
@@ -129,7 +130,7 @@ TEST_CASE("a plan that evicts moves int8 rows byte for byte", "[int8]") {
   REQUIRE(second.length == 24);
   for (index_t r = 0; r < 24; ++r) {
     CHECK(second.head().position(r) == kv.head(0).position(r));
-    for (index_t i = 0; i < 64; ++i) {
+    for (index_t i = 0; i < dim; ++i) {
       CHECK(second.head().key(r)[i] == before.head().key(plan.anchor(r))[i]);
       CHECK(second.head().value(r)[i] == before.head().value(plan.anchor(r))[i]);
     }

@@ -5,7 +5,6 @@
 /// tokens whose policy plans on queries is a prompt: it is measured on its own queries.
 #pragma once
 
-#include <cmath>   // std::log
 #include <limits>  // std::numeric_limits
 #include <span>
 #include <vector>
@@ -113,8 +112,13 @@ class layers {
           }
         }
         const float* const q = needs_.queries ? query_of(of, of.taken, h) : nullptr;
-        observe_step(of, h, seen, needs_.log_sum_exp ? log_sum_exp_of(of, h, seen, q) : no_floats,
-                     q);
+        const auto lse =
+            std::span(work_.log_sum_exp)
+                .first(needs_.log_sum_exp ? static_cast<std::size_t>(head.group()) : 0);
+        if (needs_.log_sum_exp) {
+          log_sum_exp_of(policy_, head, of.at(h).state, seen, q, lse);
+        }
+        observe_step(of, h, seen, lse, q);
       }
     }
   }
@@ -232,27 +236,6 @@ class layers {
   std::span<float> probabilities_of(const cell_head<Scalar>& head) {
     return std::span(work_.attention)
         .first(static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(head.length()));
-  }
-
-  /// The engine's softmax leaves none: the logit of each query head's likeliest slot, less the
-  /// logarithm of its probability.
-  std::span<const float> log_sum_exp_of(layer<Scalar>& of, index_t h, std::span<const float> p,
-                                        const float* q) {
-    const auto head = of.head(h);
-    const auto n = static_cast<std::size_t>(head.length());
-    with_mass(policy_, head, of.at(h).state, [&](const auto& mass, bool) {
-      for (index_t g = 0; g < head.group(); ++g) {
-        const auto row = p.subspan(static_cast<std::size_t>(g) * n, n);
-        const auto best = std::ranges::max_element(row);
-        const auto s = static_cast<index_t>(best - row.begin());
-        float dot = 0;
-        for (index_t i = 0; i < head.dim(); ++i) {
-          dot += q[std::ptrdiff_t{g} * head.dim() + i] * static_cast<float>(head.key(s)[i]);
-        }
-        work_.log_sum_exp[static_cast<std::size_t>(g)] = mass(s, dot) - std::log(*best);
-      }
-    });
-    return std::span(work_.log_sum_exp).first(static_cast<std::size_t>(head.group()));
   }
 
   void observe_step(layer<Scalar>& of, index_t h, std::span<const float> p,

@@ -1,8 +1,11 @@
 /// What a policy needs of the engine's attention: it decides which nodes are asked for.
 #pragma once
 
+#include <algorithm>  // std::ranges::max_element
+#include <cmath>      // std::log
 #include <concepts>
 #include <optional>
+#include <span>
 
 #include "kvfold/any_policy.hpp"
 #include "kvfold/reference.hpp"
@@ -52,6 +55,26 @@ void with_mass(const P& p, const kv_head auto& head, const head_state& state, F 
   } else {
     f(log_mass_of<std::remove_cvref_t<decltype(head)>>{head}, false);
   }
+}
+
+/// The engine's softmax `p [group, length]` leaves no log-sum-exp: it is the logit of each query
+/// head's likeliest slot, less the logarithm of its probability. `q [group, dim]`, `out [group]`.
+template <policy P>
+void log_sum_exp_of(const P& policy, const kv_head auto& head, const head_state& state,
+                    std::span<const float> p, const float* q, std::span<float> out) {
+  const auto n = static_cast<std::size_t>(head.length());
+  with_mass(policy, head, state, [&](const auto& mass, bool) {
+    for (index_t g = 0; g < head.group(); ++g) {
+      const auto row = p.subspan(static_cast<std::size_t>(g) * n, n);
+      const auto best = std::ranges::max_element(row);
+      const auto s = static_cast<index_t>(best - row.begin());
+      float dot = 0;
+      for (index_t i = 0; i < head.dim(); ++i) {
+        dot += q[std::ptrdiff_t{g} * head.dim() + i] * static_cast<float>(head.key(s)[i]);
+      }
+      out[static_cast<std::size_t>(g)] = mass(s, dot) - std::log(*best);
+    }
+  });
 }
 
 /// Does the policy have a mass function of its own?

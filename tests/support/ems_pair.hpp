@@ -43,14 +43,15 @@ inline auto same_table(double tolerance = 1e-5) {
       }
       REQUIRE(head.position(own) == expected.slots[s].position);
       tokens.each(own, [&](index_t token) {
-        ours.push_back({});
+        ours.push_back({static_cast<double>(tokens.position(head, token))});
         for (const auto f : {t::norm, t::all, t::past, t::current}) {
           ours.back().push_back(static_cast<double>(tokens.at(f, token)));
         }
       });
       for (const auto& m : members) {
-        theirs.push_back({m.norm, m.glo, m.past, m.cur});
+        theirs.push_back({static_cast<double>(m.position), m.norm, m.glo, m.past, m.cur});
       }
+      std::ranges::sort(ours), std::ranges::sort(theirs);  // they join in the order of slots
       REQUIRE(oracle::difference(ours, theirs) < tolerance);
       sharing += members.size() - 1;
     }
@@ -88,6 +89,11 @@ struct alike_tokens {
   }
 };
 
+/// One token and its queries `[group, dim]`.
+struct decoded {
+  std::vector<float> q, k, v;
+};
+
 /// A head, its state, and the oracle's head, through the same prompts and steps.
 struct ems_pair {
   ems policy;
@@ -111,32 +117,66 @@ struct ems_pair {
   }
   void prompt(const alike_tokens& data, index_t tokens) {
     const auto head = kv.head(0);
-    const queries queries(tokens, head.group(), head.dim());
-    for (index_t t = 0; t < tokens; ++t) {
-      const auto [k, v] = data.token(policy, head.seen());
+    const index_t seen = head.seen();
+    struct begun {
+      queries asked;
+      std::vector<std::pair<std::vector<float>, std::vector<float>>> tokens;
+      oracle::head expected;
+    };
+    const begun prompt = clearly([&] {
+      begun b{{tokens, head.group(), head.dim()}, {}, expected};
+      for (index_t t = 0; t < tokens; ++t) {
+        b.tokens.push_back(data.token(policy, seen + t));
+        const auto& [k, v] = b.tokens.back();
+        oracle::append(b.expected, {k.begin(), k.end()}, {v.begin(), v.end()});
+      }
+      slow.prompt(b.expected, b.asked.tensor(), {}, target);
+      return b;
+    });
+    for (const auto& [k, v] : prompt.tokens) {
       kv.append(0, k, v);
-      oracle::append(expected, {k.begin(), k.end()}, {v.begin(), v.end()});
     }
-    kvfold::compress(policy, kv, state, queries.view(), budget{target});
-    slow.prompt(expected, queries.tensor(), {}, target);
+    kvfold::compress(policy, kv, state, prompt.asked.view(), budget{target});
+    expected = prompt.expected;
     check_same();
   }
-  void step(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v,
-            index_t trigger = 0) {
+  /// `n` tokens, each drawn by `draw(its position)`.
+  template <class Draw>
+  void steps(index_t n, Draw draw, index_t trigger = 0) {
     const auto head = kv.head(0);
-    std::vector<float> out(q.size());
-    kvfold::step(policy, kv, state, q, k, v, budget{target, trigger}, out);
-    const auto o = slow.step(expected, to_mat(q.data(), head.group(), head.dim()),
-                             {k.begin(), k.end()}, {v.begin(), v.end()}, target, trigger);
-    REQUIRE(oracle::difference(to_mat(out.data(), head.group(), head.dim()), o) < 1e-5);
-    check_same();
+    struct taken {
+      decoded token;
+      index_t position;
+      oracle::head expected;
+      oracle::mat out = {};
+    };
+    const auto all = clear_steps(
+        static_cast<std::size_t>(n), taken{{}, head.seen() - 1, expected},
+        [&](const taken& before) {
+          taken t{draw(before.position + 1), before.position + 1, before.expected};
+          const auto& [q, k, v] = t.token;
+          t.out = slow.step(t.expected, to_mat(q.data(), head.group(), head.dim()),
+                            {k.begin(), k.end()}, {v.begin(), v.end()}, target, trigger);
+          return t;
+        },
+        1e-5);  // a hundred times what a float is off: what is set cannot be drawn again
+    REQUIRE(all.size() == static_cast<std::size_t>(n));
+    for (const taken& t : all) {
+      INFO("position " << t.position);
+      const auto& [q, k, v] = t.token;
+      std::vector<float> out(q.size());
+      kvfold::step(policy, kv, state, q, k, v, budget{target, trigger}, out);
+      expected = t.expected;
+      REQUIRE(oracle::difference(to_mat(out.data(), head.group(), head.dim()), t.out) < 1e-5);
+      check_same();
+    }
   }
   void steps(const alike_tokens& data, index_t n, index_t trigger = 0) {
-    for (index_t t = 0; t < n; ++t) {
-      INFO("step " << t);
-      const auto [k, v] = data.token(policy, kv.head(0).seen());
-      step(normal(kv.head(0).group() * data.dim), k, v, trigger);
-    }
+    const auto one = [&](index_t position) -> decoded {
+      const auto [k, v] = data.token(policy, position);
+      return {normal(kv.head(0).group() * data.dim), k, v};
+    };
+    steps(n, one, trigger);
   }
   index_t sharing() { return ems_table(state[0], kv.head(0).group()).sharing(); }
 };

@@ -8,15 +8,13 @@
 
 #include "kvfold/kvfold.hpp"
 #include "support/oracle.hpp"
+#include "support/random.hpp"
 
 namespace fixtures {
 
 using kvfold::index_t;
 
-inline std::mt19937& random_bits() {
-  static std::mt19937 bits(20261120);
-  return bits;
-}
+inline std::mt19937& random_bits() { return streams::floats; }
 
 /// `n` normal numbers, times `scale`, which may be 0; `T` float, half or bfloat16.
 template <class T = float>

@@ -1,6 +1,8 @@
 // One head, its policy and its state: what tests send through several steps.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <set>
 #include <vector>
 
@@ -35,6 +37,52 @@ struct one_head {
       }
     }
     return true;
+  }
+};
+
+/// One head on its way, and its laws.
+struct stream : one_head {
+  explicit stream(const kvfold::any_policy& p) : one_head{p} {}
+
+  std::vector<float> bytes() { return bytes_of(head()); }
+
+  bool has_log_mass() {
+    bool any = false;
+    for (index_t s = 0; s < length(); ++s) {
+      any = any || head().log_mass(s) != 0;
+    }
+    return any;
+  }
+
+  void append(index_t tokens) { kv.append(0, normal(tokens * dim), normal(tokens * dim)); }
+  template <class T>
+  void compress(const kvfold::query_view<T>& queries, index_t target) {
+    kvfold::compress(policy, kv, state, queries, kvfold::budget{target});
+  }
+  void step(const kvfold::budget& b) {
+    kvfold::step(policy, kv, state, normal(group * dim), normal(dim), normal(dim), b, out);
+  }
+  /// Another policy goes on where this one is: a fresh state, measured on what is left.
+  void hand_over(const kvfold::any_policy& to, const kvfold::query_view<float>& queries,
+                 index_t target) {
+    policy = to;
+    state = kvfold::make_state(policy, kv);
+    compress(queries, target);
+  }
+
+  /// LAWS of any head at any time: all finite, one position a slot, none unseen, the sinks there.
+  void check(index_t seen, index_t sinks) {
+    CHECK(head().seen() == seen);
+    const auto numbers = bytes();
+    CHECK(std::ranges::all_of(numbers, [](float x) { return std::isfinite(x); }));
+    CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
+    const auto positions = this->positions();
+    CHECK(static_cast<index_t>(positions.size()) == length());
+    CHECK(*positions.begin() >= 0);
+    CHECK(*positions.rbegin() < seen);
+    for (index_t position = 0; position < sinks; ++position) {
+      CHECK(positions.contains(position));
+    }
   }
 };
 

@@ -113,11 +113,13 @@ struct attention_matching {
       x = fitted(m, kept);
       std::vector<std::size_t> staying;
       vec masses;
-      for (std::size_t r = 0; r < kept.size(); ++r)
+      for (std::size_t r = 0; r < kept.size(); ++r) {
+        if (!safe[kept[r]]) decided(log_mass(x[r]), drop, 1);
         if (safe[kept[r]] || log_mass(x[r]) >= drop) {
           staying.push_back(kept[r]);
           masses.push_back(x[r]);
         }
+      }
       kept = staying;
       x = masses;
     }
@@ -139,6 +141,7 @@ struct attention_matching {
     made.slots.clear();
     mat values;
     for (std::size_t r = 0; r < kept.size(); ++r) {
+      decided(x[r], 0, 1e-3);  // a fit of less may be one of nothing
       made.slots.push_back(h.slots[kept[r]]);
       made.slots.back().log_mass = log_mass(x[r]);
       values.push_back(h.slots[kept[r]].value);

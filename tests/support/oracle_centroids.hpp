@@ -21,11 +21,6 @@ struct centroids {
   int window = 32;
   int rounds = 10;
 
-  static double squared_distance(const vec& a, const vec& b) {
-    double sum = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-    return sum;
-  }
   /// Slots that are not protected, in position order.
   std::vector<std::size_t> free_slots(const head& h) const {
     const std::vector<bool> safe = protected_slots(h, sinks, window);

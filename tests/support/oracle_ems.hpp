@@ -162,9 +162,13 @@ struct ems {
       if (centres < 1) throw std::invalid_argument("oracle: ems has no room for a class centre");
       const std::vector<std::size_t> ranked = top(weight, candidates, n);
       const auto first = static_cast<std::size_t>(centres);
+      const auto cut = [&](std::size_t at) {
+        if (at < ranked.size()) decided(weight[ranked[at - 1]], weight[ranked[at]]);
+      };
       const auto band =
           whole_band ? ranked.size()
                      : first + static_cast<std::size_t>(std::floor((gamma - 1) * centres + 0.5));
+      cut(first), cut(band);
       std::vector<bool> kept = safe;
       for (std::size_t r = 0; r < first; ++r) kept[ranked[r]] = true;
       std::vector<std::vector<std::size_t>> joining(n);
@@ -172,12 +176,16 @@ struct ems {
         const auto rank = std::find(ranked.begin(), ranked.end(), j) - ranked.begin();
         if (kept[j] || static_cast<std::size_t>(rank) >= band) continue;
         std::size_t best = n;
-        for (std::size_t c = 0; c < n; ++c)
-          if (kept[c] && !safe[c] &&
-              (best == n ||
-               redundancy(h.slots[j], h.slots[c]) > redundancy(h.slots[j], h.slots[best])))
-            best = c;
-        if (redundancy(h.slots[j], h.slots[best]) >= threshold) joining[best].push_back(j);
+        vec alike(n, -2.0);
+        for (std::size_t c = 0; c < n; ++c) {
+          if (!kept[c] || safe[c]) continue;
+          alike[c] = redundancy(h.slots[j], h.slots[c]);
+          if (best == n || alike[c] > alike[best]) best = c;
+        }
+        decided(alike[best], threshold, 1);
+        if (alike[best] < threshold) continue;
+        for (const double other : alike) decided(alike[best], other, 1);
+        joining[best].push_back(j);
       }
       // Scores follow their tokens.
       std::vector<std::size_t> first_token(n, 0);
@@ -213,6 +221,9 @@ struct ems {
             place = i;
           }
       if (lowest == s.size()) return;  // centres only
+      for (std::size_t j = 0, t = 0; j < h.slots.size(); ++j)
+        for (std::size_t i = 0; i < h.slots[j].members.size(); ++i, ++t)
+          if (i > 0) decided(s[t], s[lowest]);
       auto& members = h.slots[entry].members;
       members.erase(members.begin() + static_cast<std::ptrdiff_t>(place));
       s.erase(s.begin() + static_cast<std::ptrdiff_t>(lowest));

@@ -83,7 +83,7 @@ struct scissorhands {
   void evict_to(head& h, int target) const {
     vec score;
     for (const slot& s : h.slots) score.push_back(-(s.past + s.current));
-    evict(h, protected_slots(h, sinks, window), score, target);
+    evict(h, protected_slots(h, sinks, window), score, target, exact);
   }
   void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
     const std::vector<int> at = positions_or_last(h, queries.size(), positions);

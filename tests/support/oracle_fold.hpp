@@ -1,4 +1,5 @@
-// fold: pinned slots, clusters of the others, each cluster one slot fitted to reference queries.
+// fold: pinned slots, clusters of the others (oracle_fold_clusters.hpp), each cluster one slot
+// fitted to reference queries.
 //
 // Readings that the library follows:
 //  - N in "floor / N" and in the seeds' weights is the number of slots.
@@ -9,12 +10,8 @@
 //  - Outliers: floor(share * (target - sinks - recent)) of them, less if there are fewer to choose.
 //    After a prompt only slots whose pooled leverage is above `outlying` times the mean of all.
 //  - A pinned slot keeps its bytes: key, value and log-mass.
-//  - Seeds: only slots that are neither pinned nor seeds can become one, ties to the lower slot.
-//    With nothing pinned all distances are 1 at first, so that the first seed is the heaviest.
 //  - A cluster's slot takes its seed's position; rows are in the order of pins and seeds. A cluster
 //    of one token is still `single`, though its value may have been fitted.
-//  - The term of the values in D^2 is |v_i - v_j|^2 / (mean |v|)^2, left out if all values are 0.
-//  - The last of the Lloyd rounds only assigns, so `rounds` assignments and rounds - 1 new means.
 //  - The ridge is solved for all slots, pinned ones included, and used for the clusters.
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
@@ -22,7 +19,7 @@
 
 #include <numeric>
 
-#include "oracle_foresight.hpp"
+#include "oracle_fold_clusters.hpp"
 
 namespace oracle {
 
@@ -109,98 +106,6 @@ struct fold {
     return static_cast<int>(share * (target - sinks - recent));
   }
 
-  /// Points in a space whose squared distance is D^2. [slots][2 dim]
-  static mat points(const head& h, const mat& rows) {
-    const auto d = static_cast<std::size_t>(h.dim);
-    mat c = zeros(d, d);
-    for (std::size_t i = 0; i < d; ++i) c[i][i] = 1;
-    if (!rows.empty()) {
-      c = scatter(rows, mean_of(rows));
-      for (std::size_t i = 0; i < d; ++i)
-        for (std::size_t j = 0; j < d; ++j)
-          c[i][j] = c[i][j] / static_cast<double>(rows.size()) + (i == j ? 1e-3 : 0);
-    }
-    const mat l = transposed(cholesky(c));  // |l k|^2 = k^T C k
-    double norms = 0;
-    for (const slot& s : h.slots)
-      norms += std::sqrt(dot(s.value, s.value)) / static_cast<double>(h.slots.size());
-    mat x;
-    for (const slot& s : h.slots) {
-      vec p = times(l, s.key);
-      for (double& e : p) e *= h.scale;
-      for (double e : s.value) p.push_back(norms > 0 ? e / norms : 0);
-      x.push_back(p);
-    }
-    return x;
-  }
-  static double squared_distance(const vec& a, const vec& b) {
-    double sum = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-    return sum;
-  }
-
-  /// Farthest first: repeatedly the slot of largest w D^2(nearest pinned slot or seed).
-  static std::vector<std::size_t> seeds(const mat& x, const vec& w, const std::vector<bool>& pin,
-                                        int count) {
-    std::vector<bool> taken = pin;
-    vec nearest(x.size(), std::numeric_limits<double>::infinity());
-    bool any = false;
-    const auto take = [&](std::size_t s) {
-      taken[s] = any = true;
-      for (std::size_t j = 0; j < x.size(); ++j)
-        nearest[j] = std::min(nearest[j], squared_distance(x[j], x[s]));
-    };
-    for (std::size_t j = 0; j < x.size(); ++j)
-      if (pin[j]) take(j);
-    std::vector<std::size_t> chosen;
-    for (int r = 0; r < count; ++r) {
-      std::size_t best = x.size();
-      double most = -1;
-      for (std::size_t j = 0; j < x.size(); ++j) {
-        const double gain = any ? w[j] * nearest[j] : w[j];
-        if (!taken[j] && gain > most) {
-          most = gain;
-          best = j;
-        }
-      }
-      chosen.push_back(best);
-      take(best);
-    }
-    return chosen;
-  }
-
-  /// The cluster of each slot, by Lloyd's rounds; -1 for pinned slots.
-  std::vector<int> clusters(const mat& x, const vec& w, const std::vector<bool>& pin,
-                            const std::vector<std::size_t>& seed) const {
-    mat centre;
-    for (std::size_t s : seed) centre.push_back(x[s]);
-    std::vector<int> near(x.size(), -1);
-    for (int r = 0; r < rounds; ++r) {
-      for (std::size_t j = 0; j < x.size(); ++j) {
-        if (pin[j]) continue;
-        near[j] = 0;
-        for (std::size_t c = 1; c < centre.size(); ++c)
-          if (squared_distance(x[j], centre[c]) <
-              squared_distance(x[j], centre[static_cast<std::size_t>(near[j])]))
-            near[j] = static_cast<int>(c);
-      }
-      if (r == rounds - 1) break;
-      mat sum = zeros(centre.size(), x[0].size());
-      vec total(centre.size(), 0.0);
-      for (std::size_t j = 0; j < x.size(); ++j) {
-        if (pin[j]) continue;
-        const auto c = static_cast<std::size_t>(near[j]);
-        total[c] += w[j];
-        for (std::size_t i = 0; i < x[j].size(); ++i) sum[c][i] += w[j] * x[j][i];
-      }
-      for (std::size_t c = 0; c < centre.size(); ++c)  // an empty cluster keeps its centre
-        for (std::size_t i = 0; i < sum[c].size() && total[c] > 0; ++i)
-          centre[c][i] = sum[c][i] / total[c];
-    }
-    for (std::size_t c = 0; c < seed.size(); ++c) near[seed[c]] = static_cast<int>(c);
-    return near;
-  }
-
   /// One slot for `members`: means weighted by mass, beta by the mass on the queries (or, without
   /// queries, the tangent's).
   static slot merged(const head& h, const measure& m, std::size_t anchor,
@@ -269,9 +174,9 @@ struct fold {
     const std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out));
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
-    const mat x = points(h, rows);
-    const std::vector<std::size_t> seed = seeds(x, w, pin, target - pins);
-    const std::vector<int> near = clusters(x, w, pin, seed);
+    const mat x = fold_clusters::points(h, rows);
+    const std::vector<std::size_t> seed = fold_clusters::seeds(x, w, pin, target - pins);
+    const std::vector<int> near = fold_clusters::assigned(x, w, pin, seed, rounds);
 
     head made = h;
     made.slots.clear();

@@ -127,6 +127,8 @@ struct keepkv {
     }
     made.log_mass = p;
     const double r = (a - p) / mean;
+    for (const double end : {0.5, 2.0})  // a mean near 0 makes r's errors large: ten times as clear
+      if (as == mode::paper) decided(a - p, end * mean, 10);
     if (as == mode::code) {
       for (std::size_t back = 1; back <= made.history.size(); ++back) {
         vec row{-std::numeric_limits<double>::infinity()};
@@ -160,14 +162,14 @@ struct keepkv {
   }
 
   std::vector<bool> selected(const head& h, int target) const {
-    return kept_slots(protected_slots(h, sinks, share(recent, target)), ranks(h), target);
+    return kept_slots(protected_slots(h, sinks, share(recent, target)), ranks(h), target, 1);
   }
 
   void select_and_merge(head& h, int target) const {
     const std::vector<bool> keep = selected(h, target);
     std::vector<std::size_t> into;
     for (std::size_t j = 0; j < keep.size(); ++j) {
-      const nearest_key c = nearest(h.slots, where(keep, true), h.slots[j].key);
+      const nearest_key c = nearest(h.slots, where(keep, true), h.slots[j].key, similarity);
       into.push_back(keep[j] ? j : c.cosine >= similarity ? c.slot : nowhere);
     }
     apply(h, into);
@@ -178,9 +180,10 @@ struct keepkv {
     std::vector<std::size_t> into(held.size()), leaders = where(held, true), joining;
     for (std::size_t j = 0; j < into.size(); ++j) into[j] = j;
     vec cosines(held.size(), 0.0);
-    for (const std::size_t j : top(ranks(h), where(held, false), held.size())) {
+    const vec rank = ranks(h);
+    for (const std::size_t j : top(rank, where(held, false), held.size())) {
       if (!leaders.empty()) {
-        const nearest_key c = nearest(h.slots, leaders, h.slots[j].key);
+        const nearest_key c = nearest(h.slots, leaders, h.slots[j].key, similarity);
         if (c.cosine >= similarity) {
           into[j] = c.slot;
           cosines[j] = c.cosine;
@@ -190,8 +193,12 @@ struct keepkv {
       }
       leaders.push_back(j);
     }
+    for (const std::size_t leader : leaders)  // who is near one comes after it
+      for (std::size_t j = 0; j < into.size() && !held[leader]; ++j)
+        if (!held[j] && cosine(h.slots[j].key, h.slots[leader].key) >= similarity)
+          decided(rank[leader], rank[j], 1);
     const std::size_t excess = h.slots.size() - static_cast<std::size_t>(target);
-    const std::vector<std::size_t> taken = top(cosines, joining, excess);
+    const std::vector<std::size_t> taken = top(cosines, joining, excess, 1);
     for (const std::size_t j : joining)
       if (std::find(taken.begin(), taken.end(), j) == taken.end()) into[j] = j;
     apply(h, into);

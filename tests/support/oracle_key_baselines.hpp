@@ -27,7 +27,7 @@ struct random_tokens {
   void evict_to(head& h, int target) const {
     vec score;
     for (const slot& s : h.slots) score.push_back(unit_random(seed, s.position));
-    evict(h, protected_slots(h, sinks, window), score, target);
+    evict(h, protected_slots(h, sinks, window), score, target, exact);
   }
   void observe(head&, const mat&, int) const {}
   void prompt(head& h, const tensor&, const std::vector<int>&, int target) const {

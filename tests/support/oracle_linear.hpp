@@ -30,6 +30,12 @@ inline vec times(const mat& a, const vec& x) {
   return y;
 }
 
+inline double squared_distance(const vec& a, const vec& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return sum;
+}
+
 /// Solves a x = b, for every column of b, by elimination with row pivots.
 inline mat solve(mat a, mat b) {
   const std::size_t n = a.size();

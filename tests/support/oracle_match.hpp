@@ -11,14 +11,15 @@ inline double cosine(const vec& a, const vec& b) {
   return norms > 0 ? dot(a, b) / norms : 0;
 }
 
-/// The protected and the top of the rest by score, `target` in all; see evict.
-inline std::vector<bool> kept_slots(std::vector<bool> keep, const vec& score, int target) {
+/// The protected and the top of the rest by score, `target` in all; see evict, and `top`.
+inline std::vector<bool> kept_slots(std::vector<bool> keep, const vec& score, int target,
+                                    double unit = 0) {
   std::vector<std::size_t> rest;
   for (std::size_t j = 0; j < keep.size(); ++j)
     if (!keep[j]) rest.push_back(j);
   const int places = target - static_cast<int>(keep.size() - rest.size());
   if (places < 0) throw std::invalid_argument("oracle: more protected slots than the budget");
-  for (std::size_t j : top(score, rest, static_cast<std::size_t>(places))) keep[j] = true;
+  for (std::size_t j : top(score, rest, static_cast<std::size_t>(places), unit)) keep[j] = true;
   return keep;
 }
 
@@ -27,14 +28,19 @@ struct nearest_key {
   double cosine;
 };
 
-/// The slot of `among` whose key is most similar to `key`; ties to the lower slot.
+/// The slot of `among` whose key is most similar to `key`; ties to the lower slot. What it is if it
+/// is less than `similarity` near, nobody asks.
 inline nearest_key nearest(const std::vector<slot>& slots, const std::vector<std::size_t>& among,
-                           const vec& key) {
+                           const vec& key, double similarity = -1) {
   nearest_key best{among.at(0), cosine(key, slots[among[0]].key)};
+  double second = -2;
   for (const std::size_t j : among) {
     const double u = cosine(key, slots[j].key);
+    if (j != best.slot) second = std::max(second, std::min(u, best.cosine));
     if (u > best.cosine || (u == best.cosine && j < best.slot)) best = {j, u};
   }
+  if (similarity > -1) decided(best.cosine, similarity, 1);
+  if (best.cosine >= similarity) decided(best.cosine, second, 1);
   return best;
 }
 

@@ -6,6 +6,7 @@
 // them (0: target + 1).
 #pragma once
 
+#include "oracle_margin.hpp"
 #include "oracle_rope.hpp"
 
 namespace oracle {
@@ -16,14 +17,17 @@ inline int share(double fraction, int target) {
 }
 
 /// Indices of the `count` highest of `score` among `candidates`; ties to the lower slot, NaN last.
+/// `unit`: see `decided`; what is decided is who is among them, not their order.
 inline std::vector<std::size_t> top(const vec& score, std::vector<std::size_t> candidates,
-                                    std::size_t count) {
+                                    std::size_t count, double unit = 0) {
   auto better = [&](std::size_t a, std::size_t b) {
     if (std::isnan(score[a]) != std::isnan(score[b])) return std::isnan(score[b]);
     if (score[a] != score[b] && !std::isnan(score[a])) return score[a] > score[b];
     return a < b;
   };
   std::sort(candidates.begin(), candidates.end(), better);
+  if (count > 0 && count < candidates.size())
+    decided(score[candidates[count - 1]], score[candidates[count]], unit);
   candidates.resize(std::min(count, candidates.size()));
   return candidates;
 }
@@ -43,14 +47,14 @@ inline std::vector<bool> protected_slots(const head& h, int sinks, int recent) {
 }
 
 /// Keeps the protected, then the top of the rest by score until `target` slots are kept.
-inline void evict(head& h, std::vector<bool> keep, const vec& score, int target) {
+inline void evict(head& h, std::vector<bool> keep, const vec& score, int target, double unit = 0) {
   if (static_cast<int>(h.slots.size()) <= target) return;
   std::vector<std::size_t> rest;
   for (std::size_t j = 0; j < keep.size(); ++j)
     if (!keep[j]) rest.push_back(j);
   const int places = target - static_cast<int>(keep.size() - rest.size());
   if (places < 0) throw std::invalid_argument("oracle: more protected slots than the budget");
-  for (std::size_t j : top(score, rest, static_cast<std::size_t>(places))) keep[j] = true;
+  for (std::size_t j : top(score, rest, static_cast<std::size_t>(places), unit)) keep[j] = true;
   keep_only(h, keep);
 }
 

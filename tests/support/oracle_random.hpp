@@ -1,22 +1,16 @@
-// Random numbers for the oracle's tests, the same in every run of a test by itself.
+// Random numbers for the oracle's tests.
 #pragma once
 
-#include <random>
-
 #include "oracle_attention.hpp"
+#include "random.hpp"
 
 namespace oracle {
-
-inline std::mt19937_64& random_bits() {
-  static std::mt19937_64 bits(20240611);
-  return bits;
-}
 
 /// Independent standard normal numbers.
 inline vec normal(int n) {
   std::normal_distribution<double> gauss;
   vec x(static_cast<std::size_t>(n));
-  for (double& e : x) e = gauss(random_bits());
+  for (double& e : x) e = gauss(streams::doubles);
   return x;
 }
 

@@ -45,4 +45,39 @@ std::string saved(const kvfold::policies auto& policy, kvfold::kv_cache auto& kv
   return out.str();
 }
 
+/// Two heads under two policies, one of them not measured since its last token: every kind of
+/// field.
+struct small {
+  std::vector<kvfold::any_policy> each = {kvfold::snapkv{.window = 2, .sinks = 0},
+                                          kvfold::zsmerge{}};
+  std::span<const kvfold::any_policy> policies = each;
+  kvfold::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
+  kvfold::state state = kvfold::make_state(policies, kv);
+
+  explicit small(index_t tokens) {
+    for (index_t h = 0; h < 2; ++h) {
+      kv.append(h, normal(3 * tokens), normal(3 * tokens));
+      state[h].extend(tokens - h);
+      for (index_t c = 0; c < state[h].columns(); ++c) {
+        std::ranges::copy(normal(tokens - h), state[h].column(c).begin());
+      }
+      std::ranges::copy(normal(static_cast<index_t>(state[h].memory().size())),
+                        state[h].memory().begin());
+      state[h].count_queries(tokens);
+    }
+  }
+  std::string bytes() { return saved(policies, kv, state); }
+  /// LAW: the bytes are refused, and all is as it was.
+  bool refuses(const std::string& damaged) {
+    const words before = everything(kv, state);
+    std::istringstream in(damaged);
+    try {
+      kvfold::load(in, policies, kv, state);
+    } catch (const kvfold::invalid_argument&) {
+      return everything(kv, state) == before;
+    }
+    return false;
+  }
+};
+
 }  // namespace fixtures

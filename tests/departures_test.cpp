@@ -1,0 +1,114 @@
+// One slot leaves in a decode step: the one that a plan would take, whatever the keys and scores.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <limits>
+#include <set>
+
+#include "kvfold/kvfold.hpp"
+#include "support/agree.hpp"
+
+using fixtures::index_t;
+using kvfold::budget;
+
+namespace {
+
+std::set<index_t> positions(const kvfold::head_view<float>& head) {
+  std::set<index_t> all;
+  for (index_t s = 0; s < head.length(); ++s) {
+    all.insert(head.position(s));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("one slot that departs in a decode step is the one that a plan would take", "[law]") {
+  fixtures::departs_as_planned(kvfold::roco{}, 30, 8, 60);
+  fixtures::departs_as_planned(kvfold::roco{.sinks = 0, .window = 2, .steady = 0.9F}, 17, 33, 60);
+  fixtures::departs_as_planned(kvfold::roco{.sinks = 0, .window = 0, .steady = 0}, 17, 3, 30);
+  fixtures::departs_as_planned(kvfold::key_diff{}, 30, 8, 60);
+  fixtures::departs_as_planned(kvfold::key_diff{.sinks = 0, .window = 9}, 17, 33, 60);
+  fixtures::departs_as_planned(kvfold::centroids{.window = 10}, 60, 8, 29);
+  fixtures::departs_as_planned(kvfold::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
+  fixtures::departs_as_planned(kvfold::cam{}, 30, 8, 90);
+  fixtures::departs_as_planned(kvfold::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
+  fixtures::departs_as_planned(kvfold::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
+  fixtures::departs_as_planned(kvfold::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
+  fixtures::departs_as_planned(kvfold::cam{.merge = 1}, 17, 8, 60);  // one heir takes all
+}
+
+TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_diff]") {
+  const float odd = GENERATE(std::numeric_limits<float>::quiet_NaN(),
+                             std::numeric_limits<float>::infinity(), 0.0F);
+  const bool all = odd == 0;
+  const kvfold::key_diff policy;
+  auto kv = fixtures::random_cache(30, 8, 1);
+  auto planned = kv;
+  auto state = kvfold::make_state(policy, kv), planned_state = state;
+  std::vector<float> out(8);
+  index_t broken = -1;
+  for (int t = 0; t < 8; ++t) {
+    if (t == 4) {  // when the step's guesses are near
+      broken = *std::next(positions(kv.head(0)).begin(), 15);
+      for (const auto& head : {kv.head(0), planned.head(0)}) {
+        for (index_t s = 0; s < 30; ++s) {
+          if (all || head.position(s) == broken) {
+            std::fill_n(head.key(s).data, 8, odd);
+          }
+        }
+      }
+    }
+    const auto k = fixtures::normal(8, all && t >= 4 ? 0.0F : 1.0F), v = fixtures::normal(8);
+    kvfold::step(policy, kv, state, fixtures::normal(8), k, v, budget{30}, out);
+    planned.head(0).push(k.data(), v.data());
+    kvfold::compress(policy, planned, planned_state, kvfold::no_queries, budget{30});
+    REQUIRE((positions(kv.head(0)) == positions(planned.head(0)) || (all && t >= 4)));
+    CHECK((t < 4 || all || !positions(kv.head(0)).contains(broken)));
+    CHECK((t < 4 || !all || !positions(kv.head(0)).contains(30 + t)));  // of equals the last slot
+  }
+}
+
+TEST_CASE("roco's next among equal means is the one before, however many vary", "[roco]") {
+  const kvfold::roco policy{.sinks = 0, .window = 0, .steady = 0.5F};
+  auto kv = fixtures::random_cache(20, 4, 1);
+  auto state = kvfold::make_state(policy, kv);
+  state[0].extend(20);
+  for (std::size_t s = 0; s < 20; ++s) {
+    state[0].column(kvfold::roco::mean)[s] = 1;
+    state[0].column(kvfold::roco::squares)[s] = static_cast<float>(s);
+    state[0].column(kvfold::roco::queries_seen)[s] = 10;
+  }
+  CHECK(policy.leaving(kv.head(0), state[0], 19).leaving == 9);  // ten vary more: 10 to 19
+}
+
+TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]") {
+  const bool merge_prompt = GENERATE(false, true);
+  const kvfold::cam policy{.merge_prompt = merge_prompt};
+  auto kv = fixtures::random_cache(40, 8, 2);
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
+  index_t heirs = 0;
+  for (index_t target = 39; target >= 20; --target) {
+    const auto one = policy.leaving(kv.head(0), state[0], target);
+    heirs += one.heirs;
+    kvfold::apply(policy, one, kv.head(0), state[0]);
+  }
+  CHECK((heirs > 0) == merge_prompt);
+}
+
+TEST_CASE("centroids takes more than half a budget of newcomers for a prompt", "[centroids]") {
+  const index_t newcomers = GENERATE(15, 16);
+  const kvfold::centroids policy{.window = 8};
+  auto kv = fixtures::random_cache(30, 8, 1, 60);
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+  kv.append(0, fixtures::normal(newcomers * 8), fixtures::normal(newcomers * 8));
+  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+  REQUIRE(kv.head(0).length() == 30);
+  std::set<index_t> early;  // where tokens join one after another, the earliest slots stay
+  for (index_t s = 0; s < 22; ++s) {
+    early.insert(s);
+  }
+  const auto kept = positions(kv.head(0));
+  CHECK(std::ranges::includes(kept, early) == (newcomers == 15));
+}

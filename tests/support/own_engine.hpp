@@ -1,0 +1,88 @@
+// An engine that adopts kvfold: its tokens, its attention, and what it must give.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "kvfold/cache.hpp"
+#include "kvfold/compress.hpp"
+#include "support/fixtures.hpp"
+
+namespace own_engine {
+
+constexpr int heads = 2, group = 2, dim = 8, tokens = 40, steps = 60;
+
+/// A prompt and a stream of tokens: queries `[tokens, heads · group, dim]`, keys and values
+/// `[tokens, heads, dim]`.
+struct text {
+  std::vector<float> q = fixtures::normal((tokens + steps) * heads * group * dim);
+  std::vector<float> k = fixtures::normal((tokens + steps) * heads * dim);
+  std::vector<float> v = fixtures::normal((tokens + steps) * heads * dim);
+
+  const float* query(int t, int h) const { return q.data() + (t * heads + h) * group * dim; }
+  const float* key(int t, int h) const { return k.data() + (t * heads + h) * dim; }
+  const float* value(int t, int h) const { return v.data() + (t * heads + h) * dim; }
+};
+
+/// What every engine must give: kvfold's own decode steps on a cache of kvfold's own.
+template <class Policy>
+std::vector<float> expected(const text& x, const Policy& policy, const kvfold::budget& budget) {
+  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
+  for (int t = 0; t < tokens; ++t) {
+    for (int h = 0; h < heads; ++h) {
+      kv.head(h).push(x.key(t, h), x.value(t, h));
+    }
+  }
+  auto state = kvfold::make_state(policy, kv);
+  kvfold::compress(policy, kv, state, kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim),
+                   budget);
+  std::vector<float> all;
+  for (int t = tokens; t < tokens + steps; ++t) {
+    std::vector<float> out(heads * group * dim);
+    kvfold::step(policy, kv, state, std::span<const float>(x.query(t, 0), out.size()),
+                 std::span<const float>(x.key(t, 0), heads * dim),
+                 std::span<const float>(x.value(t, 0), heads * dim), budget, std::span(out));
+    all.insert(all.end(), out.begin(), out.end());
+  }
+  return all;
+}
+
+inline void same(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    REQUIRE(a[i] == Approx(b[i]).epsilon(1e-4).margin(1e-5));
+  }
+}
+
+/// An engine's attention: softmax over logits with a bias per slot, in plain loops over its memory.
+struct attention {
+  std::vector<float> out = std::vector<float>(group * dim), probabilities;
+
+  template <class At>
+  attention(const float* q, int length, const float* bias, At at) {
+    for (int g = 0; g < group; ++g) {
+      std::vector<float> p;
+      float sum = 0;
+      for (int s = 0; s < length; ++s) {
+        float dot = 0;
+        for (int i = 0; i < dim; ++i) {
+          dot += q[g * dim + i] * at(s, i).first;
+        }
+        p.push_back(std::exp(dot / std::sqrt(float{dim}) + bias[s]));
+        sum += p.back();
+      }
+      for (int s = 0; s < length; ++s) {
+        p[static_cast<std::size_t>(s)] /= sum;
+        for (int i = 0; i < dim; ++i) {
+          out[static_cast<std::size_t>(g * dim + i)] +=
+              p[static_cast<std::size_t>(s)] * at(s, i).second;
+        }
+      }
+      probabilities.insert(probabilities.end(), p.begin(), p.end());
+    }
+  }
+};
+
+}  // namespace own_engine
