@@ -1,6 +1,7 @@
 /// One decoded token: attention alone against the two matrix-vector products it cannot do without,
 /// and `step` of every policy against attention alone.
 #include <Eigen/Core>
+#include <concepts>
 #include <string>
 #include <string_view>
 
@@ -81,6 +82,16 @@ void attend(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
+/// Attention over rows of 16 bits against the same over floats.
+template <class Scalar>
+void storage(benchmark::State& state) {
+  scene<Scalar> s(state);
+  scene<float> floats(state);
+  bench::versus(
+      state, "vs_float", [&] { s.attend(); }, [&] { floats.attend(); });
+  state.SetBytesProcessed(state.iterations() * s.bytes());
+}
+
 /// Tokens decoded one after another within a budget of `slots`; each step against attention over
 /// the same head alone, just before it. Policies that free several slots at once do so in the
 /// cycle that is one iteration; the counter is the mean over it.
@@ -133,6 +144,10 @@ template <class Scalar>
 void register_attend() {
   const std::string name = "attend/" + std::string(scalar_name<Scalar>);
   sizes(benchmark::RegisterBenchmark(name.c_str(), attend<Scalar>));
+  if constexpr (!std::same_as<Scalar, float>) {
+    const std::string against = "storage/" + std::string(scalar_name<Scalar>);
+    sizes(benchmark::RegisterBenchmark(against.c_str(), storage<Scalar>));
+  }
 }
 
 template <class Scalar, class Policy>
