@@ -247,3 +247,21 @@ TEST_CASE("one token, and a prompt that fits, stay as they are", "[hard]") {
     CHECK(fixtures::bytes_of(kv.head(0)) == before);
   }
 }
+
+TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
+  namespace traits = kvfold::traits;
+  for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
+    INFO(name);
+    auto kv = fixtures::random_cache(40, 8, 2, 48);
+    auto state = kvfold::make_state(policy, kv);
+    kvfold::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
+    const bool shown = traits::measures(policy) || traits::plans_on_queries(policy);
+    CHECK(state[0].observed() == (shown ? 40 : 0));
+    std::vector<float> out(16);
+    for (index_t t = 1; policy.decodes() && t <= 3; ++t) {
+      kvfold::step(policy, kv, state, fixtures::normal(16), fixtures::normal(8),
+                   fixtures::normal(8), budget{32}, out);
+      CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::measures(policy) ? t : 0));
+    }
+  }
+}
