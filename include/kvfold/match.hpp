@@ -11,7 +11,7 @@
 #include "kvfold/dot.hpp"
 #include "kvfold/plan.hpp"
 #include "kvfold/probe.hpp"
-#include "kvfold/sweep.hpp"
+#include "kvfold/tile_compare.hpp"
 
 namespace kvfold {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/sweep.hpp"
+#include "kvfold/tile_compare.hpp"
 #include "kvfold/view.hpp"
 
 namespace kvfold {
@@ -58,19 +58,20 @@ class probe {
 
   /// Attention shows its tiles, in order.
   void see_keys(index_t first, const detail::tile& tile) {
-    detail::row_dots_and_norms(tile, keys_.row.data(), keys_.dot.data() + first,
-                               keys_.norm.data() + first);
+    compare(tile, first, keys_);
     if (directions_ != nullptr) {
       detail::add_directions(tile, keys_.norm.data() + first, directions_);
     }
     answered_ += static_cast<index_t>(tile.rows());
   }
-  void see_values(index_t first, const detail::tile& tile) {
-    detail::row_dots_and_norms(tile, values_.row.data(), values_.dot.data() + first,
-                               values_.norm.data() + first);
-  }
+  void see_values(index_t first, const detail::tile& tile) { compare(tile, first, values_); }
 
  private:
+  /// While a tile is compared memory would wait: the rows behind it are asked for meanwhile.
+  static void compare(const detail::tile& tile, index_t first, answer& a) {
+    detail::row_dots_and_norms(tile, a.row.data(), a.dot.data() + first, a.norm.data() + first,
+                               tile.data() + tile.rows() * tile.outerStride());
+  }
   /// Grows at first use.
   template <class Row>
   static void prepare(answer& a, Row row, const kv_head auto& head) {
