@@ -47,22 +47,29 @@ struct fold_decode {
     }
     const auto rows = static_cast<index_t>(order.size());
     const auto d = static_cast<std::size_t>(dim);
-    arena scratch(out.numbers(), 2 * static_cast<std::size_t>(n) + order.size() * d + d + d * d +
+    constexpr index_t some = 16;  // keys transposed at a time, a line of each element
+    arena scratch(out.numbers(), 2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d +
                                      key_moments::floats(dim));
     auto lever = scratch.column(n), of_row = scratch.column(rows);
-    auto x = scratch.rows(dim, rows);
-    auto key = scratch.column(dim);
+    auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
     Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
     const key_moments moments = memory.counting_keys(
         head, rope, scratch.column(static_cast<index_t>(key_moments::floats(dim))).data());
     const Eigen::Map<const dense::vector> mean(moments.mean, dim);
     rotation turn(rope, dim);
-    for (index_t r = 0; r < rows; ++r) {
-      const index_t s = order[static_cast<std::size_t>(r)];
-      to_floats(head.key(s), dim, key.data());
-      turn.by(-head.position(s));
-      turn(key.data());
-      x.col(r) = key - mean;
+    for (index_t first = 0; first < rows; first += some) {
+      const index_t count = std::min(some, rows - first);
+      for (index_t r = 0; r < count; ++r) {
+        const index_t s = order[static_cast<std::size_t>(first + r)];
+        to_floats(head.key(s), dim, &keys(r, 0));
+        turn.by(-head.position(s));
+        turn(&keys(r, 0));
+      }
+      for (index_t i = 0; i < dim; ++i) {
+        for (index_t r = 0; r < count; ++r) {
+          x(i, first + r) = keys(r, i) - mean[i];
+        }
+      }
     }
     for (index_t i = 0; i < dim; ++i) {  // the lower triangle is all that a factor takes
       covariance.row(i).head(i + 1) =
