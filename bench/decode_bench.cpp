@@ -1,7 +1,9 @@
 /// One decoded token: attention alone against the two matrix-vector products it cannot do without,
 /// and `step` of every policy against attention alone.
 #include <Eigen/Core>
+#include <algorithm>
 #include <concepts>
+#include <random>
 #include <string>
 #include <string_view>
 
@@ -48,6 +50,21 @@ struct scene {
     benchmark::DoNotOptimize(out.data());
   }
 
+  /// The other heads as head 0 is.
+  void copy_first(kvfold::state& memory) {
+    const auto from = kv.head(0);
+    for (index_t h = 1; h < heads; ++h) {
+      const auto to = kv.head(h);
+      to.restore(from.length(), from.seen());
+      for (index_t i = 0; i < from.length(); ++i) {
+        std::copy_n(from.key(i).data, dim, to.key(i).data);
+        std::copy_n(from.value(i).data, dim, to.value(i).data);
+        to.log_mass(i) = from.log_mass(i), to.position(i) = from.position(i);
+      }
+      memory[h] = memory[0];
+    }
+  }
+
   std::int64_t bytes() const {
     return std::int64_t{2} * slots * heads * dim * static_cast<std::int64_t>(sizeof(Scalar));
   }
@@ -92,31 +109,53 @@ void storage(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
-/// Tokens decoded one after another within a budget of `slots`; each step against attention over
-/// the same head alone, just before it. Policies that free several slots at once do so in the
-/// cycle that is one iteration; the counter is the mean over it.
+/// Tokens decoded one after another within a budget of `slots`, by heads that have `decoded` so
+/// many since their prompt; each step against attention over the same heads alone, just before it.
+/// Policies that free several slots at once do so in the cycle that is one iteration; the counter
+/// is the mean over it.
 template <class Scalar, class Policy>
-void step(benchmark::State& state, const Policy& policy) {
+void step(benchmark::State& state, const Policy& policy, index_t decoded) {
   scene<Scalar> s(state);
   const kvfold::budget budget = kvfold::budget_within(policy, s.slots);
-  constexpr index_t references = 32, tokens = 64;
+  constexpr index_t references = 32, tokens = 512;
   const auto size = scene<Scalar>::size;
-  const auto reference = bench::gaussian(references * size(s.dim), 6);
-  const std::size_t row = size(s.heads) * size(s.dim);
-  const auto keys = bench::gaussian(tokens * row, 7), values = bench::gaussian(tokens * row, 8);
   auto memory = kvfold::make_state(policy, s.kv);
-  kvfold::compress(policy, s.kv, memory,
-                   kvfold::query_view<float>{reference.data(), references, 0, 0, s.dim}, budget);
+  std::mt19937 generator(6);
+  std::normal_distribution<float> normal;
+  const auto draw = [&](std::size_t n) {
+    std::vector<float> x(n);
+    std::generate(x.begin(), x.end(), [&] { return normal(generator); });
+    return x;
+  };
+  const auto make_room = [&](index_t h) {  // for the policy that never compresses
+    if (s.kv.head(h).length() > s.slots) {
+      s.kv.head(h).truncate(s.slots);
+      memory[h].truncate(s.slots);
+    }
+  };
+  const auto queries = draw(references * size(s.group) * size(s.dim));
+  const kvfold::query_view<float> reference{queries.data(), references, 0,
+                                            std::ptrdiff_t{references} * s.dim, s.dim};
+  const auto first = s.kv.head(0);
+  kvfold::observe(policy, first, memory[0], reference);
+  kvfold::compress(policy, first, memory[0], memory.workspace(), budget, reference);
+  for (index_t t = 0; t < decoded; ++t) {
+    const auto q = draw(size(s.group) * size(s.dim)), k = draw(size(s.dim)), v = draw(size(s.dim));
+    kvfold::step(policy, first, memory[0], memory.workspace(), q.data(), k.data(), v.data(), budget,
+                 s.out.data());
+    make_room(0);
+  }
+  s.copy_first(memory);
+  const std::size_t row = size(s.heads) * size(s.dim);
+  const auto q = draw(tokens * size(s.group) * row), k = draw(tokens * row), v = draw(tokens * row);
   std::size_t at = 0;
   const auto one_token = [&] {
-    const std::size_t first = at++ % tokens * row;
-    kvfold::step(policy, s.kv, memory, s.q, std::span(keys).subspan(first, row),
-                 std::span(values).subspan(first, row), budget, s.out);
-    if (s.kv.head(0).length() > s.slots) {  // the policy that never compresses
-      for (index_t h = 0; h < s.heads; ++h) {
-        s.kv.head(h).truncate(s.slots);
-        memory[h].truncate(s.slots);
-      }
+    const std::size_t t = at++ % tokens;
+    kvfold::step(
+        policy, s.kv, memory, std::span(q).subspan(t * size(s.group) * row, size(s.group) * row),
+        std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row), budget, s.out);
+    for (index_t h = 0; h < s.heads; ++h) {
+      make_room(h);
     }
   };
   const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
@@ -132,7 +171,7 @@ void sizes(benchmark::internal::Benchmark* b) {
       ->Unit(benchmark::kMicrosecond);
 }
 
-/// One head, ever more slots.
+/// One head, ever more slots, right after a prompt.
 void growing(benchmark::internal::Benchmark* b) {
   b->ArgNames({"slots", "heads", "dim", "group"})
       ->ArgsProduct({{4096, 16384, 65536, 131072}, {1}, {128}, {1}})
@@ -153,15 +192,16 @@ void register_attend() {
 template <class Scalar, class Policy>
 void register_step(std::string_view policy_name, const Policy& policy) {
   const auto name = "step/" + std::string(policy_name) + "/" + std::string(scalar_name<Scalar>);
-  sizes(benchmark::RegisterBenchmark(
-      name.c_str(), [policy](benchmark::State& state) { step<Scalar>(state, policy); }));
+  sizes(benchmark::RegisterBenchmark(name.c_str(), [policy](benchmark::State& state) {
+    step<Scalar>(state, policy, 2 * static_cast<index_t>(state.range(0)));
+  }));
 }
 
 template <class... Policies>
 void register_growth(const Policies&... policies) {
   (growing(benchmark::RegisterBenchmark(
        ("growth/" + std::string(policies.name()) + "/f32").c_str(),
-       [policies](benchmark::State& state) { step<float>(state, policies); })),
+       [policies](benchmark::State& state) { step<float>(state, policies, 0); })),
    ...);
 }
 
