@@ -154,6 +154,13 @@ struct logit_window {
     return log_sum(static_cast<std::size_t>(state.columns()),
                    [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
   }
+  /// `ln(mean s + epsilon)`
+  static double mean(const head_state& state, index_t s, float epsilon) {
+    const index_t seen_by = queries(state, s);
+    const double mean = sum(state, s) - std::log(double(seen_by)),
+                 floor = std::log(double{epsilon});
+    return seen_by == 0 ? floor : log_sum(2, [&](std::size_t i) { return i == 0 ? mean : floor; });
+  }
   static float at(const head_state& state, index_t c, index_t s) {
     return state.column(c)[static_cast<std::size_t>(s)];
   }
