@@ -33,15 +33,11 @@ struct cam {
   static constexpr std::array<column, 1> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
   index_t least() const {
-    index_t target = 1;
-    while (sinks + share_of(recent, target) > target && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(1,
+                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
-    expects(recent >= 0 && recent < 1, "cam: recent as a share in [0, 1) expected, ", recent,
-            " came");
+    expect_share(name(), "recent", recent);
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens to merge into", merge, 1);
   }
@@ -52,9 +48,7 @@ struct cam {
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> total(static_cast<std::size_t>(head.length()));
-    column_scores(head, queries, {}, {.total = total});
-    accumulate(state.column(0), total);
+    accumulate(state.column(0), head, queries);
     state.memory()[0] = 0;
   }
 

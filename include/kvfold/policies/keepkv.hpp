@@ -50,17 +50,13 @@ struct keepkv {
   index_t column_count() const { return as == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return as == mode::paper ? 0 : 1; }
   index_t least() const {
-    index_t target = sinks + 1;
-    while (sinks + share_of(recent, target) > target && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(sinks + 1,
+                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "queries in the window", window, 1);
-    expects(recent >= 0 && recent < 1, "keepkv: recent as a share in [0, 1) expected, ", recent,
-            " came");
+    expect_share(name(), "recent", recent);
     expects(similarity >= -1 && similarity <= 1, "keepkv: a similarity in [-1, 1] expected, ",
             similarity, " came");
     expects(decay >= 0 && decay < 1, "keepkv: a decay in [0, 1) expected, ", decay, " came");
