@@ -106,17 +106,17 @@ struct cam {
     if (state.memory()[0] == 0 && !merge_prompt) {
       return out;
     }
-    const index_t own = head.position(out.leaving), until = last_heir(head, own);
+    const index_t own = head.position(out.leaving), last = last_heir(head, own);
     double theirs = 0;
     index_t heirs = 0;
     for (index_t s = 0; s < head.length(); ++s) {
-      if (head.position(s) > own && head.position(s) <= until) {
+      if (head.position(s) > own && head.position(s) <= last) {
         theirs += double{score[static_cast<std::size_t>(s)]};
         ++heirs;
       }
     }
     if (gives(own, score[static_cast<std::size_t>(out.leaving)], theirs, heirs)) {
-      out.heirs_until = until;
+      out.heirs = heirs, out.last_heir = last;
     }
     return out;
   }
