@@ -47,12 +47,7 @@ struct drop_rows {
       return;
     }
     const index_t n = cache.length[h];
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.number, newest));
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     index_t* const into = of.into + cache.slot(h, 0);
     index_t* const drops = of.nearest.into + cache.slot(h, 0);
     const auto competes = [&](index_t s) {

@@ -7,17 +7,6 @@
 
 namespace kvfold::cuda::detail {
 
-/// The latest position of a head's slots, by a block.
-template <index_t Threads>
-KVFOLD_DEVICE index_t newest_of(of_warps<index_t, Threads>& shared, const index_t* position,
-                                index_t n) {
-  index_t newest = -1;
-  for (index_t s = thread_index(); s < n; s += Threads) {
-    newest = position[s] > newest ? position[s] : newest;
-  }
-  return block_max(shared, newest);
-}
-
 /// Eq. 2, every token's s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), the means over all tokens
 /// held; after a prompt averaged over `kernel` neighbours in position, outside the window. Then
 /// every entry's sum of them, and in a step who leaves: the least, among equals the latest. A block
@@ -46,9 +35,8 @@ struct weigh_entries {
     if (victims != nullptr ? victims[h] < 0 : !asks(limit, n)) {
       return;
     }
-    const entry_table tokens = entry_table::of(
-        cache, state, h, newest_of(shared.sort.number, cache.position + cache.slot(h, 0), n),
-        to.places);
+    const entry_table tokens =
+        entry_table::of(cache, state, h, newest_of(shared.sort.number, cache, h, n), to.places);
     score(shared, tokens, h, n);
     if (prompt) {
       pool(shared, tokens, h, n);
@@ -174,7 +162,7 @@ struct divide_entries {
       return;
     }
     const index_t* const position = cache.position + cache.slot(h, 0);
-    const index_t newest = newest_of(shared.sort.number, position, n);
+    const index_t newest = newest_of(shared.sort.number, cache, h, n);
     const head_context head = context_of(cache, state, h, newest);
     index_t* const order = from.order + from.at(h, 0);
     index_t others = 0;

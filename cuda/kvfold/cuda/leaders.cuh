@@ -34,12 +34,8 @@ struct order_walkers {
       }
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.sort.number, newest));
+    const head_context head =
+        context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
     index_t* const order = of.leaving + cache.slot(h, 0);
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {

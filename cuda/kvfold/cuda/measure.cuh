@@ -52,12 +52,8 @@ struct pool_sums {
     if (n == 0) {
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.sort.number, newest));
+    const head_context head =
+        context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
     const protection in_window{0, rule.window, head.newest};
     const float* const raw = sums + cache.slot(h, 0);
     index_t* const list = order + cache.slot(h, 0);

@@ -66,12 +66,7 @@ struct select_slots {
       }
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.number, newest));
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     const Rule mine = prepared(rule, shared.number, head, n);
     index_t stay = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
