@@ -7,11 +7,6 @@
 
 namespace kvfold::cuda::detail {
 
-/// Which heads does a return to the budget concern?
-KVFOLD_HD inline bool asks(const budget& limit, index_t n) {
-  return n > limit.target && n >= limit.trigger;
-}
-
 /// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
 KVFOLD_DEVICE inline float entry_slope(const entry_table& tokens, index_t s, float scale,
                                        float dot) {
@@ -98,7 +93,7 @@ struct measure_entries {
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
-    if (!asks(limit, n)) {
+    if (!limit.reached(n)) {
       return;
     }
     const auto keys = cache.keys.of(h), values = cache.values.of(h);

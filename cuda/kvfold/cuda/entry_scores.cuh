@@ -32,7 +32,7 @@ struct weigh_entries {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t n = cache.length[h];
-    if (victims != nullptr ? victims[h] < 0 : !asks(limit, n)) {
+    if (victims != nullptr ? victims[h] < 0 : !limit.reached(n)) {
       return;
     }
     const entry_table tokens =
@@ -155,7 +155,7 @@ struct divide_entries {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t n = cache.length[h];
-    if (!asks(limit, n)) {
+    if (!limit.reached(n)) {
       if (thread_index() == 0) {
         to.none(h);
       }

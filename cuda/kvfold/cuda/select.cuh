@@ -60,7 +60,7 @@ struct select_slots {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t n = cache.length[h];
-    if (n <= limit.target || (limit.trigger > 0 && n < limit.trigger)) {
+    if (!limit.reached(n)) {
       if (thread_index() == 0) {
         to.none(h);
       }
