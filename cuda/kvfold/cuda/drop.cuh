@@ -57,22 +57,11 @@ struct drop_rows {
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       held += stays(head, s, into[s]) ? 1 : 0;
+      drops[s] = 0;
     }
     held = block_sum(shared.number, held);
-    const statistic least =
-        block_statistic<threads>::highest(shared.statistic, n, target - held, competes, order);
-    index_t equals = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool is = s < n && competes(s);
-      const bool equal = is && order(s) == least.least;
-      const auto before = block_prefix(shared.prefix, turn, equal ? 1 : 0, 0);
-      if (s < n) {
-        drops[s] =
-            is && (equal ? equals + before.a >= least.equals : order(s) < least.least) ? 1 : 0;
-      }
-      equals += before.all_a;
-    }
+    block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, target - held,
+                                               competes, order, [&](index_t s) { drops[s] = 1; });
     sync_block();
     for (index_t s = thread_index(); s < n; s += threads) {
       if (drops[into[s] & ~division::fresh] != 0) {
