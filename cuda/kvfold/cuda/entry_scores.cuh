@@ -104,15 +104,8 @@ struct weigh_entries {
     const index_t* const by_position =
         block_sort(shared.sort, order, to.spare + to.at(h, 0), count, static_cast<unsigned>(most),
                    [&](index_t t) { return static_cast<unsigned>(tokens.position(t)); });
-    const index_t half = rule.kernel / 2;
     for (index_t i = thread_index(); i < outside; i += threads) {
-      const index_t begin = i < half ? 0 : i - half;
-      const index_t end = i + half + 1 < outside ? i + half + 1 : outside;
-      float sum = 0;
-      for (index_t j = begin; j < end; ++j) {
-        sum += raw[by_position[j]];
-      }
-      score[by_position[i]] = sum / static_cast<float>(end - begin);
+      score[by_position[i]] = pooled(raw, by_position, outside, i, rule.kernel);
     }
     sync_block();
   }
