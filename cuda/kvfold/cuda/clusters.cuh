@@ -29,12 +29,10 @@ struct mean_centres {
   /// Grid: heads, any number of blocks that share the centres.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
     if (planned[h] < 0) {
       return;
     }
-    for (index_t c = block * (threads / 32) + warp(); c < count[h]; c += blocks * (threads / 32)) {
+    each_by_warp<threads>(count[h], [&](index_t c) {
       const index_t* const first =
           begin == nullptr ? nullptr : begin + std::ptrdiff_t{h} * (cache.capacity + 1) + c;
       const index_t from = first == nullptr ? c : first[0];
@@ -42,7 +40,7 @@ struct mean_centres {
       if (from < end) {
         place(shared, h, c, members.slots + cache.slot(h, from), end - from);
       }
-    }
+    });
   }
 
  private:

@@ -136,13 +136,10 @@ struct merge_rows {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
     const edge* const edges = plan.edges + cache.slot(h, 0);
-    for (index_t r = block * (threads / 32) + warp(); r < plan.rows[h];
-         r += blocks * (threads / 32)) {
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       for (index_t i = lane(); i < cache.dim; i += 32) {
         float k = 0, v = 0;
         for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
@@ -151,7 +148,7 @@ struct merge_rows {
         }
         to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
       }
-    }
+    });
   }
 };
 

@@ -105,19 +105,16 @@ struct weigh_rows {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
-    const index_t rows = plan.rows[h];
     const head_context head = context_of(cache, state, h, 0);
     const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
-    for (index_t r = block * (threads / 32) + warp(); r < rows; r += blocks * (threads / 32)) {
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       edge* const row = plan.edges + cache.slot(h, begin[r]);
       const index_t size = begin[r + 1] - begin[r];
       const bool was_kept = (from.into[cache.slot(h, row[0].source)] & division::fresh) == 0;
       if (size > 1 || weights.alone(head, row[0].source, was_kept)) {
         weights(cache, h, head, row, size, plan.log_mass[cache.slot(h, r)]);
       }
-    }
+    });
   }
 };
 
