@@ -155,19 +155,7 @@ struct nearest_centre {
         }
       }
     }
-    KVFOLD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVFOLD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const candidate most = reduce_max(best[m][i], 4);
-        const index_t e = e0 + shape::row(m, 2 * i);
-        if (lane() % 4 == 0 && e < size) {
-          out.into[cache.slot(h, e)] = most_slot(most);
-          out.similarity[cache.slot(h, e)] =
-              most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
-        }
-      }
-    }
+    write_matches<shape>(out, cache, h, e0, size, best);
   }
 };
 

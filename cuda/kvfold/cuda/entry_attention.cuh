@@ -121,16 +121,7 @@ struct measure_entries {
 
  private:
   KVFOLD_DEVICE float length(const Scalar* row) const {
-    constexpr index_t width = vector_16<Scalar>::size;
-    float sum = 0;
-    for (index_t i = lane() * width; i < cache.dim; i += 32 * width) {
-      const auto x = load_row(row, i, cache.dim, aligned);
-      KVFOLD_UNROLL
-      for (index_t j = 0; j < width; ++j) {
-        sum += to_float(x[j]) * to_float(x[j]);
-      }
-    }
-    return square_root(reduce_sum(sum));
+    return square_root(square_of(row, cache.dim, aligned));
   }
 };
 

@@ -170,4 +170,19 @@ KVFOLD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
   }
 }
 
+/// `x·x` of a row `[dim]`, by a warp.
+template <class Scalar>
+KVFOLD_DEVICE float square_of(const Scalar* row, index_t dim, bool aligned) {
+  constexpr index_t width = vector_16<Scalar>::size;
+  float sum = 0;
+  for (index_t i = lane() * width; i < dim; i += 32 * width) {
+    const auto x = load_row(row, i, dim, aligned);
+    KVFOLD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      sum += to_float(x[j]) * to_float(x[j]);
+    }
+  }
+  return reduce_sum(sum);
+}
+
 }  // namespace kvfold::cuda
