@@ -33,8 +33,7 @@ struct mean_centres {
       return;
     }
     each_by_warp<threads>(count[h], [&](index_t c) {
-      const index_t* const first =
-          begin == nullptr ? nullptr : begin + std::ptrdiff_t{h} * (cache.capacity + 1) + c;
+      const index_t* const first = begin == nullptr ? nullptr : begin + cache.bound(h, c);
       const index_t from = first == nullptr ? c : first[0];
       const index_t end = first == nullptr ? c + 1 : first[1];
       if (from < end) {
@@ -191,7 +190,7 @@ struct group_members {
     const index_t* const sorted =
         block_sort(shared.sort, to, spare + cache.slot(h, 0), size, static_cast<unsigned>(all),
                    [&](index_t s) { return static_cast<unsigned>(of[s]); });
-    index_t* const first = begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    index_t* const first = begin + cache.bound(h, 0);
     for (index_t e = thread_index(); e <= size; e += threads) {
       const index_t before = e == 0 ? -1 : of[sorted[e - 1]], own = e == size ? all : of[sorted[e]];
       for (index_t c = before + 1; c <= own; ++c) {

@@ -28,8 +28,8 @@ KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
   return most + logarithm(sum);
 }
 
-/// Entries' logits; what observing starts from is the slope, and of
-/// those that nobody shares the logit.
+/// Entries' logits; what observing starts from is the slope, and of those that nobody shares the
+/// logit.
 struct entry_masses {
   state_view state;
   index_t places;

@@ -79,7 +79,7 @@ struct fit_rows {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       edge* const row = plan.edges + cache.slot(h, begin[r]);
       const bool cluster = (into[cache.slot(h, row[0].source)] & division::fresh) != 0;

@@ -144,7 +144,7 @@ struct merge_rows {
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
     const edge* const edges = plan.edges + cache.slot(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       for (index_t i = lane(); i < cache.dim; i += 32) {

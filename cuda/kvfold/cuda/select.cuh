@@ -19,7 +19,7 @@ struct evictions {
   KVFOLD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s,
                           index_t row) const {
     plan.edges[cache.slot(h, row)] = {s, 1.0F, 1.0F};
-    begin(cache, h)[row] = row;
+    plan.begin[cache.bound(h, row)] = row;
     plan.log_mass[cache.slot(h, row)] = cache.log_mass[cache.slot(h, s)];
   }
   template <class Scalar>
@@ -27,13 +27,7 @@ struct evictions {
   template <class Scalar>
   KVFOLD_DEVICE void end(const cache_view<Scalar>& cache, index_t h, index_t rows, index_t) const {
     plan.rows[h] = rows;
-    begin(cache, h)[rows] = rows;
-  }
-
- private:
-  template <class Scalar>
-  KVFOLD_DEVICE index_t* begin(const cache_view<Scalar>& cache, index_t h) const {
-    return plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    plan.begin[cache.bound(h, rows)] = rows;
   }
 };
 

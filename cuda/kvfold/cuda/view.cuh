@@ -82,8 +82,13 @@ struct cache_view {
   index_t group = 1;  ///< 1 to 16 query heads share a KV head
   float scale = 1;    ///< logit = scale · q·k + log-mass
 
+  /// In arrays [heads, capacity].
   KVFOLD_DEVICE std::ptrdiff_t slot(index_t h, index_t s) const {
     return std::ptrdiff_t{h} * capacity + s;
+  }
+  /// In arrays [heads, capacity + 1] of where rows begin; the last one ends where one more would.
+  KVFOLD_DEVICE std::ptrdiff_t bound(index_t h, index_t r) const {
+    return std::ptrdiff_t{h} * (capacity + 1) + r;
   }
   bool aligned() const { return keys.aligned() && values.aligned(); }
 };
