@@ -1,6 +1,6 @@
 #pragma once
 
-#include <algorithm>  // std::copy
+#include <algorithm>  // std::fill
 #include <array>
 #include <string_view>
 
@@ -39,13 +39,8 @@ struct snapkv {
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    const auto now = state.column(current);
-    accumulate(now, seen.attention);
-    float& queries = state.memory()[0];
-    if (++queries >= static_cast<float>(window)) {
-      std::copy(now.begin(), now.end(), state.column(past).begin());
-      std::fill(now.begin(), now.end(), queries = 0);
-    }
+    accumulate(state.column(current), seen.attention);
+    count_in_window(state.memory()[0], window, state.column(current), state.column(past));
   }
 
   template <class T>
