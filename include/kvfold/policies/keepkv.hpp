@@ -78,7 +78,7 @@ struct keepkv {
         b[i] = now;
       }
     }
-    void operator()(index_t first, const log_array& now, index_t count) const {
+    void operator()(index_t first, const dense::array& now, index_t count) const {
       const auto i = static_cast<std::size_t>(first);
       if (policy.as == mode::paper) {
         moving_average{policy.decay}(&a[i], &b[i], now, count);
