@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "cache_on_device.cuh"
 #include "card.cuh"
 #include "kvfold/cuda/compress.cuh"
 #include "kvfold/policies/d2o.hpp"
@@ -141,21 +140,6 @@ void steps(benchmark::State& state, const Policy& policy) {
   }
   report_bytes(state, kv.bytes());
 }
-
-struct prompt {
-  cache_on_device kv;
-  buffer<bfloat16> queries;
-  index_t count;
-
-  prompt(index_t heads, index_t length, index_t group)
-      : kv({heads, length, length, 128, group}),
-        queries(normal(cache_on_device::n(heads * group) * cache_on_device::n(length) * 128)),
-        count(length) {}
-  cuda::query_rows<bfloat16> rows() const {
-    const std::ptrdiff_t one = std::ptrdiff_t{count} * 128;
-    return {queries.data(), count, one * kv.shape.group, one, 128};
-  }
-};
 
 void column_scores(benchmark::State& state) {
   const auto n = static_cast<index_t>(state.range(1));

@@ -2,8 +2,8 @@
 /// (Devoto et al. 2024, arXiv 2406.11430). The library is not touched.
 #pragma once
 
+#include "kvfold/evict.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/select.hpp"
 
 namespace custom {
 
@@ -22,11 +22,9 @@ struct lowest_norm {
       }
       return sum;
     };
-    const auto latest = kvfold::protect(head, 0, recent);
-    kvfold::select(
-        head.length(), target, [&](auto s) { return latest(head.position(s)); },
+    kvfold::evict(
+        head, target, kvfold::protected_slots(head, 0, recent),
         [&](auto s) { return kvfold::rank(-norm(s)); }, out);
-    kvfold::keep_marked(head, out);
   }
 };
 

@@ -51,7 +51,7 @@ std::vector<float> cells_engine(const text& x) {
       all.insert(all.end(), own.out.begin(), own.out.end());
       kvfold::observe(policy, head, state[h], state.workspace(),
                       {.probabilities = own.probabilities, .query = x.query(t, h)});
-      if (head.length() >= budget.trigger_length()) {
+      if (budget.reached(head.length())) {
         kvfold::compress(policy, head, state[h], state.workspace(), budget);
       }
     }
@@ -185,7 +185,7 @@ std::vector<float> transposed_engine(const text& x) {
       all.insert(all.end(), own.out.begin(), own.out.end());
       kvfold::observe(policy, head, state[h], state.workspace(),
                       {.probabilities = own.probabilities, .query = x.query(t, h)});
-      if (head.length() >= budget.trigger_length()) {
+      if (budget.reached(head.length())) {
         kvfold::compress(policy, head, state[h], state.workspace(), budget);
       }
     }

@@ -22,16 +22,6 @@ std::vector<engine::row_major_matrix> run(compressed_llama& kv, const std::vecto
   return all;
 }
 
-float apart(const std::vector<engine::row_major_matrix>& a,
-            const std::vector<engine::row_major_matrix>& b) {
-  REQUIRE(a.size() == b.size());
-  float most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    most = std::max(most, difference(a[i], b[i]));
-  }
-  return most;
-}
-
 }  // namespace
 
 TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alone") {

@@ -61,16 +61,6 @@ logits of_llama(twin& models, const evaluate::any_policy& p, mode how,
   return all;
 }
 
-/// The largest difference of two.
-float apart(const logits& a, const logits& b) {
-  REQUIRE(a.size() == b.size());
-  float most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    most = std::max(most, difference(a[i], b[i]));
-  }
-  return most;
-}
-
 }  // namespace
 
 TEST_CASE("llama.cpp: every policy gives the logits of our own engine, in both modes") {

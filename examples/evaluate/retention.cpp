@@ -25,7 +25,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     kvfold::traits::attend(p, head, state[0], q, out.data(), probabilities, log_sum_exp);
     kvfold::observe(p, head, state[0], work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
-    if (head.length() >= b.trigger_length()) {
+    if (b.reached(head.length())) {
       kvfold::plan(p, head, state[0], b.target, work.plan);
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {

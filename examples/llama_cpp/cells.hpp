@@ -13,23 +13,14 @@ namespace kvfold::llama {
 /// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, or in row `s`
 /// where there are no `cells`.
 template <storage_scalar Scalar>
-class cell_head {
+class cell_head : public head_records {
  public:
   using scalar = Scalar;
   using plane = typename head_view<Scalar>::plane;
-  using records = typename head_view<Scalar>::records;
-  using extent = typename head_view<Scalar>::extent;
 
-  cell_head(plane keys, plane values, const index_t* cells, records slots, extent shape)
-      : keys_(keys), values_(values), cells_(cells), slots_(slots), shape_(shape) {}
-
-  index_t length() const { return *slots_.length; }
-  index_t seen() const { return *slots_.seen; }
-  index_t capacity() const { return shape_.capacity; }
-  index_t dim() const { return shape_.dim; }
-  index_t group() const { return shape_.group; }
-  float scale() const { return shape_.scale; }
-  bool check_finite() const { return shape_.check_finite; }
+  cell_head(plane keys, plane values, const index_t* cells, const records& slots,
+            const extent& shape)
+      : head_records(slots, shape), keys_(keys), values_(values), cells_(cells) {}
 
   index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
   row<Scalar> key(index_t s) const { return key_in(cell(s)); }
@@ -38,28 +29,10 @@ class cell_head {
   row<Scalar> value_in(index_t cell) const {
     return {values_.data + cell * values_.row, values_.element};
   }
-  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
-  index_t& position(index_t s) const { return slots_.position[s]; }
-
-  void truncate(index_t length) const {
-    expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
-            " slots expected, ", length, " came");
-    *slots_.length = length;
-  }
-  /// One slot more, at the next position; its rows are there already, or come next.
-  index_t adopt() const {
-    expects(length() < capacity(), "llama.cpp: all ", capacity(), " slots of a head are in use");
-    const index_t s = (*slots_.length)++;
-    slots_.log_mass[s] = 0;
-    slots_.position[s] = (*slots_.seen)++;
-    return s;
-  }
 
  private:
   plane keys_, values_;
   const index_t* cells_;
-  records slots_;
-  extent shape_;
 };
 
 /// The keys and values that the engine keeps of one layer, as its graph names them.
@@ -121,9 +94,9 @@ class layer {
   slots& at(index_t h) { return heads_[static_cast<std::size_t>(h)]; }
   cell_head<Scalar> head(index_t h) {
     slots& s = at(h);
-    auto extent = s.records.template extent<Scalar>();
+    auto extent = s.records.extent();
     extent.scale = scale;
-    const auto records = s.records.template of<Scalar>(0);
+    const auto records = s.records.of(0);
     if (own_) {
       Scalar* const values = s.rows.data() + s.rows.size() / 2;
       return {{s.rows.data(), shape_.dim}, {values, shape_.dim}, nullptr, records, extent};
@@ -139,7 +112,7 @@ class layer {
       at(h).cells.push_back(cell);
     }
     const auto to = head(h);
-    const index_t s = to.adopt();
+    const index_t s = to.push_record();
     if (own_) {
       const auto keys = engine.keys_of<Scalar>(h, shape_.dim),
                  values = engine.values_of<Scalar>(h, shape_.dim, false);

@@ -261,7 +261,7 @@ class layers {
       if (prompt_) {
         observe(policy_, head, state, queries.of(h));
       }
-      if (head.length() >= limit.trigger_length() && (prompt_ || traits::decodes(policy_))) {
+      if (limit.reached(head.length()) && (prompt_ || traits::decodes(policy_))) {
         departure one;
         if (!prompt_ && head.length() == limit.target + 1 &&
             traits::leaving(policy_, head, state, limit.target, one)) {

@@ -11,8 +11,8 @@
 namespace kvfold {
 
 /// A plan that takes one slot away, for decode: `leaving` goes, its key and value weighted into
-/// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by
-/// `heirs` slots, those at positions in (`after`, `until`]: each takes 1/`heirs` of it. No other
+/// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by the
+/// `heirs` slots that follow it, up to position `last_heir`: each takes 1/`heirs` of it. No other
 /// row is touched.
 struct departure {
   static constexpr index_t nowhere = -1;
@@ -24,7 +24,8 @@ struct departure {
   float log_mass = 0;                                           ///< of `into` afterwards
   float stay_key_weight = no_note, leave_key_weight = no_note;  ///< NaN: as the values'
   float note = no_note;                                         ///< for the policy's own `carry`
-  index_t heirs_until = nowhere;                                ///< `nowhere`: nobody shares it
+  index_t heirs = 0;                                            ///< who share the leaving value
+  index_t last_heir = nowhere;                                  ///< the position of the last
 };
 
 namespace detail {
@@ -130,24 +131,14 @@ namespace detail {
 /// The value of the slot that leaves goes in equal parts to those behind it.
 void share_value(const departure& d, const slot_rows auto& head) {
   const index_t from = head.position(d.leaving);
-  const auto inherits = [&](index_t s) {
-    return head.position(s) > from && head.position(s) <= d.heirs_until;
-  };
-  index_t heirs = 0;
-  for (index_t s = 0; s < head.length(); ++s) {
-    heirs += static_cast<index_t>(inherits(s));
-  }
-  if (heirs == 0) {
-    return;
-  }
   float share[tile_room];
   const auto dim = static_cast<std::size_t>(head.dim());
   to_floats(head.value(d.leaving), head.dim(), share);
   for (float& x : std::span(share, dim)) {
-    x /= static_cast<float>(heirs);
+    x /= static_cast<float>(d.heirs);
   }
   for (index_t s = 0; s < head.length(); ++s) {
-    if (inherits(s)) {
+    if (head.position(s) > from && head.position(s) <= d.last_heir) {
       const edge own[] = {{s}};
       fold_rows(head.value(s), head.dim(), own, &edge::value_weight, std::span(share, dim),
                 [&](index_t r) { return head.value(r); });
@@ -183,7 +174,7 @@ void apply(const departure& d, const slot_rows auto& head, head_state& state) {
       x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(d.leaving)]);
     }
   }
-  if (d.heirs_until != departure::nowhere) {
+  if (d.heirs > 0) {
     detail::share_value(d, head);
   }
   const index_t last = head.length() - 1;

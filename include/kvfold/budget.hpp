@@ -11,6 +11,8 @@ struct budget {
   index_t trigger = 0;  ///< 0: target + 1, so every decode step; more: now and then
 
   index_t trigger_length() const { return trigger == 0 ? target + 1 : trigger; }
+  /// Does a head of `length` slots have to be compressed?
+  KVFOLD_HD bool reached(index_t length) const { return length > target && length >= trigger; }
 };
 
 }  // namespace kvfold

@@ -43,8 +43,7 @@ class slot_records {
 
   const cache_shape& shape() const { return shape_; }
 
-  template <class Scalar>
-  typename head_view<Scalar>::records of(index_t h) {
+  head_records::records of(index_t h) {
     expects(h >= 0 && h < shape_.heads, "head: 0 to ", shape_.heads - 1, " expected, ", h, " came");
     const auto first = static_cast<std::size_t>(h) * static_cast<std::size_t>(shape_.capacity);
     return {log_mass_.data() + first, position_.data() + first,
@@ -52,9 +51,8 @@ class slot_records {
   }
 
   /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
-  template <class Scalar>
   void adopt(index_t h, index_t tokens) {
-    const auto slots = of<Scalar>(h);
+    const auto slots = of(h);
     expects(tokens >= 0 && tokens <= shape_.capacity - *slots.length, "adopt: at most ",
             shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
     expects(tokens <= std::numeric_limits<index_t>::max() - *slots.seen,
@@ -65,8 +63,7 @@ class slot_records {
     }
   }
 
-  template <class Scalar>
-  typename head_view<Scalar>::extent extent() const {
+  head_records::extent extent() const {
     return {shape_.capacity, shape_.dim, shape_.group, shape_.scale, shape_.check_finite};
   }
 
@@ -107,12 +104,12 @@ class cache {
   index_t heads() const { return shape().heads; }
 
   head_view<Scalar> head(index_t h) {
-    const auto slots = slots_.template of<Scalar>(h);
+    const auto slots = slots_.of(h);
     const std::ptrdiff_t first = std::ptrdiff_t{h} * shape().capacity * shape().dim;
     return {{keys_.data() + first, shape().dim, 1},
             {values_.data() + first, shape().dim, 1},
             slots,
-            slots_.template extent<Scalar>()};
+            slots_.extent()};
   }
 
   /// Appends tokens `[tokens, dim]` to head `h` at its next positions.
@@ -183,11 +180,11 @@ class strided_view {
   index_t heads() const { return shape().heads; }
 
   head_view<Scalar> head(index_t h) {
-    const auto slots = slots_.template of<Scalar>(h);
+    const auto slots = slots_.of(h);
     return {{keys_.data + h * keys_.head, keys_.row, keys_.element},
             {values_.data + h * values_.head, values_.row, values_.element},
             slots,
-            slots_.template extent<Scalar>()};
+            slots_.extent()};
   }
 
   template <class T>
@@ -196,7 +193,7 @@ class strided_view {
   }
 
   /// Takes in the `tokens` rows that follow the slots in use of head `h`: the engine wrote them.
-  void adopt(index_t h, index_t tokens) { slots_.template adopt<Scalar>(h, tokens); }
+  void adopt(index_t h, index_t tokens) { slots_.adopt(h, tokens); }
 
  private:
   layout<Scalar> checked(const char* what, layout<Scalar> l) const {

@@ -10,6 +10,7 @@
 
 #include "kvfold/product.hpp"
 #include "kvfold/queries.hpp"
+#include "kvfold/score.hpp"
 #include "kvfold/tile.hpp"
 
 namespace kvfold {
@@ -138,6 +139,15 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     std::copy_n(sums.row(r).data(), to.size(), to.begin());
   };
   give(0, out.total), give(1, out.window), give(2, out.decayed);
+}
+
+/// Cumulative attention: `score_j ← score_j + Σ_i a_ij`.
+template <class Query>
+void accumulate(std::span<float> score, const kv_head auto& head, const query_view<Query>& queries,
+                group_combine combine = group_combine::sum) {
+  std::vector<float> total(static_cast<std::size_t>(head.length()));
+  column_scores(head, queries, {.combine = combine}, {.total = total});
+  accumulate(score, total);
 }
 
 }  // namespace kvfold

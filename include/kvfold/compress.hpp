@@ -179,7 +179,7 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
   const auto log_sum_exp =
       std::span(work.log_sum_exp)
           .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
-  const bool full = traits::bounded(p) && head.length() >= b.trigger_length();
+  const bool full = traits::bounded(p) && b.reached(head.length());
   const bool one_leaves = full && head.length() == b.target + 1;
   work.look.forget();
   if (one_leaves) {

@@ -13,6 +13,11 @@
 
 namespace kvfold::dense {
 
+/// Numbers that are computed side by side. This type has no second name: for that, nvcc's front end
+/// writes the size in the words of the first, where they may mean nothing.
+inline constexpr index_t array_size = 64;
+using array = Eigen::Array<float, array_size, 1>;
+
 using matrix = matrix_of<float>;
 using vector = Eigen::VectorXf;
 

@@ -50,28 +50,16 @@ struct paged_layout {
 
 /// One KV head in pages: a `kv_head`. A view, as `head_view` is.
 template <storage_scalar Scalar>
-class paged_head {
+class paged_head : public head_records {
  public:
   using scalar = Scalar;
-  using records = typename head_view<Scalar>::records;
-  using extent = typename head_view<Scalar>::extent;
 
-  paged_head(paged_layout<Scalar> keys, paged_layout<Scalar> values, page_table table,
-             records slots, extent shape)
-      : keys_(keys), values_(values), table_(table), slots_(slots), shape_(shape) {}
-
-  index_t length() const { return *slots_.length; }
-  index_t seen() const { return *slots_.seen; }
-  index_t capacity() const { return shape_.capacity; }
-  index_t dim() const { return shape_.dim; }
-  index_t group() const { return shape_.group; }
-  float scale() const { return shape_.scale; }
-  bool check_finite() const { return shape_.check_finite; }
+  paged_head(const paged_layout<Scalar>& keys, const paged_layout<Scalar>& values,
+             const page_table& table, const records& slots, const extent& shape)
+      : head_records(slots, shape), keys_(keys), values_(values), table_(table) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
   row<Scalar> value(index_t s) const { return at(values_, s); }
-  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
-  index_t& position(index_t s) const { return slots_.position[s]; }
 
   /// Refused: slots `from` to `to` − 1 that the table has no pages for.
   void expect_pages(index_t from, index_t to) const {
@@ -81,19 +69,13 @@ class paged_head {
     }
   }
 
-  void truncate(index_t length) const { records_alone().truncate(length); }
-  void restore(index_t length, index_t seen) const { records_alone().restore(length, seen); }
-
   /// Appends one token `[dim]`. Refused: no page for it in the table.
   template <class T>
   void push(const T* key, const T* value) const {
-    expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
-    expect_pages(length(), length() + 1);
-    const index_t s = length();  // whatever slot is pushed, its rows are these
-    head_view<Scalar>({this->key(s).data, 0, keys_.element},
-                      {this->value(s).data, 0, values_.element},
-                      {slots_.log_mass, slots_.position, slots_.length, slots_.seen}, shape_)
-        .push(key, value);
+    expect_pages(length(), std::min(length() + 1, capacity()));
+    const index_t s = push_record();
+    detail::store_row(key, this->key(s), dim());
+    detail::store_row(value, this->value(s), dim());
   }
 
  private:
@@ -101,12 +83,9 @@ class paged_head {
     const std::ptrdiff_t page = table_.pages[s / table_.slots];
     return {l.data + page * l.page + s % table_.slots * l.row, l.element};
   }
-  head_view<Scalar> records_alone() const { return {{}, {}, slots_, shape_}; }
 
   paged_layout<Scalar> keys_, values_;
   page_table table_;
-  records slots_;
-  extent shape_;
 };
 
 static_assert(kv_head<paged_head<float>>);
@@ -143,8 +122,7 @@ class paged_view {
   paged_head<Scalar> head(index_t h) {
     auto keys = keys_, values = values_;
     keys.data += h * keys.head, values.data += h * values.head;
-    return {keys, values, table_of(h), slots_.template of<Scalar>(h),
-            slots_.template extent<Scalar>()};
+    return {keys, values, table_of(h), slots_.of(h), slots_.extent()};
   }
 
   template <class T>
@@ -158,7 +136,7 @@ class paged_view {
     if (tokens > 0 && tokens <= own.capacity() - own.length()) {
       own.expect_pages(own.length(), own.length() + tokens);
     }
-    slots_.template adopt<Scalar>(h, tokens);
+    slots_.adopt(h, tokens);
   }
 
   /// Pages that the table of head `h` has for slots in use, of this head and of those that share

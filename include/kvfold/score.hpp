@@ -1,7 +1,7 @@
 /// Scorers: how one query's attention `[length]` enters a slot's score.
 #pragma once
 
-#include <algorithm>  // std::sort
+#include <algorithm>  // std::ranges::sort
 #include <span>
 #include <vector>
 
@@ -14,6 +14,16 @@ namespace kvfold {
 inline void accumulate(std::span<float> score, std::span<const float> attention, float decay = 1) {
   for (std::size_t j = 0; j < attention.size(); ++j) {
     score[j] = accumulated(score[j], attention[j], decay);
+  }
+}
+
+/// Of scores over the last `window` to 2 `window` queries, kept as a past and a current column: one
+/// query more is in `current`, which becomes the past when it holds `window` of them.
+inline void count_in_window(float& queries, index_t window, std::span<float> current,
+                            std::span<float> past) {
+  if (++queries >= static_cast<float>(window)) {
+    std::copy(current.begin(), current.end(), past.begin());
+    std::fill(current.begin(), current.end(), queries = 0);
   }
 }
 

@@ -26,6 +26,21 @@ inline void expect_count(std::string_view policy, const char* what, index_t n, i
           " expected, ", n, " came");
 }
 
+/// Refuses shares of the budget that leave nothing of it.
+inline void expect_share(std::string_view policy, const char* what, float share) {
+  expects(share >= 0 && share < 1, policy, ": ", what, " as a share in [0, 1) expected, ", share,
+          " came");
+}
+
+/// The least target from `first` on that `fits`. Asked one by one: shares of it are rounded.
+template <class Fits>
+index_t least_target(index_t first, Fits fits) {
+  while (!fits(first) && first < most_tokens) {
+    ++first;
+  }
+  return first;
+}
+
 /// A column of scores as what `select` ranks by.
 inline auto by(std::span<const float> score) {
   return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };

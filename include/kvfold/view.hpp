@@ -27,22 +27,27 @@ struct row {
   constexpr Scalar& operator[](index_t i) const { return data[i * step]; }
 };
 
-/// One KV head's slots. `[capacity]` rows of keys and values, a log-mass and a position per slot;
-/// the first `length()` are in use. The order of slots means nothing to attention.
-///
-/// A view: trivially copyable, does not own, and shallow const as std::span is.
-template <storage_scalar Scalar>
-class head_view {
- public:
-  using scalar = Scalar;
+namespace detail {
 
-  /// Where rows lie, in elements: slot `s`, element `i` at `data[s * row + i * element]`.
-  struct plane {
-    Scalar* data = nullptr;
-    std::ptrdiff_t row = 0;
-    std::ptrdiff_t element = 1;
-  };
-  /// Everything but the rows.
+/// Writes `from [dim]`; contiguous rows, the usual ones, at the width of a vector.
+template <class T, class Scalar>
+void store_row(const T* from, row<Scalar> to, index_t dim) {
+  const auto convert = [](T x) { return static_cast<Scalar>(x); };
+  if (to.step == 1) {
+    std::transform(from, from + dim, to.data, convert);
+  } else {
+    for (index_t i = 0; i < dim; ++i) {
+      to[i] = convert(from[i]);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// What a KV head has beside its rows, wherever these lie: a log-mass and a position per slot,
+/// lengths, and its shape. A view, as those of heads are that start from it.
+class head_records {
+ public:
   struct records {
     float* log_mass = nullptr;    ///< [capacity]
     index_t* position = nullptr;  ///< [capacity]
@@ -57,8 +62,7 @@ class head_view {
     bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
   };
 
-  head_view(plane keys, plane values, records slots, extent shape)
-      : keys_(keys), values_(values), slots_(slots), shape_(shape) {}
+  head_records(const records& slots, const extent& shape) : slots_(slots), shape_(shape) {}
 
   index_t length() const { return *slots_.length; }
   index_t seen() const { return *slots_.seen; }
@@ -68,8 +72,6 @@ class head_view {
   float scale() const { return shape_.scale; }
   bool check_finite() const { return shape_.check_finite; }
 
-  row<Scalar> key(index_t s) const { return at(keys_, s); }
-  row<Scalar> value(index_t s) const { return at(values_, s); }
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   index_t& position(index_t s) const { return slots_.position[s]; }
 
@@ -88,36 +90,55 @@ class head_view {
     *slots_.seen = seen;
   }
 
-  /// Appends one token `[dim]` at the next position, with log-mass 0.
-  template <class T>
-  void push(const T* key, const T* value) const {
+  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
+  index_t push_record() const {
     expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
     expects(seen() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
     const index_t s = (*slots_.length)++;
-    store(key, this->key(s));
-    store(value, this->value(s));
     log_mass(s) = 0.0F;
     position(s) = (*slots_.seen)++;
+    return s;
   }
 
  private:
-  /// Contiguous rows, the usual ones, at the width of a vector.
+  records slots_;
+  extent shape_;
+};
+
+/// One KV head's slots. `[capacity]` rows of keys and values, a log-mass and a position per slot;
+/// the first `length()` are in use. The order of slots means nothing to attention.
+///
+/// A view: trivially copyable, does not own, and shallow const as std::span is.
+template <storage_scalar Scalar>
+class head_view : public head_records {
+ public:
+  using scalar = Scalar;
+
+  /// Where rows lie, in elements: slot `s`, element `i` at `data[s * row + i * element]`.
+  struct plane {
+    Scalar* data = nullptr;
+    std::ptrdiff_t row = 0;
+    std::ptrdiff_t element = 1;
+  };
+
+  head_view(plane keys, plane values, const records& slots, const extent& shape)
+      : head_records(slots, shape), keys_(keys), values_(values) {}
+
+  row<Scalar> key(index_t s) const { return at(keys_, s); }
+  row<Scalar> value(index_t s) const { return at(values_, s); }
+
+  /// Appends one token `[dim]` at the next position, with log-mass 0.
   template <class T>
-  void store(const T* from, row<Scalar> to) const {
-    const auto convert = [](T x) { return static_cast<Scalar>(x); };
-    if (to.step == 1) {
-      std::transform(from, from + dim(), to.data, convert);
-    } else {
-      for (index_t i = 0; i < dim(); ++i) {
-        to[i] = convert(from[i]);
-      }
-    }
+  void push(const T* key, const T* value) const {
+    const index_t s = push_record();
+    detail::store_row(key, this->key(s), dim());
+    detail::store_row(value, this->value(s), dim());
   }
+
+ private:
   static row<Scalar> at(const plane& p, index_t s) { return {p.data + s * p.row, p.element}; }
 
   plane keys_, values_;
-  records slots_;
-  extent shape_;
 };
 
 static_assert(std::is_trivially_copyable_v<head_view<float>>);

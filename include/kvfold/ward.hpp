@@ -14,7 +14,7 @@ namespace kvfold {
 /// Aligned and padded to whole blocks: what is computed of two slots does not depend on where they
 /// stand.
 struct ward_slots {
-  static constexpr index_t block = 64;
+  static constexpr index_t block = dense::array_size;
 
   Eigen::Map<dense::matrix> keys;          ///< [slots, dim]
   Eigen::Map<dense::vector> mass, square;  ///< [slots], square: of the keys' norms
@@ -58,7 +58,6 @@ struct ward_partner {
 template <class Limit, class Found>
 void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit, Found found) {
   constexpr index_t block = ward_slots::block, some = 32;
-  using array = Eigen::Array<float, block, 1>;
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float products[some * block];
   const auto n = static_cast<index_t>(from.slot.size());
   for (index_t i0 = 0; i0 < n; i0 += some) {
@@ -78,7 +77,7 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
         }
         const float m = from.mass[i];
         const float* const product = products + std::ptrdiff_t{r} * block;
-        array cost;
+        dense::array cost;
         for (index_t j = 0; j < block; ++j) {
           const float apart = square[j] + from.square[i] - 2 * product[j];
           const float ward = m * mass[j] / (m + mass[j]) * (apart < 0 ? 0.0F : apart);

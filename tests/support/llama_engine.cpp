@@ -105,7 +105,7 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
     }
     kvfold::observe(policy_, head, state[h], queries);
   }
-  if (head.length() >= b.trigger_length() && (prompt || policy_.decodes())) {
+  if (b.reached(head.length()) && (prompt || policy_.decodes())) {
     kvfold::plan(policy_, head, state[h], prompt ? queries : kvfold::no_queries, b.target,
                  state.workspace().plan);
     kvfold::apply(policy_, state.workspace().plan, head, state[h]);

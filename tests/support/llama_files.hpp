@@ -212,4 +212,15 @@ inline float difference(const engine::row_major_matrix& a, const engine::row_maj
   return (a - b).cwiseAbs().maxCoeff();
 }
 
+/// The largest difference of two runs, batch by batch.
+inline float apart(const std::vector<engine::row_major_matrix>& a,
+                   const std::vector<engine::row_major_matrix>& b) {
+  REQUIRE(a.size() == b.size());
+  float most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, difference(a[i], b[i]));
+  }
+  return most;
+}
+
 }  // namespace test

@@ -38,6 +38,17 @@ inline sight look(const head& h, const mat& q, int position) {
   return s;
 }
 
+/// Policies whose decode is: append, attend, take notice of the query, evict.
+template <class Policy>
+mat plain_step(const Policy& policy, head& h, const mat& q, const vec& k, const vec& v, int target,
+               int trigger) {
+  append(h, k, v);
+  const mat output = attend(h, q).output;
+  policy.observe(h, q, newest(h));
+  if (triggered(h, target, trigger)) policy.evict_to(h, target);
+  return output;
+}
+
 /// TOVA (arXiv 2401.06104): the attention of the latest query alone. The paper has no sinks.
 struct tova {
   int sinks = 4;
@@ -57,11 +68,7 @@ struct tova {
     evict_to(h, target);
   }
   mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const {
-    append(h, k, v);
-    const mat output = attend(h, q).output;
-    observe(h, q, newest(h));
-    if (triggered(h, target, trigger)) evict_to(h, target);
-    return output;
+    return plain_step(*this, h, q, k, v, target, trigger);
   }
 };
 
@@ -159,11 +166,7 @@ struct roco {
     evict_to(h, target);
   }
   mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const {
-    append(h, k, v);
-    const mat output = attend(h, q).output;
-    observe(h, q, newest(h));
-    if (triggered(h, target, trigger)) evict_to(h, target);
-    return output;
+    return plain_step(*this, h, q, k, v, target, trigger);
   }
 };
 

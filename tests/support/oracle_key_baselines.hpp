@@ -7,17 +7,6 @@
 
 namespace oracle {
 
-/// Policies whose decode is: append, attend, take notice of the query, evict.
-template <class Policy>
-mat plain_step(const Policy& policy, head& h, const mat& q, const vec& k, const vec& v, int target,
-               int trigger) {
-  append(h, k, v);
-  const mat output = attend(h, q).output;
-  policy.observe(h, q, newest(h));
-  if (triggered(h, target, trigger)) policy.evict_to(h, target);
-  return output;
-}
-
 /// Sinks, the last `window`, and of the rest those with the highest unit_random(seed, position).
 struct random_tokens {
   int sinks = 4;

@@ -11,18 +11,6 @@ inline double cosine(const vec& a, const vec& b) {
   return norms > 0 ? dot(a, b) / norms : 0;
 }
 
-/// The protected and the top of the rest by score, `target` in all; see evict, and `top`.
-inline std::vector<bool> kept_slots(std::vector<bool> keep, const vec& score, int target,
-                                    double unit = 0) {
-  std::vector<std::size_t> rest;
-  for (std::size_t j = 0; j < keep.size(); ++j)
-    if (!keep[j]) rest.push_back(j);
-  const int places = target - static_cast<int>(keep.size() - rest.size());
-  if (places < 0) throw std::invalid_argument("oracle: more protected slots than the budget");
-  for (std::size_t j : top(score, rest, static_cast<std::size_t>(places), unit)) keep[j] = true;
-  return keep;
-}
-
 struct nearest_key {
   std::size_t slot;
   double cosine;

@@ -46,16 +46,23 @@ inline std::vector<bool> protected_slots(const head& h, int sinks, int recent) {
   return is;
 }
 
-/// Keeps the protected, then the top of the rest by score until `target` slots are kept.
-inline void evict(head& h, std::vector<bool> keep, const vec& score, int target, double unit = 0) {
-  if (static_cast<int>(h.slots.size()) <= target) return;
+/// The protected and the top of the rest by score, `target` in all; see `top`.
+inline std::vector<bool> kept_slots(std::vector<bool> keep, const vec& score, int target,
+                                    double unit = 0) {
   std::vector<std::size_t> rest;
   for (std::size_t j = 0; j < keep.size(); ++j)
     if (!keep[j]) rest.push_back(j);
   const int places = target - static_cast<int>(keep.size() - rest.size());
   if (places < 0) throw std::invalid_argument("oracle: more protected slots than the budget");
   for (std::size_t j : top(score, rest, static_cast<std::size_t>(places), unit)) keep[j] = true;
-  keep_only(h, keep);
+  return keep;
+}
+
+inline void evict(head& h, const std::vector<bool>& keep, const vec& score, int target,
+                  double unit = 0) {
+  if (static_cast<int>(h.slots.size()) > target) {
+    keep_only(h, kept_slots(keep, score, target, unit));
+  }
 }
 
 inline bool triggered(const head& h, int target, int trigger) {

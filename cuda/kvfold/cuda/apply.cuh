@@ -43,7 +43,7 @@ struct apply_rows {
       return;
     }
     const edge* const edges = plan.edges + cache.slot(h, 0);
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
     if (part == 2 * slices) {
       records(h, rows, begin, edges);
     } else if (part < slices) {

@@ -29,20 +29,17 @@ struct mean_centres {
   /// Grid: heads, any number of blocks that share the centres.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
     if (planned[h] < 0) {
       return;
     }
-    for (index_t c = block * (threads / 32) + warp(); c < count[h]; c += blocks * (threads / 32)) {
-      const index_t* const first =
-          begin == nullptr ? nullptr : begin + std::ptrdiff_t{h} * (cache.capacity + 1) + c;
+    each_by_warp<threads>(count[h], [&](index_t c) {
+      const index_t* const first = begin == nullptr ? nullptr : begin + cache.bound(h, c);
       const index_t from = first == nullptr ? c : first[0];
       const index_t end = first == nullptr ? c + 1 : first[1];
       if (from < end) {
         place(shared, h, c, members.slots + cache.slot(h, from), end - from);
       }
-    }
+    });
   }
 
  private:
@@ -157,19 +154,7 @@ struct nearest_centre {
         }
       }
     }
-    KVFOLD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVFOLD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const candidate most = reduce_max(best[m][i], 4);
-        const index_t e = e0 + shape::row(m, 2 * i);
-        if (lane() % 4 == 0 && e < size) {
-          out.into[cache.slot(h, e)] = most_slot(most);
-          out.similarity[cache.slot(h, e)] =
-              most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
-        }
-      }
-    }
+    write_matches<shape>(out, cache, h, e0, size, best);
   }
 };
 
@@ -205,7 +190,7 @@ struct group_members {
     const index_t* const sorted =
         block_sort(shared.sort, to, spare + cache.slot(h, 0), size, static_cast<unsigned>(all),
                    [&](index_t s) { return static_cast<unsigned>(of[s]); });
-    index_t* const first = begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    index_t* const first = begin + cache.bound(h, 0);
     for (index_t e = thread_index(); e <= size; e += threads) {
       const index_t before = e == 0 ? -1 : of[sorted[e - 1]], own = e == size ? all : of[sorted[e]];
       for (index_t c = before + 1; c <= own; ++c) {

@@ -35,6 +35,18 @@ KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const sta
           cache.slot(h, 0)};
 }
 
+/// The latest position among a head's `n` slots, by a block.
+template <class Scalar, index_t Threads>
+KVFOLD_DEVICE index_t newest_of(of_warps<index_t, Threads>& shared, const cache_view<Scalar>& cache,
+                                index_t h, index_t n) {
+  index_t newest = -1;
+  for (index_t s = thread_index(); s < n; s += Threads) {
+    const index_t p = cache.position[cache.slot(h, s)];
+    newest = p > newest ? p : newest;
+  }
+  return block_max(shared, newest);
+}
+
 /// `of(g)` of a group's query heads as one number; no number is below 0.
 template <class Of>
 KVFOLD_DEVICE float combined(group_combine how, index_t group, Of of) {

@@ -47,12 +47,7 @@ struct drop_rows {
       return;
     }
     const index_t n = cache.length[h];
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.number, newest));
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     index_t* const into = of.into + cache.slot(h, 0);
     index_t* const drops = of.nearest.into + cache.slot(h, 0);
     const auto competes = [&](index_t s) {
@@ -62,22 +57,11 @@ struct drop_rows {
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       held += stays(head, s, into[s]) ? 1 : 0;
+      drops[s] = 0;
     }
     held = block_sum(shared.number, held);
-    const statistic least =
-        block_statistic<threads>::highest(shared.statistic, n, target - held, competes, order);
-    index_t equals = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool is = s < n && competes(s);
-      const bool equal = is && order(s) == least.least;
-      const auto before = block_prefix(shared.prefix, turn, equal ? 1 : 0, 0);
-      if (s < n) {
-        drops[s] =
-            is && (equal ? equals + before.a >= least.equals : order(s) < least.least) ? 1 : 0;
-      }
-      equals += before.all_a;
-    }
+    block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, target - held,
+                                               competes, order, [&](index_t s) { drops[s] = 1; });
     sync_block();
     for (index_t s = thread_index(); s < n; s += threads) {
       if (drops[into[s] & ~division::fresh] != 0) {

@@ -7,11 +7,6 @@
 
 namespace kvfold::cuda::detail {
 
-/// Which heads does a return to the budget concern?
-KVFOLD_HD inline bool asks(const budget& limit, index_t n) {
-  return n > limit.target && n >= limit.trigger;
-}
-
 /// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
 KVFOLD_DEVICE inline float entry_slope(const entry_table& tokens, index_t s, float scale,
                                        float dot) {
@@ -33,8 +28,8 @@ KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
   return most + logarithm(sum);
 }
 
-/// Entries' logits; what observing starts from is the slope, and of
-/// those that nobody shares the logit.
+/// Entries' logits; what observing starts from is the slope, and of those that nobody shares the
+/// logit.
 struct entry_masses {
   state_view state;
   index_t places;
@@ -98,7 +93,7 @@ struct measure_entries {
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
-    if (!asks(limit, n)) {
+    if (!limit.reached(n)) {
       return;
     }
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
@@ -126,16 +121,7 @@ struct measure_entries {
 
  private:
   KVFOLD_DEVICE float length(const Scalar* row) const {
-    constexpr index_t width = vector_16<Scalar>::size;
-    float sum = 0;
-    for (index_t i = lane() * width; i < cache.dim; i += 32 * width) {
-      const auto x = load_row(row, i, cache.dim, aligned);
-      KVFOLD_UNROLL
-      for (index_t j = 0; j < width; ++j) {
-        sum += to_float(x[j]) * to_float(x[j]);
-      }
-    }
-    return square_root(reduce_sum(sum));
+    return square_root(square_of(row, cache.dim, aligned));
   }
 };
 

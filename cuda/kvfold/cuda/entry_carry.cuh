@@ -35,7 +35,7 @@ struct carry_entries {
     }
     const entry_table tokens = entry_table::of(cache, state, h, 0, work.places);
     const index_t n = cache.length[h];
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
     const edge* const edges = plan.edges + cache.slot(h, 0);
     index_t* const mark = work.mark + work.at(h, 0);
     const index_t sharing = static_cast<index_t>(tokens.counted(entry_table::sharing));

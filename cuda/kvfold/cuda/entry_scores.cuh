@@ -7,17 +7,6 @@
 
 namespace kvfold::cuda::detail {
 
-/// The latest position of a head's slots, by a block.
-template <index_t Threads>
-KVFOLD_DEVICE index_t newest_of(of_warps<index_t, Threads>& shared, const index_t* position,
-                                index_t n) {
-  index_t newest = -1;
-  for (index_t s = thread_index(); s < n; s += Threads) {
-    newest = position[s] > newest ? position[s] : newest;
-  }
-  return block_max(shared, newest);
-}
-
 /// Eq. 2, every token's s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), the means over all tokens
 /// held; after a prompt averaged over `kernel` neighbours in position, outside the window. Then
 /// every entry's sum of them, and in a step who leaves: the least, among equals the latest. A block
@@ -43,12 +32,11 @@ struct weigh_entries {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t n = cache.length[h];
-    if (victims != nullptr ? victims[h] < 0 : !asks(limit, n)) {
+    if (victims != nullptr ? victims[h] < 0 : !limit.reached(n)) {
       return;
     }
-    const entry_table tokens = entry_table::of(
-        cache, state, h, newest_of(shared.sort.number, cache.position + cache.slot(h, 0), n),
-        to.places);
+    const entry_table tokens =
+        entry_table::of(cache, state, h, newest_of(shared.sort.number, cache, h, n), to.places);
     score(shared, tokens, h, n);
     if (prompt) {
       pool(shared, tokens, h, n);
@@ -116,15 +104,8 @@ struct weigh_entries {
     const index_t* const by_position =
         block_sort(shared.sort, order, to.spare + to.at(h, 0), count, static_cast<unsigned>(most),
                    [&](index_t t) { return static_cast<unsigned>(tokens.position(t)); });
-    const index_t half = rule.kernel / 2;
     for (index_t i = thread_index(); i < outside; i += threads) {
-      const index_t begin = i < half ? 0 : i - half;
-      const index_t end = i + half + 1 < outside ? i + half + 1 : outside;
-      float sum = 0;
-      for (index_t j = begin; j < end; ++j) {
-        sum += raw[by_position[j]];
-      }
-      score[by_position[i]] = sum / static_cast<float>(end - begin);
+      score[by_position[i]] = pooled(raw, by_position, outside, i, rule.kernel);
     }
     sync_block();
   }
@@ -167,14 +148,14 @@ struct divide_entries {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t n = cache.length[h];
-    if (!asks(limit, n)) {
+    if (!limit.reached(n)) {
       if (thread_index() == 0) {
         to.none(h);
       }
       return;
     }
     const index_t* const position = cache.position + cache.slot(h, 0);
-    const index_t newest = newest_of(shared.sort.number, position, n);
+    const index_t newest = newest_of(shared.sort.number, cache, h, n);
     const head_context head = context_of(cache, state, h, newest);
     index_t* const order = from.order + from.at(h, 0);
     index_t others = 0;

@@ -4,6 +4,7 @@
 #include "kvfold/cuda/departures.cuh"
 #include "kvfold/cuda/entry_match.cuh"
 #include "kvfold/cuda/entry_scores.cuh"
+#include "kvfold/cuda/last_block.cuh"
 #include "kvfold/cuda/nearest_tile.cuh"
 
 namespace kvfold::cuda::detail {
@@ -38,9 +39,9 @@ struct leave_for_centre {
     const index_t n = cache.length[h];
     const entry_table tokens =
         entry_table::of(cache, state, h, cache.position[cache.slot(h, n - 1)], entries.places);
-    const candidate mine = block_max(shared.best, most_like(tokens, h, tile, n, leaving));
-    if (const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, mine);
-        best.last) {
+    const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.near_tiles,
+                                    most_like(tokens, h, tile, n, leaving));
+    if (best.last) {
       leave(shared, tokens, h, n, leaving, best.of);
     }
   }

@@ -37,7 +37,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
   const index_t all = queries.count * cache.group, dim = cache.dim;
   const bool primal = target <= all;
   const index_t size = primal ? target : all;
-  const extent tiles{heads, shares(all, query_tile<>::queries)}, some{heads, shares(target, 64)};
+  const extent tiles{heads, shares(all, query_tile::queries)}, some{heads, shares(target, 64)};
   launch(reference_output<Scalar>{cache, queries, work.fold.log_sum_exp, own.missing}, tiles,
          stream);
   launch(merge_rows<Scalar>{cache, work.plan, own.centres}, some, stream);

@@ -30,7 +30,7 @@ struct add_moments {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t first = static_cast<index_t>(block_index().y) * rows, n = cache.length[h];
-    const bool plans = n > limit.target && n >= limit.trigger;
+    const bool plans = limit.reached(n);
     if (first == 0 && thread_index() == 0) {
       planned[h] = plans ? 0 : -1;
     }

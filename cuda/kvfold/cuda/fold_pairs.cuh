@@ -79,17 +79,14 @@ struct fit_rows {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
-    const index_t rows = plan.rows[h];
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
-    for (index_t r = block * (threads / 32) + warp(); r < rows; r += blocks * (threads / 32)) {
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       edge* const row = plan.edges + cache.slot(h, begin[r]);
       const bool cluster = (into[cache.slot(h, row[0].source)] & division::fresh) != 0;
       if (begin[r + 1] - begin[r] > 1 || cluster) {
         fit(shared, h, row, begin[r + 1] - begin[r], plan.log_mass[cache.slot(h, r)]);
       }
-    }
+    });
   }
 
  private:

@@ -91,7 +91,7 @@ struct pool_leverage {
     const index_t* const position = cache.position + cache.slot(h, 0);
     index_t* const list = of.kept + cache.slot(h, 0);
     float* const raw = lever + cache.slot(h, 0);
-    float* const pooled = of.similarity + cache.slot(h, 0);
+    float* const means = of.similarity + cache.slot(h, 0);
     index_t newest = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       list[s] = s;
@@ -103,19 +103,13 @@ struct pool_leverage {
         [&](index_t s) { return static_cast<unsigned>(position[s]); });
     float sum = 0;
     for (index_t i = thread_index(); i < n; i += threads) {
-      const index_t begin = i < pool / 2 ? 0 : i - pool / 2;
-      const index_t end = i + pool / 2 + 1 < n ? i + pool / 2 + 1 : n;
-      float all = 0;
-      for (index_t j = begin; j < end; ++j) {
-        all += raw[order[j]];
-      }
-      all /= static_cast<float>(end - begin);
-      pooled[order[i]] = all;
-      sum += all;
+      const float mean = pooled(raw, order, n, i, pool);
+      means[order[i]] = mean;
+      sum += mean;
     }
     sum = block_sum(shared.sum, sum);  // all have read
     for (index_t s = thread_index(); s < n; s += threads) {
-      raw[s] = pooled[s];
+      raw[s] = means[s];
     }
     if (thread_index() == 0) {
       least[h] = outlier * (sum / static_cast<float>(n));

@@ -34,12 +34,8 @@ struct order_walkers {
       }
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.sort.number, newest));
+    const head_context head =
+        context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
     index_t* const order = of.leaving + cache.slot(h, 0);
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
@@ -250,19 +246,8 @@ struct limit_joins {
       count += joined(s) ? 1 : 0;
     }
     if (block_sum(shared.number, count) > most) {
-      const statistic least =
-          block_statistic<threads>::highest(shared.statistic, n, most, joined, order);
-      index_t equals = 0;
-      for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-        const index_t s = base + thread_index();
-        const bool joins = s < n && joined(s);
-        const bool equal = joins && order(s) == least.least;
-        const auto before = block_prefix(shared.prefix, turn, equal ? 1 : 0, 0);
-        if (joins && (equal ? equals + before.a >= least.equals : order(s) < least.least)) {
-          into[s] = s;
-        }
-        equals += before.all_a;
-      }
+      block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, most, joined,
+                                                 order, [&](index_t s) { into[s] = s; });
     }
     if (thread_index() == 0) {
       of.leaving_count[h] = 0;

@@ -24,8 +24,8 @@ struct division {
   static constexpr index_t gone = -1;
   static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was to leave
 
-  index_t* rows;                        ///< [heads] of the plan; −1: this head stays as it is
-  index_t *kept, *leaving;              ///< [heads, capacity] slots, ascending
+  index_t* rows;            ///< [heads] of the plan; −1: this head stays as it is
+  index_t *kept, *leaving;  ///< [heads, capacity] slots; ascending where `select` made them
   index_t *kept_count, *leaving_count;  ///< [heads]
   index_t* into;                        ///< [heads, capacity] slot ↦ its row's anchor, or `gone`
   matches nearest;                      ///< of the leaving

@@ -78,6 +78,27 @@ KVFOLD_DEVICE candidate compared(const Similarity& similarity, float ab, const k
   }
 }
 
+/// What a tile's rows, from place `e0` of a list of `count` on, are nearest to, when each lane
+/// knows the best of its own columns: `best`, of the rows that `Shape` gives the lane.
+template <class Shape, class Scalar>
+KVFOLD_DEVICE void write_matches(const matches& out, const cache_view<Scalar>& cache, index_t h,
+                                 index_t e0, index_t count,
+                                 const candidate (&best)[Shape::row_tiles][2]) {
+  KVFOLD_UNROLL
+  for (index_t m = 0; m < Shape::row_tiles; ++m) {
+    KVFOLD_UNROLL
+    for (index_t i = 0; i < 2; ++i) {
+      const candidate most = reduce_max(best[m][i], 4);
+      const index_t e = e0 + Shape::row(m, 2 * i);
+      if (lane() % 4 == 0 && e < count) {
+        out.into[cache.slot(h, e)] = most_slot(most);
+        out.similarity[cache.slot(h, e)] =
+            most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
+      }
+    }
+  }
+}
+
 /// `k·k` of every slot in use: a warp a row, in the order of lanes.
 template <class Scalar>
 struct squared_norms {
@@ -94,18 +115,9 @@ struct squared_norms {
     const index_t begin = static_cast<index_t>(block_index().y) * 256, n = cache.length[h];
     const auto keys = cache.keys.of(h);
     for (index_t s = begin + warp(); s < n && s < begin + 256; s += threads / 32) {
-      float sum = 0;
-      for (index_t i = lane() * vector_16<Scalar>::size; i < cache.dim;
-           i += 32 * vector_16<Scalar>::size) {
-        const auto x = load_row(keys.at(s), i, cache.dim, aligned);
-        KVFOLD_UNROLL
-        for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
-          sum += to_float(x[j]) * to_float(x[j]);
-        }
-      }
-      sum = reduce_sum(sum);
+      const float square = square_of(keys.at(s), cache.dim, aligned);
       if (lane() == 0) {
-        norm[cache.slot(h, s)] = sum;
+        norm[cache.slot(h, s)] = square;
       }
     }
   }
@@ -207,19 +219,7 @@ struct nearest_kept {
       sync_block();  // the tile may be overwritten
     }
     wait_async<0>();
-    KVFOLD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVFOLD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const candidate most = reduce_max(best[m][i], 4);
-        const index_t e = e0 + shape::row(m, 2 * i);
-        if (lane() % 4 == 0 && e < count) {
-          out.into[cache.slot(h, e)] = most_slot(most);
-          out.similarity[cache.slot(h, e)] =
-              most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
-        }
-      }
-    }
+    write_matches<shape>(out, cache, h, e0, count, best);
   }
 };
 

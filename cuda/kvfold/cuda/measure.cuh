@@ -52,12 +52,8 @@ struct pool_sums {
     if (n == 0) {
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.sort.number, newest));
+    const head_context head =
+        context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
     const protection in_window{0, rule.window, head.newest};
     const float* const raw = sums + cache.slot(h, 0);
     index_t* const list = order + cache.slot(h, 0);
@@ -75,14 +71,8 @@ struct pool_sums {
                    static_cast<unsigned>(head.newest),
                    [&](index_t s) { return static_cast<unsigned>(head.position[s]); });
     for (index_t i = thread_index(); i < count; i += threads) {
-      const index_t begin = i < kernel / 2 ? 0 : i - kernel / 2;
-      const index_t end = i + kernel / 2 + 1 < count ? i + kernel / 2 + 1 : count;
-      float sum = 0;
-      for (index_t j = begin; j < end; ++j) {
-        sum += raw[by_position[j]];
-      }
       head.column(window_rule::past, by_position[i]) =
-          sum / static_cast<float>(count_border ? kernel : end - begin);
+          pooled(raw, by_position, count, i, kernel, count_border);
     }
     if (thread_index() == 0) {
       head.memory[0] = 0;

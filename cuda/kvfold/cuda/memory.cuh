@@ -25,7 +25,7 @@ struct partial_attention {
   float* max;        // [heads, splits, group] of the logits
   float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
   float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
-  unsigned long long* leaving;  // [heads, near_tiles] best candidate of each tile
+  unsigned long long* leaving;  // [heads, near_tiles] best candidate of each tile of a launch
   index_t* victims;             // [heads] who leaves for the nearest; −1: nobody
   index_t splits;
   index_t tiles;

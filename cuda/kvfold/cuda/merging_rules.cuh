@@ -1,7 +1,7 @@
 /// Rules of policies that merge what leaves.
 #pragma once
 
-#include "kvfold/cuda/context.cuh"
+#include "kvfold/cuda/evicting_rules.cuh"
 
 namespace kvfold::cuda {
 
@@ -42,24 +42,11 @@ struct residual_rule {
 };
 
 /// D2O: sums as H2O's; what leaves goes into the nearest of all others by cosine, or nowhere.
-struct absorb_rule {
-  static constexpr bool observes = true, leaves = true, merges = true, nearest = true;
+struct absorb_rule : sum_rule {
+  static constexpr bool merges = true, nearest = true;
   enum memory_name : index_t { threshold, has_threshold };
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 0;
   float beta = 0.7F;
 
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    float& score = head.column(0, s);
-    score = accumulated(score, a, 1.0F);
-  }
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
-    return protection{sinks, recent, head.newest}(head.position[s]);
-  }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(head.column(0, s));
-  }
   /// eq. 10: the threshold after `m` was measured.
   KVFOLD_DEVICE float next_threshold(const head_context& head, float m) const {
     return head.memory[has_threshold] != 0 ? beta * m + (1 - beta) * head.memory[threshold] : m;
@@ -117,25 +104,13 @@ struct vote_rule {
 
 /// KVMerger: sums as H2O's; runs of neighbours merge, several slots at once always. A plan selects
 /// those that take no part: the last, and the sinks and the best of the others together.
-struct run_rule {
-  static constexpr bool observes = true, leaves = true, merges = true, always_plans = true;
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 0, heavy = 4;
+struct run_rule : sum_rule {
+  static constexpr bool merges = true, always_plans = true;
+  index_t heavy = 4;
   bool by_threshold = false;
   float epsilon = 0.75F, sigma = 0;
   bool scale_values = true, gaps_break = true;
 
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    float& score = head.column(0, s);
-    score = accumulated(score, a, 1.0F);
-  }
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
-    return protection{sinks, recent, head.newest}(head.position[s]);
-  }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(head.column(0, s));
-  }
   /// Sinks that are not among the last take places of the best.
   KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
     return stays(head, s) && !protection{0, recent, head.newest}(head.position[s]);

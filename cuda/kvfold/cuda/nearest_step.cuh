@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/departures.cuh"
 #include "kvfold/cuda/joins.cuh"
+#include "kvfold/cuda/last_block.cuh"
 #include "kvfold/cuda/nearest_tile.cuh"
 
 namespace kvfold::cuda::detail {
@@ -71,9 +72,9 @@ struct leave_for_nearest {
       return;
     }
     const index_t n = cache.length[h] + 1;
-    const candidate mine = block_max(shared.best, nearest(h, tile, n, leaving));
-    if (const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, mine);
-        best.last) {
+    const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.near_tiles,
+                                    nearest(h, tile, n, leaving));
+    if (best.last) {
       leave(h, n, leaving, best.of);  // lengths change when all blocks of the head have read them
     }
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kvfold/cuda/memory.cuh"
-#include "kvfold/cuda/together.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -63,41 +62,6 @@ KVFOLD_DEVICE void cosines(const head_rows<Scalar>& of, index_t with, const tile
     const float ab = reduce_sum(dot[u], rows.lanes);
     cosine[u] = norms > 0 ? ab / norms : 0.0F;
   }
-}
-
-/// The best of a head's tiles, for the block that finishes last.
-struct best_of_all {
-  bool last;
-  candidate of;
-};
-
-/// Leaves `mine` of this tile behind. The ticket that says which block is the last is the caller's
-/// to put back.
-template <index_t Threads>
-KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
-                                        of_warps<candidate, Threads>& shared,
-                                        const partial_attention& to, index_t h, index_t tile,
-                                        candidate mine) {
-  candidate* const tiles = to.leaving + std::ptrdiff_t{h} * to.near_tiles;
-  if (thread_index() == 0) {
-    tiles[tile] = mine;
-  }
-  publish();
-  sync_block();
-  if (thread_index() == 0) {
-    const index_t done = add_global(to.tickets + h, 1);
-    ticket[0] = done;
-  }
-  sync_block();
-  publish();
-  if (ticket[0] != to.near_tiles - 1) {
-    return {false, 0};
-  }
-  candidate best = 0;
-  for (index_t t = thread_index(); t < to.near_tiles; t += Threads) {
-    best = tiles[t] > best ? tiles[t] : best;
-  }
-  return {true, block_max(shared, best)};
 }
 
 }  // namespace kvfold::cuda::detail

@@ -6,6 +6,7 @@
 #include "kvfold/cuda/attend.cuh"
 #include "kvfold/cuda/departures.cuh"
 #include "kvfold/cuda/entry_attention.cuh"
+#include "kvfold/cuda/last_block.cuh"
 #include "kvfold/cuda/residual_step.cuh"
 
 namespace kvfold::cuda::detail {
@@ -52,18 +53,14 @@ struct observe_and_leave {
     const head_context head =
         context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
     combine(shared, h, tile, full);
-    const candidate best = full ? candidate{0} : observe(shared, head, h, tile, n);
-    if ((!Rule::observes && !remembers<Rule> && !options.appended) ||
-        !ends(shared, h, tile, best)) {
-      return;  // lengths change when all blocks of the head have read them
+    const candidate mine = full ? candidate{0} : observe(shared, head, h, tile, n);
+    if (!Rule::observes && !remembers<Rule> && !options.appended) {
+      return;
     }
-    candidate least = 0;
-    for (index_t t = thread_index(); t < from.tiles; t += threads) {
-      const candidate c = from.leaving[std::ptrdiff_t{h} * from.tiles + t];
-      least = c > least ? c : least;
+    const auto least = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.tiles, mine);
+    if (least.last) {  // lengths change when all blocks of the head have read them
+      finish(shared, head, h, n, least.of == 0 ? -1 : least_slot(least.of));
     }
-    least = block_max(shared.best, least);
-    finish(shared, head, h, n, least == 0 ? -1 : least_slot(least));
   }
 
  private:
@@ -140,23 +137,6 @@ struct observe_and_leave {
       }
     }
     return best;
-  }
-
-  /// Leaves the tile's candidate behind. Is this the head's last block?
-  KVFOLD_DEVICE bool ends(shared_memory& shared, index_t h, index_t tile, candidate best) const {
-    best = block_max(shared.best, best);
-    if (thread_index() == 0) {
-      from.leaving[std::ptrdiff_t{h} * from.tiles + tile] = best;
-    }
-    publish();
-    sync_block();
-    if (thread_index() == 0) {
-      const index_t done = add_global(from.tickets + h, 1);
-      shared.ticket[0] = done;
-    }
-    sync_block();
-    publish();
-    return shared.ticket[0] == from.tiles - 1;
   }
 
   /// One block, when all of the head is observed.

@@ -7,9 +7,8 @@ namespace kvfold::cuda::detail {
 
 /// Sixteen queries against rows, 32 at a time: a warp has two queries, a lane a row, then columns
 /// of the output.
-template <index_t Queries = 16>
 struct query_tile {
-  static constexpr index_t threads = 256, queries = Queries, some = 32;
+  static constexpr index_t threads = 256, queries = 16, some = 32;
   static constexpr index_t own = queries / (threads / 32);  // queries of a warp
   static constexpr index_t parts = most_dim / 32;           // elements of a row in a lane
   static constexpr index_t pitch = most_dim + 1;            // lanes meet different banks
@@ -22,12 +21,15 @@ struct query_tile {
 
   KVFOLD_DEVICE static index_t query(index_t u) { return warp() * own + u; }
 
-  /// The tile's queries; a barrier before they are used is the caller's.
-  template <class RowOf>
-  KVFOLD_DEVICE static void load_queries(memory& shared, index_t dim, RowOf row_of) {
+  /// Queries `q0 ...` of the `all` of head `h`'s query heads, zeros behind the last; a barrier
+  /// before they are used is the caller's.
+  template <class Scalar>
+  KVFOLD_DEVICE static void load_queries(memory& shared, const chosen_rows<Scalar>& of, index_t h,
+                                         index_t q0, index_t all, index_t dim) {
     for (index_t e = thread_index(); e < queries * dim; e += threads) {
-      const auto* const from = row_of(e / dim);
-      shared.query[e / dim * most_dim + e % dim] = from == nullptr ? 0.0F : to_float(from[e % dim]);
+      const index_t q = q0 + e / dim, i = e % dim;
+      shared.query[e / dim * most_dim + i] =
+          q < all ? to_float(of.at(h, q / of.count, q % of.count)[i]) : 0.0F;
     }
   }
   /// Rows `row_of(r)`, zeros where there are none. Two barriers.
@@ -62,14 +64,29 @@ struct query_tile {
     }
     sync_warp();  // the weights are used up
   }
+  /// `use(q, i, x)` for the lane's part of the sums: element `i` of what query `q` of `all` gets.
+  template <class Use>
+  KVFOLD_DEVICE static void each_sum(const sums& sum, index_t q0, index_t all, index_t dim,
+                                     Use use) {
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < own; ++u) {
+      KVFOLD_UNROLL
+      for (index_t w = 0; w < parts; ++w) {
+        const index_t q = q0 + query(u), i = w * 32 + lane();
+        if (q < all && i < dim) {
+          use(q, i, sum[u][w]);
+        }
+      }
+    }
+  }
 };
 
 /// `Σ_s exp(ℓ_s − Z) v_s` for every reference query. Reads K and V once for sixteen queries.
 template <class Scalar>
 struct reference_output {
-  using tile = query_tile<>;
+  using tile = query_tile;
   static constexpr index_t threads = tile::threads;
-  using shared_memory = typename tile::memory;
+  using shared_memory = tile::memory;
 
   cache_view<Scalar> cache;
   chosen_rows<Scalar> queries;
@@ -85,17 +102,14 @@ struct reference_output {
     const index_t q0 = static_cast<index_t>(block_index().y) * tile::queries;
     const index_t all = queries.count * cache.group, n = cache.length[h];
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    tile::load_queries(shared, cache.dim, [&](index_t q) {
-      const index_t e = q0 + q;
-      return e < all ? queries.at(h, e / queries.count, e % queries.count) : nullptr;
-    });
+    tile::load_queries(shared, queries, h, q0, all, cache.dim);
     float z[tile::own];
     KVFOLD_UNROLL
     for (index_t u = 0; u < tile::own; ++u) {
       const index_t q = q0 + tile::query(u);
       z[u] = q < all ? log_sum_exp[std::ptrdiff_t{h} * all + q] : 0.0F;
     }
-    typename tile::sums sum = {};
+    tile::sums sum = {};
     for (index_t s0 = 0; s0 < n; s0 += tile::some) {
       const index_t s = s0 + lane();
       tile::load_rows(shared, cache.dim,
@@ -110,16 +124,9 @@ struct reference_output {
                       [&](index_t r) { return s0 + r < n ? values.at(s0 + r) : nullptr; });
       tile::add_rows(shared, cache.dim, sum);
     }
-    KVFOLD_UNROLL
-    for (index_t u = 0; u < tile::own; ++u) {
-      KVFOLD_UNROLL
-      for (index_t w = 0; w < tile::parts; ++w) {
-        const index_t q = q0 + tile::query(u), i = w * 32 + lane();
-        if (q < all && i < cache.dim) {
-          out[(std::ptrdiff_t{h} * all + q) * cache.dim + i] = sum[u][w];
-        }
-      }
-    }
+    tile::each_sum(sum, q0, all, cache.dim, [&](index_t q, index_t i, float x) {
+      out[(std::ptrdiff_t{h} * all + q) * cache.dim + i] = x;
+    });
   }
 };
 
@@ -136,13 +143,10 @@ struct merge_rows {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
     const edge* const edges = plan.edges + cache.slot(h, 0);
-    for (index_t r = block * (threads / 32) + warp(); r < plan.rows[h];
-         r += blocks * (threads / 32)) {
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       for (index_t i = lane(); i < cache.dim; i += 32) {
         float k = 0, v = 0;
         for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
@@ -151,16 +155,16 @@ struct merge_rows {
         }
         to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
       }
-    }
+    });
   }
 };
 
 /// `P = softmax(scale · q·k_r + β_r)` over the rows, and what `P V` lacks of the output.
 template <class Scalar>
 struct row_probabilities {
-  using tile = query_tile<>;
+  using tile = query_tile;
   static constexpr index_t threads = tile::threads;
-  using shared_memory = typename tile::memory;
+  using shared_memory = tile::memory;
 
   cache_view<Scalar> cache;
   chosen_rows<Scalar> queries;
@@ -181,10 +185,7 @@ struct row_probabilities {
     const auto at = [&](index_t u, index_t r) -> float& {
       return p[(std::ptrdiff_t{h} * all + q0 + tile::query(u)) * most + r];
     };
-    tile::load_queries(shared, cache.dim, [&](index_t q) {
-      const index_t e = q0 + q;
-      return e < all ? queries.at(h, e / queries.count, e % queries.count) : nullptr;
-    });
+    tile::load_queries(shared, queries, h, q0, all, cache.dim);
     float max[tile::own], total[tile::own];
     KVFOLD_UNROLL
     for (index_t u = 0; u < tile::own; ++u) {
@@ -214,7 +215,7 @@ struct row_probabilities {
       }
       total[u] = reduce_sum(total[u]);
     }
-    typename tile::sums sum = {};
+    tile::sums sum = {};
     for (index_t r0 = 0; r0 < n; r0 += tile::some) {
       const index_t r = r0 + lane();
       KVFOLD_UNROLL
@@ -231,16 +232,9 @@ struct row_probabilities {
       });
       tile::add_rows(shared, cache.dim, sum);
     }
-    KVFOLD_UNROLL
-    for (index_t u = 0; u < tile::own; ++u) {
-      KVFOLD_UNROLL
-      for (index_t w = 0; w < tile::parts; ++w) {
-        const index_t q = q0 + tile::query(u), i = w * 32 + lane();
-        if (q < all && i < cache.dim) {
-          missing[(std::ptrdiff_t{h} * all + q) * cache.dim + i] -= sum[u][w];
-        }
-      }
-    }
+    tile::each_sum(sum, q0, all, cache.dim, [&](index_t q, index_t i, float x) {
+      missing[(std::ptrdiff_t{h} * all + q) * cache.dim + i] -= x;
+    });
   }
 };
 

@@ -67,12 +67,7 @@ struct settle_residuals {
     if (n > target) {
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.number, newest));
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     settle(rule, shared.number, shared.best, head, n);
   }
 };

@@ -247,18 +247,15 @@ struct spare_pinned {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
-    for (index_t r = block * (threads / 32) + warp(); r < plan.rows[h];
-         r += blocks * (threads / 32)) {
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       const index_t anchor = plan.edges[cache.slot(h, begin[r])].source;
       for (index_t i = lane(); i < cache.dim; i += 32) {
         if ((into[cache.slot(h, anchor)] & division::fresh) == 0) {
           correction[cache.slot(h, r) * cache.dim + i] = 0;
         }
       }
-    }
+    });
   }
 };
 

@@ -66,7 +66,7 @@ struct make_rows {
     const index_t* const sorted =
         block_sort(shared.sort, order, spare, n, 2U * static_cast<unsigned>(n), key);
     edge* const edges = plan.edges + cache.slot(h, 0);
-    index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    index_t* const begin = plan.begin + cache.bound(h, 0);
     index_t rows = 0;
     for (index_t base = 0, turn = 0; base < goes; base += threads, turn ^= 1) {
       const index_t e = base + thread_index();
@@ -105,19 +105,16 @@ struct weigh_rows {
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
-    const auto block = static_cast<index_t>(block_index().y);
-    const auto blocks = static_cast<index_t>(grid().y);
-    const index_t rows = plan.rows[h];
     const head_context head = context_of(cache, state, h, 0);
-    const index_t* const begin = plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
-    for (index_t r = block * (threads / 32) + warp(); r < rows; r += blocks * (threads / 32)) {
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       edge* const row = plan.edges + cache.slot(h, begin[r]);
       const index_t size = begin[r + 1] - begin[r];
       const bool was_kept = (from.into[cache.slot(h, row[0].source)] & division::fresh) == 0;
       if (size > 1 || weights.alone(head, row[0].source, was_kept)) {
         weights(cache, h, head, row, size, plan.log_mass[cache.slot(h, r)]);
       }
-    }
+    });
   }
 };
 

@@ -75,13 +75,12 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
                          policy.newcomer_competes,
                          policy.prompt == decltype(policy.prompt)::chunked};
   } else if constexpr (name == "d2o") {
-    return absorb_rule{policy.combine, policy.sinks,
-                       share_of(policy.recent, budget.target - policy.sinks), policy.beta};
+    return absorb_rule{
+        {policy.combine, policy.sinks, share_of(policy.recent, budget.target - policy.sinks)},
+        policy.beta};
   } else if constexpr (name == "kvmerger") {
     const index_t share = share_of(policy.heavy, budget.target);
-    return run_rule{policy.combine,
-                    policy.sinks,
-                    share_of(policy.recent, budget.target),
+    return run_rule{{policy.combine, policy.sinks, share_of(policy.recent, budget.target)},
                     share > policy.sinks ? share : policy.sinks,
                     policy.joins == decltype(policy.joins)::threshold,
                     policy.epsilon,

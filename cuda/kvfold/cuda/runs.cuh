@@ -146,20 +146,9 @@ struct name_runs {
     if (wanted >= pairs) {
       return;
     }
-    const statistic least = block_statistic<threads>::highest(
-        shared.statistic, n, wanted, [&](index_t s) { return right[s] >= 0; },
-        [&](index_t s) { return ordered(u[s]); });
-    index_t equals = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const unsigned x = s < n && right[s] >= 0 ? ordered(u[s]) : 0;
-      const bool equal = s < n && right[s] >= 0 && x == least.least;
-      const auto before = block_prefix(shared.prefix, turn, equal ? 1 : 0, 0);
-      if (s < n && right[s] >= 0 && (equal ? equals + before.a >= least.equals : x < least.least)) {
-        right[s] = -1;
-      }
-      equals += before.all_a;
-    }
+    block_statistic<threads>::each_but_highest(
+        shared.statistic, shared.prefix, n, wanted, [&](index_t s) { return right[s] >= 0; },
+        [&](index_t s) { return ordered(u[s]); }, [&](index_t s) { right[s] = -1; });
   }
 
   /// A warp a run, from its first member on.

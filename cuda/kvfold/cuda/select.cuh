@@ -19,7 +19,7 @@ struct evictions {
   KVFOLD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s,
                           index_t row) const {
     plan.edges[cache.slot(h, row)] = {s, 1.0F, 1.0F};
-    begin(cache, h)[row] = row;
+    plan.begin[cache.bound(h, row)] = row;
     plan.log_mass[cache.slot(h, row)] = cache.log_mass[cache.slot(h, s)];
   }
   template <class Scalar>
@@ -27,13 +27,7 @@ struct evictions {
   template <class Scalar>
   KVFOLD_DEVICE void end(const cache_view<Scalar>& cache, index_t h, index_t rows, index_t) const {
     plan.rows[h] = rows;
-    begin(cache, h)[rows] = rows;
-  }
-
- private:
-  template <class Scalar>
-  KVFOLD_DEVICE index_t* begin(const cache_view<Scalar>& cache, index_t h) const {
-    return plan.begin + std::ptrdiff_t{h} * (cache.capacity + 1);
+    plan.begin[cache.bound(h, rows)] = rows;
   }
 };
 
@@ -60,18 +54,13 @@ struct select_slots {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t n = cache.length[h];
-    if (n <= limit.target || (limit.trigger > 0 && n < limit.trigger)) {
+    if (!limit.reached(n)) {
       if (thread_index() == 0) {
         to.none(h);
       }
       return;
     }
-    index_t newest = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const index_t p = cache.position[cache.slot(h, s)];
-      newest = p > newest ? p : newest;
-    }
-    const head_context head = context_of(cache, state, h, block_max(shared.number, newest));
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     const Rule mine = prepared(rule, shared.number, head, n);
     index_t stay = 0;
     for (index_t s = thread_index(); s < n; s += threads) {

@@ -78,4 +78,18 @@ KVFOLD_DEVICE index_t* block_sort(sort_memory<Threads>& shared, index_t* slots, 
   return slots;
 }
 
+/// The mean of `x` over the `kernel` neighbours of place `i` in `order [n]`: at the borders over
+/// those that are there, or, with `count_border`, as if zeros stood outside. One number of
+/// `kvfold::average_pool`.
+KVFOLD_DEVICE inline float pooled(const float* x, const index_t* order, index_t n, index_t i,
+                                  index_t kernel, bool count_border = false) {
+  const index_t half = kernel / 2, begin = i < half ? 0 : i - half;
+  const index_t end = i + half + 1 < n ? i + half + 1 : n;
+  float sum = 0;
+  for (index_t j = begin; j < end; ++j) {
+    sum += x[order[j]];
+  }
+  return sum / static_cast<float>(count_border ? kernel : end - begin);
+}
+
 }  // namespace kvfold::cuda::detail

@@ -38,6 +38,27 @@ struct block_statistic {
     return x;
   }
 
+  /// `use(s)` for every slot that `counts(s)` and is not among the `wanted` highest, ties to the
+  /// lower slot. `use` may change what `counts` says of its own slot.
+  template <class Counts, class Order, class Use>
+  KVFOLD_DEVICE static void each_but_highest(statistic_memory& shared,
+                                             prefix_memory<Threads>& prefix, index_t n,
+                                             index_t wanted, Counts counts, Order order, Use use) {
+    const statistic least = highest(shared, n, wanted, counts, order);
+    index_t equals = 0;
+    for (index_t base = 0, turn = 0; base < n; base += Threads, turn ^= 1) {
+      const index_t s = base + thread_index();
+      const bool is = s < n && counts(s);
+      const unsigned x = is ? order(s) : 0;
+      const bool equal = is && x == least.least;
+      const auto before = block_prefix(prefix, turn, equal ? 1 : 0, 0);
+      if (is && (equal ? equals + before.a >= least.equals : x < least.least)) {
+        use(s);
+      }
+      equals += before.all_a;
+    }
+  }
+
  private:
   /// Adds the next digit; `equals` of those that share all digits so far are wanted.
   template <class Counts, class Order>

@@ -1,4 +1,4 @@
-/// What the threads of a block find out together.
+/// What the threads of a block find out together, and how blocks share what there is to do.
 #pragma once
 
 #include "kvfold/cuda/device.cuh"
@@ -102,6 +102,17 @@ KVFOLD_DEVICE block_prefixes block_prefix(prefix_memory<Threads>& shared, index_
     x.all_a += of_a, x.all_b += of_b;
   }
   return x;
+}
+
+/// `use(i)` for `0 .. n−1`, each by a warp of one of the blocks along the grid's y.
+template <index_t Threads, class Use>
+KVFOLD_DEVICE void each_by_warp(index_t n, Use use) {
+  constexpr index_t warps = Threads / 32;
+  const auto block = static_cast<index_t>(block_index().y);
+  const auto blocks = static_cast<index_t>(grid().y);
+  for (index_t i = block * warps + warp(); i < n; i += blocks * warps) {
+    use(i);
+  }
 }
 
 }  // namespace kvfold::cuda

@@ -82,8 +82,13 @@ struct cache_view {
   index_t group = 1;  ///< 1 to 16 query heads share a KV head
   float scale = 1;    ///< logit = scale · q·k + log-mass
 
+  /// In arrays [heads, capacity].
   KVFOLD_DEVICE std::ptrdiff_t slot(index_t h, index_t s) const {
     return std::ptrdiff_t{h} * capacity + s;
+  }
+  /// In arrays [heads, capacity + 1] of where rows begin; the last one ends where one more would.
+  KVFOLD_DEVICE std::ptrdiff_t bound(index_t h, index_t r) const {
+    return std::ptrdiff_t{h} * (capacity + 1) + r;
   }
   bool aligned() const { return keys.aligned() && values.aligned(); }
 };
@@ -168,6 +173,21 @@ KVFOLD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
       row[i + j] = x[j];
     }
   }
+}
+
+/// `x·x` of a row `[dim]`, by a warp.
+template <class Scalar>
+KVFOLD_DEVICE float square_of(const Scalar* row, index_t dim, bool aligned) {
+  constexpr index_t width = vector_16<Scalar>::size;
+  float sum = 0;
+  for (index_t i = lane() * width; i < dim; i += 32 * width) {
+    const auto x = load_row(row, i, dim, aligned);
+    KVFOLD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      sum += to_float(x[j]) * to_float(x[j]);
+    }
+  }
+  return reduce_sum(sum);
 }
 
 }  // namespace kvfold::cuda

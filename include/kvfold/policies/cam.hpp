@@ -33,15 +33,11 @@ struct cam {
   static constexpr std::array<column, 1> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
   index_t least() const {
-    index_t target = 1;
-    while (sinks + share_of(recent, target) > target && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(1,
+                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
-    expects(recent >= 0 && recent < 1, "cam: recent as a share in [0, 1) expected, ", recent,
-            " came");
+    expect_share(name(), "recent", recent);
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens to merge into", merge, 1);
   }
@@ -52,9 +48,7 @@ struct cam {
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> total(static_cast<std::size_t>(head.length()));
-    column_scores(head, queries, {}, {.total = total});
-    accumulate(state.column(0), total);
+    accumulate(state.column(0), head, queries);
     state.memory()[0] = 0;
   }
 
@@ -112,17 +106,17 @@ struct cam {
     if (state.memory()[0] == 0 && !merge_prompt) {
       return out;
     }
-    const index_t own = head.position(out.leaving), until = last_heir(head, own);
+    const index_t own = head.position(out.leaving), last = last_heir(head, own);
     double theirs = 0;
     index_t heirs = 0;
     for (index_t s = 0; s < head.length(); ++s) {
-      if (head.position(s) > own && head.position(s) <= until) {
+      if (head.position(s) > own && head.position(s) <= last) {
         theirs += double{score[static_cast<std::size_t>(s)]};
         ++heirs;
       }
     }
     if (gives(own, score[static_cast<std::size_t>(out.leaving)], theirs, heirs)) {
-      out.heirs_until = until;
+      out.heirs = heirs, out.last_heir = last;
     }
     return out;
   }

@@ -36,8 +36,7 @@ struct d2o {
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
   index_t least() const { return sinks + 1; }
   void validate() const {
-    expects(recent >= 0 && recent < 1, "d2o: recent as a share in [0, 1) expected, ", recent,
-            " came");
+    expect_share(name(), "recent", recent);
     expect_count(name(), "sinks", sinks, 0);
     expects(beta >= 0 && beta <= 1, "d2o: a beta in [0, 1] expected, ", beta, " came");
   }
@@ -48,9 +47,7 @@ struct d2o {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> total(static_cast<std::size_t>(head.length()));
-    column_scores(head, queries, {.combine = combine}, {.total = total});
-    accumulate(state.column(score), total);
+    accumulate(state.column(score), head, queries, combine);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,

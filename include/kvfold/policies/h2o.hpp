@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "kvfold/column_scores.hpp"
+#include "kvfold/evict.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/score.hpp"
-#include "kvfold/select.hpp"
 
 namespace kvfold {
 
@@ -23,15 +23,11 @@ struct h2o {
   static constexpr std::array<column, 1> columns() { return {}; }
   /// The smallest budget in which the sinks and the window's share both fit.
   index_t least() const {
-    index_t target = 1;
-    while (sinks + share_of(recent, target) > target && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(1,
+                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
-    expects(recent >= 0 && recent < 1, "h2o: recent as a share in [0, 1) expected, ", recent,
-            " came");
+    expect_share(name(), "recent", recent);
     expect_count(name(), "sinks", sinks, 0);
   }
 
@@ -41,15 +37,12 @@ struct h2o {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> total(static_cast<std::size_t>(head.length()));
-    column_scores(head, queries, {.combine = combine}, {.total = total});
-    accumulate(state.column(0), total);
+    accumulate(state.column(0), head, queries, combine);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    select(head.length(), target, stays(head, target), by(state.column(0)), out);
-    keep_marked(head, out);
+    evict(head, target, stays(head, target), by(state.column(0)), out);
   }
 
   departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
@@ -58,9 +51,7 @@ struct h2o {
 
  private:
   auto stays(const kv_head auto& head, index_t target) const {
-    return [&head, p = protect(head, sinks, share_of(recent, target))](index_t s) {
-      return p(head.position(s));
-    };
+    return protected_slots(head, sinks, share_of(recent, target));
   }
 };
 

@@ -1,14 +1,14 @@
 #pragma once
 
-#include <cmath>       // std::exp
-#include <functional>  // std::invoke
+#include <cmath>   // std::isfinite
+#include <limits>  // std::numeric_limits
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "kvfold/evict.hpp"
 #include "kvfold/leaders.hpp"
-#include "kvfold/policies/keepkv_estimate.hpp"
+#include "kvfold/policies/keepkv_merge.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/rows.hpp"
 
@@ -20,12 +20,11 @@ namespace kvfold {
 ///   score   ln w_j = β_j + S_j; S by a moving average of s           eq. 8
 ///   select  sinks, the most recent, then the top of the rest by w
 ///   match   nearest by cosine, merged at `similarity` or above, else gone
-///   merge   ω_j = w_j / Σ w    k̄ = Σ ω k    v = Σ ω v               eqs. 7, 25, 26
-///           A = ln Σ w    P = ln Σ p    M = Σ ω S    r = (A − P)/M
-///           r in [1/2, 2]: k = r k̄, β = P;  else k = k̄, β = A − M (ours: as exact, and stable)
-/// Either way β + S = A: the slot weighs what its members weighed. The paper leaves the selection
-/// open. A prompt is merged first, then evicted (table 3): slots walk by falling w to leaders, so
-/// that those left over have nobody near.
+///   merge   ω_j = w_j / Σ w    k = r Σ ω k    v = Σ ω v             eqs. 7, 25, 26
+///           r and the slot's β as `vote_merge` has them; its S is A − β, A = ln Σ w: it weighs
+///           what its members weighed
+/// The paper leaves the selection open. A prompt is merged first, then evicted (table 3): slots
+/// walk by falling w to leaders, so that those left over have nobody near.
 struct keepkv {
   /// The authors' code never scales keys (r = 1, β = P), and estimates s by its mean over a window.
   enum class mode { paper, code };
@@ -51,17 +50,13 @@ struct keepkv {
   index_t column_count() const { return as == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return as == mode::paper ? 0 : 1; }
   index_t least() const {
-    index_t target = sinks + 1;
-    while (sinks + share_of(recent, target) > target && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(sinks + 1,
+                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "queries in the window", window, 1);
-    expects(recent >= 0 && recent < 1, "keepkv: recent as a share in [0, 1) expected, ", recent,
-            " came");
+    expect_share(name(), "recent", recent);
     expects(similarity >= -1 && similarity <= 1, "keepkv: a similarity in [-1, 1] expected, ",
             similarity, " came");
     expects(decay >= 0 && decay < 1, "keepkv: a decay in [0, 1) expected, ", decay, " came");
@@ -83,7 +78,7 @@ struct keepkv {
         b[i] = now;
       }
     }
-    void operator()(index_t first, const log_array& now, index_t count) const {
+    void operator()(index_t first, const dense::array& now, index_t count) const {
       const auto i = static_cast<std::size_t>(first);
       if (policy.as == mode::paper) {
         moving_average{policy.decay}(&a[i], &b[i], now, count);
@@ -177,8 +172,9 @@ struct keepkv {
       return {.leaving = e};
     }
     const index_t members[] = {c.slot, e};
-    const auto made = merged(head, state, members);
-    const float stay = share(head, state, c.slot, made), leave = share(head, state, e, made);
+    const vote_merge made = merged(head, state, members);
+    const float stay = made.share(log_weight(head, state, c.slot));
+    const float leave = made.share(log_weight(head, state, e));
     return {.leaving = e,
             .into = c.slot,
             .stay_weight = stay,
@@ -191,15 +187,18 @@ struct keepkv {
   /// The merged slots' estimates, before their members go.
   void carry(const kv_head auto& head, head_state& state, const merge_plan& change) const {
     for (index_t r = 0; r < change.rows(); ++r) {
-      if (change.row(r).size() > 1) {
-        carry(head, state, change.row(r), &edge::source, change.log_mass(r));
+      if (const auto row = change.row(r); row.size() > 1) {
+        carry(
+            head, state, row.size(), [&](std::size_t i) { return row[i].source; },
+            change.log_mass(r));
       }
     }
   }
   void carry(const kv_head auto& head, head_state& state, const departure& change) const {
     if (change.into != departure::nowhere) {
       const index_t members[] = {change.into, change.leaving};
-      carry(head, state, std::span(members), std::identity{}, change.log_mass);
+      carry(
+          head, state, 2, [&](std::size_t i) { return members[i]; }, change.log_mass);
     }
   }
 
@@ -213,15 +212,16 @@ struct keepkv {
     if (as == mode::paper) {
       return finite(double{state.column(log_score)[static_cast<std::size_t>(s)]});
     }
-    const index_t queries = logit_window::queries(state, s);
-    const double mean = logit_window::sum(state, s) - std::log(double(queries));
-    const double floor = std::log(double{epsilon});
-    return queries == 0 ? floor : log_sum(2, [&](std::size_t i) { return i == 0 ? mean : floor; });
+    return logit_window::mean(state, s, epsilon);
+  }
+  /// ln w
+  double log_weight(const kv_head auto& head, const head_state& state, index_t s) const {
+    return double{head.log_mass(s)} + estimate(state, s);
   }
   /// Slot ↦ what it is ranked by; the authors leave the votes out.
   auto ranks(const kv_head auto& head, const head_state& state) const {
     return [this, &head, &state](index_t s) {
-      return static_cast<float>(as == mode::paper ? double{head.log_mass(s)} + estimate(state, s)
+      return static_cast<float>(as == mode::paper ? log_weight(head, state, s)
                                                   : finite(logit_window::sum(state, s)));
     };
   }
@@ -231,39 +231,19 @@ struct keepkv {
     if (as == mode::code) {
       return least_wanted(head.length(), stays(head, target), ranks(head, state));
     }
-    const auto by_votes = [&head, s = state.column(log_score)](index_t i) {  // `ranks`, as a vector
+    // `ranks` without asking for the mode slot by slot: compilers take many at once.
+    const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
       return static_cast<float>(double{head.log_mass(i)} +
                                 finite(double{s[static_cast<std::size_t>(i)]}));
     };
     return least_wanted(head.length(), stays(head, target), by_votes);
   }
 
-  struct merge {
-    double weight;  ///< A
-    float key_scale, log_mass;
-  };
-  merge merged(const kv_head auto& head, const head_state& state,
-               std::span<const index_t> members) const {
-    const auto votes = [&](index_t s) { return double{head.log_mass(s)}; };
-    const auto sum = [&](auto log_of) {
-      return log_sum(members.size(), [&](std::size_t i) { return log_of(members[i]); });
-    };
-    const double a = sum([&](index_t s) { return votes(s) + estimate(state, s); });
-    const double p = sum(votes);
-    if (as == mode::code) {
-      return {a, 1.0F, static_cast<float>(p)};
-    }
-    double mean = 0;
-    for (const index_t s : members) {
-      mean += std::exp(votes(s) + estimate(state, s) - a) * estimate(state, s);
-    }
-    const double r = (a - p) / mean;
-    return r >= 0.5 && r <= 2 ? merge{a, static_cast<float>(r), static_cast<float>(p)}
-                              : merge{a, 1.0F, static_cast<float>(a - mean)};
-  }
-  /// ω
-  float share(const kv_head auto& head, const head_state& state, index_t s, const merge& m) const {
-    return static_cast<float>(std::exp(double{head.log_mass(s)} + estimate(state, s) - m.weight));
+  vote_merge merged(const kv_head auto& head, const head_state& state,
+                    std::span<const index_t> members) const {
+    return vote_merge::of(
+        members, [&](index_t s) { return double{head.log_mass(s)}; },
+        [&](index_t s) { return estimate(state, s); }, as == mode::paper);
   }
 
   void write_rows(const kv_head auto& head, const head_state& state, merge_plan& out) const {
@@ -272,37 +252,36 @@ struct keepkv {
       if (members.size() == 1) {
         return out.keep(members[0], head.log_mass(members[0]));
       }
-      const merge made = merged(head, state, members);
+      const vote_merge made = merged(head, state, members);
       for (const index_t s : members) {
-        const float w = share(head, state, s, made);
+        const float w = made.share(log_weight(head, state, s));
         out.add({s, made.key_scale * w, w});
       }
       out.end_row(made.log_mass);
     });
   }
 
-  /// S of a merged slot is A − β. Code: of each query the vote-weighted mean of its members' s, as
-  /// far back as the slot that stays goes.
-  template <class Members, class SlotOf>
-  void carry(const kv_head auto& head, head_state& state, Members members, SlotOf slot_of,
+  /// S of the slot that `slot_of(0)` becomes with `slot_of(1 .. n−1)`: A − β. Code: of each query
+  /// the vote-weighted mean of their s, as far back as `slot_of(0)` goes.
+  template <class SlotOf>
+  void carry(const kv_head auto& head, head_state& state, std::size_t n, SlotOf slot_of,
              float log_mass) const {
-    const auto anchor = static_cast<std::size_t>(std::invoke(slot_of, members.front()));
-    const auto sum = [&](auto log_of) {
-      return log_sum(members.size(), [&](std::size_t i) {
-        const index_t s = std::invoke(slot_of, members[i]);
-        return double{head.log_mass(s)} + log_of(s);
+    const auto merged_score = [&](auto score_of) {
+      const double a = log_sum(n, [&](std::size_t i) {
+        const index_t s = slot_of(i);
+        return double{head.log_mass(s)} + score_of(s);
       });
+      return static_cast<float>(a - double{log_mass});
     };
+    const auto anchor = static_cast<std::size_t>(slot_of(0));
     if (as == mode::paper) {
-      const double a = sum([&](index_t s) { return estimate(state, s); });
-      state.column(log_score)[anchor] = static_cast<float>(a - double{log_mass});
+      state.column(log_score)[anchor] = merged_score([&](index_t s) { return estimate(state, s); });
       return;
     }
     for (index_t c = 0; c < window; ++c) {
       float& now = state.column(c)[anchor];
       if (now != logit_window::not_seen) {
-        const double row = sum([&](index_t s) { return double{logit_window::at(state, c, s)}; });
-        now = static_cast<float>(row - double{log_mass});
+        now = merged_score([&](index_t s) { return double{logit_window::at(state, c, s)}; });
       }
     }
   }

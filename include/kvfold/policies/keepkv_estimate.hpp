@@ -28,10 +28,6 @@ double log_sum(std::size_t n, F f) {
   return std::isfinite(top) ? top + std::log(sum) : top;
 }
 
-/// Slots whose logarithms are taken together.
-inline constexpr index_t log_block = 64;
-using log_array = Eigen::Array<float, log_block, 1>;
-
 /// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(scale ·
 /// q_g·k_s)` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
 /// these have underflown, from the query. O(group · length), nothing allocated.
@@ -44,9 +40,9 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
   };
   const float heads = std::log(static_cast<float>(group));
   const float top = *std::ranges::max_element(seen.log_sum_exp);
-  for (index_t first = 0; first < n; first += log_block) {
-    const index_t count = std::min(log_block, n - first);
-    log_array mass = log_array::Zero();
+  for (index_t first = 0; first < n; first += dense::array_size) {
+    const index_t count = std::min(dense::array_size, n - first);
+    dense::array mass = dense::array::Zero();
     for (index_t g = 0; g < group; ++g) {
       const auto at = static_cast<std::size_t>(g);
       const float share = std::exp(seen.log_sum_exp[at] - top);
@@ -55,7 +51,7 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
         mass[i] += share * p[i];
       }
     }
-    log_array now = mass.log() + (top - heads);
+    dense::array now = mass.log() + (top - heads);
     for (index_t i = 0; i < count; ++i) {
       const index_t s = first + i;
       now[i] -= head.log_mass(s);
@@ -98,12 +94,12 @@ struct moving_average {
   float decay;  ///< a
 
   /// Of a block of slots.
-  void operator()(float* log_score, float* seen, const log_array& now, index_t count) const {
-    log_array before = log_array::Zero(), weight = log_array::Zero();
+  void operator()(float* log_score, float* seen, const dense::array& now, index_t count) const {
+    dense::array before = dense::array::Zero(), weight = dense::array::Zero();
     std::copy_n(log_score, count, before.data());
     std::copy_n(seen, count, weight.data());
-    const log_array old = decay * weight, top = before.max(now);
-    const log_array after =
+    const dense::array old = decay * weight, top = before.max(now);
+    const dense::array after =
         top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
     for (index_t i = 0; i < count; ++i) {
       if (old[i] > 0 && std::isfinite(before[i]) && std::isfinite(now[i])) {
@@ -153,6 +149,13 @@ struct logit_window {
   static double sum(const head_state& state, index_t s) {
     return log_sum(static_cast<std::size_t>(state.columns()),
                    [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
+  }
+  /// `ln(mean s + epsilon)`
+  static double mean(const head_state& state, index_t s, float epsilon) {
+    const index_t seen_by = queries(state, s);
+    const double mean = sum(state, s) - std::log(double(seen_by)),
+                 floor = std::log(double{epsilon});
+    return seen_by == 0 ? floor : log_sum(2, [&](std::size_t i) { return i == 0 ? mean : floor; });
   }
   static float at(const head_state& state, index_t c, index_t s) {
     return state.column(c)[static_cast<std::size_t>(s)];

@@ -42,11 +42,8 @@ struct kvmerger {
   enum column_name : index_t { score };
   static constexpr std::array<column, 1> columns() { return {column{column_fold::sum}}; }
   index_t least() const {
-    index_t target = std::max(sinks, index_t{1});
-    while (untouched(target) >= target && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(std::max(sinks, index_t{1}),
+                        [&](index_t target) { return untouched(target) < target; });
   }
   index_t slack(index_t slots) const {
     return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
@@ -69,9 +66,7 @@ struct kvmerger {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> total(static_cast<std::size_t>(head.length()));
-    column_scores(head, queries, {.combine = combine}, {.total = total});
-    accumulate(state.column(score), total);
+    accumulate(state.column(score), head, queries, combine);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <algorithm>  // std::copy
+#include <algorithm>  // std::fill
 #include <array>
 #include <string_view>
 #include <utility>  // std::pair
@@ -8,6 +8,7 @@
 #include "kvfold/each_query.hpp"
 #include "kvfold/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score.hpp"
 
 namespace kvfold {
 
@@ -37,13 +38,8 @@ struct scissorhands {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    const auto now = state.column(current);
-    mark(head, seen.attention, head.seen(), head.length(), now);
-    float& queries = state.memory()[0];
-    if (++queries >= static_cast<float>(history)) {
-      std::copy(now.begin(), now.end(), state.column(past).begin());
-      std::fill(now.begin(), now.end(), queries = 0);
-    }
+    mark(head, seen.attention, head.seen(), head.length(), state.column(current));
+    count_in_window(state.memory()[0], history, state.column(current), state.column(past));
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {

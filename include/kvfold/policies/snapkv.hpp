@@ -1,20 +1,20 @@
 #pragma once
 
-#include <algorithm>  // std::copy
+#include <algorithm>  // std::fill
 #include <array>
 #include <string_view>
 
 #include "kvfold/column_scores.hpp"
+#include "kvfold/evict.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/score.hpp"
-#include "kvfold/select.hpp"
 
 namespace kvfold {
 
 /// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries look at.
 ///   score   prompt: attention summed over the last W queries (or the reference queries given),
-///   average-pooled over
-///           positions (listing 1); decode: over the last W to 2W queries, as past + current window
+///           average-pooled over positions (listing 1); decode: over the last W to 2W queries, as
+///           past + current window
 ///   select  sinks and the last W tokens, then the top of the rest by s
 ///   match   nowhere: what leaves is gone
 /// The paper compresses prompts only; decoding on as H2O restricted to the window is ours.
@@ -39,13 +39,8 @@ struct snapkv {
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    const auto now = state.column(current);
-    accumulate(now, seen.attention);
-    float& queries = state.memory()[0];
-    if (++queries >= static_cast<float>(window)) {
-      std::copy(now.begin(), now.end(), state.column(past).begin());
-      std::fill(now.begin(), now.end(), queries = 0);
-    }
+    accumulate(state.column(current), seen.attention);
+    count_in_window(state.memory()[0], window, state.column(current), state.column(past));
   }
 
   template <class T>
@@ -60,19 +55,13 @@ struct snapkv {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    select(head.length(), target, stays(head), by_sum(state.column(past), state.column(current)),
-           out);
-    keep_marked(head, out);
+    evict(head, target, protected_slots(head, sinks, window),
+          by_sum(state.column(past), state.column(current)), out);
   }
 
   departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.leaving = least_wanted(head.length(), stays(head),
+    return {.leaving = least_wanted(head.length(), protected_slots(head, sinks, window),
                                     by_sum(state.column(past), state.column(current)))};
-  }
-
- private:
-  auto stays(const kv_head auto& head) const {
-    return [&head, in = protect(head, sinks, window)](index_t s) { return in(head.position(s)); };
   }
 };
 

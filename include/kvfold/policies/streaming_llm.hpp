@@ -3,9 +3,9 @@
 #include <algorithm>  // std::min
 #include <string_view>
 
+#include "kvfold/evict.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/rope.hpp"
-#include "kvfold/select.hpp"
 
 namespace kvfold {
 
@@ -29,9 +29,8 @@ struct streaming_llm {
   void validate() const { expect_count(name(), "sinks", sinks, 0); }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
-    select(
-        head.length(), target, sink_of(head), [&](index_t s) { return head.position(s); }, out);
-    keep_marked(head, out);
+    evict(
+        head, target, sink_of(head), [&](index_t s) { return head.position(s); }, out);
   }
 
   departure leaving(const kv_head auto& head, const head_state&, index_t) const {

@@ -43,15 +43,11 @@ struct zsmerge {
     return {column{merged_score}, column{column_fold::sum, 1}, column{column_fold::max}};
   }
   index_t least() const {
-    index_t target = residual + sinks + 3;
-    while (context(target) <= sinks && target < most_tokens) {
-      ++target;
-    }
-    return target;
+    return least_target(residual + sinks + 3,
+                        [&](index_t target) { return context(target) > sinks; });
   }
   void validate() const {
-    expects(proximity >= 0 && proximity < 1, "zsmerge: proximity as a share in [0, 1) expected, ",
-            proximity, " came");
+    expect_share(name(), "proximity", proximity);
     expect_count(name(), "residual slots", residual, 1);
     expect_count(name(), "sinks", sinks, 0);
     expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",

@@ -1,0 +1,126 @@
+/// A cache on the card with random contents, and the prompt that filled it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "card.cuh"
+#include "kvfold/cuda/queries.cuh"
+#include "kvfold/traits.hpp"
+
+namespace card {
+
+/// Normal numbers, the first million of them over and over.
+inline std::vector<bfloat16> normal(std::size_t n) {
+  static std::mt19937 random(1);
+  std::normal_distribution<float> number;
+  std::vector<bfloat16> x(std::min(n, std::size_t{1} << 20));
+  for (bfloat16& y : x) {
+    y = __float2bfloat16(number(random));
+  }
+  const std::size_t period = x.size();
+  x.resize(n);
+  for (std::size_t i = period; i < n; ++i) {
+    x[i] = x[i - period];
+  }
+  return x;
+}
+
+struct cache_shape {
+  index_t heads, length, capacity, dim = 128, group = 4;
+};
+
+/// A cache, its policy's state and a step's tokens.
+struct cache_on_device {
+  cache_shape shape;
+  std::vector<index_t> lengths;
+  std::vector<float> fresh;  // columns
+  buffer<bfloat16> keys, values, q, k, v, out;
+  buffer<float> log_mass, columns, memory;
+  buffer<index_t> position, length, seen;
+
+  explicit cache_on_device(const cache_shape& s)
+      : shape(s),
+        lengths(static_cast<std::size_t>(s.heads), s.length),
+        fresh(cuda::most_columns * slots()),
+        keys(normal(slots() * n(s.dim))),
+        values(normal(slots() * n(s.dim))),
+        q(normal(n(s.heads * s.group * s.dim))),
+        k(normal(n(s.heads * s.dim))),
+        v(normal(n(s.heads * s.dim))),
+        out(n(s.heads * s.group * s.dim)),
+        log_mass(slots()),
+        columns(cuda::most_columns * slots()),
+        memory(n(s.heads) * 4),
+        position(slots()),
+        length(lengths),
+        seen(lengths) {
+    reset();
+  }
+  static std::size_t n(index_t x) { return static_cast<std::size_t>(x); }
+  std::size_t slots() const { return n(shape.heads) * n(shape.capacity); }
+  /// As it was, but for the rows' contents.
+  void reset() {
+    std::vector<index_t> order(slots());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      order[i] = static_cast<index_t>(i % n(shape.capacity));
+    }
+    position = order, length = lengths, seen = lengths;
+    check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
+    columns = fresh;
+    check(cudaMemset(memory.data(), 0, memory.size() * sizeof(float)), "reset");
+  }
+  cuda::cache_view<bfloat16> view() const {
+    const std::ptrdiff_t head = std::ptrdiff_t{shape.capacity} * shape.dim;
+    return {{keys.data(), head, shape.dim},
+            {values.data(), head, shape.dim},
+            log_mass.data(),
+            position.data(),
+            length.data(),
+            seen.data(),
+            shape.heads,
+            shape.capacity,
+            shape.dim,
+            shape.group,
+            1 / std::sqrt(static_cast<float>(shape.dim))};
+  }
+  /// The state of a policy, as it is before anything was observed.
+  template <class Policy>
+  cuda::state_view state(const Policy& p) {
+    cuda::state_view s;
+    for (const auto& c : traits::columns(p)) {
+      s.fold[s.count] = c.fold, s.initial[s.count] = c.initial;
+      std::fill_n(fresh.begin() + s.count * static_cast<std::ptrdiff_t>(slots()), slots(),
+                  c.initial);
+      ++s.count;
+    }
+    const std::size_t floats = traits::memory(p, shape.dim, shape.group, shape.capacity);
+    memory = std::vector<float>(n(shape.heads) * std::max(floats, std::size_t{1}));
+    reset();
+    s.columns = columns.data(), s.memory = memory.data();
+    s.floats = static_cast<index_t>(floats);
+    return s;
+  }
+  /// Bytes of K and V in use.
+  double bytes() const { return 2.0 * shape.heads * shape.length * shape.dim * sizeof(bfloat16); }
+};
+
+/// A cache of `length` slots and the queries of all of them.
+struct prompt {
+  cache_on_device kv;
+  buffer<bfloat16> queries;
+  index_t count;
+
+  prompt(index_t heads, index_t length, index_t group)
+      : kv({heads, length, length, 128, group}),
+        queries(normal(cache_on_device::n(heads * group) * cache_on_device::n(length) * 128)),
+        count(length) {}
+  cuda::query_rows<bfloat16> rows() const {
+    const std::ptrdiff_t one = std::ptrdiff_t{count} * 128;
+    return {queries.data(), count, one * kv.shape.group, one, 128};
+  }
+};
+
+}  // namespace card

@@ -1,0 +1,16 @@
+// The library's headers, and every policy that has a CUDA path, as nvcc hands them to the host's
+// compiler on every commit: its front end writes anew what it has read.
+#include "kvfold/cuda/memory.cuh"
+#include "kvfold/kvfold.hpp"
+
+namespace kvfold::cuda {
+
+template <class... Policies>
+std::size_t bytes_of(const cache_view<KVFOLD_SCALAR>& cache) {
+  return (workspace_bytes(Policies{}, cache) + ...);
+}
+
+template std::size_t bytes_of<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, keepkv,
+                              kvmerger, ems, fold>(const cache_view<KVFOLD_SCALAR>&);
+
+}  // namespace kvfold::cuda
