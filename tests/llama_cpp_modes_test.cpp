@@ -27,11 +27,12 @@ std::vector<engine::row_major_matrix> run(compressed_llama& kv, const std::vecto
 TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alone") {
   twin models;
   const auto text = draw_tokens(448, models.shape.vocab);
-  for (const std::string name : {"h2o", "fold", "ems:window=8", "streaming_llm"}) {
+  for (const std::string name :
+       {"h2o", "fold", "ems:window=8", "streaming_llm", "expected_attention"}) {
     CAPTURE(name);
     const auto p = policy_named(name);
     for (const bool whole : {false, true}) {
-      const std::vector<budget> limits = {{.target = 48}, {.target = 80, .trigger = 120}};
+      const std::vector<budget> limits = {{.target = 48}, {.target = 80, .trigger = 200}};
       chunked_engine ours(models.ours, p, limits, 512, {static_cast<char>(whole), 0});
       std::vector<engine::row_major_matrix> wanted;
       for (std::size_t at = 0; at < text.size(); at += chunk) {
@@ -45,8 +46,14 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
         compressed_llama kv(models.theirs.get(), p, o, exact_parameters(512, chunk));
         CHECK(apart(run(kv, text), wanted) < 1e-3F);
         const auto r = kv.kv.report();
-        CHECK(r.slots == (whole ? 448 : 80));
+        CHECK(r.slots == (whole ? 448 : 144));  // four chunks, 80, two more, 80, one more
         CHECK(r.cells == (how == mode::own_attention ? 1 : r.slots));
+        kv.kv.each_layers([&](auto& all) {
+          for (index_t h = 0; h < 2; ++h) {
+            CHECK((all[0].at(h).state.observed() == 0) == (whole || !p.measures()));
+            CHECK((all[1].at(h).state.observed() == 0) == !p.measures());
+          }
+        });
       }
     }
   }
@@ -56,8 +63,9 @@ TEST_CASE(
     "llama.cpp: heads have their own budgets, and own attention holds no more than they say") {
   twin models;
   const auto text = draw_tokens(448, models.shape.vocab);
+  // One of them has a slot less than the longest.
   const std::vector<budget> limits = {
-      {.target = 24}, {.target = 96}, {.target = 64}, {.target = 32}};
+      {.target = 24}, {.target = 96}, {.target = 95}, {.target = 32}};
   std::vector<std::vector<engine::row_major_matrix>> logits;
   for (const mode how : {mode::repack, mode::own_attention}) {
     compressed_llama kv(models.theirs.get(), policy_named("fold"), {.how = how, .limits = limits},
@@ -74,9 +82,79 @@ TEST_CASE(
         }
       }
     });
-    CHECK(slots == 24 + 96 + 64 + 32);
+    CHECK(slots == 24 + 96 + 95 + 32);
   }
   CHECK(apart(logits[0], logits[1]) < 1e-3F);
+}
+
+TEST_CASE(
+    "llama.cpp: bytes are rows, log-mass, positions and columns; repack's rows are all cells") {
+  twin models;
+  const auto text = draw_tokens(192, models.shape.vocab);
+  const std::vector<budget> limits = {
+      {.target = 24}, {.target = 96}, {.target = 64}, {.target = 32}};
+  for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16}) {
+    const std::size_t row = 2 * 16 * ggml_type_size(type);  // a key and a value
+    for (const mode how : {mode::repack, mode::own_attention}) {
+      auto parameters = exact_parameters(256, chunk);
+      parameters.type_k = parameters.type_v = type;
+      compressed_llama kv(models.theirs.get(), policy_named("h2o"), {.how = how, .limits = limits},
+                          parameters);
+      run(kv, text);
+      const auto r = kv.kv.report();
+      const std::size_t slots = 24 + 96 + 64 + 32, rows = how == mode::repack ? 4 * 96 : slots;
+      CHECK(r.tokens == 192);
+      CHECK(r.slots == 96);
+      CHECK(r.bytes == rows * row + slots * (4 + 4 + 4));  // h2o has one column
+      CHECK(r.full_bytes == 192 * 4 * row);
+    }
+  }
+}
+
+TEST_CASE("llama.cpp: a policy that never compresses gives the engine's own logits") {
+  twin models;
+  const auto text = draw_tokens(192, models.shape.vocab);
+  const auto wanted = full_logits(models.ours, text);
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    compressed_llama kv(models.theirs.get(), policy_named("full_cache"),
+                        {.how = how, .limits = {{.target = 16}}}, exact_parameters(256, chunk));
+    const auto got = run(kv, text);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      CHECK(difference(got[i], wanted.middleRows(static_cast<Eigen::Index>(i) * chunk, chunk)) <
+            1e-3F);
+    }
+    CHECK(kv.kv.report().slots == 192);
+  }
+}
+
+TEST_CASE("llama.cpp: single tokens pile up under a policy that compresses prompts only") {
+  twin models;
+  const auto text = draw_tokens(165, models.shape.vocab);
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    compressed_llama kv(models.theirs.get(), policy_named("attention_matching:recent=4"),
+                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, chunk));
+    const auto part = [&](std::size_t at, std::size_t n) {
+      for (std::size_t i = at; i < at + n; i += std::min<std::size_t>(n, chunk)) {
+        kv.decode(std::span(text).subspan(i, std::min<std::size_t>(n, chunk)));
+      }
+      return kv.kv.report().slots;
+    };
+    CHECK(part(0, 128) == 96);
+    for (index_t i = 0; i < 5; ++i) {
+      CHECK(part(128 + static_cast<std::size_t>(i), 1) == 97 + i);
+    }
+    CHECK(part(133, 32) == 96);
+  }
+}
+
+TEST_CASE("llama.cpp: cells that the engine adds to n_ctx can be used") {
+  twin models;
+  const auto text = draw_tokens(384, models.shape.vocab);
+  const options o{.limits = {{.target = 80}}};
+  compressed_llama few(models.theirs.get(), policy_named("h2o"), o, exact_parameters(100, chunk)),
+      more(models.theirs.get(), policy_named("h2o"), o, exact_parameters(256, chunk));
+  CHECK(llama_n_ctx(few.context.get()) == 256);  // a multiple of it
+  CHECK(apart(run(few, text), run(more, text)) == 0);
 }
 
 TEST_CASE("llama.cpp: micro-batches, threads and sequences' flags do not change the logits") {
@@ -133,6 +211,26 @@ TEST_CASE("llama.cpp: half rows in both modes") {
       CHECK(d < 0.1F);
       CHECK(d > 0);
       CHECK(kv.kv.report().full_bytes == wanted.kv.report().full_bytes / 2);
+    }
+  }
+}
+
+TEST_CASE("llama.cpp: half rows under policies that measure and merge") {
+  twin models;
+  const auto text = draw_tokens(192, models.shape.vocab, 4);  // rounding decides nothing in it
+  for (const std::string name : {"h2o", "keepkv", "fold", "ems:window=8", "snapkv:window=8"}) {
+    CAPTURE(name);
+    compressed_llama exact(models.theirs.get(), policy_named(name), {.limits = {{.target = 96}}},
+                           exact_parameters(256, chunk));
+    const auto wanted = run(exact, text);
+    for (const mode how : {mode::repack, mode::own_attention}) {
+      auto parameters = exact_parameters(256, chunk);
+      parameters.type_k = parameters.type_v = GGML_TYPE_F16;
+      compressed_llama kv(models.theirs.get(), policy_named(name),
+                          {.how = how, .limits = {{.target = 96}}}, parameters);
+      const float d = apart(run(kv, text), wanted);
+      CHECK(d < 0.05F);
+      CHECK(d > 0);
     }
   }
 }

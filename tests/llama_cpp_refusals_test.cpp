@@ -48,10 +48,12 @@ TEST_CASE("llama.cpp: models that cannot be compressed are refused by the featur
   CHECK_THAT(said([](auto& m) { m.window = 512; }), Contains("sliding-window"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_MROPE; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_IMROPE; }), Contains("M-RoPE"));
+  CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_VISION; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.alibi = true; }), Contains("ALiBi"));
   CHECK_THAT(said([](auto& m) { m.latent = true; }), Contains("MLA"));
   CHECK_THAT(said([](auto& m) { m.capped = true; }), Contains("capped"));
   CHECK_THAT(said([](auto& m) { m.value_dim = 8; }), Contains("different lengths"));
+  CHECK_THAT(said([](auto& m) { m.kv_heads = 0; }), Contains("no KV heads"));
   CHECK_THAT(said([](auto& m) { m.kv_heads = 3; }), Contains("multiple of the KV heads"));
 }
 
@@ -73,6 +75,20 @@ TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
               "llama")
             .latent);
   CHECK(facts({}, "refact").alibi);
+  const auto real = [&](const char* key, float value) {
+    return facts([&](gguf_context* g) { gguf_set_val_f32(g, key, value); }, "llama");
+  };
+  CHECK(real("llama.attention.max_alibi_bias", 8).alibi);
+  CHECK_FALSE(real("llama.attention.max_alibi_bias", 0).alibi);
+  CHECK(real("llama.attn_logit_softcapping", 50).capped);
+  // Lengths that the file leaves out are those of the embedding's heads.
+  const auto without = facts(
+      [](gguf_context* g) {
+        gguf_remove_key(g, "llama.attention.key_length");
+        gguf_remove_key(g, "llama.attention.value_length");
+      },
+      "llama");
+  CHECK((without.dim == 16 && without.value_dim == 16));
 }
 
 TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and nothing is changed") {
@@ -106,38 +122,99 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
   CHECK_THAT(said([](auto& p) { p.cb_eval = [](ggml_tensor*, bool, void*) { return true; }; }),
              Contains("no cb_eval"));
   CHECK_THAT(said([](auto& p) { p.embeddings = true; }), Contains("embeddings"));
+  CHECK_THAT(said([](auto& p) { p.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL; }),
+             Contains("causal attention"));
   const auto nothing = [](auto&) {};
   CHECK_THAT(said(nothing, {.limits = {{.target = 300}}}), Contains("n_ctx of at least 301"));
   CHECK_THAT(said(nothing, {.limits = {{.target = 3}}}), Contains("budget of at least"));
   CHECK_THAT(said(nothing, {.limits = {{96}, {96}, {96}}}), Contains("1 budget, 2 (layers) or 4"));
   CHECK_THAT(said(nothing, {.limits = {{96}}, .untouched = {2}}), Contains("layers 0 to 1"));
+  CHECK_THAT(said(nothing, {.limits = {{96}}, .untouched = {-1}}), Contains("layers 0 to 1"));
+  // No n_ctx: the trained context's cells.
+  CHECK(said([](auto& p) { p.n_ctx = 0; }, {.limits = {{4095}}}) == "not refused");
+  CHECK_THAT(said([](auto& p) { p.n_ctx = 0; }, {.limits = {{4096}}}), Contains("at least 4097"));
+  CHECK(said(nothing, {.limits = {{255}}}) == "not refused");
+  CHECK_THAT(said(nothing, {.limits = {{256}}}), Contains("n_ctx of at least 257"));
+  CHECK(said(nothing, {.limits = {{300}}}, "full_cache") == "not refused");
+}
+
+TEST_CASE(
+    "llama.cpp: a context that is not the one that was prepared is refused in its first graph") {
+  twin models;
+  const auto text = draw_tokens(64, models.shape.vocab);
+  const auto said = [&](mode how, auto change, bool bound = true) {
+    adapter kv(models.theirs.get(), policy_named("h2o"), {.how = how, .limits = {{.target = 96}}});
+    auto p = exact_parameters(256, 64);
+    kv.attach(p);
+    change(p);
+    const llama_context_ptr context(llama_init_from_model(models.theirs.get(), p));
+    REQUIRE(context != nullptr);
+    if (bound) {
+      kv.bind(context.get());
+    }
+    int code = 0;
+    decode(context.get(), text, 0, &code);
+    return refusal([&] {
+      kv.check();
+      CHECK(code == 0);
+    });
+  };
+  using Catch::Contains;
+  const auto nothing = [](auto&) {};
+  CHECK(said(mode::repack, nothing) == "not refused");
+  CHECK_THAT(said(mode::repack, nothing, false), Contains("bind(context) expected"));
+  CHECK_THAT(said(mode::repack, [](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; }),
+             Contains("flash attention was switched"));
+  CHECK_THAT(said(mode::own_attention,
+                  [](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED; }),
+             Contains("flash attention was switched"));
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    CHECK_THAT(said(how, [](auto& p) { p.type_k = p.type_v = GGML_TYPE_F16; }),
+               Contains("in f32 expected"));
+    CHECK_THAT(said(how, [](auto& p) { p.n_seq_max = 2; }), Contains("cells] expected"));
+  }
+  adapter kv(models.theirs.get(), policy_named("h2o"), {.limits = {{.target = 96}}});
+  CHECK_THAT(refusal([&] { kv.bind(nullptr); }), Contains("a context expected"));
 }
 
 TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset makes good") {
+  twin models;
+  const auto text = draw_tokens(192, models.shape.vocab);
   for (const mode how : {mode::repack, mode::own_attention}) {
-    twin models;
-    const auto text = draw_tokens(128, models.shape.vocab);
-    compressed_llama kv(models.theirs.get(), policy_named("h2o"),
-                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, 64));
-    const auto first = kv.decode(std::span(text).first(64));
-    int code = 0;
-    // A gap: the engine allows one behind nothing.
-    llama_memory_clear(llama_get_memory(kv.context.get()), true);
-    const auto part = std::span(text).subspan(64, 32);
-    decode(kv.context.get(), part, 5, &code);
-    CHECK(code == 2);
-    CHECK_THROWS_WITH(kv.kv.check(), Catch::Contains("consecutive positions"));
-    decode(kv.context.get(), part, 6, &code);  // and goes on failing
-    CHECK(code != 0);
-    llama_memory_clear(llama_get_memory(kv.context.get()), true);
-    kv.kv.reset();
-    kv.position = 0;
-    CHECK(difference(kv.decode(std::span(text).first(64)), first) == 0);
-    // A text from position 0 needs no reset.
-    llama_memory_clear(llama_get_memory(kv.context.get()), true);
-    kv.position = 0;
-    CHECK(difference(kv.decode(std::span(text).first(64)), first) == 0);
-    kv.decode(std::span(text).subspan(64, 64));
-    CHECK(kv.kv.report().slots == 96);
+    for (const auto& p : {policy_named("h2o"), policy_named("fold"), by_slots()}) {
+      CAPTURE(p.name());
+      compressed_llama kv(models.theirs.get(), p, {.how = how, .limits = {{.target = 96}}},
+                          exact_parameters(256, 64));
+      const auto chunks = [&] {
+        kv.position = 0;
+        std::vector<engine::row_major_matrix> logits;
+        for (std::size_t at = 0; at < text.size(); at += 64) {
+          logits.push_back(kv.decode(std::span(text).subspan(at, 64)));
+        }
+        return logits;
+      };
+      const auto clear = [&] { llama_memory_clear(llama_get_memory(kv.context.get()), true); };
+      const auto first = chunks();
+      const auto r = kv.kv.report();
+      int code = 0;
+      // A gap: the engine allows one behind nothing.
+      clear();
+      const auto part = std::span(text).subspan(64, 32);
+      decode(kv.context.get(), part, 5, &code);
+      CHECK(code == 2);
+      CHECK_THROWS_WITH(kv.kv.check(), Catch::Contains("consecutive positions"));
+      decode(kv.context.get(), part, 6, &code);  // and goes on failing
+      CHECK(code != 0);
+      clear();
+      kv.kv.reset();
+      CHECK(chunks() == first);
+      // A text from position 0 needs no reset.
+      clear();
+      CHECK(chunks() == first);
+      CHECK(kv.kv.report().tokens == 192);
+      CHECK(kv.kv.report().cells == r.cells);
+      CHECK(kv.kv.report().slots == 96);
+      CHECK(kv.kv.report().bytes == r.bytes);
+    }
   }
 }

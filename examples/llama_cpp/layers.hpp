@@ -27,7 +27,6 @@ class layers {
                            std::span<const index_t>(of(setup.capacities)),
                            setup.how == mode::own_attention);
       layers_.back().whole = setup.whole[l] != 0 || !traits::bounded(p);
-      layers_.back().edited = setup.how == mode::repack && has_mass(p);
       most = std::max(most, std::ranges::max(of(setup.capacities)));
     }
     work_.reserve(setup.shape.group, most);

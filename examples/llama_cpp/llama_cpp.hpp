@@ -256,9 +256,8 @@ void compressor<P>::note_rows(ggml_tensor* t) {
   each_layers([&](auto& all) {
     auto& engine = all[std::max(k, v)].engine;
     (k >= 0 ? engine.keys : engine.values) = root;
-    const auto width = std::int64_t{setup_.shape.heads} * setup_.shape.dim;
-    expects(root->ne[0] == width && root->ne[2] == 1, "llama.cpp: '", root->name, "' [", width,
-            ", cells] expected, [", root->ne[0], ", ", root->ne[1], ", ", root->ne[2], "] came");
+    expect_rows(root, std::int64_t{setup_.shape.heads} * setup_.shape.dim,
+                half_ ? GGML_TYPE_F16 : GGML_TYPE_F32);
   });
 }
 

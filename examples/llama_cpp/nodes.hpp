@@ -60,6 +60,14 @@ inline void expect_on_host(const ggml_tensor* t) {
           "set n_gpu_layers = 0 and offload_kqv = false");
 }
 
+/// Throws unless `t` are the cells of one stream, of rows as `attach` was told.
+inline void expect_rows(const ggml_tensor* t, std::int64_t width, ggml_type type) {
+  expects(t->type == type, "llama.cpp: '", t->name, "' in ", ggml_type_name(type),
+          " expected, as attach was told; ", ggml_type_name(t->type), " came");
+  expects(t->ne[0] == width && t->ne[2] == 1, "llama.cpp: '", t->name, "' [", width,
+          ", cells] expected, [", t->ne[0], ", ", t->ne[1], ", ", t->ne[2], "] came");
+}
+
 /// The numbers of an input of indices or positions.
 inline void read_indices(const ggml_tensor* t, std::vector<index_t>& out) {
   expect_on_host(t);

@@ -60,6 +60,8 @@ class session {
     if (!context_) {
       throw std::runtime_error("llama.cpp could not make a context");
     }
+    // It takes no more at once than n_ctx, and stops the program where more comes.
+    chunk_ = std::min(chunk_, static_cast<index_t>(llama_n_ubatch(context_.get())));
     if (compressor_) {
       compressor_->bind(context_.get());
     }

@@ -35,6 +35,12 @@ evaluate::any_policy policy_named(const std::string& name) {
   return evaluate::detail::parse_policy(name).policy;
 }
 
+evaluate::any_policy by_slots() {
+  kvfold::streaming_llm p;
+  p.positions = kvfold::streaming_llm::position_mode::cache_index;
+  return p;
+}
+
 engine::row_major_matrix full_logits(const engine::decoder& model, std::span<const int> tokens) {
   return engine::prefill(model, tokens, engine::logits_of::all).logits;
 }

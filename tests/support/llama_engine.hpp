@@ -31,6 +31,9 @@ std::vector<std::string> every_policy_name();
 /// By its name on the command line.
 evaluate::any_policy policy_named(const std::string& name);
 
+/// StreamingLLM that turns kept keys to the positions of their slots: by more, the longer the text.
+evaluate::any_policy by_slots();
+
 /// The full cache's `[tokens, vocab]`.
 engine::row_major_matrix full_logits(const engine::decoder& model, std::span<const int> tokens);
 

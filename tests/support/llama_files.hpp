@@ -52,7 +52,8 @@ inline engine::weights draw_weights(const engine::config& c, unsigned seed) {
 /// Called with the file before it is written, to add what a test wants refused.
 using gguf_edit = std::function<void(gguf_context*)>;
 
-/// Writes a llama of these weights; `arch` names another architecture, for refusals.
+/// Writes a llama of these weights; `arch` names another architecture. Pairs of a rotation are
+/// adjacent in a llama's file, half a head apart in an exaone's. Llama 3's scaling becomes factors.
 inline void write_gguf(const std::filesystem::path& path, const engine::config& c,
                        const engine::weights& w, const gguf_edit& edit = {},
                        const std::string& arch = "llama") {
@@ -75,6 +76,7 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
     edit(out);
   }
   ggml_context* const memory = ggml_init({std::size_t{64} << 20, nullptr, false});
+  const bool adjacent = arch != "exaone";
   const auto add = [&](const std::string& tensor, const auto& x, index_t heads = 0) {
     const auto rows = x.rows(), columns = x.cols();
     ggml_tensor* const t = rows == 1 ? ggml_new_tensor_1d(memory, GGML_TYPE_F32, columns)
@@ -82,7 +84,7 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
     auto* const to = static_cast<float*>(t->data);
     for (Eigen::Index r = 0; r < rows; ++r) {
       Eigen::Index from = r;
-      if (heads > 0) {  // pairs (i, i + d/2) → (2i, 2i + 1)
+      if (heads > 0 && adjacent) {  // pairs (i, i + d/2) → (2i, 2i + 1)
         const Eigen::Index dim = rows / heads, i = r % dim;
         from = r - i + i / 2 + (i % 2) * (dim / 2);
       }
@@ -95,6 +97,14 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
   };
   add("token_embd.weight", w.embedding.weight), add("output_norm.weight", w.norm);
   add("output.weight", w.output.weight);
+  if (c.rope.llama3) {
+    engine::row_vector factors(c.dim / 2);
+    for (index_t p = 0; p < c.dim / 2; ++p) {
+      const double plain = std::pow(c.rope.base, -2.0 * p / c.dim);
+      factors[p] = static_cast<float>(plain / c.rope.frequency(p, c.dim));
+    }
+    add("rope_freqs.weight", factors);
+  }
   for (index_t l = 0; l < c.layers; ++l) {
     const auto& from = w.layers[static_cast<std::size_t>(l)];
     const std::string at = "blk." + std::to_string(l) + ".";
@@ -119,9 +129,10 @@ inline llama_model_ptr load_gguf(const std::filesystem::path& path) {
 
 /// A random model, in both engines.
 struct twin {
-  explicit twin(unsigned seed = 7, engine::config c = small_shape())
+  explicit twin(unsigned seed = 7, engine::config c = small_shape(), const gguf_edit& edit = {},
+                const std::string& arch = "llama")
       : shape(c), ours(c, draw_weights(c, seed)) {
-    write_gguf(folder.path() / "twin.gguf", c, draw_weights(c, seed));
+    write_gguf(folder.path() / "twin.gguf", c, draw_weights(c, seed), edit, arch);
     theirs = load_gguf(folder.path() / "twin.gguf");
     REQUIRE(theirs != nullptr);
   }
