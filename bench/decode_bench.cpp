@@ -161,6 +161,9 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded) {
   const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
   bench::versus(
       state, "vs_attention", one_token, [&] { s.attend(); }, bench::nothing{}, cycle);
+  state.counters["state_to_cache"] =
+      static_cast<double>(memory[0].bytes()) /
+      static_cast<double>(size(s.kv.head(0).length()) * size(s.dim) * 2 * sizeof(Scalar));
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 

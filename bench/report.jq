@@ -25,9 +25,9 @@ def table:
     + "\(one("floor/exp/f32").items_per_second / 1e9 | round_to(1)) exp a ns.",
   "Every figure is a ratio to attention alone (32 heads, or 1 KV head × 4 queries in a prompt, × 128), measured in turn.",
   "",
-  "| policy | step, 256 slots | 1024 | 4096 | compress 4096 → 409 | plan and apply alone |",
-  "|---|---|---|---|---|---|",
-  (policies[] | "| `\(.policy)` | \(.steps["256"] | ratio) | \(.steps["1024"] | ratio) | \(.steps["4096"] | ratio) | "
+  "| policy | step, 256 slots | 1024 | compress 4096 → 409 | plan and apply alone |",
+  "|---|---|---|---|---|",
+  (policies[] | "| `\(.policy)` | \(.steps["256"] | ratio) | \(.steps["1024"] | ratio) | "
     + "\(.compress | ratio) | \(.given | ratio) |"),
   "",
   "A prompt's column sums against the product Q Kᵀ of the same shape (4096 tokens): "
@@ -63,9 +63,6 @@ e
 $middle << e
 \($p | points(.steps["1024"]))
 e
-$large << e
-\($p | points(.steps["4096"]))
-e
 $compress << e
 \($p | points(.compress))
 e
@@ -83,14 +80,11 @@ set xrange [0.97:\([$p[].steps[]] | max * 1.05)]
 set arrow 1 from 1.15, graph 0 to 1.15, graph 1 arrowstyle 1
 set label 5 '1.15' at 1.15, graph 1 center offset 0,0.6 textcolor '#777777'
 set label 1 'one decode step / attention alone' at screen 0.395, screen title center
-" + legend(2; 0.28; "#56b4e9"; "256 slots") + "\n" + legend(3; 0.39; "#0072b2"; "1024") + "\n"
-  + legend(4; 0.46; "#000000"; "4096") + "
+" + legend(2; 0.28; "#56b4e9"; "256 slots") + "\n" + legend(3; 0.39; "#0072b2"; "1024") + "
 plot $small using 1:2 with points pointtype 7 pointsize 0.6 linecolor '#56b4e9', \\
-     $middle using 1:2 with points pointtype 7 pointsize 0.6 linecolor '#0072b2', \\
-     $large using 1:2 with points pointtype 7 pointsize 0.6 linecolor '#000000'
+     $middle using 1:2 with points pointtype 7 pointsize 0.6 linecolor '#0072b2'
 set lmargin at screen 0.61
 set rmargin at screen 0.97
-unset label 4
 unset label 5
 set ytics (\($p | to_entries | map("'' \(.key)") | join(", ")))
 set xtics ('.0001' 0.0001, '.001' 0.001, '.01' 0.01, '.05' 0.05, '.25' 0.25, '1' 1, '5' 5)
