@@ -1,6 +1,7 @@
 // any_policy is the policy inside it.
 #include <catch2/catch.hpp>
 #include <span>
+#include <type_traits>  // std::type_identity
 
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
@@ -35,7 +36,35 @@ void same(const Policy& policy) {
   }
 }
 
+/// Per cent that the state of a head is of its cache: 1024 slots × 128 in float, one query head.
+template <class Policy>
+double state_size(const Policy& policy) {
+  constexpr index_t slots = 1024, dim = 128;
+  auto kv = fixtures::random_cache(slots, dim, 1, slots);
+  auto state = kvfold::make_head_state(policy, kv.head(0));
+  state.extend(slots);
+  return 100 * static_cast<double>(state.bytes()) / (slots * dim * 2 * sizeof(float));
+}
+
+/// The bounds of docs/performance.md.
+template <class... Policies>
+void small_beside_the_cache(std::type_identity<kvfold::basic_any_policy<Policies...>>) {
+  const auto most = [](std::string_view name) {
+    return name == "ems" ? 9.1 : name == "fold" ? 6.8 : name == "expected_attention" ? 6.4 : 1.2;
+  };
+  const auto check = [&](const auto& policy) {
+    INFO(policy.name());
+    CHECK(state_size(policy) <= most(policy.name()));
+  };
+  (check(Policies{}), ...);
+}
+
 }  // namespace
+
+TEST_CASE("the state of a policy is small beside the cache") {
+  small_beside_the_cache(std::type_identity<kvfold::any_policy>());
+  CHECK(state_size(kvfold::keepkv{.as = kvfold::keepkv::mode::code}) <= 12.6);
+}
 
 TEST_CASE("any_policy is the policy inside it", "[laws]") {
   same(kvfold::streaming_llm{});                            // measures nothing
