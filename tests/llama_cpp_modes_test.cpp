@@ -32,7 +32,8 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
     CAPTURE(name);
     const auto p = policy_named(name);
     for (const bool whole : {false, true}) {
-      const std::vector<budget> limits = {{.target = 48}, {.target = 80, .trigger = 200}};
+      // The first prompt is one token over the first layer's budget.
+      const std::vector<budget> limits = {{.target = 63}, {.target = 80, .trigger = 200}};
       chunked_engine ours(models.ours, p, limits, 512, {static_cast<char>(whole), 0});
       std::vector<engine::row_major_matrix> wanted;
       for (std::size_t at = 0; at < text.size(); at += chunk) {

@@ -147,7 +147,8 @@ template <policy P>
 std::vector<index_t> capacities_of(const P& p, const layers_setup& setup,
                                    const llama_context_params& params) {
   const bool own = setup.how == mode::own_attention;
-  const auto cells = static_cast<index_t>(params.n_ctx > 0 ? params.n_ctx : setup.shape.capacity);
+  const index_t cells =
+      params.n_ctx > 0 ? static_cast<index_t>(params.n_ctx) : setup.shape.capacity;
   const auto chunk =
       static_cast<index_t>(std::min(params.n_ubatch > 0 ? params.n_ubatch : 512U, params.n_batch));
   std::vector<index_t> capacities;
