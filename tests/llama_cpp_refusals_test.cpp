@@ -175,6 +175,22 @@ TEST_CASE(
   }
   adapter kv(models.theirs.get(), policy_named("h2o"), {.limits = {{.target = 96}}});
   CHECK_THAT(refusal([&] { kv.bind(nullptr); }), Contains("a context expected"));
+  // Wrong at the end of a graph, whose tokens are forgotten: only the next one can be stopped.
+  auto p = exact_parameters(256, 64);
+  kv.attach(p);
+  const llama_context_ptr context(llama_init_from_model(models.theirs.get(), p));
+  int code = 0;
+  decode(context.get(), std::span(text).first(32), 0, &code);
+  CHECK(code == 0);
+  CHECK_THROWS_WITH(kv.check(), Contains("bind(context) expected"));
+  decode(context.get(), std::span(text).first(32), 32, &code);
+  CHECK(code == 2);
+  llama_memory_clear(llama_get_memory(context.get()), true);
+  kv.reset();
+  kv.bind(context.get());
+  decode(context.get(), text, 0, &code);
+  CHECK(code == 0);
+  CHECK(kv.report().tokens == 64);
 }
 
 TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset makes good") {
@@ -196,6 +212,10 @@ TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset
       const auto clear = [&] { llama_memory_clear(llama_get_memory(kv.context.get()), true); };
       const auto first = chunks();
       const auto r = kv.kv.report();
+      const auto oldest = [&] {
+        return llama_memory_seq_pos_min(llama_get_memory(kv.context.get()), 0);
+      };
+      CHECK(oldest() == (how == mode::repack ? 0 : 191));
       int code = 0;
       // A gap: the engine allows one behind nothing.
       clear();
@@ -211,6 +231,7 @@ TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset
       // A text from position 0 needs no reset.
       clear();
       CHECK(chunks() == first);
+      CHECK(oldest() == (how == mode::repack ? 0 : 191));
       CHECK(kv.kv.report().tokens == 192);
       CHECK(kv.kv.report().cells == r.cells);
       CHECK(kv.kv.report().slots == 96);

@@ -101,13 +101,14 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("llama.cpp: a rotation of part of a head is none") {
+TEST_CASE("llama.cpp: a rotation of part of a head, or by YaRN alone, is none") {
   ggml_context* const memory = ggml_init({std::size_t{1} << 20, nullptr, false});
   ggml_tensor* const x = ggml_new_tensor_3d(memory, GGML_TYPE_F32, 16, 4, 3);
   ggml_tensor* const positions = ggml_new_tensor_1d(memory, GGML_TYPE_I32, 3);
-  const auto read = [&](int turned, int mode) {
+  const auto read = [&](int turned, int mode, float yarn = 0) {
     return kvfold::llama::rope_of(
-        ggml_rope_ext(memory, x, positions, nullptr, turned, mode, 4096, 100, 1, 0, 1, 32, 1), 16);
+        ggml_rope_ext(memory, x, positions, nullptr, turned, mode, 4096, 100, 1, yarn, 1, 32, 1),
+        16);
   };
   using kvfold::rope;
   REQUIRE(read(16, GGML_ROPE_TYPE_NORMAL).has_value());
@@ -116,5 +117,6 @@ TEST_CASE("llama.cpp: a rotation of part of a head is none") {
   REQUIRE(read(16, GGML_ROPE_TYPE_NEOX).has_value());
   CHECK(read(16, GGML_ROPE_TYPE_NEOX)->layout == rope::pairing::half_split);
   CHECK_FALSE(read(8, GGML_ROPE_TYPE_NORMAL).has_value());
+  CHECK_FALSE(read(16, GGML_ROPE_TYPE_NORMAL, 1).has_value());
   ggml_free(memory);
 }

@@ -4,7 +4,8 @@
 ///     kv.attach(params);                                    // llama_context_params
 ///     llama_context* ctx = llama_init_from_model(model, params);
 ///     kv.bind(ctx);
-///     llama_decode(ctx, batch);                             // as ever; 2: see kv.check()
+///     llama_decode(ctx, batch);                             // as ever
+///     kv.check();                                           // throws what went wrong in it
 ///
 /// `mode::repack`: the engine's own attention over its own cells, whose rows are rewritten head by
 /// head; cells that are free are given back, so that any text goes through a small n_ctx.
@@ -61,7 +62,8 @@ class compressor {
     memory_ = llama_get_memory(context);
   }
 
-  /// Throws what went wrong within llama_decode, which returned 2. `reset` makes good again.
+  /// Throws what went wrong within llama_decode, whatever it returned: 2 where the graph could be
+  /// stopped, 0 where it was at its end, as in compression. `reset` makes good again.
   void check() const {
     if (error_) {
       std::rethrow_exception(error_);
