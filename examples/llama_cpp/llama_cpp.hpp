@@ -4,8 +4,7 @@
 ///     kv.attach(params);                                    // llama_context_params
 ///     llama_context* ctx = llama_init_from_model(model, params);
 ///     kv.bind(ctx);
-///     llama_decode(ctx, batch);                             // as ever
-///     kv.check();                                           // throws what went wrong in it
+///     llama_decode(ctx, batch), kv.check();                 // which throws what went wrong in it
 ///
 /// `mode::repack`: the engine's own attention over its own cells, whose rows are rewritten head by
 /// head; cells that are free are given back, so that any text goes through a small n_ctx.
