@@ -89,7 +89,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "llama.cpp: bytes are rows, log-mass, positions and columns; repack's rows are all cells") {
+    "llama.cpp: bytes are rows, log-mass, positions and columns, and repack's rows are all cells") {
   twin models;
   const auto text = draw_tokens(192, models.shape.vocab);
   const std::vector<budget> limits = {

@@ -83,19 +83,31 @@ void dot_and_square_block(const float* x, const float* k, std::ptrdiff_t row, in
   }
 }
 
+/// Asks for a row `[dim]`, four lines at a time.
+inline void ask_for(const float* row, index_t dim) {
+  constexpr index_t line = 64 / sizeof(float);
+  index_t i = 0;
+  for (; i + 4 * line <= dim; i += 4 * line) {
+    for (index_t j = 0; j < 4; ++j) {
+      Eigen::internal::prefetch(row + i + j * line);
+    }
+  }
+  for (; i < dim; i += line) {
+    Eigen::internal::prefetch(row + i);
+  }
+}
+
 /// `dots [rows]` with `x [dim]` and `norms [rows]` from one look at each row; the same bits as
 /// `tile_dots` and `row_norms`. Asks for as many rows from `next` on, if there is one, meanwhile.
 inline void row_dots_and_norms(const tile& keys, const float* x, float* dots, float* norms,
                                const float* next = nullptr) {
-  constexpr index_t some = sums_at_once / 2, line = 64 / sizeof(float);
+  constexpr index_t some = sums_at_once / 2;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   index_t s = 0;
   for (; s + some <= rows; s += some) {
     for (index_t r = s; next != nullptr && r < s + some; ++r) {
-      for (index_t i = 0; i < dim; i += line) {
-        Eigen::internal::prefetch(next + r * row + i);
-      }
+      ask_for(next + r * row, dim);
     }
     dot_and_square_block<some>(x, keys.data() + s * row, row, dim, dots + s, norms + s);
   }
