@@ -70,46 +70,21 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
   }
 }
 
-/// The same for reference query `i`, and `take(s, S)` where only some of a block are at or before
-/// its position. `keys` of the head.
+/// The same for reference query `i` over the slots at or before its position. `keys` of the head.
 template <class T, class Take>
 void each_log_score(const kv_head auto& head, const dense::matrix& keys, const query_view<T>& q,
                     index_t i, Take take) {
-  const index_t position = q.position_of(i, head.seen()), group = head.group(), n = head.length();
-  dense::matrix query(group, head.dim()), logits(group, n);
+  const index_t position = q.position_of(i, head.seen()), group = head.group();
+  dense::matrix query(group, head.dim());
   for (index_t g = 0; g < group; ++g) {
     query.row(g) = Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), head.dim())
                        .template cast<float>();
   }
-  dense::set_product_transposed(head.scale(), query, keys, logits);
-  const float heads = std::log(static_cast<float>(group));
-  for (index_t first = 0; first < n; first += dense::array_size) {
-    const index_t count = std::min(dense::array_size, n - first);
-    dense::array logit = dense::array::Zero(), sum = logit;
-    const auto load = [&](index_t g) { std::copy_n(&logits(g, first), count, logit.data()); };
-    load(0);
-    dense::array most = logit;
-    for (index_t g = 1; g < group; ++g) {
-      load(g);
-      most = most.max(logit);
-    }
-    for (index_t g = 0; g < group; ++g) {
-      load(g);
-      sum += (logit - most).exp();
-    }
-    const dense::array now = most + sum.log() - heads;
-    index_t seen = 0;
-    for (index_t s = first; s < first + count; ++s) {
-      seen += head.position(s) <= position ? 1 : 0;
-    }
-    if (seen == count) {
-      take(first, now, count);
-      continue;
-    }
-    for (index_t s = first; s < first + count; ++s) {
-      if (head.position(s) <= position) {
-        take(s, now[s - first]);
-      }
+  const dense::matrix logit = head.scale() * (keys * query.transpose());
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (head.position(s) <= position) {
+      const float most = logit.row(s).maxCoeff();
+      take(s, most + std::log((logit.row(s).array() - most).exp().mean()));
     }
   }
 }
