@@ -88,8 +88,8 @@ inline void ask_for(const float* row, index_t dim) {
   constexpr index_t line = 64 / sizeof(float);
   index_t i = 0;
   for (; i + 4 * line <= dim; i += 4 * line) {
-    for (index_t j = 0; j < 4; ++j) {
-      Eigen::internal::prefetch(row + i + j * line);
+    for (index_t j = i; j < i + 4 * line; j += line) {
+      Eigen::internal::prefetch(row + j);
     }
   }
   for (; i < dim; i += line) {
