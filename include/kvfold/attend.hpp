@@ -53,7 +53,9 @@ template <kv_head Head>
 struct log_mass_of {
   Head head;
 
-  float operator()(index_t s, float dot) const { return head.scale() * dot + head.log_mass(s); }
+  float operator()(index_t s, float dot) const {
+    return detail::multiply_add(head.scale(), dot, head.log_mass(s));
+  }
 };
 
 /// Attention of one KV head's group, one query each, over the slots in use:
@@ -127,7 +129,7 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         const float rescale = std::exp(max[g] - higher);  // 0 at the first tile
         max[g] = higher;
         block = (block - higher).exp();
-        sum[g] = sum[g] * rescale + block.sum();
+        sum[g] = detail::multiply_add(sum[g], rescale, block.sum());
         Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= rescale;
       }
       const auto values =

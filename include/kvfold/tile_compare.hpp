@@ -41,7 +41,7 @@ void row_squares(const tile& keys, const float* from, float* squares) {
     for (index_t r = 0; r < count; ++r) {
       for (index_t j = i; j < dim; ++j) {
         const float x = less ? row[r][j] - from[j] : row[r][j];
-        square[r] += x * x;
+        square[r] = multiply_add(x, x, square[r]);
       }
       squares[s + r] = square[r];
     }

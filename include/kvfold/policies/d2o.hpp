@@ -125,7 +125,7 @@ struct d2o {
   }
   float next_threshold(const head_state& state, float m) const {
     const auto now = state.memory();
-    return now[has_threshold] != 0 ? beta * m + (1 - beta) * now[threshold] : m;
+    return now[has_threshold] != 0 ? detail::multiply_add(beta, m, (1 - beta) * now[threshold]) : m;
   }
   void remember(head_state& state, float m) const {
     if (!std::isnan(m)) {
