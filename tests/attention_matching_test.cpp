@@ -5,8 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "kvfold/kvfold.hpp"
-#include "support/clearly.hpp"
-#include "support/fixtures.hpp"
+#include "support/agree.hpp"
 #include "support/oracle.hpp"
 
 using fixtures::index_t;
@@ -79,7 +78,7 @@ void agree(const attention_matching& policy, const oracle::attention_matching& o
   auto [kv, queries, expected] =
       fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target); });
   auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, queries.view(), budget{target});
+  fixtures::compress(policy, kv, state, queries, target);
   CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
 }
@@ -96,7 +95,7 @@ struct fitted {
     full = fixtures::to_oracle(kv.head(0));
     const fixtures::queries queries(count, 2, 8, scale);
     auto state = kvfold::make_state(policy, kv);
-    kvfold::compress(policy, kv, state, queries.view(), budget{target});
+    fixtures::compress(policy, kv, state, queries, target);
     made = fixtures::to_oracle(kv.head(0));
     rows = fixtures::to_mat(queries.data.data(), count * 2, 8);
   }

@@ -26,8 +26,8 @@ const setting settings[] = {{100, 8, 1, 40, 60}, {120, 33, 2, 41, 60},    {257, 
                             {45, 7, 2, 40, 20},  {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
 
 /// Both sides with half and bfloat16 storage.
-template <class Policy, class Oracle>
-void agree_in_16_bits(const Policy& policy, const Oracle& oracle_policy, index_t steps = 20) {
+void agree_in_16_bits(const kvfold::any_policy& policy, const fixtures::any_oracle& oracle_policy,
+                      index_t steps = 20) {
   const setting s{80, 16, 2, 40, steps};
   agree<Eigen::half>(policy, oracle_policy, s, 1e-2);
   agree<Eigen::bfloat16>(policy, oracle_policy, s, 5e-2);

@@ -12,7 +12,8 @@ using kvfold::d2o;
 namespace {
 
 /// The library's threshold is the oracle's.
-const auto same_threshold = [](const kvfold::head_state& state, const oracle::head& expected) {
+const auto same_threshold = [](const kvfold::head_state& state, const oracle::head& expected,
+                               const auto&) {
   const auto memory = state.memory();
   REQUIRE((memory[d2o::has_threshold] != 0) == expected.has_threshold);
   REQUIRE(oracle::difference(static_cast<double>(memory[d2o::threshold]), expected.threshold) <

@@ -10,7 +10,6 @@
 #include "support/golden.hpp"
 #include "support/oracle.hpp"
 
-using fixtures::compiled;
 using fixtures::index_t;
 using kvfold::budget;
 using kvfold::fold;
@@ -81,12 +80,12 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     policy.prompt.outlier = 0;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
-    auto state = kvfold::make_state(compiled<float>(policy), kv);
+    auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
         kvfold::foresight(kv, kvfold::prompt_queries(q.data(), tokens, 1, group, dim), policy.rope,
                           {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
-    kvfold::compress(compiled<float>(policy), kv, state, reference.view(),
+    kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(),
                      budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
   }
@@ -105,7 +104,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                      .queries = g.number("window"),
                      .stride = g.number("stride"),
                      .period = g.number("period")};
-    auto state = kvfold::make_state(compiled<float>(policy), kv);
+    auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim)), k = floats(g.of_head("k", 0, 1, dim)),
                v = floats(g.of_head("v", 0, 1, dim));
     const auto at = [](const std::vector<float>& x, index_t t, index_t n) {
@@ -115,7 +114,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     int next = 0, caches = 0;
     for (index_t t = 0; t < g.number("tokens"); ++t) {
       INFO("token " << t);
-      kvfold::step(compiled<float>(policy), kv, state, at(q, t, group * dim), at(k, t, dim),
+      kvfold::step(kvfold::any_policy(policy), kv, state, at(q, t, group * dim), at(k, t, dim),
                    at(v, t, dim), kvfold::budget_within(policy, slots), out);
       const golden::record expected = g.step(next);
       if (expected.number("at") != t) {
@@ -149,7 +148,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .outlying = 1.6,
                        .period = 4};
   kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
-  auto state = kvfold::make_state(compiled<float>(policy), kv);
+  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     auto k = fixtures::normal(chunk * dim);
@@ -164,7 +163,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
     }
     const fixtures::queries queries(chunk, group, dim);
     const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-    kvfold::compress(compiled<float>(policy), kv, state, reference.view(), budget{slots});
+    kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(), budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
@@ -183,10 +182,10 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
   }
   const oracle::head before = fixtures::to_oracle(head);
   const fold policy;
-  auto state = kvfold::make_state(compiled<float>(policy), kv);
+  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
   const fixtures::queries queries(100, 1, dim);
   const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-  kvfold::compress(compiled<float>(policy), kv, state, reference.view(), budget{slots});
+  kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(), budget{slots});
   index_t same = 0, outlying = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
     const oracle::slot& was = before.slots[static_cast<std::size_t>(s.position)];
@@ -202,11 +201,11 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
 TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", "[fold]") {
   const fold policy;
   auto kv = fixtures::random_cache(200, 16, 2);
-  auto state = kvfold::make_state(compiled<float>(policy), kv);
+  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
   const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-  kvfold::compress(compiled<float>(policy), kv, state, reference.view(), budget{50});
+  kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();
   for (index_t i = 0; i < view.count; ++i) {
@@ -224,13 +223,13 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   fold policy{.sinks = 0, .recent = 0, .share = 0};
   policy.prompt.ridge = 0;
   auto kv = fixtures::random_cache(30, dim, 1);
-  auto state = kvfold::make_state(compiled<float>(policy), kv);
+  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries one(1, 1, dim);
   const index_t position = 30;
   auto view = one.view();
   view.position = &position;
-  kvfold::compress(compiled<float>(policy), kv, state, view, budget{3});
+  kvfold::compress(kvfold::any_policy(policy), kv, state, view, budget{3});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   const oracle::vec q = fixtures::to_mat(view.at(0, 0), 1, dim)[0];
   const auto error = [&](double step) {

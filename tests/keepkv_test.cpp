@@ -45,7 +45,8 @@ std::pair<keepkv, oracle::keepkv> both(keepkv p) {
 }
 
 /// Votes and estimates are the oracle's too, slot by slot in order of position.
-const auto same_estimates = [](const kvfold::head_state& state, const oracle::head& expected) {
+const auto same_estimates = [](const kvfold::head_state& state, const oracle::head& expected,
+                               const auto&) {
   std::vector<double> ours, theirs;
   for (std::size_t s = 0; s < expected.slots.size(); ++s) {
     ours.push_back(double{state.column(keepkv::log_score)[s]});

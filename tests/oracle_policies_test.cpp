@@ -1,47 +1,12 @@
 // Every policy against its oracle: a prompt, then decode steps, slots compared as sets.
 #include <catch2/catch.hpp>
 
-#include "support/fixtures.hpp"
-#include "support/policies.hpp"
+#include "support/agree.hpp"
 
-using fixtures::index_t;
-using kvfold::budget;
+using fixtures::agree;
+using fixtures::setting;
 
 namespace {
-
-struct setting {
-  index_t tokens, dim, group, target, steps;
-  index_t trigger = 0;
-};
-
-/// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
-template <class Scalar = float, class Policy, class Oracle>
-void agree(const Policy& policy, const Oracle& oracle_policy, const setting& s,
-           double tolerance = 1e-5) {
-  INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
-                     << ", target " << s.target << ", trigger " << s.trigger);
-  auto kv = fixtures::random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1);
-  auto state = kvfold::make_state(policy, kv);
-  oracle::head expected = fixtures::to_oracle(kv.head(0));
-  const fixtures::queries queries(s.tokens, s.group, s.dim);
-  kvfold::compress(policy, kv, state, queries.view(), budget{s.target});
-  oracle_policy.prompt(expected, queries.tensor(), {}, s.target);
-  REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
-  std::vector<float> out(static_cast<std::size_t>(s.group * s.dim));
-  for (index_t t = 0; t < s.steps; ++t) {
-    INFO("step " << t);
-    const auto q = fixtures::normal(s.group * s.dim);
-    const auto k = fixtures::normal<Scalar>(s.dim), v = fixtures::normal<Scalar>(s.dim);
-    const std::vector<float> kf(k.begin(), k.end()), vf(v.begin(), v.end());
-    kvfold::step(policy, kv, state, q, kf, vf, budget{s.target, s.trigger}, out);
-    const auto o =
-        oracle_policy.step(expected, fixtures::to_mat(q.data(), s.group, s.dim),
-                           fixtures::to_mat(kf.data(), 1, s.dim)[0],
-                           fixtures::to_mat(vf.data(), 1, s.dim)[0], s.target, s.trigger);
-    REQUIRE(oracle::difference(fixtures::to_mat(out.data(), s.group, s.dim), o) < tolerance);
-    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
-  }
-}
 
 const setting settings[] = {{100, 8, 1, 40, 60},     {100, 33, 2, 41, 60}, {257, 16, 4, 64, 40},
                             {30, 4, 3, 48, 80},      {1, 5, 1, 24, 100},   {60, 1, 1, 30, 20},

@@ -123,7 +123,7 @@ TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]"
     auto copy = kv;
     fold policy;
     policy.prompt.polish = steps;
-    const auto who = fixtures::compiled<float>(policy);
+    const auto who = kvfold::any_policy(policy);
     auto state = kvfold::make_state(who, copy);
     const auto reference = kvfold::foresight(copy, prompt.view(), policy.rope, {.count = tokens});
     const auto head = copy.head(0);

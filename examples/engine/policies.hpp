@@ -38,4 +38,10 @@ extern template void compress(const any_policy&, const head_view<float>&, head_s
 extern template void step(const any_policy&, const head_view<float>&, head_state&, workspace&,
                           const float*, const float*, const float*, const budget&, float*);
 
+// What most of them call, and those who use a head without a policy.
+extern template void attend(const head_view<float>&, const float*, float*, std::span<float>,
+                            std::span<float>, probe*);
+extern template void column_scores(const head_view<float>&, const query_view<float>&,
+                                   const column_options&, const column_sums&);
+
 }  // namespace kvfold

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <catch2/catch.hpp>
-#include <concepts>
-#include <optional>
+#include <functional>
+#include <type_traits>
 
 #include "support/clearly.hpp"
 #include "support/fixtures.hpp"
@@ -22,99 +22,40 @@ inline const setting settings[] = {
     {100, 8, 1, 40, 60}, {100, 33, 2, 41, 60}, {257, 16, 4, 64, 40},    {30, 4, 3, 48, 80},
     {1, 5, 1, 24, 100},  {60, 1, 1, 30, 0},    {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
 
-/// What the test program compiles once, any_policy, in place of `policy`: to compile each policy
-/// again for every test takes minutes. (any_policy_test.cpp holds each to be the same, to the bit.)
-/// 16-bit caches have the policy itself.
-template <class Scalar, class Policy>
-auto compiled(const Policy& policy) {
-  if constexpr (std::same_as<Scalar, float> &&
-                std::constructible_from<kvfold::any_policy, Policy>) {
-    return kvfold::any_policy(policy);
-  } else {
-    return policy;
-  }
-}
+/// An oracle's policy, whichever it is.
+struct any_oracle {
+  std::function<void(oracle::head&, const oracle::tensor&, index_t target)> prompt;
+  std::function<oracle::mat(oracle::head&, const oracle::mat& q, const oracle::vec& k,
+                            const oracle::vec& v, index_t target, index_t trigger)>
+      step;
+
+  template <class Oracle>
+  any_oracle(const Oracle& o)  // NOLINT: an oracle's policy is one
+      : prompt([o](auto& head, const auto& queries, index_t target) {
+          o.prompt(head, queries, {}, target);
+        }),
+        step([o](auto& head, const auto&... rest) { return o.step(head, rest...); }) {}
+};
+
+/// Called after the prompt and after every step: the library's head beside its oracle's.
+template <class Scalar>
+using looks = std::function<void(const kvfold::head_state&, const oracle::head&,
+                                 const kvfold::head_view<Scalar>&)>;
+
+/// `kvfold::compress`, compiled once for each scalar.
+template <class Scalar>
+void compress(const kvfold::any_policy& policy, kvfold::cache<Scalar>& kv, kvfold::state& state,
+              const queries& prompt, index_t target);
 
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
-/// `also(state, oracle head)`, or with the head as a third, is called after the prompt and after
-/// every step.
-template <class Scalar = float, class Policy, class Oracle, class Also>
-void agree(const Policy& tested, const Oracle& oracle_policy, const setting& s, double tolerance,
-           Also also) {
-  static_assert(kvfold::policy<Policy>);
-  const auto policy = compiled<Scalar>(tested);
-  INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
-                     << ", target " << s.target << ", trigger " << s.trigger);
-  struct begun {
-    kvfold::cache<Scalar> kv;
-    queries prompt;
-    oracle::head expected;
-  };
-  struct taken {
-    std::vector<float> q, k, v;
-    oracle::head expected;
-    oracle::mat out = {};
-  };
-  std::optional<begun> start;
-  std::vector<taken> steps;
-  const auto count = static_cast<std::size_t>(s.steps);
-  for (int tries = 0; !start || steps.size() < count; ++tries) {
-    REQUIRE(tries < 20);
-    start = clearly([&] {
-      begun b{random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1),
-              queries(s.tokens, s.group, s.dim),
-              {}};
-      b.expected = to_oracle(b.kv.head(0));
-      oracle_policy.prompt(b.expected, b.prompt.tensor(), {}, s.target);
-      return b;
-    });
-    steps = clear_steps(
-        count, taken{{}, {}, {}, start->expected},
-        [&](const taken& before) {
-          const auto q = normal(s.group * s.dim);
-          const auto k = normal<Scalar>(s.dim), v = normal<Scalar>(s.dim);
-          taken next{q, {k.begin(), k.end()}, {v.begin(), v.end()}, before.expected};
-          next.out = oracle_policy.step(next.expected, to_mat(q.data(), s.group, s.dim),
-                                        to_mat(k.data(), 1, s.dim)[0],
-                                        to_mat(v.data(), 1, s.dim)[0], s.target, s.trigger);
-          return next;
-        },
-        s.clear);
-  }
-  auto& kv = start->kv;
-  auto state = kvfold::make_state(policy, kv);
-  const auto look = [&](const oracle::head& expected) {
-    REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
-    if constexpr (requires { also(state[0], expected, kv.head(0)); }) {
-      also(state[0], expected, kv.head(0));
-    } else {
-      also(state[0], expected);
-    }
-  };
-  kvfold::compress(policy, kv, state, start->prompt.view(), kvfold::budget{s.target});
-  look(start->expected);
-  std::vector<float> out(static_cast<std::size_t>(s.group * s.dim));
-  for (std::size_t t = 0; t < steps.size(); ++t) {
-    INFO("step " << t);
-    const taken& token = steps[t];
-    kvfold::step(policy, kv, state, token.q, token.k, token.v, kvfold::budget{s.target, s.trigger},
-                 out);
-    REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), token.out) < tolerance);
-    look(token.expected);
-  }
-}
-
-template <class Scalar = float, class Policy, class Oracle>
-void agree(const Policy& policy, const Oracle& oracle_policy, const setting& s,
-           double tolerance = 1e-5) {
-  agree<Scalar>(policy, oracle_policy, s, tolerance,
-                [](const kvfold::head_state&, const oracle::head&) {});
-}
+template <class Scalar = float>
+void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
+           double tolerance = 1e-5, const std::type_identity_t<looks<Scalar>>& also = {});
 
 /// LAW: what `leaving` does is what `plan` does for one slot less, to the bit: `steps` tokens into
 /// a head compressed to `target`, each departed both ways.
-template <class Policy>
-void departs_as_planned(const Policy& policy, index_t target, index_t dim, index_t steps) {
+inline void departs_as_planned(const kvfold::any_policy& policy, index_t target, index_t dim,
+                               index_t steps) {
   auto kv = random_cache(3 * target, dim, 2, 3 * target + 1);
   auto state = kvfold::make_state(policy, kv);
   const queries prompt(3 * target, 2, dim);

@@ -45,6 +45,10 @@ std::string saved(const kvfold::policies auto& policy, kvfold::kv_cache auto& kv
   return out.str();
 }
 
+/// LAW: in the middle of a stream, a cache that was saved and loaded goes on as the one it was.
+template <class Scalar>
+void goes_on(const kvfold::any_policy& policy);
+
 /// Two heads under two policies, one of them not measured since its last token: every kind of
 /// field.
 struct small {
