@@ -88,8 +88,9 @@ inline void ask_for(const float* row, index_t dim) {
   constexpr index_t line = 64 / sizeof(float);
   index_t i = 0;
   for (; i + 4 * line <= dim; i += 4 * line) {
-    for (index_t j = i; j < i + 4 * line; j += line) {
-      Eigen::internal::prefetch(row + j);
+    for (index_t j = 0; j < 4; ++j) {
+      const index_t at = i + j * line;
+      Eigen::internal::prefetch(row + at);
     }
   }
   for (; i < dim; i += line) {
