@@ -77,18 +77,11 @@ void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, co
 
 namespace {
 
-using kvfold::budget;
-
-template <class Scalar>
-kvfold::cache<Scalar> two_heads() {
-  return kvfold::cache<Scalar>{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
-}
-
 /// A cache with a prompt behind it, and what is given to it on the way.
 template <class Scalar>
 struct session {
   kvfold::any_policy policy;
-  kvfold::cache<Scalar> kv = two_heads<Scalar>();
+  kvfold::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
   kvfold::state state = kvfold::make_state(policy, kv);
 
   void prompt(std::span<const float> numbers) {
@@ -99,12 +92,12 @@ struct session {
       kvfold::append_rows(kv.head(h), at(h), at(h + 2));
     }
     kvfold::compress(policy, kv, state, kvfold::prompt_queries(numbers.data(), 40, 2, 2, 8),
-                     budget{40});
+                     kvfold::budget{40});
   }
   std::vector<float> step(std::span<const float> numbers) {
     std::vector<float> out(32);
     kvfold::step(policy, kv, state, numbers.first(32), numbers.subspan(32, 16),
-                 numbers.subspan(48, 16), budget{40, 42}, out);
+                 numbers.subspan(48, 16), kvfold::budget{40, 42}, out);
     return out;
   }
 };

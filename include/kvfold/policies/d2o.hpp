@@ -11,6 +11,7 @@
 #include "kvfold/policy.hpp"
 #include "kvfold/rows.hpp"
 #include "kvfold/score.hpp"
+#include "kvfold/sweep.hpp"
 
 namespace kvfold {
 
@@ -123,6 +124,7 @@ struct d2o {
   auto stays(const kv_head auto& head, index_t target) const {
     return protected_slots(head, sinks, share_of(recent, target - sinks));
   }
+  /// eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ.
   float next_threshold(const head_state& state, float m) const {
     const auto now = state.memory();
     return now[has_threshold] != 0 ? detail::multiply_add(beta, m, (1 - beta) * now[threshold]) : m;
