@@ -1,5 +1,5 @@
-// Farthest-first seeds against three loops: lazily or not, they are the same rows in the same
-// order.
+// Clusters against loops: seeds, lazily or not, are the same rows in the same order; the nearest
+// centre is the nearest, however many are looked at together.
 #include "kvfold/cluster.hpp"
 
 #include <catch2/catch.hpp>
@@ -60,4 +60,35 @@ TEST_CASE("seeds are farthest-first, ties to the lower row", "[cluster]") {
   }
   CHECK(kvfold::detail::farthest_first(x, pinned, weight, count) ==
         by_loops(x, pinned, weight, count));
+}
+
+TEST_CASE("the nearest centre is that of all, ties to the lower one", "[cluster]") {
+  // Whole numbers again; more centres than are looked at together, and duplicates among them.
+  const index_t count = GENERATE(1, 2, 63, 64, 65, 200), features = GENERATE(1, 3, 19);
+  CAPTURE(count, features);
+  std::mt19937 random(static_cast<unsigned>(count + features));
+  const auto fill = [&](matrix& m) {
+    for (Eigen::Index i = 0; i < m.size(); ++i) {
+      m.data()[i] = static_cast<float>(random() % 5);
+    }
+  };
+  matrix x(300, features), centres(count, features);
+  fill(x), fill(centres);
+  std::vector<index_t> nearest(static_cast<std::size_t>(x.rows()), -1), right;
+  kvfold::detail::nearest(x, centres, nearest);
+  for (Eigen::Index r = 0; r < x.rows(); ++r) {
+    index_t best = 0;
+    for (index_t c = 1; c < count; ++c) {
+      if ((x.row(r) - centres.row(c)).squaredNorm() <
+          (x.row(r) - centres.row(best)).squaredNorm()) {
+        best = c;
+      }
+    }
+    right.push_back(best);
+  }
+  CHECK(nearest == right);
+  x(7, 0) = std::numeric_limits<float>::quiet_NaN();  // is nowhere
+  kvfold::detail::nearest(x, centres, nearest);
+  right[7] = 0;
+  CHECK(nearest == right);
 }

@@ -29,24 +29,41 @@ void each_row_of_products(const dense::stored auto& x, const dense::stored auto&
   for (Eigen::Index begin = 0; begin < x.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, x.rows() - begin);
     dot.resize(rows, centres.rows());
-    dense::set_product_transposed(1, x.middleRows(begin, rows), centres, dot);
-    dot.rowwise() -= half.transpose();
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      dot.row(r) = -half.transpose();
+    }
+    dense::add_product_transposed(1, x.middleRows(begin, rows), centres, dot);
     for (Eigen::Index r = 0; r < rows; ++r) {
       see(begin + r, dot.row(r));
     }
   }
 }
 
+/// Where the largest of `x [n]` is; ties to the lower place; `n`: NaN is among them. Looks at many
+/// together, whose largest is Eigen's at a vector's width, and for its place among those alone.
+inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
+  constexpr std::ptrdiff_t many = dense::array_size;
+  if (n < many) {
+    return std::max_element(x, x + n) - x;
+  }
+  const float* from = x;
+  float most = -std::numeric_limits<float>::infinity();
+  for (std::ptrdiff_t i = 0; i < n; i += many) {
+    const float* const next = x + std::min(i, n - many);  // the last look is back at some
+    if (const float top = Eigen::Map<const dense::array>(next).maxCoeff(); top > most) {
+      most = top, from = next;
+    }
+  }
+  return std::find(from, x + n, most) - x;
+}
+
 /// The nearest of `centres` to each row; ties to the lower one.
 void nearest(const dense::stored auto& x, const dense::stored auto& centres,
              std::vector<index_t>& out) {
   each_row_of_products(x, centres, [&](Eigen::Index row, const auto& products) {
-    const float most = products.maxCoeff();  // at a vector's width; its place costs a second look
-    index_t best = 0;
-    while (best + 1 < products.size() && products[best] != most) {
-      ++best;
-    }
-    out[static_cast<std::size_t>(row)] = products[best] == most ? best : 0;  // NaN is nowhere
+    const auto best = first_largest(products.data(), products.size());
+    out[static_cast<std::size_t>(row)] =
+        best < products.size() ? static_cast<index_t>(best) : 0;  // NaN is nowhere
   });
 }
 

@@ -88,11 +88,11 @@ struct attention {
         }
       };
       each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-        set_product_transposed(scale, queries.middleRows(begin, rows),
+        part.rowwise() = log_mass.segment(first, width).transpose();
+        add_product_transposed(scale, queries.middleRows(begin, rows),
                                keys.middleRows(first, width), part);
         for (Eigen::Index r = 0; r < rows; ++r) {
           auto logit = part.row(r);
-          logit += log_mass.segment(first, width).transpose();
           top(r, t) = logit.maxCoeff();
           logit = (logit.array() - top(r, t)).exp();
           sum(r, t) = logit.sum();

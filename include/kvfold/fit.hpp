@@ -37,8 +37,8 @@ dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored a
 dense::matrix probabilities(const dense::stored auto& queries, const dense::stored auto& keys,
                             const dense::stored auto& log_mass, float scale) {
   dense::matrix p(queries.rows(), keys.rows());
-  dense::set_product_transposed(scale, queries, keys, p);
-  p.rowwise() += log_mass.transpose();
+  p.rowwise() = log_mass.transpose();
+  dense::add_product_transposed(scale, queries, keys, p);
   p.colwise() -= p.rowwise().maxCoeff().eval();
   p = p.array().exp();
   p.array().colwise() /= p.rowwise().sum().array().eval();
@@ -77,9 +77,9 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
                            float ridge) {
   const bool primal = p.cols() <= p.rows();
   using matrix = dense::matrix_of<double>;
-  const matrix a = p.template cast<double>();
+  const matrix rows = primal ? matrix(p.transpose().template cast<double>())
+                             : matrix(p.template cast<double>());  // the smaller side's
   matrix y = missing.template cast<double>();
-  const matrix rows = primal ? matrix(a.transpose()) : a;                  // the smaller side's
   Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
   gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
   const double lambda = double{ridge} * largest_eigenvalue(gram);
@@ -88,13 +88,13 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
   }
   gram.diagonal().array() += lambda;
   const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>> factor(gram);
-  matrix delta = matrix::Zero(a.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y
+  matrix delta = matrix::Zero(p.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y
   if (primal) {
-    dense::add_transposed_product(1, a, y, delta);
+    dense::add_product(1, rows, y, delta);
     factor.solveInPlace(delta);
   } else {
     factor.solveInPlace(y);
-    dense::add_transposed_product(1, a, y, delta);
+    dense::add_transposed_product(1, rows, y, delta);
   }
   return delta.template cast<float>();
 }

@@ -11,14 +11,21 @@ namespace kvfold {
 
 namespace detail {
 
-/// Keys that lead, together in memory: `[leaders, dim]`.
+/// Keys that lead: `[dim, cosine_slots]` of every `cosine_slots` of them, so that a product with a
+/// key is a weighted sum of rows, which reduces nothing. Summed in one order: equal keys have equal
+/// products.
 class leading_keys {
  public:
-  leading_keys(index_t most, index_t dim)
-      : dim_(dim), keys_(static_cast<std::size_t>(most) * static_cast<std::size_t>(dim)) {}
+  leading_keys(index_t most, index_t dim) : dim_(dim) {
+    const auto blocks = static_cast<std::size_t>((most + cosine_slots - 1) / cosine_slots);
+    keys_.resize(blocks * cosine_slots * static_cast<std::size_t>(dim));
+  }
 
   void add(index_t slot, const float* key, float norm) {
-    std::copy_n(key, dim_, keys_.begin() + static_cast<std::ptrdiff_t>(slots_.size()) * dim_);
+    float* const to = keys_.data() + place(count());
+    for (index_t i = 0; i < dim_; ++i) {
+      to[std::ptrdiff_t{i} * cosine_slots] = key[i];
+    }
     slots_.push_back(slot), norms_.push_back(norm);
   }
   index_t count() const { return static_cast<index_t>(slots_.size()); }
@@ -28,18 +35,25 @@ class leading_keys {
   void nearest(index_t first, const float* key, const float* own, index_t count,
                near_slot* best) const {
     float dots[cosine_most * cosine_slots];
-    for (; first < this->count(); first += cosine_slots) {
-      const index_t held = std::min(cosine_slots, this->count() - first);
-      const float* const begin = keys_.data() + std::ptrdiff_t{first} * dim_;
-      tile_dots(key, count, {begin, held, dim_, Eigen::OuterStride<>(dim_)}, dots, cosine_slots);
+    while (first < this->count()) {
+      const index_t held = std::min(cosine_slots - first % cosine_slots, this->count() - first);
+      std::fill_n(dots, count * held, 0.0F);
+      tile_sums(key, dim_, count,
+                {keys_.data() + place(first), dim_, held, Eigen::OuterStride<>(cosine_slots)},
+                dots);
       for (index_t c = 0; c < count; ++c) {
-        take_nearest(dots + std::ptrdiff_t{c} * cosine_slots, norms_.data() + first, own[c],
+        take_nearest(dots + std::ptrdiff_t{c} * held, norms_.data() + first, own[c],
                      slots_.data() + first, held, -1, best[c]);
       }
+      first += held;
     }
   }
 
  private:
+  std::ptrdiff_t place(index_t leader) const {
+    return std::ptrdiff_t{leader / cosine_slots} * cosine_slots * dim_ + leader % cosine_slots;
+  }
+
   index_t dim_;
   std::vector<float> keys_, norms_;
   std::vector<index_t> slots_;

@@ -120,6 +120,15 @@ inline constexpr index_t cosine_slots = tile_most, cosine_most = 64;
 /// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
 inline void take_nearest(const float* dots, const float* norm, float own, const index_t* slot,
                          index_t count, index_t self, near_slot& best) {
+  // Mostly nobody is nearer: told without dividing, with room for how that rounds.
+  const float near = best.cosine * (1 - 1e-6F);
+  index_t farther = 0;
+  for (index_t i = 0; i < count; ++i) {
+    farther += dots[i] < near * (own * norm[i]) ? 1 : 0;
+  }
+  if (farther == count && best.slot >= 0 && near > 0) {
+    return;
+  }
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float cosine[cosine_slots], norms[cosine_slots];
   for (index_t i = 0; i < count; ++i) {
     const float x = own * norm[i];
@@ -135,9 +144,9 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
     return;
   }
   for (index_t i = 0; i < count; ++i) {
-    const bool nearer = best.slot < 0 || cosine[i] > best.cosine ||
-                        (cosine[i] == best.cosine && slot[i] < best.slot);
-    if (nearer && slot[i] != self) {
+    const bool next = best.slot < 0 || cosine[i] > best.cosine ||
+                      (cosine[i] == best.cosine && slot[i] < best.slot);
+    if (next && slot[i] != self) {
       best = {slot[i], cosine[i]};
     }
   }

@@ -68,13 +68,15 @@ struct fold {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, merge_plan& out) const {
-    dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
-    x.colwise() -= x.rowwise().mean().eval();
-    dense::matrix products(x.rows(), x.rows());
-    dense::set_product_transposed(1, x, x, products);
-    Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
     dense::vector lever(head.length());
-    leverage(x, covariance, prompt.leverage_ridge, lever);
+    {
+      dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
+      x.colwise() -= x.rowwise().mean().eval();
+      dense::matrix products(x.rows(), x.rows());
+      dense::set_product_transposed(1, x, x, products);
+      Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
+      leverage(x, covariance, prompt.leverage_ridge, lever);
+    }
     const std::span<float> levers(lever.data(), static_cast<std::size_t>(lever.size()));
     average_pool(
         head, [](index_t) { return true; }, prompt.pool, false, levers);

@@ -103,11 +103,17 @@ struct keepkv {
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    const auto counted = queries.reference(window);
-    const dense::matrix keys = dense::keys(head);
+    const auto given = queries.reference(window);
+    const auto counted =
+        as == mode::code ? given.last(window) : given;  // a window has no more rows
+    std::vector<estimates> of;
+    of.reserve(static_cast<std::size_t>(counted.count));
     for (index_t i = 0; i < counted.count; ++i) {
-      each_log_score(head, keys, counted, i, taken(state));
+      of.push_back(taken(state));
     }
+    each_log_score(head, counted, [&](index_t i, index_t first, const auto&... scores) {
+      of[static_cast<std::size_t>(i)](first, scores...);
+    });
   }
 
   /// A prompt: merges first, then evicts.

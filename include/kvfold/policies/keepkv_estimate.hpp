@@ -70,23 +70,55 @@ void each_log_score(const kv_head auto& head, const observation& seen, Take take
   }
 }
 
-/// The same for reference query `i` over the slots at or before its position. `keys` of the head.
+/// The same for reference queries, each over the slots at or before its position: `take(i, first,
+/// S, count)` for query `i` and a block of slots that all see, `take(i, s, S)` for one of another
+/// block. The queries of a block come in their order.
 template <class T, class Take>
-void each_log_score(const kv_head auto& head, const dense::matrix& keys, const query_view<T>& q,
-                    index_t i, Take take) {
-  const index_t position = q.position_of(i, head.seen()), group = head.group();
-  dense::matrix query(group, head.dim());
-  for (index_t g = 0; g < group; ++g) {
-    query.row(g) = Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), head.dim())
-                       .template cast<float>();
-  }
-  const dense::matrix logit = head.scale() * (keys * query.transpose());
-  for (index_t s = 0; s < head.length(); ++s) {
-    if (head.position(s) <= position) {
-      const float most = logit.row(s).maxCoeff();
-      take(s, most + std::log((logit.row(s).array() - most).exp().mean()));
+void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take) {
+  const index_t group = head.group();
+  dense::matrix queries(Eigen::Index{q.count} * group, head.dim());  // one query's heads together
+  for (index_t i = 0; i < q.count; ++i) {
+    for (index_t g = 0; g < group; ++g) {
+      queries.row(Eigen::Index{i} * group + g) =
+          Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), head.dim())
+              .template cast<float>();
     }
   }
+  static_assert(detail::tile_most <= dense::array_size);
+  dense::matrix logit = dense::matrix::Zero(queries.rows(), dense::array_size);
+  detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+    const auto count = static_cast<index_t>(keys.rows());
+    dense::set_product_transposed(head.scale(), queries, keys, logit.leftCols(count));
+    for (index_t i = 0; i < q.count; ++i) {
+      const auto of = [&](index_t g) {
+        return Eigen::Map<const dense::array>(&logit(Eigen::Index{i} * group + g, 0));
+      };
+      dense::array most = of(0), sum = dense::array::Zero();
+      for (index_t g = 1; g < group; ++g) {
+        most = most.max(of(g));
+      }
+      for (index_t g = 0; g < group; ++g) {
+        sum += (of(g) - most).exp();
+      }
+      const dense::array now = most + (sum / static_cast<float>(group)).log();
+      const auto sees = [&, position = q.position_of(i, head.seen())](index_t s) {
+        return head.position(s) <= position;
+      };
+      index_t seen = 0;
+      for (index_t s = first; s < first + count; ++s) {
+        seen += sees(s) ? 1 : 0;
+      }
+      if (seen == count) {
+        take(i, first, now, count);
+        continue;
+      }
+      for (index_t s = first; s < first + count; ++s) {
+        if (sees(s)) {
+          take(i, s, now[s - first]);
+        }
+      }
+    }
+  });
 }
 
 /// eq. 8: `s ← (a W s + s_now)/(a W + 1)` in logarithms, `W` the weights given so far.
