@@ -37,6 +37,7 @@
 ///     publish()                                   earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
+///     multiply_add(a, b, c)                       a · b + c of float, rounded once
 ///     exponential(x), logarithm(x), square_root(x)
 ///                                                 of float, double
 ///     cosine(x), sine(x)                          of float, |x| ≤ π

@@ -160,6 +160,7 @@ __host__ __device__ T from_float(float x) {
   }
 }
 
+__device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double exponential(double x) { return exp(x); }

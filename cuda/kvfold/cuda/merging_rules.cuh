@@ -49,7 +49,9 @@ struct absorb_rule : sum_rule {
 
   /// eq. 10: the threshold after `m` was measured.
   KVFOLD_DEVICE float next_threshold(const head_context& head, float m) const {
-    return head.memory[has_threshold] != 0 ? beta * m + (1 - beta) * head.memory[threshold] : m;
+    return head.memory[has_threshold] != 0
+               ? multiply_add(beta, m, (1 - beta) * head.memory[threshold])
+               : m;
   }
 };
 

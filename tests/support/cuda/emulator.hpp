@@ -202,6 +202,13 @@ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
   }
 }
 
+inline float multiply_add(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 inline float exponential(float x) { return std::exp(x); }
 inline float logarithm(float x) { return std::log(x); }
 inline double exponential(double x) { return std::exp(x); }
