@@ -86,6 +86,36 @@ struct warp_reverse {
   }
 };
 
+/// Both warps read an element, the first one with all its lanes, and then writes it: a barrier of
+/// its own does not keep it from what the other warp may still read.
+struct read_by_both {
+  static constexpr index_t threads = 64;
+  struct shared_memory {
+    shared_array<float, 1> one;
+  };
+  float* out;
+  fault wrong = fault::none;
+
+  void operator()(shared_memory& shared) const {
+    const index_t t = thread_index();
+    if (t == 0) {
+      shared.one[0] = 2;
+    }
+    sync_block();
+    const float x = shared.one[0];
+    if (wrong == fault::no_barrier) {
+      sync_warp();
+    } else {
+      sync_block();
+    }
+    if (t == 0) {
+      shared.one[0] = 3;
+    }
+    sync_block();
+    out[t] = x * shared.one[0];
+  }
+};
+
 /// `y` = `x`, through asynchronous copies.
 struct async_double {
   static constexpr index_t threads = 32;
@@ -224,6 +254,10 @@ TEST_CASE("a missing barrier is a race in every order of threads") {
     CHECK_THROWS_WITH(
         launch(warp_reverse{x.data(), y.data(), fault::no_warp_barrier}, {}, stream{seed}),
         Contains("race"));
+    CHECK_THROWS_WITH(launch(read_by_both{y.data(), fault::no_barrier}, {}, stream{seed}),
+                      Contains("race"));
+    launch(read_by_both{y.data()}, {}, stream{seed});
+    CHECK(std::ranges::count(y, 6.0F) == 64);
   }
 }
 

@@ -33,16 +33,20 @@ struct touched {
              (thread / 32 == b.thread() / 32 && epoch != b.epoch());
     }
   };
-  access writer, reader;  ///< `reader`: the last, and
-  access other;           ///< one of another warp in the same interval
+  access writer, reader;  ///< `reader`: the last,
+  access lane;            ///< before it another of the same warp,
+  access other;           ///< before these one of another warp
 
   void read(const block& b) {
     if (!writer.before(b)) {
       report(b, "reads", writer, "wrote");
     }
     const access mine{b.thread(), b.barriers(), b.epoch()};
-    if (reader.barriers == mine.barriers && reader.thread != mine.thread) {
-      other = reader;  // somebody else has read it too
+    // Whoever writes next, in one interval, conflicts with one of the three if with anybody.
+    if (reader.thread / 32 != mine.thread / 32) {
+      other = reader, lane = {};
+    } else if (reader.thread != mine.thread) {
+      lane = reader;
     }
     reader = mine;
   }
@@ -50,7 +54,7 @@ struct touched {
     if (!writer.before(b)) {
       report(b, "writes", writer, "wrote");
     }
-    for (const access& a : {reader, other}) {
+    for (const access& a : {reader, lane, other}) {
       if (!a.before(b)) {
         report(b, "writes", a, "read");
       }
