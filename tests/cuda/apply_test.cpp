@@ -147,9 +147,13 @@ TEST_CASE("apply takes every dim, scalar and layout") {
   std::uint64_t seed = 100;
   for (const index_t dim : {32, 40, 64, 96, 33, 128, 80, 100, 255, 256}) {
     for (const bool paged : {false, true}) {
-      const cache_case c{
-          .heads = 3, .capacity = 83, .dim = dim, .paged = paged, .odd = dim % 8 == 0 ? 0 : 3};
-      in_turn(seed++, [&](auto x) { check_apply<decltype(x)>(c, {80, 0, 83}, seed, paged); });
+      const cache_case c{.heads = 4,  // two sequences of two
+                         .capacity = 83,
+                         .dim = dim,
+                         .paged = paged,
+                         .odd = dim % 8 == 0 ? 0 : 3,
+                         .sequences = dim % 3 == 0};
+      in_turn(seed++, [&](auto x) { check_apply<decltype(x)>(c, {80, 0, 83, 71}, seed, paged); });
     }
   }
 }

@@ -117,7 +117,8 @@ TEST_CASE("attention takes every dim, group, scalar and layout") {
                          .dim = dim,
                          .group = group,
                          .paged = group % 2 == 1,
-                         .odd = dim % 8 == 0 ? 0 : 3};
+                         .odd = dim % 8 == 0 ? 0 : 3,
+                         .sequences = group % 4 == 0};
       in_turn(seed++, [&](auto x) {  // 7 groups: every dim and every group meets every scalar
         check_attention<decltype(x)>(rule, c, {67, group % 5}, seed);
       });

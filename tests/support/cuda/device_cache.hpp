@@ -83,8 +83,12 @@ struct cache_case {
   index_t dim = 32;
   index_t group = 1;
   bool paged = false;
-  index_t odd = 0;  ///< elements between rows, so that they are not aligned
+  index_t odd = 0;         ///< elements between rows, so that they are not aligned
+  bool sequences = false;  ///< as `paged` in any case: heads of a sequence lie side by side
   float scale = 0.125F;
+
+  /// Heads that share a sequence's slots, or its pages: all, or two of an even number.
+  index_t together() const { return !paged && !sequences ? 1 : heads % 2 == 0 ? 2 : heads; }
 };
 
 /// Small integers and halves thereof: exact in all scalars, in sums too.
@@ -99,7 +103,7 @@ struct device_cache {
   static constexpr index_t page_bits = 2;
 
   cache_case shape;
-  std::ptrdiff_t row;
+  std::ptrdiff_t side, row;  // a head beside the next, a slot after another
   index_t pages;
   device_buffer<Scalar> keys, values;
   device_buffer<index_t> table;
@@ -111,11 +115,12 @@ struct device_cache {
   device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
                std::vector<column_fold> folds = {}, index_t floats = 0)
       : shape(c),
-        row(c.dim + c.odd),
+        side(c.dim + c.odd),
+        row(side * c.together()),
         pages((c.capacity + (1 << page_bits) - 1) >> page_bits),
         keys(elements()),
         values(elements()),
-        table(static_cast<std::size_t>(c.heads * pages)),
+        table(static_cast<std::size_t>(c.heads / c.together() * pages)),
         log_mass(slots()),
         position(slots()),
         length(lengths),
@@ -165,16 +170,21 @@ struct device_cache {
 
   cache_view<Scalar> view() {
     const auto plane_of = [&](Scalar* data) {
-      const plane<Scalar> strided{.data = data, .head = row * shape.capacity, .row = row};
+      const plane<Scalar> alone{.data = data, .head = row * shape.capacity, .row = row};
+      const plane<Scalar> sequences{.data = data,
+                                    .head = side,
+                                    .row = row,
+                                    .heads = shape.together(),
+                                    .sequence = row * shape.capacity};
       const plane<Scalar> paged{.data = data,
-                                .head = 0,
+                                .head = side,
                                 .row = row,
-                                .heads = 1,
+                                .heads = shape.together(),
                                 .table = table.data(),
                                 .pages = pages,
                                 .page_bits = page_bits,
                                 .page = row << page_bits};
-      return shape.paged ? paged : strided;
+      return shape.paged ? paged : shape.sequences ? sequences : alone;
     };
     return {plane_of(keys.data()),
             plane_of(values.data()),
@@ -197,16 +207,18 @@ struct device_cache {
 
  private:
   std::size_t elements() const {
-    const index_t rows =
-        shape.paged ? shape.heads * pages << page_bits : shape.heads * shape.capacity;
+    const index_t sequences = shape.heads / shape.together(),
+                  rows = sequences * (shape.paged ? pages << page_bits : shape.capacity);
     return static_cast<std::size_t>(rows * row);
   }
   std::ptrdiff_t offset(index_t h, index_t s) const {
+    const index_t sequence = h / shape.together();
+    const std::ptrdiff_t first = h % shape.together() * side;
     if (!shape.paged) {
-      return (std::ptrdiff_t{h} * shape.capacity + s) * row;
+      return first + (std::ptrdiff_t{sequence} * shape.capacity + s) * row;
     }
-    const index_t page = table[std::ptrdiff_t{h} * pages + (s >> page_bits)];
-    return ((std::ptrdiff_t{page} << page_bits) + (s & ((1 << page_bits) - 1))) * row;
+    const index_t page = table[std::ptrdiff_t{sequence} * pages + (s >> page_bits)];
+    return first + ((std::ptrdiff_t{page} << page_bits) + (s & ((1 << page_bits) - 1))) * row;
   }
 };
 
