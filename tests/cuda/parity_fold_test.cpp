@@ -16,6 +16,7 @@ TEST_CASE("step: fold") {
   check_steps<float>(p, c, 0, {24, 26}, 30, data::integers, 1e-5, 202);
   check_steps<float>(p, c, 29, {24}, 3, data::integers, 1e-5, 203);  // a whole prompt, no queries
   check_steps<float>(p, c, 24, {24, 29}, 40, data::random, 1e-5, 204);
+  check_stream(p, c, {24, 29});
   const cache_case paged{.heads = 1, .capacity = 30, .dim = 40, .group = 4, .paged = true};
   check_steps<Eigen::half>(p, paged, 22, {24, 27}, 8, data::integers, 2e-3, 205);
   check_steps<Eigen::bfloat16>(p, paged, 22, {24, 27}, 8, data::integers, 1.6e-2, 206);

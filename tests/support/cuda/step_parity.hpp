@@ -2,8 +2,7 @@
 /// dot products are exact.
 #pragma once
 
-#include "cuda/mirror.hpp"
-#include "kvfold/cuda/step.cuh"
+#include "cuda/step_stream.hpp"
 
 namespace kvfold::cuda {
 
@@ -91,6 +90,7 @@ void check_decode(const Policy& p, index_t target, std::uint64_t seed) {
   check_steps<Eigen::half>(p, paged, target, {target}, 8, data::integers, 2e-3, seed + 2);
   check_steps<Eigen::bfloat16>(p, paged, target, {target}, 8, data::integers, 1.6e-2, seed + 3);
   check_steps<float>(p, c, target, {target}, 30, data::random, 1e-5, seed + 4);
+  check_stream(p, c, {target});
 }
 
 }  // namespace kvfold::cuda
