@@ -25,14 +25,13 @@ def decode(heads, slots, device):
 
 
 def column_sums(heads, tokens, device):
-    """Matmul, causal softmax and sum, a head at a time: all at once would not fit."""
+    """Matmul, causal softmax and sum, all heads at once: 3 GiB of 32 heads' logits and probabilities."""
     q, k = torch.randn(2, heads, tokens, DIM, device=device, dtype=torch.bfloat16).unbind(0)
     later = torch.ones(tokens, tokens, device=device, dtype=torch.bool).triu(1)
 
     def work():
-        for h in range(heads):
-            logits = (q[h] @ k[h].T).mul_(DIM**-0.5).masked_fill_(later, float("-inf"))
-            logits.softmax(-1, dtype=torch.float32).sum(0)
+        logits = (q @ k.mT).mul_(DIM**-0.5).masked_fill_(later, float("-inf"))
+        return logits.softmax(-1, dtype=torch.float32).sum(1)
 
     return work
 
