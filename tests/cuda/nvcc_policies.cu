@@ -10,7 +10,7 @@ std::size_t bytes_of(const cache_view<KVFOLD_SCALAR>& cache) {
   return (workspace_bytes(Policies{}, cache) + ...);
 }
 
-template std::size_t bytes_of<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, keepkv,
+template std::size_t bytes_of<full_cache, streaming_llm, h2o, tova, snapkv, zsmerge, d2o, keepkv,
                               kvmerger, ems, fold>(const cache_view<KVFOLD_SCALAR>&);
 
 }  // namespace kvfold::cuda

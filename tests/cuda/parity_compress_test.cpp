@@ -7,6 +7,7 @@
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/snapkv.hpp"
 #include "kvfold/policies/streaming_llm.hpp"
+#include "kvfold/policies/tova.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 
 namespace kvfold::cuda {
@@ -17,6 +18,10 @@ TEST_CASE("compress: full_cache") { check_compress<float>(full_cache{}, {.dim = 
 TEST_CASE("compress: h2o") {
   check_policy_once(h2o{}, 32, 21);
   check_policy(h2o{.recent = 0.25F, .sinks = 0, .combine = group_combine::max}, 19, 31);
+}
+TEST_CASE("compress: tova") {
+  check_policy_once(tova{}, 24, 101);
+  check_policy(tova{.sinks = 0, .combine = group_combine::max}, 19, 111);
 }
 TEST_CASE("compress: snapkv") {
   check_policy_once(snapkv{.window = 8}, 24, 41);

@@ -7,6 +7,7 @@
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/snapkv.hpp"
 #include "kvfold/policies/streaming_llm.hpp"
+#include "kvfold/policies/tova.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 
 namespace kvfold::cuda {
@@ -24,6 +25,10 @@ TEST_CASE("step: full_cache") {
 TEST_CASE("step: h2o") {
   check_decode(h2o{}, 32, 11);
   check_decode(h2o{.recent = 0.25F, .sinks = 0, .combine = group_combine::max}, 21, 21);
+}
+TEST_CASE("step: tova") {
+  check_decode(tova{}, 24, 81);
+  check_decode(tova{.sinks = 0, .combine = group_combine::mean}, 20, 86);
 }
 TEST_CASE("step: snapkv") { check_decode(snapkv{.window = 8}, 24, 31); }
 TEST_CASE("step: zsmerge") {
@@ -46,6 +51,15 @@ TEST_CASE("step: a long stream over several tiles and splits") {
   check_steps<float>(h2o{}, {.heads = 2, .capacity = 1101, .dim = 8, .group = 2}, 1100, {1100}, 6,
                      data::integers, 1e-5, 61);
 }
+
+#ifdef __CUDACC__
+TEST_CASE("step: captured in a graph") {
+  const cache_case c{.heads = 2, .capacity = 33, .dim = 32, .group = 2};
+  check_captured(streaming_llm{}, c, {32});
+  check_captured(h2o{}, c, {24, 33});
+  check_captured(zsmerge{}, c, {32});
+}
+#endif
 
 TEST_CASE("step refuses what it cannot do") {
   device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_fold::sum});

@@ -44,15 +44,18 @@ void observe_prompt(const Policy& policy, const cache_view<Scalar>& cache, const
       estimate<Scalar, 256>(rule, cache, state, queries.reference(policy.window), stream);
     }
   } else {
+    constexpr bool latest_alone = name == "tova";
+    const auto counted = latest_alone ? queries.reference(1) : queries;
     float decay = 1;
     if constexpr (requires { policy.decay; }) {
       decay = policy.decay;
     }
     column_scores(
-        cache, queries, {.decay = decay, .combine = policy.combine},
+        cache, counted, {.decay = decay, .combine = policy.combine},
         {.total = decay == 1 ? work.sums : nullptr, .decayed = decay == 1 ? nullptr : work.sums},
         work.log_sums, stream);
-    const auto age = static_cast<float>(std::pow(double{decay}, queries.count));
+    const auto age =
+        latest_alone ? 0.0F : static_cast<float>(std::pow(double{decay}, queries.count));
     using kernel = add_sums<Scalar>;
     const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
     launch(kernel{cache, state, work.sums, age}, {heads, static_cast<unsigned>(stretches)}, stream);

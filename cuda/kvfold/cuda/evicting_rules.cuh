@@ -29,7 +29,7 @@ struct position_rule : no_rule {
   }
 };
 
-/// `s ← decay · s + a` (H2O: decay 1), or `s ← max(s, a)`, in column 0.
+/// `s ← decay · s + a` (H2O: decay 1, TOVA: 0), or `s ← max(s, a)`, in column 0.
 struct sum_rule {
   static constexpr bool observes = true, leaves = true, merges = false;
   group_combine combine = group_combine::sum;

@@ -61,6 +61,8 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
     return position_rule{{}, policy.sinks};
   } else if constexpr (name == "h2o") {
     return sum_rule{policy.combine, policy.sinks, share_of(policy.recent, budget.target)};
+  } else if constexpr (name == "tova") {
+    return sum_rule{policy.combine, policy.sinks, 0, 0.0F};
   } else if constexpr (name == "snapkv") {
     return window_rule{policy.combine, policy.sinks, policy.window};
   } else if constexpr (name == "zsmerge") {
