@@ -5,8 +5,11 @@
 
 #include "engine.hpp"
 
-double decode(int tokens) {
-  const kvfold::index_t heads = 2, group = 2, dim = 8;
+namespace {
+
+/// Both verbs, instantiated: a prompt is compressed, then tokens are decoded.
+double decode_by(const auto& policy, int tokens) {
+  const kvfold::index_t heads = 2, group = 2, dim = 8, prompt = 64;
   std::uint32_t bits = 1;
   const auto numbers = [&](kvfold::index_t n) {
     std::vector<float> x(static_cast<std::size_t>(n));
@@ -16,16 +19,30 @@ double decode(int tokens) {
     }
     return x;
   };
-  const kvfold::h2o policy{.recent = 0.25F};
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 17}};
+  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = prompt}};
   auto state = kvfold::make_state(policy, kv);
+  const kvfold::budget budget{.target = 24};
+  for (kvfold::index_t h = 0; h < heads; ++h) {
+    const auto k = numbers(prompt * dim), v = numbers(prompt * dim);
+    kv.append(h, k, v);
+  }
+  const auto queries = numbers(prompt * heads * group * dim);
+  kvfold::compress(policy, kv, state,
+                   kvfold::prompt_queries(queries.data(), prompt, heads, group, dim), budget);
   std::vector<float> out(static_cast<std::size_t>(heads * group * dim));
   double sum = 0;
   for (int t = 0; t < tokens; ++t) {
     const auto q = numbers(heads * group * dim), k = numbers(heads * dim), v = numbers(heads * dim);
     kvfold::step(policy, kv, state, std::span<const float>(q), std::span<const float>(k),
-                 std::span<const float>(v), kvfold::budget{.target = 16}, std::span<float>(out));
+                 std::span<const float>(v), budget, std::span<float>(out));
     sum = std::accumulate(out.begin(), out.end(), sum);
   }
   return sum;
+}
+
+}  // namespace
+
+double decode(int tokens) {
+  return decode_by(kvfold::h2o{.recent = 0.25F}, tokens) + decode_by(kvfold::zsmerge{}, tokens) +
+         decode_by(kvfold::d2o{}, tokens);
 }

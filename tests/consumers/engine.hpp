@@ -1,4 +1,4 @@
-// What both files of every consumer include: the headers of one policy, or the single header.
+// What both files of every consumer include: the headers of some policies, or the single header.
 #pragma once
 
 #ifdef CONSUMER_SINGLE_HEADER
@@ -6,8 +6,11 @@
 #else
 #include "kvfold/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/policies/d2o.hpp"
 #include "kvfold/policies/h2o.hpp"
+#include "kvfold/policies/zsmerge.hpp"
 #endif
 
-/// Decodes `tokens` pseudo-random tokens within 16 slots; the sum of all outputs.
+/// Decodes `tokens` pseudo-random tokens within 24 slots under several policies; the sum of all
+/// outputs.
 double decode(int tokens);
