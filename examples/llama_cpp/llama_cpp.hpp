@@ -19,18 +19,9 @@
 
 #include "llama_cpp/layers.hpp"
 #include "llama_cpp/refusals.hpp"
+#include "llama_cpp/report.hpp"
 
 namespace kvfold::llama {
-
-/// What is held, and what the whole cache would be.
-struct report {
-  std::int64_t tokens = 0;
-  index_t cells = 0;           ///< of the engine that are in use
-  index_t slots = 0;           ///< of the longest head
-  std::size_t bytes = 0;       ///< keys, values, log-mass, positions and the policy's state in use
-  std::size_t full_bytes = 0;  ///< keys and values of all tokens
-  times spent = {};
-};
 
 template <policy P>
 class compressor {
@@ -141,22 +132,7 @@ void compressor<P>::reset() {
 template <policy P>
 kvfold::llama::report compressor<P>::report() {
   kvfold::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
-  each_layers([&](auto& all) {
-    const auto dim = static_cast<std::size_t>(setup_.shape.dim);
-    const std::size_t row = 2 * dim * (half_ ? 2 : 4);
-    for (index_t l = 0; l < all.count(); ++l) {
-      for (index_t h = 0; h < setup_.shape.heads; ++h) {
-        const index_t n = all[l].head(h).length();
-        r.slots = std::max(r.slots, n);
-        // Repack cannot give back a cell that another head holds.
-        const auto rows = static_cast<std::size_t>(options_.how == mode::repack ? r.cells : n);
-        r.bytes += rows * row + static_cast<std::size_t>(n) * (sizeof(float) + sizeof(index_t)) +
-                   all[l].at(h).state.bytes();
-        r.full_bytes += static_cast<std::size_t>(seen_) * row;
-      }
-    }
-    r.spent = all.spent();
-  });
+  each_layers([&](auto& all) { count(all, setup_, r); });
   return r;
 }
 
