@@ -225,6 +225,7 @@ TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset
       CHECK_THROWS_WITH(kv.kv.check(), Catch::Contains("consecutive positions"));
       decode(kv.context.get(), part, 6, &code);  // and goes on failing
       CHECK(code != 0);
+      CHECK_THROWS_WITH(kv.kv.check(), Catch::Contains("consecutive positions"));
       clear();
       kv.kv.reset();
       CHECK(chunks() == first);
@@ -237,5 +238,15 @@ TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset
       CHECK(kv.kv.report().slots == 96);
       CHECK(kv.kv.report().bytes == r.bytes);
     }
+  }
+}
+
+TEST_CASE("llama.cpp: a report before the first graph says that nothing is held") {
+  twin models;
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    compressed_llama kv(models.theirs.get(), policy_named("h2o"),
+                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, 64));
+    const auto r = kv.kv.report();
+    CHECK((r.tokens == 0 && r.cells == 0 && r.slots == 0 && r.bytes == 0 && r.full_bytes == 0));
   }
 }

@@ -11,7 +11,7 @@
 /// `mode::own_attention`: every head has a cache of its own, as long as its own budget, and its
 /// attention takes the place of the engine's; the engine's cells hold the newest token alone.
 ///
-/// One sequence, from position 0. A batch may be as long as the cells that are free.
+/// One sequence, from position 0, at a time. A batch may be as long as the cells that are free.
 #pragma once
 
 #include <exception>
@@ -50,13 +50,15 @@ class compressor {
   void bind(llama_context* context) {
     expects(context != nullptr, "llama.cpp: a context expected, null came");
     memory_ = llama_get_memory(context);
+    sequences_ = static_cast<llama_seq_id>(llama_n_seq_max(context));
   }
 
   /// Throws what went wrong within llama_decode, whatever it returned: 2 where the graph could be
-  /// stopped, 0 where it was at its end, as in compression. `reset` makes good again.
-  void check() const {
+  /// stopped, 0 where it was at its end, as in compression. `reset` makes good again. What was
+  /// refused before anything was changed is said once: the text may go on.
+  void check() {
     if (error_) {
-      std::rethrow_exception(error_);
+      std::rethrow_exception(begun_ ? error_ : std::exchange(error_, nullptr));
     }
   }
 
@@ -107,6 +109,7 @@ class compressor {
   bool half_ = false;
   std::variant<std::monostate, layers<float, P>, layers<Eigen::half, P>> layers_;
   llama_memory_t memory_ = nullptr;
+  llama_seq_id sequences_ = 1;              // that the context has room for
   std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
   std::vector<index_t> chunk_, at_;         // [tokens] of the present micro-batch
   std::int64_t seen_ = 0;
@@ -191,6 +194,7 @@ void compressor<P>::computed(ggml_tensor* t) {
       all.logits(k, t, cells_);
     } else {
       finish(all);
+      begun_ = false;
     }
   });
 }
@@ -202,6 +206,7 @@ void compressor<P>::note_positions(ggml_tensor* t) {
   }
   if (!begun_) {
     read_indices(t->src[1], at_);
+    expect_one_sequence(memory_, sequences_);
     if (at_[0] == 0 && seen_ > 0) {
       reset();
     }
@@ -257,7 +262,6 @@ void compressor<P>::finish(Layers& all) {
     cells_.push_back(cell);
     positions_.push_back(static_cast<index_t>(seen_++));
   }
-  begun_ = false;
   const auto longest = static_cast<std::size_t>(all.end());
   const std::size_t keep = options_.how == mode::repack ? longest : 1;
   if (keep >= cells_.size()) {

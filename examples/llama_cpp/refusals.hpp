@@ -1,4 +1,4 @@
-/// What the adapter cannot compress, said before a context is made.
+/// What the adapter cannot compress: said before a context is made, or before a micro-batch.
 #pragma once
 
 #include <llama.h>
@@ -163,6 +163,19 @@ std::vector<index_t> capacities_of(const P& p, const layers_setup& setup,
                                    : setup.shape.capacity);
   }
   return capacities;
+}
+
+/// Refused: tokens of a second sequence among the engine's cells. Its positions would be taken for
+/// the first one's, and compression knows no cell's sequence.
+inline void expect_one_sequence(llama_memory_t memory, llama_seq_id room) {
+  llama_seq_id first = -1;
+  for (llama_seq_id s = 0; memory != nullptr && s < room; ++s) {
+    if (llama_memory_seq_pos_max(memory, s) >= 0) {
+      expects(first < 0, "llama.cpp: tokens of one sequence expected, of sequences ", first,
+              " and ", s, " came");
+      first = s;
+    }
+  }
 }
 
 }  // namespace kvfold::llama

@@ -151,16 +151,18 @@ inline llama_context_params exact_parameters(index_t cells, index_t chunk) {
   return p;
 }
 
-/// Decodes `tokens` at positions `first` and on. `[tokens, vocab]`, or nothing where it failed.
+/// Decodes `tokens` of a sequence at positions `first` and on. `[tokens, vocab]`, or nothing where
+/// it failed.
 inline engine::row_major_matrix decode(llama_context* context, std::span<const int> tokens,
-                                       index_t first, int* code = nullptr) {
+                                       index_t first, int* code = nullptr,
+                                       llama_seq_id sequence = 0) {
   llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 1);
   batch.n_tokens = static_cast<int>(tokens.size());
   for (int i = 0; i < batch.n_tokens; ++i) {
     batch.token[i] = tokens[static_cast<std::size_t>(i)];
     batch.pos[i] = first + i;
     batch.n_seq_id[i] = 1;
-    batch.seq_id[i][0] = 0;
+    batch.seq_id[i][0] = sequence;
     batch.logits[i] = 1;
   }
   const int result = llama_decode(context, batch);
