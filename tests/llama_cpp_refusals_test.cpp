@@ -49,6 +49,7 @@ TEST_CASE("llama.cpp: models that cannot be compressed are refused by the featur
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_MROPE; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_IMROPE; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_VISION; }), Contains("M-RoPE"));
+  CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_NONE; }), Contains("no RoPE"));
   CHECK_THAT(said([](auto& m) { m.alibi = true; }), Contains("ALiBi"));
   CHECK_THAT(said([](auto& m) { m.latent = true; }), Contains("MLA"));
   CHECK_THAT(said([](auto& m) { m.capped = true; }), Contains("capped"));
@@ -74,7 +75,11 @@ TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
   CHECK(facts([](gguf_context* g) { gguf_set_val_u32(g, "llama.attention.kv_lora_rank", 8); },
               "llama")
             .latent);
-  CHECK(facts({}, "refact").alibi);
+  auto refact = facts({}, "refact");
+  CHECK((refact.alibi && refact.rotation == LLAMA_ROPE_TYPE_NONE));
+  refact.alibi = false;
+  CHECK_THAT(refusal([&] { kvfold::llama::shape_of(refact); }),
+             Catch::Contains("refact, a model with no RoPE"));
   const auto real = [&](const char* key, float value) {
     return facts([&](gguf_context* g) { gguf_set_val_f32(g, key, value); }, "llama");
   };

@@ -1,6 +1,7 @@
 // Rotations, as the adapter reads them off llama.cpp's graph, for policies that turn keys or
 // queries.
 #include <catch2/catch.hpp>
+#include <memory>
 
 #include "support/llama_files.hpp"
 
@@ -19,8 +20,9 @@ engine::config rotated(const kvfold::rope& r) {
 }
 
 /// What decoding says: nothing, or why it was stopped.
-std::string said(twin& models, const evaluate::any_policy& p) {
-  compressed_llama kv(models.theirs.get(), p, {.limits = {{.target = 96}}},
+std::string said(twin& models, const evaluate::any_policy& p,
+                 const std::vector<index_t>& untouched = {}) {
+  compressed_llama kv(models.theirs.get(), p, {.limits = {{.target = 96}}, .untouched = untouched},
                       exact_parameters(256, chunk));
   const auto text = draw_tokens(192, models.shape.vocab);
   for (index_t at = 0; at < 192; at += chunk) {
@@ -35,7 +37,7 @@ std::string said(twin& models, const evaluate::any_policy& p) {
     }
     CHECK(code == 0);
   }
-  CHECK(kv.kv.report().slots == 96);
+  CHECK(kv.kv.report().slots == (untouched.empty() ? 96 : 192));
   return "";
 }
 
@@ -99,6 +101,78 @@ TEST_CASE(
       CHECK(said(models, policy_named(name)).empty());
     }
   }
+}
+
+TEST_CASE("llama.cpp: layers that are not turned stop the policies that turn, and them alone") {
+  auto shape = small_shape();
+  shape.layers = 4;
+  twin models(7, shape, {}, "smollm3");  // which turns three layers of four
+  for (const auto& p : {by_slots(), policy_named("fold"), policy_named("expected_attention")}) {
+    CAPTURE(p.name());
+    CHECK_THAT(said(models, p), Catch::Contains("not there in some layers"));
+    CHECK_THAT(said(models, p, {0, 2}), Catch::Contains("not there in some layers"));
+    CHECK(said(models, p, {3}).empty());
+  }
+  const auto text = draw_tokens(320, models.shape.vocab);
+  for (const std::string name : {"streaming_llm", "h2o"}) {
+    CAPTURE(name);
+    CHECK(said(models, policy_named(name)).empty());
+    const options o{.limits = {{.target = 96}}},
+        mine{.how = mode::own_attention, .limits = {{.target = 96}}};
+    compressed_llama repack(models.theirs.get(), policy_named(name), o,
+                            exact_parameters(256, chunk)),
+        own(models.theirs.get(), policy_named(name), mine, exact_parameters(256, chunk));
+    for (std::size_t at = 0; at < text.size(); at += chunk) {
+      const auto part = std::span(text).subspan(at, chunk);
+      CHECK(difference(repack.decode(part), own.decode(part)) < 1e-3F);
+    }
+  }
+}
+
+TEST_CASE("llama.cpp: rotations are alike by their figures and their factors") {
+  ggml_context* const memory = ggml_init({std::size_t{1} << 20, nullptr, false});
+  ggml_tensor* const x = ggml_new_tensor_3d(memory, GGML_TYPE_F32, 16, 4, 3);
+  ggml_tensor* const positions = ggml_new_tensor_1d(memory, GGML_TYPE_I32, 3);
+  const auto turned = [&](float base, ggml_tensor* factors = nullptr) {
+    return ggml_rope_ext(memory, x, positions, factors, 16, GGML_ROPE_TYPE_NORMAL, 4096, base, 1, 0,
+                         1, 32, 1);
+  };
+  using kvfold::llama::same_rotation;
+  CHECK(same_rotation(turned(100), turned(100)));
+  CHECK_FALSE(same_rotation(turned(100), turned(101)));
+  CHECK_FALSE(same_rotation(turned(100), nullptr));
+  CHECK_FALSE(same_rotation(nullptr, turned(100)));
+  CHECK(same_rotation(nullptr, nullptr));
+  // Factors stand in a buffer, as a model's do.
+  const std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> host(ggml_backend_cpu_init(),
+                                                                         &ggml_backend_free);
+  ggml_context* const names = ggml_init({std::size_t{1} << 16, nullptr, true});
+  ggml_tensor* const one = ggml_new_tensor_1d(names, GGML_TYPE_F32, 8);
+  ggml_tensor* const other = ggml_new_tensor_1d(names, GGML_TYPE_F32, 8);
+  ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(names, host.get());
+  for (ggml_tensor* const t : {one, other}) {
+    std::fill_n(static_cast<float*>(t->data), 8, 1.0F);
+  }
+  CHECK_FALSE(same_rotation(turned(100, one), turned(100)));
+  CHECK_FALSE(same_rotation(turned(100), turned(100, one)));
+  CHECK(same_rotation(turned(100, one), turned(100, one)));
+  CHECK(same_rotation(turned(100, one), turned(100, other)));
+  static_cast<float*>(other->data)[7] = 2;
+  CHECK_FALSE(same_rotation(turned(100, one), turned(100, other)));
+  // What a layer stores, behind views; and rows that were changed once more.
+  ggml_tensor* const cache = ggml_new_tensor_2d(memory, GGML_TYPE_F32, 64, 8);
+  ggml_tensor* const cells = ggml_new_tensor_1d(memory, GGML_TYPE_I64, 3);
+  const auto stored = [&](ggml_tensor* rows) {
+    return kvfold::llama::rotation_behind(
+        ggml_set_rows(memory, cache, ggml_reshape_2d(memory, rows, 64, 3), cells));
+  };
+  ggml_tensor* const keys = turned(100);
+  CHECK(stored(keys) == keys);
+  CHECK(stored(x) == nullptr);
+  CHECK(stored(ggml_rms_norm(memory, keys, 1e-5F)) == nullptr);
+  ggml_backend_buffer_free(buffer);
+  ggml_free(names);
+  ggml_free(memory);
 }
 
 TEST_CASE("llama.cpp: a rotation of part of a head, or by YaRN alone, is none") {

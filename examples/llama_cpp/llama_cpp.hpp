@@ -87,7 +87,8 @@ class compressor {
 
   bool wants(ggml_tensor* t);
   void computed(ggml_tensor* t);
-  void note_positions(ggml_tensor* t);
+  void note_positions(const ggml_tensor* t);
+  void note_rotation(const ggml_tensor* rows);
   void note_rows(ggml_tensor* t);
   void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
 
@@ -113,6 +114,7 @@ class compressor {
   std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
   std::vector<index_t> chunk_, at_;         // [tokens] of the present micro-batch
   std::int64_t seen_ = 0;
+  const ggml_tensor* turn_ = nullptr;  // the rotation of the present graph's first layer
   bool begun_ = false, turn_known_ = false;
   std::exception_ptr error_;
 };
@@ -122,7 +124,6 @@ template <policy P>
 void compressor<P>::reset() {
   error_ = nullptr;
   begun_ = false;
-  turn_known_ = false;
   seen_ = 0;
   cells_.clear(), positions_.clear();
   if (half_) {
@@ -200,25 +201,30 @@ void compressor<P>::computed(ggml_tensor* t) {
 }
 
 template <policy P>
-void compressor<P>::note_positions(ggml_tensor* t) {
-  if (t->src[1]->ne[0] != t->ne[2]) {
+void compressor<P>::note_positions(const ggml_tensor* t) {
+  if (begun_ || t->src[1]->ne[0] != t->ne[2]) {
     return;
   }
-  if (!begun_) {
-    read_indices(t->src[1], at_);
-    expect_one_sequence(memory_, sequences_);
-    if (at_[0] == 0 && seen_ > 0) {
-      reset();
-    }
-    for (std::size_t i = 0; i < at_.size(); ++i) {
-      expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
-              "llama.cpp: one sequence at consecutive positions expected, ",
-              seen_ + static_cast<std::int64_t>(i), " next; ", at_[i], " came");
-    }
+  read_indices(t->src[1], at_);
+  expect_one_sequence(memory_, sequences_);
+  if (at_[0] == 0 && seen_ > 0) {
+    reset();
   }
+  for (std::size_t i = 0; i < at_.size(); ++i) {
+    expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
+            "llama.cpp: one sequence at consecutive positions expected, ",
+            seen_ + static_cast<std::int64_t>(i), " next; ", at_[i], " came");
+  }
+}
+
+template <policy P>
+void compressor<P>::note_rotation(const ggml_tensor* rows) {
+  const ggml_tensor* const turn = rotation_behind(rows);
   if (!std::exchange(turn_known_, true)) {
-    each_layers([&](auto& all) { set_rope(all.rules(), rope_of(t, setup_.shape.dim)); });
+    turn_ = turn;
   }
+  const auto known = same_rotation(turn, turn_) ? rope_of(turn, setup_.shape.dim) : std::nullopt;
+  each_layers([&](auto& all) { set_rope(all.rules(), known); });
 }
 
 template <policy P>
@@ -233,7 +239,11 @@ void compressor<P>::note_rows(ggml_tensor* t) {
     expect_on_host(root);
     read_indices(t->src[1], chunk_);
     begun_ = true;
+    turn_known_ = false;
     each_layers([&](auto& all) { all.begin(chunk_); });
+  }
+  if (k >= 0 && seen_ == 0 && setup_.whole[static_cast<std::size_t>(k)] == 0) {
+    note_rotation(t);
   }
   each_layers([&](auto& all) {
     auto& engine = all[std::max(k, v)].engine;

@@ -101,7 +101,8 @@ void set_rope(P& p, const std::optional<rope>& r) {
     }
     expects(r.has_value() || !turns, p.name(),
             ": a rotation of the whole head by one base, or Llama 3's, expected (it turns keys or "
-            "queries); this model's RoPE is scaled or partial");
+            "queries), the same in every layer that is compressed; this model's RoPE is scaled or "
+            "partial, or not there in some layers (which can be left untouched)");
     p.rope = r.value_or(p.rope);
   }
 }

@@ -79,9 +79,39 @@ inline void read_indices(const ggml_tensor* t, std::vector<index_t>& out) {
   }
 }
 
-/// The rotation of a ROPE node; none where `kvfold::rope` has no words for it: part of a head
-/// turned, YaRN, linear scaling, or frequency factors that are not Llama 3's.
+/// The ROPE node whose rows a SET_ROWS node stores; null: they come from something else.
+inline const ggml_tensor* rotation_behind(const ggml_tensor* set_rows) {
+  const ggml_tensor* t = set_rows->src[0];
+  while (t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_CONT) {
+    t = t->src[0];
+  }
+  return t->op == GGML_OP_ROPE ? t : nullptr;
+}
+
+/// Do two ROPE nodes turn alike? Null: no rotation at all.
+inline bool same_rotation(const ggml_tensor* a, const ggml_tensor* b) {
+  if (a == nullptr || b == nullptr) {
+    return a == b;
+  }
+  const ggml_tensor *const f = a->src[2], *const g = b->src[2];  // factors of the frequencies
+  if (f != g) {
+    if (f == nullptr || g == nullptr || ggml_nbytes(f) != ggml_nbytes(g)) {
+      return false;
+    }
+    expect_on_host(f), expect_on_host(g);
+    if (std::memcmp(f->data, g->data, ggml_nbytes(f)) != 0) {
+      return false;
+    }
+  }
+  return std::memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
+}
+
+/// The rotation of a ROPE node; none where there is no node or `kvfold::rope` has no words for it:
+/// part of a head turned, YaRN, linear scaling, or frequency factors that are not Llama 3's.
 inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
+  if (t == nullptr) {
+    return {};
+  }
   const auto turned = parameter<index_t>(t, 1), mode = parameter<index_t>(t, 2);
   const auto base = parameter<float>(t, 5), scale = parameter<float>(t, 6),
              yarn = parameter<float>(t, 7);

@@ -82,6 +82,8 @@ inline cache_shape shape_of(const model_facts& m) {
              m.rotation != LLAMA_ROPE_TYPE_VISION,
          "M-RoPE: positions of several numbers");
   refuse(!m.alibi, "ALiBi: its logits depend on the cells' positions, which compression changes");
+  refuse(m.rotation != LLAMA_ROPE_TYPE_NONE,
+         "no RoPE: positions are read where queries are turned by them");
   refuse(!m.latent, "MLA: its keys and values are one latent row");
   refuse(!m.capped, "capped logits");
   refuse(m.kv_heads > 0, "no KV heads in its first layer");
