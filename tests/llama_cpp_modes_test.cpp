@@ -1,4 +1,6 @@
 // Budgets of layers and heads, layers left alone, micro-batches, threads, half rows, long texts.
+#include <malloc.h>  // mallinfo2
+
 #include <catch2/catch.hpp>
 
 #include "support/llama_files.hpp"
@@ -20,6 +22,12 @@ std::vector<engine::row_major_matrix> run(compressed_llama& kv, const std::vecto
         at, std::min<std::size_t>(static_cast<std::size_t>(batch), text.size() - at))));
   }
   return all;
+}
+
+/// Bytes that the whole process has of malloc, llama.cpp's among them.
+std::size_t heap_bytes() {
+  const struct mallinfo2 all = mallinfo2();
+  return all.uordblks + all.hblkhd;
 }
 
 }  // namespace
@@ -243,9 +251,10 @@ TEST_CASE("llama.cpp: 20,000 tokens in constant memory") {
     CAPTURE(name);
     compressed_llama kv(models.theirs.get(), policy_named(name),
                         {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, chunk));
-    std::size_t bytes = 0;
+    std::size_t bytes = 0, heap = 0;
     bool finite = true, flat = true;
     for (std::size_t at = 0; at < text.size(); at += chunk) {
+      heap = at == 40 * chunk ? heap_bytes() : heap;
       const auto logits =
           kv.decode(std::span(text).subspan(at, std::min<std::size_t>(chunk, text.size() - at)));
       finite = finite && logits.allFinite();
@@ -253,6 +262,10 @@ TEST_CASE("llama.cpp: 20,000 tokens in constant memory") {
       bytes = at == 4 * chunk ? r.bytes : bytes;
       flat = flat && (at < 4 * chunk || r.bytes == bytes);
     }
+    const std::size_t heap_then = heap_bytes(), grown = heap_then - std::min(heap, heap_then);
+    CAPTURE(heap, grown);
+    CHECK(heap > bytes);   // it is counted at all
+    CHECK(grown < 16384);  // a byte a token
     CHECK(finite);
     CHECK(flat);
     const auto r = kv.kv.report();
