@@ -97,7 +97,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "llama.cpp: bytes are rows, log-mass, positions and columns, and repack's rows are all cells") {
+    "llama.cpp: bytes are rows, log-mass, positions and columns, in use and reserved, and repack's "
+    "rows are all cells") {
   twin models;
   const auto text = draw_tokens(192, models.shape.vocab);
   const std::vector<budget> limits = {
@@ -116,6 +117,11 @@ TEST_CASE(
       CHECK(r.slots == 96);
       CHECK(r.bytes == rows * row + slots * (4 + 4 + 4));  // h2o has one column
       CHECK(r.full_bytes == 192 * 4 * row);
+      // The engine's 256 cells in either mode; a head's own room is its trigger less one, and a
+      // chunk.
+      const std::size_t own = slots + 4 * chunk, room = how == mode::repack ? 4 * 256 : own;
+      CHECK(r.reserved_bytes ==
+            4 * 256 * row + (how == mode::repack ? 0 : own * row) + room * (4 + 4 + 4));
     }
   }
 }

@@ -135,6 +135,12 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
       CHECK(t.line("cells in use") == cells{every, mode == "own" ? "1" : "96"});
       CHECK(t.line("slots of the longest head") == cells{every, "96"});
       CHECK(t.line("KV held, KiB") == cells{kib(all * heads * row), kib(96 * heads * (row + 8))});
+      // The engine's cells come by 256; own attention has room for a trigger less one and a chunk.
+      const index_t padded = (all + 255) / 256 * 256;
+      CHECK(t.line("KV reserved, KiB") ==
+            cells{kib(padded * heads * row),
+                  kib(mode == "own" ? 256 * heads * row + (96 + 64) * heads * (row + 8)
+                                    : 256 * heads * (row + 8))});
       const auto nll = t.line("nll, nats/token");
       REQUIRE(nll.size() == 2);
       CHECK(std::stod(nll[0]) == Approx(mean).margin(2e-4));

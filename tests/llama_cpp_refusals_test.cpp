@@ -253,5 +253,8 @@ TEST_CASE("llama.cpp: a report before the first graph says that nothing is held"
                         {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, 64));
     const auto r = kv.kv.report();
     CHECK((r.tokens == 0 && r.cells == 0 && r.slots == 0 && r.bytes == 0 && r.full_bytes == 0));
+    // Of its own: h2o's records, and in own attention rows.
+    const std::size_t record = 4 + 4 + 4, row = 2 * 16 * 4;
+    CHECK(r.reserved_bytes == (how == mode::repack ? 4 * 256 * record : 4 * 160 * (record + row)));
   }
 }

@@ -70,6 +70,7 @@ namespace {
 struct measured {
   double prompt_seconds = 0, predict_seconds = 0, nats = 0;
   report held = {};
+  index_t cells = 0;  // of the engine, used or not
   std::vector<int> written = {};
 };
 
@@ -126,6 +127,7 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
     }
   });
   m.held = s.report().value_or(report{});
+  m.cells = s.cells();
   return m;
 }
 
@@ -169,7 +171,7 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
     full = measure(whole, o, prompt, language, &mine.written, bar, "full cache", nullptr);
   }
   bar.clear();
-  const auto kib = [](std::size_t bytes) {
+  const auto kib = [](auto bytes) {
     return fmt::format("{:.0f}", static_cast<double>(bytes) / 1024);
   };
   const auto line = [&](const char* what, const std::string& a, const std::string& b) {
@@ -183,6 +185,10 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   line("cells in use", std::to_string(all), std::to_string(mine.held.cells));
   line("slots of the longest head", std::to_string(all), std::to_string(mine.held.slots));
   line("KV held, KiB", kib(mine.held.full_bytes), kib(mine.held.bytes));
+  line("KV reserved, KiB",
+       kib(static_cast<double>(mine.held.full_bytes) * full.cells /
+           static_cast<double>(mine.held.tokens)),
+       kib(mine.held.reserved_bytes));
   line("prompt, tokens/s", rate(read, full.prompt_seconds), rate(read, mine.prompt_seconds));
   line("writing, tokens/s", rate(written, full.predict_seconds),
        rate(written, mine.predict_seconds));

@@ -107,6 +107,8 @@ class session {
   }
 
   index_t position() const { return position_; }
+  /// That the engine has reserved.
+  index_t cells() const { return static_cast<index_t>(llama_n_ctx(context_.get())); }
   std::optional<kvfold::llama::report> report() {
     return compressor_ ? std::optional(compressor_->report()) : std::nullopt;
   }
