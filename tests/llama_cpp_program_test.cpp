@@ -4,6 +4,7 @@
 
 #include "evaluate/options.hpp"
 #include "llama_cpp/program.hpp"
+#include "llama_cpp/words.hpp"
 #include "support/llama_files.hpp"
 
 namespace {
@@ -51,6 +52,26 @@ struct table {
 };
 
 using cells = std::vector<std::string>;
+
+/// The bundled model, in which `token` ends a text.
+void write_ending(const std::filesystem::path& path, int token) {
+  ggml_context* tensors = nullptr;
+  gguf_context* const file = gguf_init_from_file(KVFOLD_GGUF, {.no_alloc = false, .ctx = &tensors});
+  REQUIRE(file != nullptr);
+  gguf_set_val_u32(file, "tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(token));
+  gguf_context* const out = gguf_init_empty();
+  gguf_set_kv(out, file);
+  for (ggml_tensor* t = ggml_get_first_tensor(tensors); t != nullptr;
+       t = ggml_get_next_tensor(tensors, t)) {
+    if (gguf_find_tensor(file, t->name) >= 0) {  // not the block that holds their data
+      gguf_add_tensor(out, t);
+    }
+  }
+  gguf_write_to_file(out, path.string().c_str(), false);
+  gguf_free(out);
+  gguf_free(file);
+  ggml_free(tensors);
+}
 
 std::string kib(double bytes) { return std::to_string(std::lround(bytes / 1024)); }
 
@@ -179,6 +200,50 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
                               : heads * all * row + (whole * all + short_ones * 96) * 8));
     }
   }
+}
+
+TEST_CASE("llama.cpp: the program writes until the model ends the text") {
+  const prompt p;
+  const std::vector<std::string> asked = {"--policy", "streaming_llm", "--budget", "96"};
+  const auto o = p.parse(asked);
+  const table t(o);
+  // What it writes, token by token.
+  const auto model = load_gguf(KVFOLD_GGUF);
+  const kvfold::llama::words language(model.get());
+  auto parameters = exact_parameters(256, 64);
+  parameters.type_k = parameters.type_v = GGML_TYPE_F16;
+  const auto policy = policy_named("streaming_llm");
+  kvfold::llama::session s(
+      model.get(), parameters,
+      kvfold::llama::compression{policy, {.limits = {budget_within(policy, 96)}}});
+  const auto tokens = language.read(p.text);
+  std::vector<int> written;
+  s.read(tokens, false, [&](std::size_t i, std::span<const float> logits) {
+    written = {kvfold::llama::likeliest(logits)};
+    CHECK(i < tokens.size());
+  });
+  while (written.size() < 16) {
+    written.push_back(kvfold::llama::likeliest(s.next(written.back())));
+  }
+  const auto first = [&](std::size_t n) {
+    std::string text;
+    for (std::size_t i = 0; i < n; ++i) {
+      text += language.write(written[i]);
+    }
+    return text;
+  };
+  CHECK(t.printed.starts_with(first(16) + "\n\n"));
+  // Another one ends it, at the place where it comes first: none of its text is printed.
+  const int last = written[7];
+  const auto at = static_cast<std::size_t>(std::ranges::find(written, last) - written.begin());
+  auto ended = o;
+  ended.model = (p.folder.path() / "ending.gguf").string();
+  write_ending(ended.model, last);
+  const table short_one(ended);
+  CHECK(short_one.printed.starts_with(first(at) + "\n\n"));
+  const std::string every = std::to_string(tokens.size() + at);
+  CHECK(short_one.line("tokens") == cells{every, every});
+  CHECK(short_one.line("cells in use")[0] == every);
 }
 
 TEST_CASE("llama.cpp: a session begins again, and tells tokens by where they stand") {

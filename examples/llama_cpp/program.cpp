@@ -29,7 +29,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--trigger", o.trigger,
                  "compress to the budget at so many slots; 0: never hold more than the budget");
   app.add_option("--mode", o.mode, "repack (the engine's attention) or own (kvfold's)");
-  app.add_option("--predict", o.predict, "tokens to write");
+  app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
   app.add_flag("--perplexity", o.perplexity, "nats a token of the prompt");
   app.add_option("--chunk", o.chunk, "tokens of the prompt at once");
   app.add_option("--cells", o.cells, "of the engine (n_ctx); 0: what trigger and chunk need");
@@ -89,7 +89,8 @@ llama_context_params parameters_of(const program_options& o, index_t cells) {
   return p;
 }
 
-/// Reads the prompt and goes on: with `given` tokens where there are any, else with the likeliest.
+/// Reads the prompt and goes on: with `given` tokens where there are any, else with the likeliest
+/// until one ends the text.
 measured measure(session& s, const program_options& o, const std::vector<int>& prompt,
                  const words& language, const std::vector<int>* given, evaluate::progress& bar,
                  const std::string& stage, std::ostream* out) {
@@ -109,18 +110,22 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
       bar.add(static_cast<double>(part.size()) / static_cast<double>(prompt.size()));
     }
   });
-  bar.stage(stage + ", writing", static_cast<double>(o.predict));
+  const auto most = given != nullptr ? given->size() : static_cast<std::size_t>(o.predict);
+  bar.stage(stage + ", writing", static_cast<double>(most));
   if (out != nullptr) {
     bar.clear();
   }
   m.predict_seconds = seconds_of([&] {
-    for (index_t i = 0; i < o.predict; ++i) {
-      const int token = given != nullptr ? (*given)[static_cast<std::size_t>(i)] : likeliest(last);
+    for (std::size_t i = 0; i < most; ++i) {
+      const int token = given != nullptr ? (*given)[i] : likeliest(last);
+      if (language.ends(token)) {
+        break;
+      }
       m.written.push_back(token);
       if (out != nullptr) {
         *out << language.write(token) << std::flush;
       } else {
-        bar.add(1.0 / o.predict);
+        bar.add(1.0 / static_cast<double>(most));
       }
       const auto logits = s.next(token);
       last.assign(logits.begin(), logits.end());
@@ -167,8 +172,8 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   const measured mine = measure(compressed, o, prompt, language, nullptr, bar, o.policy, &out);
   measured full;
   if (!o.alone) {
-    session whole(model.get(), parameters_of(o, all));
-    full = measure(whole, o, prompt, language, &mine.written, bar, "full cache", nullptr);
+    session uncompressed(model.get(), parameters_of(o, all));
+    full = measure(uncompressed, o, prompt, language, &mine.written, bar, "full cache", nullptr);
   }
   bar.clear();
   const auto kib = [](auto bytes) {
@@ -178,12 +183,14 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
     out << (o.alone ? fmt::format("{:<26}{:>16}\n", what, b)
                     : fmt::format("{:<26}{:>12}{:>16}\n", what, a, b));
   };
-  const double read = static_cast<double>(prompt.size()), written = o.predict;
+  const double read = static_cast<double>(prompt.size()),
+               written = static_cast<double>(mine.written.size());
+  const std::string whole = std::to_string(prompt.size() + mine.written.size());
   out << "\n\n";
   line("", "full cache", o.policy.substr(0, o.policy.find(':')) + ", " + o.mode);
-  line("tokens", std::to_string(all), std::to_string(mine.held.tokens));
-  line("cells in use", std::to_string(all), std::to_string(mine.held.cells));
-  line("slots of the longest head", std::to_string(all), std::to_string(mine.held.slots));
+  line("tokens", whole, std::to_string(mine.held.tokens));
+  line("cells in use", whole, std::to_string(mine.held.cells));
+  line("slots of the longest head", whole, std::to_string(mine.held.slots));
   line("KV held, KiB", kib(mine.held.full_bytes), kib(mine.held.bytes));
   line("KV reserved, KiB",
        kib(static_cast<double>(mine.held.full_bytes) * full.cells /
