@@ -9,7 +9,79 @@ using namespace test;
 using kvfold::llama::mode;
 using kvfold::llama::options;
 
+/// The adapter's callback, from which nodes are hidden: a llama.cpp that calls them otherwise.
+struct renamed {
+  ggml_backend_sched_eval_callback known;
+  void* adapter;
+  std::function<bool(ggml_tensor*)> hidden;
+
+  static bool on_node(ggml_tensor* t, bool ask, void* self) {
+    auto& r = *static_cast<renamed*>(self);
+    return r.hidden(t) ? !ask : r.known(t, ask, r.adapter);
+  }
+};
+
 }  // namespace
+
+TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread") {
+  twin models;
+  const auto text = draw_tokens(64, models.shape.vocab);
+  const auto said = [&](mode how, const std::string& policy, auto hidden) -> std::string {
+    kvfold::llama::compressor<evaluate::any_policy> kv(models.theirs.get(), policy_named(policy),
+                                                       {.how = how, .limits = {{.target = 48}}});
+    auto p = exact_parameters(256, 64);
+    kv.attach(p);
+    renamed other{p.cb_eval, p.cb_eval_user_data, hidden};
+    p.cb_eval = renamed::on_node;
+    p.cb_eval_user_data = &other;
+    const llama_context_ptr context(llama_init_from_model(models.theirs.get(), p));
+    REQUIRE(context != nullptr);
+    kv.bind(context.get());
+    decode(context.get(), text, 0);
+    try {
+      kv.check();
+    } catch (const kvfold::invalid_argument& e) {
+      CHECK_THAT(e.what(), Catch::Contains("another graph than the adapter knows"));
+      return e.what();
+    }
+    return "not refused";
+  };
+  const auto named = [](const char* prefix) {
+    return [=](ggml_tensor* t) { return std::string_view(t->name).starts_with(prefix); };
+  };
+  const auto rows_of = [](const char* cache) {
+    return [=](ggml_tensor* t) {
+      return t->op == GGML_OP_SET_ROWS &&
+             std::string_view(kvfold::llama::root_of(t)->name).starts_with(cache);
+    };
+  };
+  using Catch::Contains;
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    for (const std::string policy : {"streaming_llm", "h2o", "fold", "keepkv"}) {
+      CAPTURE(policy);
+      CHECK(said(how, policy, [](auto) { return false; }) == "not refused");
+      CHECK_THAT(said(how, policy, named("Qcur")), Contains("behind 0 positions"));
+      CHECK_THAT(said(how, policy, rows_of("cache_k_l")), Contains("'cache_v_l0' came"));
+      CHECK_THAT(said(how, policy, rows_of("cache_k_l1")), Contains("some did not come"));
+      CHECK_THAT(said(how, policy, rows_of("cache_v_l1")), Contains("some did not come"));
+      CHECK_THAT(said(how, policy, rows_of("cache_")), Contains("before the cells"));
+      CHECK_THAT(said(how, policy, named("result_output")), Contains("0 tokens were seen"));
+      CHECK_THAT(said(how, policy, named("")), Contains("0 tokens were seen"));
+      const auto attention = [&](ggml_tensor* t) {
+        return t->op == GGML_OP_FLASH_ATTN_EXT || t->op == GGML_OP_SOFT_MAX;
+      };
+      CHECK_THAT(said(how, policy, attention), Contains("of layer 0's attention expected"));
+    }
+  }
+  // What a policy does not need may be called anything.
+  for (const std::string policy : {"h2o", "fold"}) {
+    const bool queries = policy == "fold";
+    CHECK_THAT(said(mode::repack, policy, named("kq-")),
+               Contains(queries ? "of layer 0's attention expected" : "not refused"));
+    CHECK_THAT(said(mode::repack, policy, named("kq-1")),
+               Contains(queries ? "of layer 1's attention expected" : "not refused"));
+  }
+}
 
 TEST_CASE("llama.cpp: a second sequence is refused, and the first goes on") {
   twin models;

@@ -108,6 +108,9 @@ class layer {
 
   /// A token that the engine has in `cell`.
   void adopt(index_t h, index_t cell) {
+    expects(
+        engine.keys != nullptr && engine.values != nullptr,
+        "llama.cpp: keys and values of every layer expected, some did not come: ", another_graph);
     if (!own_) {
       at(h).cells.push_back(cell);
     }
@@ -123,9 +126,10 @@ class layer {
   }
 
   engine_rows engine;
-  float scale = 1;             ///< of the engine's logits
+  float scale = 0;             ///< of the engine's logits; 0: its node has not come
   bool whole = false;          ///< left alone: keeps all, measures nothing
   bool edited = false;         ///< do log-mass or holes have to go into the engine's logits?
+  bool asked = false;          ///< did the node come that has the present micro-batch's queries?
   index_t taken = 0;           ///< tokens of the present micro-batch that the heads hold
   std::vector<float> queries;  ///< of the present micro-batch [tokens, heads · group, dim]
 

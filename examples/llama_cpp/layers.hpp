@@ -44,6 +44,7 @@ class layers {
     prompt_ = cells.size() > 1 && traits::plans_on_queries(policy_);
     for (auto& l : layers_) {
       l.taken = 0;
+      l.asked = false;
     }
   }
   bool wants_probabilities(index_t l) {
@@ -57,6 +58,7 @@ class layers {
   void logits(index_t l, ggml_tensor* kq, std::span<const index_t> entries) {
     const stopwatch timed(times_.logits);
     auto& of = (*this)[l];
+    of.asked = true;
     if (wants_queries(l)) {
       keep_queries(of, kq->src[1]);
     }
@@ -126,6 +128,7 @@ class layers {
   void attend(index_t l, ggml_tensor* out) {
     const stopwatch timed(times_.attend);
     auto& of = (*this)[l];
+    of.asked = true;
     const ggml_tensor* const q = out->src[0];
     if (wants_queries(l)) {
       keep_queries(of, q);
@@ -163,6 +166,9 @@ class layers {
   index_t end() {
     const stopwatch timed(times_.compress);
     index_t longest = 0;
+    for (index_t l = 0; l < count(); ++l) {
+      expect_complete(l);
+    }
     for (auto& of : layers_) {
       for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
         for (index_t h = 0; h < of.heads(); ++h) {
@@ -214,6 +220,17 @@ class layers {
 
  private:
   static constexpr std::span<float> no_floats = {};
+
+  /// Throws unless all nodes came that the present micro-batch needs.
+  void expect_complete(index_t l) {
+    const auto& of = (*this)[l];
+    const bool own = setup_.how == mode::own_attention,
+               attended = of.taken == static_cast<index_t>(chunk_.size());
+    expects(of.scale != 0 && (attended || (!own && !wants_probabilities(l))) &&
+                (of.asked || !wants_logits(l)),
+            "llama.cpp: the nodes of layer ", l,
+            "'s attention expected, not all came: ", another_graph);
+  }
 
   void keep_queries(layer<Scalar>& of, const ggml_tensor* q) {
     const auto dim = static_cast<std::size_t>(q->ne[0]), heads = static_cast<std::size_t>(q->ne[2]);

@@ -60,6 +60,7 @@ class compressor {
     if (error_) {
       std::rethrow_exception(begun_ ? error_ : std::exchange(error_, nullptr));
     }
+    expect_seen(memory_, sequences_, seen_);
   }
 
   /// Forgets all; goes with llama_memory_clear. A batch that begins at position 0 does the same.
@@ -181,8 +182,7 @@ bool compressor<P>::wants(ggml_tensor* t) {
 template <policy P>
 void compressor<P>::computed(ggml_tensor* t) {
   const std::string_view name = t->name;
-  expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: another graph ",
-          "than the adapter knows");
+  expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: ", another_graph);
   each_layers([&](auto& all) {
     if (t->op == GGML_OP_FLASH_ATTN_EXT) {
       expect_on_host(t);
@@ -196,6 +196,7 @@ void compressor<P>::computed(ggml_tensor* t) {
     } else {
       finish(all);
       begun_ = false;
+      at_.clear();
     }
   });
 }
@@ -237,6 +238,10 @@ void compressor<P>::note_rows(ggml_tensor* t) {
   }
   if (!begun_) {
     expect_on_host(root);
+    expects(k >= 0 && t->src[1]->ne[0] == static_cast<std::int64_t>(at_.size()),
+            "llama.cpp: positions, then keys, then values of as many tokens expected; '",
+            root->name, "' came for ", t->src[1]->ne[0], " behind ", at_.size(),
+            " positions: ", another_graph);
     read_indices(t->src[1], chunk_);
     begun_ = true;
     turn_known_ = false;

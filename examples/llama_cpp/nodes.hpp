@@ -15,6 +15,9 @@
 
 namespace kvfold::llama {
 
+/// What is said where a node is not there, or not where it is expected.
+inline constexpr const char* another_graph = "another graph than the adapter knows";
+
 /// The tensor that `t` is a view of, or a cast of: flash attention casts float rows.
 inline ggml_tensor* root_of(ggml_tensor* t) {
   while (t->view_src != nullptr || t->op == GGML_OP_CPY) {

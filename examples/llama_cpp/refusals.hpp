@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"
 
 namespace kvfold::llama {
@@ -177,6 +178,16 @@ inline void expect_one_sequence(llama_memory_t memory, llama_seq_id room) {
               " and ", s, " came");
       first = s;
     }
+  }
+}
+
+/// Refused: an engine whose newest token is another than the `seen`-th, that is, graphs went by in
+/// which nothing was recognised. Nothing is said of an engine that was cleared.
+inline void expect_seen(llama_memory_t memory, llama_seq_id room, std::int64_t seen) {
+  for (llama_seq_id s = 0; memory != nullptr && s < room; ++s) {
+    const llama_pos newest = llama_memory_seq_pos_max(memory, s);
+    expects(newest < 0 || newest + std::int64_t{1} == seen, "llama.cpp: ", seen,
+            " tokens were seen, the engine's newest is at position ", newest, ": ", another_graph);
   }
 }
 
