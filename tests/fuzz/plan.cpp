@@ -1,4 +1,8 @@
-// Plans of anything: refused by check, and then by apply with nothing changed; or carried out.
+// Plans of anything: refused by check, and then by apply with nothing changed; or carried out, to
+// the rows that two loops in double make of them.
+#include <cmath>
+#include <limits>
+
 #include "bytes.hpp"
 #include "kvfold/apply.hpp"
 #include "kvfold/cache.hpp"
@@ -33,15 +37,46 @@ bool refused(const kvfold::head_view<float>& head, const auto& call) {
   }
 }
 
+/// The keys of `plan`'s rows (`values`: the values) as it says, before it is carried out: what is
+/// summed, and the sum of the terms' sizes. `[rows, dim]`
+struct expected_rows {
+  std::vector<double> sum, size;
+
+  expected_rows(const kvfold::merge_plan& plan, const kvfold::head_view<float>& head, bool values) {
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      const auto delta = values ? plan.value_correction(r) : plan.key_correction(r);
+      for (index_t i = 0; i < dim; ++i) {
+        double x = delta.empty() ? 0.0 : double{delta[static_cast<std::size_t>(i)]};
+        double all = std::abs(x);
+        for (const kvfold::edge& e : plan.row(r)) {
+          const auto row = values ? head.value(e.source) : head.key(e.source);
+          const double term = double{values ? e.value_weight : e.key_weight} * double{row[i]};
+          x += term, all += std::abs(term);
+        }
+        sum.push_back(x), size.push_back(all);
+      }
+    }
+  }
+  void hold(const kvfold::head_view<float>& head, bool values) const {
+    for (std::size_t n = 0; n < sum.size(); ++n) {
+      const auto r = static_cast<index_t>(n) / dim, i = static_cast<index_t>(n) % dim;
+      const double x = values ? head.value(r)[i] : head.key(r)[i];
+      // Terms that are no numbers, or overflow in float, promise nothing.
+      const bool tame = size[n] < double{std::numeric_limits<float>::max()} / 2;
+      fuzz::must(!tame || std::abs(x - sum[n]) <= 1e-5 * size[n] + 1e-37, "the plan's rows");
+    }
+  }
+};
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::bytes in(data, size);
   kvfold::cache<float> kv{{.heads = 1, .dim = dim, .capacity = capacity}};
   const auto head = kv.head(0);
-  const std::vector<float> x{1, 2, 3};
   for (int t = in.below(capacity + 1); t > 0; --t) {
-    kv.append(0, x, x);
+    const auto x = static_cast<float>(t);
+    kv.append(0, std::vector<float>{x, 2, -3 * x}, std::vector<float>{1 / x, x * x, 5 - x});
   }
   const kvfold::column columns[] = {{kvfold::column_fold::sum, 1}};
   kvfold::head_state state(columns, 0, capacity);
@@ -76,8 +111,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   const bool lawful = !refused(head, [&] { check(plan); });
   std::vector<index_t> positions;
-  for (index_t r = 0; lawful && r < plan.rows() && plan.length() == head.length(); ++r) {
-    positions.push_back(head.position(plan.anchor(r)));
+  std::vector<expected_rows> expected;  // of keys, of values
+  if (lawful && plan.length() == head.length()) {
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      positions.push_back(head.position(plan.anchor(r)));
+    }
+    if (!plan.has_correction() || plan.dim() == dim) {
+      expected = {{plan, head, false}, {plan, head, true}};
+    }
   }
   if (refused(head, [&] { apply(plan, head, state); })) {
     fuzz::must(!lawful || plan.length() != head.length() || plan.dim() != dim,
@@ -88,6 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::must(head.log_mass(r) == plan.log_mass(r), "log-mass");  // finite: it was checked
       fuzz::must(head.position(r) == positions[static_cast<std::size_t>(r)], "positions");
     }
+    expected.at(0).hold(head, false), expected.at(1).hold(head, true);
     const auto after = identity(head);
     (void)compose(after, plan);
   }
