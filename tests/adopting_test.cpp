@@ -244,6 +244,34 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
   }
 }
 
+TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[adopting]") {
+  const text x;
+  const int capacity = tokens + 1, target = 16, open = 8;
+  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = capacity}};
+  const kvfold::h2o policy{.recent = 0.25F};
+  kvfold::state state = kvfold::make_state(policy, kv);
+  kvfold::merge_plan plan, newcomers;
+  std::vector<float> out(heads * group * dim);
+  for (int t = 0; t < tokens; ++t) {  // no budget is reached: append, attend, observe
+    kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
+                 std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim),
+                 kvfold::budget{.target = capacity - 1}, std::span(out));
+    for (int h = 0; h < heads; ++h) {
+      const auto head = kv.head(h);
+      kvfold::plan(policy, head, state[h], target, plan);
+      kvfold::append_only(plan, head, std::max(head.length() - open, 0), newcomers);
+      kvfold::apply(policy, newcomers, head, state[h]);
+    }
+  }
+  for (int h = 0; h < heads; ++h) {
+    const auto head = kv.head(h);
+    CHECK((head.length() >= target && head.length() < tokens));
+    for (int s = 1; s < head.length(); ++s) {
+      CHECK(head.position(s) > head.position(s - 1));  // nothing took an older one's place
+    }
+  }
+}
+
 TEST_CASE("the guide shows what is tested here", "[adopting]") {
   // Lines without the white space around them, and without empty ones.
   const auto lines = [](const std::string& file) {

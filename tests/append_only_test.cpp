@@ -1,6 +1,7 @@
 // Admission: what a plan says of newcomers, with sealed slots as they are.
 #include "kvfold/append_only.hpp"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <vector>
 
@@ -9,6 +10,18 @@
 
 using kvfold::index_t;
 using kvfold::merge_plan;
+
+namespace {
+
+/// Of two heads' bytes: are those of the first `sealed` slots the same?
+bool same_slots(const std::vector<float>& before, const std::vector<float>& now, index_t sealed,
+                index_t dim) {
+  const std::ptrdiff_t kept = std::ptrdiff_t{sealed} * (2 * dim + 2);
+  return std::ssize(before) >= kept && std::ssize(now) >= kept &&
+         std::equal(before.begin(), before.begin() + kept, now.begin());
+}
+
+}  // namespace
 
 TEST_CASE("sealed slots stay, and newcomers go as the plan says", "[append_only]") {
   auto kv = fixtures::random_cache(9, 2, 1);
@@ -67,15 +80,11 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
       kv.append(0, k, v);
       const fixtures::queries queries(chunk, 2, dim);
       observe(p, head, state, queries.view());
-      auto before = fixtures::bytes_of(head);
+      const auto before = fixtures::bytes_of(head);
       plan(p, head, state, queries.view(), chunk, whole);
       append_only(whole, head, sealed, out);
       apply(p, out, head, state);
-      const auto now = fixtures::bytes_of(head);
-      const auto kept = static_cast<std::size_t>(sealed) * (2 * dim + 2);
-      const bool same = std::equal(before.begin(),
-                                   before.begin() + static_cast<std::ptrdiff_t>(kept), now.begin());
-      CHECK(same);
+      CHECK(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       CHECK((head.length() >= sealed && head.length() <= sealed + chunk));
       if (example.exact && p.bounded()) {
         CHECK((round == 0) == (head.length() == chunk));  // the first is admitted whole
@@ -83,5 +92,41 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
       sealed = head.length();
     }
     CHECK((p.bounded() ? sealed < 5 * chunk : sealed == 5 * chunk));
+  }
+}
+
+TEST_CASE("a decode stream is admitted by every policy, and no slot before the newcomers changes",
+          "[append_only]") {
+  constexpr index_t steps = 96, target = 24, dim = 8, group = 2;
+  constexpr kvfold::budget never{.target = steps};  // `step` appends, attends and observes
+  for (const index_t open : {1, 24}) {              // slots that are not sealed
+    for (const auto& example : fixtures::every_policy()) {
+      const auto& p = example.policy;
+      if (!p.decodes()) {
+        continue;
+      }
+      CAPTURE(open, example.name);
+      auto kv = fixtures::random_cache(0, dim, group, steps + 1);
+      const auto head = kv.head(0);
+      auto state = kvfold::make_state(p, kv);
+      merge_plan whole, newcomers;
+      std::vector<float> out(group * dim), before;
+      for (index_t t = 0; t < steps; ++t) {
+        const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
+                   v = fixtures::normal(dim);
+        const index_t sealed = std::max(head.length() + 1 - open, 0);
+        before = fixtures::bytes_of(head);  // `step` too leaves them alone
+        step(p, kv, state, std::span(q), std::span(k), std::span(v), never, std::span(out));
+        plan(p, head, state[0], target, whole);
+        append_only(whole, head, sealed, newcomers);
+        apply(p, newcomers, head, state[0]);
+        REQUIRE((head.length() >= sealed && head.length() <= sealed + open));
+        REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
+      }
+      // One at a time, whoever keeps the latest in any case admits every token.
+      const bool all = !p.bounded() || (open == 1 && example.latest > 0);
+      CHECK((all ? head.length() == steps : head.length() < steps));
+      CHECK(head.length() >= target / 2);
+    }
   }
 }
