@@ -1,36 +1,36 @@
-// A life of a cache under any policy: tokens, prompts, budgets and broken numbers in any order.
-// What is refused at the door has changed nothing; what is not leaves a head that can go on.
+// A life of a cache under any policy: tokens, prompts, budgets and broken numbers in any order, in
+// a cache's own memory, an engine's or an engine's pages, of heads of any small shape. What is
+// refused at the door has changed nothing; what is not leaves a head that can go on.
 #include <cmath>
 
 #include "bytes.hpp"
 #include "kvfold/any_policy.hpp"
 #include "kvfold/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/paged.hpp"
 
 namespace {
 
 using kvfold::budget;
 using kvfold::index_t;
 
-constexpr index_t heads = 2, group = 2, dim = 4;
+constexpr index_t heads = 2, capacity = 40;
 
+template <class Policy, class Cache>
 struct life {
-  kvfold::any_policy policy;
-  kvfold::cache<float> kv;
-  kvfold::state state;
-
-  life(const kvfold::any_policy& p, bool finite)
-      : policy(p),
-        kv({.heads = heads, .group = group, .dim = dim, .capacity = 40, .check_finite = finite}),
-        state(make_state(policy, kv)) {}
+  const Policy& policy;
+  Cache& kv;
+  kvfold::state state = make_state(policy, kv);
 
   std::vector<float> everything() {
     std::vector<float> all;
     for (index_t h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
       for (index_t s = 0; s < head.length(); ++s) {
-        all.insert(all.end(), head.key(s).data, head.key(s).data + dim);
-        all.insert(all.end(), head.value(s).data, head.value(s).data + dim);
+        for (index_t i = 0; i < head.dim(); ++i) {
+          all.push_back(static_cast<float>(head.key(s)[i]));
+          all.push_back(static_cast<float>(head.value(s)[i]));
+        }
         all.insert(all.end(), {head.log_mass(s), static_cast<float>(head.position(s))});
       }
       all.push_back(static_cast<float>(head.seen()));
@@ -55,21 +55,16 @@ struct life {
   }
 };
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const auto policies = kvfold::any_policy::every();
-  fuzz::bytes in(data, size);
-  const auto& policy =
-      policies[static_cast<std::size_t>(in.below(static_cast<int>(policies.size())))];
-  const bool finite = in.below(2) == 0;
-  bool tame = finite;  // no number is so large that a query's product with a key is none
-  const auto numbers = [&](index_t n, float most = 1e30F) {
+/// What the rest of `in` says, up to 64 calls. Keys and values beyond `most` may break a plan.
+void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_query) {
+  const index_t group = kv.shape().group, dim = kv.shape().dim;
+  bool tame = kv.shape().check_finite;  // no number so large that a query's product is none
+  const auto numbers = [&](index_t n, float limit) {
     const auto x = in.numbers(n);
-    tame = tame && std::ranges::all_of(x, [&](float y) { return !(std::abs(y) > most); });
+    tame = tame && std::ranges::all_of(x, [&](float y) { return !(std::abs(y) > limit); });
     return x;
   };
-  life one(policy, finite);
+  life<std::decay_t<decltype(policy)>, std::decay_t<decltype(kv)>> one{policy, kv};
   for (int round = 0; round < 64 && !in.empty(); ++round) {
     const budget b{in.below(44), in.below(3) == 0 ? in.below(48) : 0};
     const auto before = one.everything();
@@ -77,21 +72,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       switch (in.below(4)) {
         case 0: {
           const int n = in.below(40);
-          const auto k = numbers(n * dim), v = numbers(n * dim);
-          one.kv.append(in.below(heads), k, v);
+          const auto k = numbers(n * dim, most), v = numbers(n * dim, most);
+          kv.append(in.below(heads), std::span(k), std::span(v));
           break;
         }
         case 1: {
           const int n = in.below(20);
-          const auto q = numbers(n * heads * group * dim, 1e6F);
-          compress(policy, one.kv, one.state,
-                   kvfold::prompt_queries(q.data(), n, heads, group, dim), b);
+          const auto q = numbers(n * heads * group * dim, most_query);
+          compress(policy, kv, one.state, kvfold::prompt_queries(q.data(), n, heads, group, dim),
+                   b);
           break;
         }
         default: {
-          const auto q = numbers(heads * group * dim, 1e6F), k = numbers(heads * dim);
+          const auto q = numbers(heads * group * dim, most_query), k = numbers(heads * dim, most);
           std::vector<float> out(q.size());
-          step(policy, one.kv, one.state, std::span<const float>(q), std::span<const float>(k),
+          step(policy, kv, one.state, std::span<const float>(q), std::span<const float>(k),
                std::span<const float>(k), b, std::span(out));
         }
       }
@@ -101,10 +96,69 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::must(!tame || !plan, refused.what());
       fuzz::must(plan || fuzz::same(one.everything(), before), "nothing changed when refused");
       if (plan) {
-        return 0;
+        return;
       }
     }
     one.check_laws();
+  }
+}
+
+/// Halves in pages of 4 slots, which lie in any order: a table for each head.
+void live_in_pages(const kvfold::cache_shape& shape, fuzz::bytes& in) {
+  using half = Eigen::half;
+  constexpr index_t slots = 4, pages = capacity / slots;
+  std::vector<half> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
+  std::vector<index_t> table;
+  for (index_t h = 0; h < heads; ++h) {
+    for (index_t p = 0; p < pages; ++p) {
+      table.push_back((p * 3 + h) % pages);  // of pages that both heads have a part of
+    }
+  }
+  const auto layout = [&](std::vector<half>& x) {
+    return kvfold::paged_layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
+  };
+  kvfold::paged_view<half> kv(shape, layout(keys), layout(values),
+                              {.pages = table.data(), .slots = slots, .head = pages});
+  constexpr float most = 1e4F, most_query = 1e3F;
+  switch (in.below(3)) {
+    case 0:
+      return live(kvfold::h2o{}, kv, in, most, most_query);
+    case 1:
+      return live(kvfold::zsmerge{}, kv, in, most, most_query);
+    default:
+      return live(kvfold::d2o{}, kv, in, most, most_query);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const auto policies = kvfold::any_policy::every();
+  fuzz::bytes in(data, size);
+  const auto& policy =
+      policies[static_cast<std::size_t>(in.below(static_cast<int>(policies.size())))];
+  constexpr float most = 1e30F, most_query = 1e6F;
+  const kvfold::cache_shape shape{.heads = heads,
+                                  .group = 1 + in.below(2),
+                                  .dim = 1 + in.below(9),
+                                  .capacity = capacity,
+                                  .check_finite = in.below(2) == 0};
+  switch (in.below(3)) {
+    case 0: {
+      kvfold::cache<float> kv(shape);
+      live(policy, kv, in, most, most_query);
+      break;
+    }
+    case 1: {  // an engine's: keys [token, head, dim], values transposed
+      std::vector<float> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
+      kvfold::strided_view<float> kv(
+          shape, kvfold::layout<float>::token_head_dim(keys.data(), heads, shape.dim),
+          kvfold::layout<float>::head_dim_token(values.data(), capacity, shape.dim));
+      live(policy, kv, in, most, most_query);
+      break;
+    }
+    default:
+      live_in_pages(shape, in);
   }
   return 0;
 }
