@@ -124,6 +124,12 @@ TEST_CASE("attention takes every dim, group, scalar and layout") {
       });
     }
   }
+  for (const index_t group : {6, 7, 9, 10, 11, 12, 13, 14, 15}) {
+    in_turn(seed++, [&](auto x) {
+      check_attention<decltype(x)>(rule, {.capacity = 70, .dim = 32, .group = group},
+                                   {67, group % 5}, seed);
+    });
+  }
   for (const index_t group : {1, 2, 4, 8}) {  // two loads a row
     check_attention<float>(rule, {.heads = 1, .capacity = 70, .dim = 256, .group = group}, {67},
                            seed++);

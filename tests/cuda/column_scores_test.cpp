@@ -133,6 +133,12 @@ TEST_CASE("column sums take every dim, scalar, group and combination") {
       });
     }
   }
+  for (index_t group = 1; group <= 16; ++group) {
+    in_turn(seed++, [&](auto x) {
+      check_sums<decltype(x)>({.heads = 1, .capacity = 33, .dim = 8, .group = group},
+                              {.count = 20, .combine = group_combine::mean}, {33}, seed);
+    });
+  }
   const cache_case deep{.heads = 1, .capacity = 70, .dim = 256};
   check_sums<float>(deep, {}, {70}, seed++);
   check_sums<half>(deep, {}, {70}, seed++);
