@@ -20,6 +20,7 @@
 #include "kvfold/policies/snapkv.hpp"
 #include "kvfold/policies/streaming_llm.hpp"
 #include "kvfold/policies/zsmerge.hpp"
+#include "search_bench.cuh"
 
 namespace {
 
@@ -164,10 +165,7 @@ void column_scores(benchmark::State& state) {
     state.SetIterationTime(seconds(run));
   }
   const double flops = 2.0 * 2 * view.heads * 0.5 * n * n * 128;  // causal, two products
-  state.counters["of_mma"] = benchmark::Counter(
-      flops / matrix_rate() * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
-  state.counters["TFLOP/s"] = benchmark::Counter(
-      flops * 1e-12 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  report_matrix_rate(state, flops);
 }
 
 template <class Policy>
@@ -251,6 +249,8 @@ BENCHMARK_CAPTURE(step, kvmerger, kvmerger{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(step, ems, ems{})->KVFOLD_SHAPES;
 BENCHMARK_CAPTURE(steps, fold, fold{})->KVFOLD_SHAPES;
 BENCHMARK(apply)->KVFOLD_SHAPES;
+BENCHMARK(select_half)->Name("select")->KVFOLD_SHAPES;
+BENCHMARK(match_half)->Name("match")->KVFOLD_SHAPES;
 BENCHMARK(column_scores)
     ->ArgNames({"heads", "tokens"})
     ->Args({32, 4096})
