@@ -42,7 +42,7 @@ TEST_CASE("step: zsmerge") {
 TEST_CASE("step: several slots leave now and then") {
   const cache_case c{.heads = 3, .capacity = 41, .dim = 32, .group = 2};
   check_steps<float>(h2o{}, c, 30, {24, 37}, 40, data::integers, 1e-5, 71);
-  check_steps<Eigen::half>(snapkv{.window = 8}, c, 40, {24, 41}, 30, data::integers, 2e-3, 72);
+  check_steps<Eigen::half>(snapkv{.window = 8}, c, 40, {24, 41}, 30, data::integers, 1e-3, 72);
   check_steps<float>(streaming_llm{}, c, 0, {20, 30}, 60, data::integers, 1e-5, 73);
   check_steps<float>(zsmerge{.residual = 2}, c, 30, {24, 37}, 40, data::integers, 1e-5, 74);
 }
