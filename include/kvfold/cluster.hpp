@@ -39,8 +39,9 @@ void each_row_of_products(const dense::stored auto& x, const dense::stored auto&
   }
 }
 
-/// Where the largest of `x [n]` is; ties to the lower place; `n`: NaN is among them. Looks at many
-/// together, whose largest is Eigen's at a vector's width, and for its place among those alone.
+/// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place may
+/// come, or `n`. Looks at many together, whose largest is Eigen's at a vector's width, and for its
+/// place among those alone.
 inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
   constexpr std::ptrdiff_t many = dense::array_size;
   if (n < many) {

@@ -1,6 +1,7 @@
 /// What is written once for the host and the device: scalars in, a scalar out.
 #pragma once
 
+#include <cmath>   // std::fma
 #include <limits>  // std::numeric_limits
 
 #include "kvfold/config.hpp"
@@ -14,6 +15,16 @@ enum class column_fold { sum, max, anchor };
 enum class group_combine { sum, mean, max };
 
 namespace detail {
+
+/// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
+/// compiler, one copy of a function may round otherwise than another. A device has its own.
+inline float multiply_add(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 /// `a` of the row's anchor and `b` of another source as one.
 KVFOLD_HD inline float folded(column_fold fold, float a, float b) {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <cmath>    // std::fma
 #include <cstddef>  // std::ptrdiff_t
 
+#include "kvfold/functors.hpp"
 #include "kvfold/tile.hpp"
 
 namespace kvfold::detail {
@@ -13,16 +13,6 @@ using packet = Eigen::internal::packet_traits<float>::type;
 inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
 /// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
 inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
-
-/// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
-/// compiler, one copy of a function may round otherwise than another.
-inline float multiply_add(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
-  return std::fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
 
 /// `sum` and the products of the elements that no packet holds.
 inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {

@@ -16,6 +16,7 @@
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 #include "kvfold/cuda/error.cuh"
+#include "kvfold/functors.hpp"
 
 namespace kvfold::cuda {
 
@@ -202,13 +203,7 @@ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
   }
 }
 
-inline float multiply_add(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
-  return std::fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
+using kvfold::detail::multiply_add;
 inline float exponential(float x) { return std::exp(x); }
 inline float logarithm(float x) { return std::log(x); }
 inline double exponential(double x) { return std::exp(x); }
