@@ -64,7 +64,7 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
 }
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
-/// observe each chunk's own queries after its tokens were appended.
+/// observe each chunk's own queries after its tokens were appended, with `before` set.
 template <policy P, class Query>
 void observe(const P& p, const kv_head auto& head, head_state& state,
              const query_view<Query>& queries) {

@@ -207,6 +207,10 @@ struct keepkv {
 
   void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
     const std::vector<int> at = positions_or_last(h, queries.size(), positions);
+    for (slot& s : h.slots) {  // "after a prompt, computed over the last W queries": of it alone
+      s.seen = 0;
+      s.history.clear();
+    }
     for (std::size_t i = 0; i < queries.size(); ++i)
       if (static_cast<int>(queries.size() - i) <= window) observe(h, queries[i], at[i]);
     if (static_cast<int>(h.slots.size()) <= target) return;

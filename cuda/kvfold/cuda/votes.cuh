@@ -43,7 +43,7 @@ struct estimate_slots {
       return;
     }
     const head_context head = context_of(cache, state, h, 0);
-    float score = head.column(vote_rule::log_score, s), seen = head.column(vote_rule::seen, s);
+    float score = head.column(vote_rule::log_score, s), seen = 0;  // of this prompt alone
     for (index_t i = 0; i < queries.count; ++i) {
       const index_t at = queries.position == nullptr ? first_position + i : queries.position[i];
       if (head.position[s] > at) {

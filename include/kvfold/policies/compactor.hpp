@@ -2,7 +2,8 @@
 
 #include <algorithm>  // std::binary_search
 #include <array>
-#include <cmath>  // std::sqrt
+#include <cmath>    // std::sqrt
+#include <cstdint>  // std::int64_t
 #include <string_view>
 
 #include "kvfold/arena.hpp"
@@ -17,7 +18,7 @@ namespace kvfold {
 ///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
 ///           l_j: leverage of the un-rotated key (exact; the paper sketches it). a_j: non-causal
 ///           attention that j receives from the queries of its own chunk, times ‖v_j‖, averaged
-///           with both neighbours (zeros beyond the ends)
+///           with both neighbours (zeros beyond the ends). It stays when another prompt follows
 ///   select  sinks and the last W, then the top of the rest by s
 ///   match   nowhere: what leaves is gone
 /// Only slots that may leave are looked at, in position order. Queries that are not the slots' own
@@ -48,21 +49,28 @@ struct compactor {
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     state.memory()[0] = 1;
     const auto received = state.column(0);
-    std::fill(received.begin(), received.end(), 0.0F);
+    // What of a prompt came before has received what it will, but for the last of it, which was in
+    // the window or shares its chunk with newcomers.
+    const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
+    const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
+    const index_t open = queries.position == nullptr ? head.seen() - queries.count - window : 0;
     const dense::matrix keys = dense::keys(head),
-                        all = dense::queries(queries, head.group(), head.dim());
+                        all = dense::queries(reach, head.group(), head.dim());
     const dense::vector log_mass = dense::log_mass(head);
     std::vector<index_t> others;
     look_at(head, others);
     const auto size = static_cast<std::size_t>(chunk);
     for (std::size_t begin = 0; begin < others.size(); begin += size) {
       const auto slots = std::span(others).subspan(begin, std::min(size, others.size() - begin));
+      if (head.position(slots.back()) < open) {
+        continue;
+      }
       std::vector<Eigen::Index> own;
-      for (index_t i = 0; i < queries.count; ++i) {
-        const index_t at = queries.position_of(i, head.seen());
+      for (index_t i = 0; i < reach.count; ++i) {
+        const index_t at = reach.position_of(i, head.seen());
         if (std::ranges::binary_search(slots, at, {}, position_in(head))) {
           for (index_t g = 0; g < head.group(); ++g) {
-            own.push_back(Eigen::Index{g} * queries.count + i);
+            own.push_back(Eigen::Index{g} * reach.count + i);
           }
         }
       }

@@ -82,7 +82,11 @@ struct ems {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     const ems_table tokens(state, head.group());
-    const index_t local = queries.reference(window).count, n = head.length();
+    // Of a prompt whose last chunk is short, the window reaches back to queries counted before.
+    const auto local = queries.reference(window);
+    const auto reach = local.count > queries.count ? local : queries;
+    const index_t n = head.length(), counted = reach.count - queries.count,
+                  in_window = reach.count - local.count;
     tokens.measure(head);
     tokens.queries() = 0;
     for (index_t s = 0; s < n; ++s) {
@@ -94,14 +98,17 @@ struct ems {
       tokens.at(tokens.past, t) += last;
     };
     if (tokens.sharing() > 0) {
-      each_token_attention(
-          head, state, tokens, queries, combine,
-          [&](index_t i, index_t t, float a) { take(t, a, i < queries.count - local ? 0 : a); });
+      each_token_attention(head, state, tokens, reach, combine, [&](index_t i, index_t t, float a) {
+        take(t, i < counted ? 0 : a, i < in_window ? 0 : a);
+      });
       return;
     }
     std::vector<float> all(static_cast<std::size_t>(n)), last(all);
-    column_scores(head, queries, {.window = local, .combine = combine},
+    column_scores(head, queries, {.window = local.count, .combine = combine},
                   {.total = all, .window = last});
+    if (counted > 0) {
+      column_scores(head, local, {.combine = combine}, {.total = last});
+    }
     for (index_t s = 0; s < n; ++s) {
       take(s, all[static_cast<std::size_t>(s)], last[static_cast<std::size_t>(s)]);
     }
@@ -261,10 +268,9 @@ struct ems {
       into[s] = out.marks()[s] != 0 ? static_cast<index_t>(s) : -1;
     }
     select(n, target, alone, by_weight, out);
-    match(head,
-          ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key, length_of_value,
-                                                              keys},
-          alone, out);
+    match_entries(ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
+                                                                      length_of_value, keys},
+                  alone, threshold, out);
     out.reset(n);
     for_each_row(out, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
@@ -274,25 +280,6 @@ struct ems {
                     [&](const edge& e) { out.add(e); });
       out.end_row(head.log_mass(members[0]));
     });
-  }
-
-  /// eq. 5: who is to be merged goes to the centre most like it, or to the zero class.
-  template <class Redundancy, class Alone>
-  void match(const kv_head auto& head, const Redundancy& redundancy, Alone alone,
-             merge_plan& out) const {
-    for (index_t s = 0; s < head.length(); ++s) {
-      auto& to = out.row_of()[static_cast<std::size_t>(s)];
-      if (out.marks()[static_cast<std::size_t>(s)] != 0 || to < 0) {
-        continue;
-      }
-      near_slot best;
-      for (index_t c = 0; c < head.length(); ++c) {
-        if (out.marks()[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
-          take_nearer(head, {c, rank(redundancy(s, c))}, best);
-        }
-      }
-      to = best.cosine >= threshold ? best.slot : -1;
-    }
   }
 };
 

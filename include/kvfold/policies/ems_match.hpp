@@ -4,6 +4,7 @@
 #include <span>
 
 #include "kvfold/convert.hpp"
+#include "kvfold/plan.hpp"
 #include "kvfold/policies/ems_table.hpp"
 #include "kvfold/rope.hpp"
 
@@ -52,6 +53,27 @@ void take_nearer(const kv_head auto& head, near_slot other, near_slot& best) {
   if (best.slot < 0 || other.cosine > best.cosine ||
       (other.cosine == best.cosine && head.position(other.slot) < head.position(best.slot))) {
     best = other;
+  }
+}
+
+/// Eq. 5: who is to be merged, `row_of [length]` not below 0, goes to the centre most like it, or,
+/// with less than `threshold`, to the zero class (−1). Centres are marked and not `alone(c)`.
+template <kv_head Head, class Alone>
+void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float threshold,
+                   merge_plan& out) {
+  const Head& head = redundancy.head;
+  for (index_t s = 0; s < head.length(); ++s) {
+    auto& to = out.row_of()[static_cast<std::size_t>(s)];
+    if (out.marks()[static_cast<std::size_t>(s)] != 0 || to < 0) {
+      continue;
+    }
+    near_slot best;
+    for (index_t c = 0; c < head.length(); ++c) {
+      if (out.marks()[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
+        take_nearer(head, {c, rank(redundancy(s, c))}, best);
+      }
+    }
+    to = best.cosine >= threshold ? best.slot : -1;
   }
 }
 

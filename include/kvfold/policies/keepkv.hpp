@@ -18,6 +18,7 @@ namespace kvfold {
 /// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
 /// s_j = exp(scale · q·k_j), over the group's heads the mean.
 ///   score   ln w_j = β_j + S_j; S by a moving average of s           eq. 8
+///           begun anew with a prompt's last queries
 ///   select  sinks, the most recent, then the top of the rest by w
 ///   match   nearest by cosine, merged at `similarity` or above, else gone
 ///   merge   ω_j = w_j / Σ w    k = r Σ ω k    v = Σ ω v             eqs. 7, 25, 26
@@ -65,34 +66,20 @@ struct keepkv {
   }
 
  private:
-  /// What takes each slot's S of one more query, one by one or a block at a time.
-  struct estimates {
-    const keepkv& policy;
-    std::span<float> a, b;
-
-    void operator()(index_t s, float now) const {
-      const auto i = static_cast<std::size_t>(s);
-      if (policy.as == mode::paper) {
-        moving_average{policy.decay}(a[i], b[i], now);
-      } else {
-        b[i] = now;
-      }
+  /// A prompt's estimate is that of its own last queries: what was before does not count on.
+  void forget(head_state& state) const {
+    if (as == mode::paper) {
+      std::ranges::fill(state.column(seen), 0.0F);  // a slot that no query sees keeps its S
+    } else {
+      logit_window::clear(state);
     }
-    void operator()(index_t first, const dense::array& now, index_t count) const {
-      const auto i = static_cast<std::size_t>(first);
-      if (policy.as == mode::paper) {
-        moving_average{policy.decay}(&a[i], &b[i], now, count);
-      } else {
-        std::copy_n(now.data(), count, &b[i]);
-      }
-    }
-  };
+  }
+  /// What takes in one more query.
   estimates taken(head_state& state) const {
     if (as == mode::paper) {
-      return {*this, state.column(log_score), state.column(seen)};
+      return {.score = state.column(log_score), .weight = state.column(seen), .average = {decay}};
     }
-    const auto rows = logit_window::next(state);
-    return {*this, rows, rows};
+    return {.score = logit_window::next(state), .weight = {}};
   }
 
  public:
@@ -106,6 +93,7 @@ struct keepkv {
     const auto given = queries.reference(window);
     const auto counted =
         as == mode::code ? given.last(window) : given;  // a window has no more rows
+    forget(state);
     std::vector<estimates> of;
     of.reserve(static_cast<std::size_t>(counted.count));
     for (index_t i = 0; i < counted.count; ++i) {

@@ -123,7 +123,7 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
 
 /// eq. 8: `s ← (a W s + s_now)/(a W + 1)` in logarithms, `W` the weights given so far.
 struct moving_average {
-  float decay;  ///< a
+  float decay = 0;  ///< a
 
   /// Of a block of slots.
   void operator()(float* log_score, float* seen, const dense::array& now, index_t count) const {
@@ -156,11 +156,42 @@ struct moving_average {
   }
 };
 
+/// Each slot's S takes in one more query, slot by slot or a block at a time: by the moving average
+/// where there are weights, else as it comes.
+struct estimates {
+  std::span<float> score, weight;
+  moving_average average = {};
+
+  void operator()(index_t s, float now) const {
+    const auto i = static_cast<std::size_t>(s);
+    if (weight.empty()) {
+      score[i] = now;
+    } else {
+      average(score[i], weight[i], now);
+    }
+  }
+  void operator()(index_t first, const dense::array& now, index_t count) const {
+    const auto i = static_cast<std::size_t>(first);
+    if (weight.empty()) {
+      std::copy_n(now.data(), count, &score[i]);
+    } else {
+      average(&score[i], &weight[i], now, count);
+    }
+  }
+};
+
 /// The authors' estimate: the logits of the last queries, one column each, −inf where a query has
 /// not seen the slot.
 struct logit_window {
   static constexpr float not_seen = -std::numeric_limits<float>::infinity();
 
+  /// No query has seen anything.
+  static void clear(head_state& state) {
+    for (index_t c = 0; c < state.columns(); ++c) {
+      std::ranges::fill(state.column(c), not_seen);
+    }
+    state.memory()[0] = 0;
+  }
   /// The column of the next query, cleared; `memory [1]` counts round.
   static std::span<float> next(head_state& state) {
     float& at = state.memory()[0];
