@@ -21,6 +21,8 @@ TEST_CASE("compress: keepkv") {
                         {.queries = 20, .target = 24, .shuffled = true, .positions = true}, 1e-5,
                         122);
   check_compress<float>(evicts_first, c, {.target = 24, .random = true, .steps = 4}, 1e-5, 123);
+  // A second prompt's estimates begin anew.
+  check_compress<float>(evicts_first, c, {.target = 24, .random = true, .again = 20}, 1e-5, 124);
 }
 TEST_CASE("compress: kvmerger") {
   check_policy_once(kvmerger{}, 24, 131);

@@ -1,7 +1,9 @@
 // A life of a cache under any policy: tokens, prompts, budgets and broken numbers in any order, in
 // a cache's own memory, an engine's or an engine's pages, of heads of any small shape. What is
 // refused at the door has changed nothing; what is not leaves a head that can go on.
+#include <array>
 #include <cmath>
+#include <string_view>
 
 #include "bytes.hpp"
 #include "kvfold/any_policy.hpp"
@@ -13,24 +15,56 @@ namespace {
 
 using kvfold::budget;
 using kvfold::index_t;
+using std::string_view_literals::operator""sv;
 
 constexpr index_t heads = 2, capacity = 40;
+
+/// Do this policy's slots stay as they came, as long as they stay?
+bool leaves_rows_alone(std::string_view policy) {
+  constexpr std::array names = {"full_cache"sv,
+                                "streaming_llm"sv,
+                                "h2o"sv,
+                                "snapkv"sv,
+                                "random"sv,
+                                "tova"sv,
+                                "roco"sv,
+                                "scissorhands"sv,
+                                "key_diff"sv,
+                                "compactor"sv,
+                                "expected_attention"sv};
+  return std::ranges::find(names, policy) != names.end();
+}
 
 template <class Policy, class Cache>
 struct life {
   const Policy& policy;
   Cache& kv;
   kvfold::state state = make_state(policy, kv);
+  std::vector<float> came[heads] = {};  ///< [position, 2 · dim] keys and values, as they are stored
+
+  /// Slot `s` as it is stored: its key, then its value.
+  void add_row(index_t h, index_t s, std::vector<float>& to) {
+    const auto head = kv.head(h);
+    for (index_t i = 0; i < head.dim(); ++i) {
+      to.push_back(static_cast<float>(head.key(s)[i]));
+      to.push_back(static_cast<float>(head.value(s)[i]));
+    }
+  }
+  /// Tokens `k`, `v` `[tokens, dim]` went into head `h`.
+  void remember(index_t h, std::span<const float> k, std::span<const float> v) {
+    using scalar = std::remove_cvref_t<decltype(kv.head(h).key(0)[0])>;
+    for (std::size_t i = 0; i < k.size(); ++i) {
+      came[h].push_back(static_cast<float>(static_cast<scalar>(k[i])));
+      came[h].push_back(static_cast<float>(static_cast<scalar>(v[i])));
+    }
+  }
 
   std::vector<float> everything() {
     std::vector<float> all;
     for (index_t h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
       for (index_t s = 0; s < head.length(); ++s) {
-        for (index_t i = 0; i < head.dim(); ++i) {
-          all.push_back(static_cast<float>(head.key(s)[i]));
-          all.push_back(static_cast<float>(head.value(s)[i]));
-        }
+        add_row(h, s, all);
         all.insert(all.end(), {head.log_mass(s), static_cast<float>(head.position(s))});
       }
       all.push_back(static_cast<float>(head.seen()));
@@ -50,7 +84,19 @@ struct life {
         fuzz::must(head.position(s) >= 0 && head.position(s) < head.seen(), "positions are seen");
         fuzz::must(!there[static_cast<std::size_t>(head.position(s))], "one position a slot");
         there[static_cast<std::size_t>(head.position(s))] = true;
+        if (leaves_rows_alone(policy.name())) {
+          std::vector<float> row;
+          add_row(h, s, row);
+          const auto at = came[h].begin() + std::ptrdiff_t{head.position(s)} * 2 * head.dim();
+          fuzz::must(fuzz::same(row, {at, at + 2 * head.dim()}), "rows go with their positions");
+        }
       }
+    }
+  }
+  /// Heads are back in their budgets.
+  void check_lengths(index_t most) {
+    for (index_t h = 0; h < heads && kvfold::traits::bounded(policy); ++h) {
+      fuzz::must(kv.head(h).length() <= most, "budgets");
     }
   }
 };
@@ -73,7 +119,9 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
         case 0: {
           const int n = in.below(40);
           const auto k = numbers(n * dim, most), v = numbers(n * dim, most);
-          kv.append(in.below(heads), std::span(k), std::span(v));
+          const index_t h = in.below(heads);
+          kv.append(h, std::span(k), std::span(v));
+          one.remember(h, k, v);
           break;
         }
         case 1: {
@@ -81,6 +129,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
           const auto q = numbers(n * heads * group * dim, most_query);
           compress(policy, kv, one.state, kvfold::prompt_queries(q.data(), n, heads, group, dim),
                    b);
+          one.check_lengths(b.target);
           break;
         }
         default: {
@@ -88,6 +137,12 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
           std::vector<float> out(q.size());
           step(policy, kv, one.state, std::span<const float>(q), std::span<const float>(k),
                std::span<const float>(k), b, std::span(out));
+          for (index_t h = 0; h < heads; ++h) {
+            const auto own = std::span(k).subspan(static_cast<std::size_t>(h * dim),
+                                                  static_cast<std::size_t>(dim));
+            one.remember(h, own, own);
+          }
+          one.check_lengths(b.trigger_length() - 1);
         }
       }
     } catch (const kvfold::invalid_argument& refused) {
