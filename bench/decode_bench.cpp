@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "kvfold/kvfold.hpp"
+#include "topic.hpp"
 #include "versus.hpp"
 
 namespace {
@@ -109,12 +110,16 @@ void storage(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
+/// What is decoded: numbers at random, or a text with a topic, whose tokens are alike.
+enum class tokens_of { chance, topic };
+
 /// Tokens decoded one after another within a budget of `slots`, by heads that have `decoded` so
 /// many since their prompt; each step against attention over the same heads alone, just before it.
 /// Policies that free several slots at once do so in the cycle that is one iteration; the counter
 /// is the mean over it.
 template <class Scalar, class Policy>
-void step(benchmark::State& state, const Policy& policy, index_t decoded) {
+void step(benchmark::State& state, const Policy& policy, index_t decoded,
+          tokens_of kind = tokens_of::chance) {
   scene<Scalar> s(state);
   const kvfold::budget budget = kvfold::budget_within(policy, s.slots);
   constexpr index_t references = 32, tokens = 512;
@@ -139,15 +144,35 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded) {
   const auto first = s.kv.head(0);
   kvfold::observe(policy, first, memory[0], reference);
   kvfold::compress(policy, first, memory[0], memory.workspace(), budget, reference);
+  bench::topic_stream x(s.dim, s.group, 0.5F);
+  const auto next = [&] {
+    if (kind == tokens_of::topic) {
+      return x.next();
+    }
+    for (auto* const numbers : {&x.q, &x.k, &x.v}) {
+      *numbers = draw(numbers->size());
+    }
+  };
   for (index_t t = 0; t < decoded; ++t) {
-    const auto q = draw(size(s.group) * size(s.dim)), k = draw(size(s.dim)), v = draw(size(s.dim));
-    kvfold::step(policy, first, memory[0], memory.workspace(), q.data(), k.data(), v.data(), budget,
-                 s.out.data());
+    next();
+    kvfold::step(policy, first, memory[0], memory.workspace(), x.q.data(), x.k.data(), x.v.data(),
+                 budget, s.out.data());
     make_room(0);
   }
   s.copy_first(memory);
   const std::size_t row = size(s.heads) * size(s.dim);
-  const auto q = draw(tokens * size(s.group) * row), k = draw(tokens * row), v = draw(tokens * row);
+  std::vector<float> q, k, v;  // [tokens, heads, ...]
+  q.reserve(tokens * size(s.group) * row), k.reserve(tokens * row), v.reserve(tokens * row);
+  for (index_t t = 0; t < tokens; ++t) {
+    for (index_t h = 0; h < s.heads; ++h) {
+      if (h == 0 || kind == tokens_of::chance) {
+        next();
+      }
+      q.insert(q.end(), x.q.begin(), x.q.end());
+      k.insert(k.end(), x.k.begin(), x.k.end());
+      v.insert(v.end(), x.v.begin(), x.v.end());
+    }
+  }
   std::size_t at = 0;
   const auto one_token = [&] {
     const std::size_t t = at++ % tokens;
@@ -198,6 +223,17 @@ void register_step(std::string_view policy_name, const Policy& policy) {
   sizes(benchmark::RegisterBenchmark(name.c_str(), [policy](benchmark::State& state) {
     step<Scalar>(state, policy, 2 * static_cast<index_t>(state.range(0)));
   }));
+  const auto long_text =
+      "topic/" + std::string(policy_name) + "/" + std::string(scalar_name<Scalar>);
+  benchmark::RegisterBenchmark(
+      long_text.c_str(),
+      [policy](benchmark::State& state) {
+        step<Scalar>(state, policy, 6 * static_cast<index_t>(state.range(0)), tokens_of::topic);
+      })
+      ->ArgNames({"slots", "heads", "dim", "group"})
+      ->ArgsProduct({{256, 1024}, {32}, {128}, {1}})
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
 }
 
 template <class... Policies>

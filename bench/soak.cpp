@@ -2,22 +2,19 @@
 //
 //     soak [--tokens 1000000] [--slots 64,512] [--dim 16] [--sharpness 1.5] [--policy NAME]...
 //
-// The stream has a topic that drifts and is forgotten in some 500 tokens. A logit on the topic is
-// about `sharpness · sqrt(dim)`, off the topic it is 0 and about `sharpness` to either side. By
-// default attention is soft: in the end what is older than the window has most of the mass, a
-// little each. `--dim 64 --sharpness 2` is sharp: all that matters was said lately. What a policy
-// gives is held, every `tokens / 1000` tokens, against the attention over the first 4 and the last
-// 4096 tokens, and against the attention over all tokens; log mass held is the log-sum-exp of the
-// policy's slots less that of all tokens. Ends with 1 if a number is not finite,
-// memory grows, or the error to the window is in the last tenth more than 1.5 times (and 0.05 more
-// than) that of the first.
+// The stream has a topic that drifts (topic.hpp). By default attention is soft: in the end what is
+// older than the window has most of the mass, a little each. `--dim 64 --sharpness 2` is sharp: all
+// that matters was said lately. What a policy gives is held, every `tokens / 1000` tokens, against
+// the attention over the first 4 and the last 4096 tokens, and against the attention over all
+// tokens; log mass held is the log-sum-exp of the policy's slots less that of all tokens. Ends with
+// 1 if a number is not finite, memory grows, or the error to the window is in the last tenth more
+// than 1.5 times (and 0.05 more than) that of the first.
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,6 +22,7 @@
 #include "kvfold/any_policy.hpp"
 #include "kvfold/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "topic.hpp"
 
 namespace {
 
@@ -40,38 +38,8 @@ struct setting {
   int every() const { return std::max(tokens / 1000, 1); }
   bool early(int t) const { return t < tokens / 10; }
   bool late(int t) const { return t >= tokens - tokens / 10; }
-};
-
-/// Tokens of a text whose topic drifts, the same for every policy.
-class stream {
- public:
-  std::vector<float> q, k, v;
-
-  explicit stream(const setting& by)
-      : q(static_cast<std::size_t>(group * by.dim)),
-        k(static_cast<std::size_t>(by.dim)),
-        v(k),
-        sharpness_(by.sharpness),
-        topic_(k) {}
-
-  void next() {
-    for (float& z : topic_) {
-      z = 0.998F * z + 0.0632F * normal_(bits_);  // of variance 1, forgotten in 500 tokens
-    }
-    for (std::size_t i = 0; i < topic_.size(); ++i) {
-      k[i] = topic_[i] + 0.5F * normal_(bits_);
-      v[i] = topic_[(i + 5) % topic_.size()] + 0.3F * normal_(bits_);
-      for (std::size_t g = 0; g < group; ++g) {
-        q[g * k.size() + i] = sharpness_ * topic_[i] + 0.5F * normal_(bits_);
-      }
-    }
-  }
-
- private:
-  std::mt19937 bits_{20261120};
-  std::normal_distribution<float> normal_;
-  float sharpness_;
-  std::vector<float> topic_;
+  /// The same for every policy.
+  bench::topic_stream stream() const { return {dim, group, sharpness}; }
 };
 
 /// The first tokens and the last `window`: the oldest of them makes room for the newest.
@@ -80,7 +48,7 @@ class windowed {
   explicit windowed(index_t dim)
       : kv_({.heads = 1, .group = group, .dim = dim, .capacity = sinks + window}) {}
 
-  void push(const stream& x) {
+  void push(const bench::topic_stream& x) {
     const auto head = kv_.head(0);
     if (head.length() < head.capacity()) {
       head.push(x.k.data(), x.v.data());
@@ -108,7 +76,7 @@ struct truth {
 std::vector<truth> truths(const setting& by) {
   kvfold::cache<float> all{{.heads = 1, .group = group, .dim = by.dim, .capacity = by.tokens}};
   windowed recent(by.dim);
-  stream x(by);
+  auto x = by.stream();
   std::vector<truth> found;
   double first = 0, last = 0;
   int firsts = 0, lasts = 0;
@@ -191,7 +159,7 @@ bool soak(const kvfold::any_policy& policy, index_t slots, const setting& by,
   kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = by.dim, .capacity = slots + 1}};
   kvfold::state state = make_state(policy, kv);
   const auto head = kv.head(0);
-  stream x(by);
+  auto x = by.stream();
   std::vector<float> out(x.q.size());
   double early_kib = 0;
   drift to_window, to_all, mass;

@@ -180,3 +180,34 @@ TEST_CASE("who is least wanted is who comes first by score, the higher slot amon
     REQUIRE(kvfold::least_wanted(331, stays, whole) == last);
   }
 }
+
+TEST_CASE("the k-th largest is where a sorted list has it", "[oracle]") {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  for (const index_t n : {1, 2, 63, 331}) {
+    for (const float step : {1e-6F, 0.5F, 4.0F}) {  // the coarser, the more are equal
+      std::vector<float> x = fixtures::normal(n);
+      for (float& value : x) {
+        value = step * std::round(value / step);  // −0 among them
+      }
+      x[static_cast<std::size_t>(n / 2)] = -inf, x[static_cast<std::size_t>(n / 3)] = inf;
+      const auto score = [&](index_t s) { return x[static_cast<std::size_t>(s)]; };
+      const auto stays = [&](index_t s) { return n > 2 && (s % 7 == 3 || s == 0); };
+      std::vector<index_t> order;
+      for (index_t s = 0; s < n; ++s) {
+        if (!stays(s)) {
+          order.push_back(s);
+        }
+      }
+      std::ranges::stable_sort(order, std::greater<>(), score);
+      for (std::size_t k = 1; k <= order.size(); ++k) {
+        const auto bar = kvfold::kth_largest(n, static_cast<index_t>(k), stays, score);
+        CAPTURE(n, step, k);
+        REQUIRE(bar.slot == order[k - 1]);
+        REQUIRE(bar.score == score(order[k - 1]));
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          REQUIRE(bar.below(score(order[i]), order[i]) == (i >= k));
+        }
+      }
+    }
+  }
+}

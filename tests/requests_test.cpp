@@ -49,6 +49,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
   auto examples = every_policy();
   examples.push_back({"compactor, chunks of 16", kvfold::compactor{.chunk = 16}});
   examples.push_back({"ems, 32 in the window", kvfold::ems{}});
+  examples.push_back({"ems, entries shared", kvfold::ems{.window = 8, .threshold = -1}});
   for (const auto& example : examples) {
     const auto& policy = example.policy;
     for (const int steps : {0, 30}) {  // a conversation: what came before was decoded, to 40 slots

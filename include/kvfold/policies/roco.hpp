@@ -50,32 +50,25 @@ struct roco {
     const auto chosen = [&](index_t s) { return out.row_of()[static_cast<std::size_t>(s)] != 0; };
     evict(head, target, chosen, by(state.column(mean)), out);
   }
-  /// The lowest by mean that is not among the `varied` by variance: seldom not the very lowest.
+  /// The lowest by mean that is not among the `varied` by variance: most often the very lowest, and
+  /// where attention moves on, where what was looked at once is lowest and varied most, it is not.
   departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
     const auto stays = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
     const auto means = by(state.column(mean));
     const variance_of variance = variances(state);
-    index_t last = -1;  // the one before, which is among the `varied`
-    while (true) {
-      const index_t e = least_wanted(
-          head.length(),
-          [&](index_t s) {
-            const bool tried =
-                last >= 0 && (means(s) < means(last) || (means(s) == means(last) && s >= last));
-            return tried || stays(s);
-          },
-          means);
-      index_t ahead = 0;
-      for (index_t s = 0; s < head.length(); ++s) {
-        const bool varies_more = variance(s) > variance(e) || (variance(s) == variance(e) && s < e);
-        ahead += varies_more && !stays(s) ? 1 : 0;
-      }
-      if (ahead >= varied) {
-        return {.leaving = e};
-      }
-      last = e;
+    const index_t n = head.length(), lowest = least_wanted(n, stays, means);
+    index_t ahead = 0;
+    for (index_t s = 0; s < n; ++s) {
+      const float x = variance(s), own = variance(lowest);
+      ahead += (x > own || (x == own && s < lowest)) && !stays(s) ? 1 : 0;
     }
+    if (ahead >= varied) {
+      return {.leaving = lowest};
+    }
+    const kth_score bar = kth_largest(n, varied, stays, variance);
+    return {.leaving = least_wanted(
+                n, [&](index_t s) { return stays(s) || !bar.below(variance(s), s); }, means)};
   }
 
  private:
