@@ -1,5 +1,6 @@
 /// config.json: every form that is read, and what is refused.
 #include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "engine/config.hpp"

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/causal.hpp"
 #include "engine/decoder.hpp"
 #include "engine/prefill.hpp"
 #include "engine_files.hpp"

@@ -5,8 +5,6 @@
 #include <map>
 #include <string>
 
-#include "engine/error.hpp"
-#include "engine/json.hpp"
 #include "engine/matrix.hpp"
 #include "engine/safetensors.hpp"
 
@@ -15,68 +13,17 @@ namespace engine {
 /// `model.safetensors` of a folder, or the shards that its `model.safetensors.index.json` names.
 class checkpoint {
  public:
-  explicit checkpoint(const std::filesystem::path& folder) {
-    const auto single = folder / "model.safetensors";
-    const auto index = folder / "model.safetensors.index.json";
-    if (std::filesystem::exists(single)) {
-      whole_ = &shards_.emplace("", single).first->second;
-    } else if (std::filesystem::exists(index)) {
-      index_path_ = index;
-      open_shards(folder);
-    } else {
-      throw format_error(folder,
-                         "model.safetensors or model.safetensors.index.json expected in this "
-                         "folder, it has neither");
-    }
-  }
+  explicit checkpoint(const std::filesystem::path& folder);
 
   /// Tensor `name [rows, columns]`.
-  row_major_matrix matrix(const std::string& name, index_t rows, index_t columns) const {
-    return holder(name).matrix(name, rows, columns);
-  }
+  row_major_matrix matrix(const std::string& name, index_t rows, index_t columns) const;
 
   /// Tensor `name [size]`.
-  row_vector vector(const std::string& name, index_t size) const {
-    return holder(name).vector(name, size);
-  }
+  row_vector vector(const std::string& name, index_t size) const;
 
  private:
-  void open_shards(const std::filesystem::path& folder) {
-    const auto json = parse_object(read_file(index_path_), index_path_);
-    const auto& map = json_fields(json, index_path_).object("weight_map");
-    for (const auto& [name, value] : map.items()) {
-      const std::string shard = value.is_string() ? value.get<std::string>() : "";
-      // The name alone: an index must not lead out of its folder.
-      if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "..") {
-        throw format_error(index_path_, "tensor \"", name, "\": a file name expected, ",
-                           describe(value), " came");
-      }
-      if (!shards_.contains(shard)) {
-        if (!std::filesystem::exists(folder / shard)) {
-          throw format_error(index_path_, "shard \"", shard,
-                             "\" expected in the same folder, it is not there");
-        }
-        shards_.emplace(shard, folder / shard);
-      }
-      const auto& file = shards_.at(shard);
-      if (!file.contains(name)) {
-        throw format_error(index_path_, "tensor \"", name, "\" expected in shard \"", shard,
-                           "\", it is not there");
-      }
-      holders_.emplace(name, &file);
-    }
-  }
-
-  const safetensors_file& holder(const std::string& name) const {
-    if (whole_ != nullptr) {
-      return *whole_;
-    }
-    const auto found = holders_.find(name);
-    if (found == holders_.end()) {
-      throw format_error(index_path_, "tensor \"", name, "\" expected, no shard has it");
-    }
-    return *found->second;
-  }
+  void open_shards(const std::filesystem::path& folder);
+  const safetensors_file& holder(const std::string& name) const;
 
   std::map<std::string, safetensors_file> shards_;  // a map: the pointers below stay
   std::map<std::string, const safetensors_file*> holders_;

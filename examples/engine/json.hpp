@@ -18,18 +18,10 @@ namespace engine {
 using kvfold::index_t;
 
 /// A value for an error message. Only its kind where it may be long, or deeper than the stack.
-inline std::string describe(const nlohmann::json& value) {
-  return value.is_structured() ? std::string("an ") + value.type_name() : value.dump();
-}
+std::string describe(const nlohmann::json& value);
 
-inline nlohmann::json parse_object(std::string_view text, const std::filesystem::path& file) {
-  auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object()) {
-    throw format_error(file, "a JSON object expected, ",
-                       json.is_discarded() ? "text that is not JSON" : describe(json), " came");
-  }
-  return json;
-}
+/// What is in `file`.
+nlohmann::json parse_object(std::string_view text, const std::filesystem::path& file);
 
 /// One JSON object's fields, with errors that name the field, the value that came and the file.
 class json_fields {

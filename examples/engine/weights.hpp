@@ -4,11 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/checkpoint.hpp"
 #include "engine/config.hpp"
 #include "engine/matrix.hpp"
 
 namespace engine {
+
+class checkpoint;
 
 /// `y = x weightᵀ + bias`, as torch's Linear.
 struct linear {
@@ -16,23 +17,10 @@ struct linear {
   row_vector bias;          ///< [out], or empty
 
   static linear load(const checkpoint& from, const std::string& name, index_t out, index_t in,
-                     bool has_bias = false) {
-    return {from.matrix(name + ".weight", out, in),
-            has_bias ? from.vector(name + ".bias", out) : row_vector()};
-  }
+                     bool has_bias = false);
 
   /// `x [tokens, in]` to `y [tokens, out]`.
-  void operator()(const row_major_matrix& x, row_major_matrix& y) const {
-    y.resize(x.rows(), weight.rows());
-    if (x.rows() == 1) {  // one pass over the weights, nothing packed
-      y.row(0).transpose().noalias() = weight * x.row(0).transpose();
-    } else {
-      y.noalias() = x * weight.transpose();
-    }
-    if (bias.size() > 0) {
-      y.rowwise() += bias;
-    }
-  }
+  void operator()(const row_major_matrix& x, row_major_matrix& y) const;
 };
 
 /// One transformer layer: attention and SwiGLU, each behind its RMSNorm.
@@ -41,21 +29,7 @@ struct layer_weights {
   linear q, k, v, o;
   linear gate, up, down;
 
-  static layer_weights load(const checkpoint& from, const config& c, index_t layer) {
-    const std::string at = "model.layers." + std::to_string(layer) + ".";
-    const std::string attention = at + "self_attn.", mlp = at + "mlp.";
-    return {
-        .attention_norm = from.vector(at + "input_layernorm.weight", c.hidden),
-        .mlp_norm = from.vector(at + "post_attention_layernorm.weight", c.hidden),
-        .q = linear::load(from, attention + "q_proj", c.heads * c.dim, c.hidden, c.qkv_bias),
-        .k = linear::load(from, attention + "k_proj", c.kv_heads * c.dim, c.hidden, c.qkv_bias),
-        .v = linear::load(from, attention + "v_proj", c.kv_heads * c.dim, c.hidden, c.qkv_bias),
-        .o = linear::load(from, attention + "o_proj", c.hidden, c.heads * c.dim, c.o_bias),
-        .gate = linear::load(from, mlp + "gate_proj", c.intermediate, c.hidden),
-        .up = linear::load(from, mlp + "up_proj", c.intermediate, c.hidden),
-        .down = linear::load(from, mlp + "down_proj", c.hidden, c.intermediate),
-    };
-  }
+  static layer_weights load(const checkpoint& from, const config& c, index_t layer);
 };
 
 struct weights {
@@ -66,18 +40,7 @@ struct weights {
 
   const linear& logits() const { return output.weight.size() > 0 ? output : embedding; }
 
-  static weights load(const checkpoint& from, const config& c) {
-    weights w;
-    w.embedding = linear::load(from, "model.embed_tokens", c.vocab, c.hidden);
-    for (index_t layer = 0; layer < c.layers; ++layer) {
-      w.layers.push_back(layer_weights::load(from, c, layer));
-    }
-    w.norm = from.vector("model.norm.weight", c.hidden);
-    if (!c.tied) {
-      w.output = linear::load(from, "lm_head", c.vocab, c.hidden);
-    }
-    return w;
-  }
+  static weights load(const checkpoint& from, const config& c);
 };
 
 }  // namespace engine

@@ -6,6 +6,7 @@
 
 #include "evaluate/chain_text.hpp"
 #include "evaluate/nll.hpp"
+#include "evaluate/replay.hpp"
 #include "evaluate/task.hpp"
 
 namespace evaluate {

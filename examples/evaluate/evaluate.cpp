@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/decoder.hpp"
+#include "engine/error.hpp"
+#include "engine/tokenizer.hpp"
 #include "evaluate/measure.hpp"
 #include "evaluate/pictures.hpp"
 #include "evaluate/prepare.hpp"

@@ -2,9 +2,6 @@
 /// first ones.
 #pragma once
 
-#include <algorithm>  // std::max, std::ranges::stable_sort
-#include <cmath>      // std::exp, std::sqrt
-#include <numeric>    // std::iota
 #include <vector>
 
 #include "engine/prefill.hpp"
@@ -24,46 +21,11 @@ inline constexpr index_t local_tokens = 32, sink_tokens = 4;
 
 /// Of the last `count` queries of `r`, `[layers · query heads]`: full causal attention. The fact
 /// takes the tokens `fact` and on.
-inline std::vector<head_habits> habits_of(const engine::config& shape, const engine::record& r,
-                                          index_t count, index_t fact, index_t fact_tokens) {
-  std::vector<head_habits> habits;
-  const double scale = 1 / std::sqrt(static_cast<double>(shape.dim));
-  for (const engine::layer_record& l : r.layers) {
-    const Eigen::Index tokens = l.q.rows();
-    for (index_t h = 0; h < shape.heads; ++h) {
-      head_habits& mean = habits.emplace_back();
-      const auto keys = l.k.middleCols(Eigen::Index{h / shape.group()} * shape.dim, shape.dim);
-      for (Eigen::Index t = tokens - count; t < tokens; ++t) {
-        const Eigen::VectorXd logits =
-            scale * (keys.topRows(t + 1) *
-                     l.q.row(t).segment(Eigen::Index{h} * shape.dim, shape.dim).transpose())
-                        .cast<double>();
-        const Eigen::VectorXd p = (logits.array() - logits.maxCoeff()).exp();
-        const double part = 1 / p.sum() / count;
-        mean.retrieval += part * p.segment(fact, fact_tokens).sum();
-        mean.local += part * p.tail(std::min<Eigen::Index>(local_tokens, t + 1)).sum();
-        mean.sink += part * p.head(std::min<Eigen::Index>(sink_tokens, t + 1)).sum();
-      }
-    }
-  }
-  return habits;
-}
+std::vector<head_habits> habits_of(const engine::config& shape, const engine::record& r,
+                                   index_t count, index_t fact, index_t fact_tokens);
 
 /// KV heads `[layers · KV heads]`, those first that look at facts most: as much as the query head
 /// of theirs that does so most.
-inline std::vector<index_t> by_retrieval(const std::vector<head_habits>& habits, index_t group) {
-  const auto heads = static_cast<index_t>(habits.size()) / group;
-  std::vector<double> most(static_cast<std::size_t>(heads));
-  for (std::size_t i = 0; i < habits.size(); ++i) {
-    double& x = most[i / static_cast<std::size_t>(group)];
-    x = std::max(x, habits[i].retrieval);
-  }
-  std::vector<index_t> order(most.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](index_t a, index_t b) {
-    return most[static_cast<std::size_t>(a)] > most[static_cast<std::size_t>(b)];
-  });
-  return order;
-}
+std::vector<index_t> by_retrieval(const std::vector<head_habits>& habits, index_t group);
 
 }  // namespace evaluate

@@ -1,8 +1,7 @@
 /// All that the tasks measure on: made once, shared by every policy and budget.
 #pragma once
 
-#include <memory>
-#include <numeric>  // std::accumulate
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -12,7 +11,7 @@
 #include "evaluate/parallel.hpp"
 #include "evaluate/plan.hpp"
 #include "evaluate/prompt.hpp"
-#include "evaluate/replay.hpp"
+#include "evaluate/random.hpp"
 
 namespace evaluate {
 
@@ -58,95 +57,19 @@ inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t s
 }
 
 /// Attention of queries `[count, heads · dim]` over a layer's cache.
-inline void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out) {
-  out.resize(q.rows(), q.cols());
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    const auto head = kv.head(h);
-    for (Eigen::Index i = 0; i < q.rows(); ++i) {
-      const Eigen::Index at = Eigen::Index{h} * head.group() * head.dim();
-      kvfold::attend(head, &q(i, at), &out(i, at));
-    }
-  }
-}
+void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out);
 
 /// A prompt of `length` tokens, and the next `future` ones' queries.
-inline text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
-                               std::span<const int> tokens, index_t length, index_t future,
-                               index_t capacity, engine::record* keep) {
-  const auto read = tokens.first(static_cast<std::size_t>(length)),
-             rest = tokens.subspan(static_cast<std::size_t>(length));
-  engine::record r = engine::prefill(model, read);
-  if (keep != nullptr) {
-    *keep = r;
-  }
-  const auto body = std::make_shared<prompt_body>(model.shape(), r, length, capacity);
-  text_prompt p{
-      .read = measure(model.shape(), r, policies, body, replay_for(policies, model, r, read)),
-      .next = {rest.begin(), rest.begin() + decoded_tokens},
-      .queries = {},
-      .attended = {}};
-  extend(model, r, rest.first(static_cast<std::size_t>(future)));
-  for (std::size_t l = 0; l < r.layers.size(); ++l) {
-    p.queries.push_back(r.layers[l].q.bottomRows(future));
-    auto kv = p.read.layer(l);
-    attend_all(kv, p.queries.back(), p.attended.emplace_back());
-  }
-  return p;
-}
+text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
+                        std::span<const int> tokens, index_t length, index_t future,
+                        index_t capacity, engine::record* keep);
 
-inline needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
-                               const engine::tokenizer& tokens, needle_text text,
-                               index_t capacity) {
-  // Inside the prompt, the question takes the place of its end, where no needle lies.
-  const auto shared = static_cast<index_t>(text.body.size() - text.question.size());
-  engine::record r = engine::prefill(model, text.body);
-  const auto body = std::make_shared<prompt_body>(model.shape(), r, shared, capacity);
-  needle_case c{.without = measure(model.shape(), r, policies, body,
-                                   replay_for(policies, model, r, text.body)),
-                .with = {},
-                .question = std::move(text.question),
-                .value = std::move(text.value),
-                .bin = text.bin,
-                .habits = {}};
-  for (auto& layer : r.layers) {
-    for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v}) {
-      m->conservativeResize(shared, Eigen::NoChange);
-    }
-  }
-  extend(model, r, c.question);
-  std::copy(c.question.begin(), c.question.end(), text.body.begin() + shared);
-  c.with = measure(model.shape(), r, policies, body, replay_for(policies, model, r, text.body));
-  if (text.fact_tokens > 0) {
-    // The last token of the question predicts the answer's first.
-    const auto answer = tokens.encode_fragment(" " + c.value);
-    extend(model, r, std::span(answer).first(answer.size() - 1));
-    c.habits = habits_of(model.shape(), r, static_cast<index_t>(answer.size()), text.fact,
-                         text.fact_tokens);
-  }
-  return c;
-}
+needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
+                        const engine::tokenizer& tokens, needle_text text, index_t capacity);
 
 /// The mean over cases, `[layers · query heads]`; empty: there are none.
-inline std::vector<head_habits> mean_habits(const std::vector<needle_case>& cases) {
-  std::vector<head_habits> mean(cases.empty() ? 0 : cases.front().habits.size());
-  const auto n = static_cast<double>(cases.size());
-  for (const needle_case& c : cases) {
-    for (std::size_t i = 0; i < mean.size(); ++i) {
-      mean[i].retrieval += c.habits[i].retrieval / n;
-      mean[i].local += c.habits[i].local / n;
-      mean[i].sink += c.habits[i].sink / n;
-    }
-  }
-  return mean;
-}
+std::vector<head_habits> mean_habits(const std::vector<needle_case>& cases);
 
-inline stream_record read_stream(const engine::decoder& model, std::span<const int> tokens) {
-  const engine::config& c = model.shape();
-  stream_record s{.layers = engine::prefill(model, tokens).layers, .attended = {}};
-  for (const auto& l : s.layers) {
-    s.attended.push_back(engine::causal_attention(l.q, l.k, l.v, c.heads, c.kv_heads, c.dim, 0));
-  }
-  return s;
-}
+stream_record read_stream(const engine::decoder& model, std::span<const int> tokens);
 
 }  // namespace evaluate

@@ -1,9 +1,6 @@
 /// What will be run, before anything is: every policy at every budget, and who refuses.
 #pragma once
 
-#include <fmt/format.h>
-
-#include <algorithm>  // std::max
 #include <string>
 #include <vector>
 
@@ -53,22 +50,7 @@ struct plan {
   }
   /// Who keeps all, for divisions that ask for it: KV heads in the order `by_retrieval` `[layers ·
   /// KV heads]`, after a prompt of `tokens`.
-  void set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
-    for (group& g : groups) {
-      for (entry& e : g.entries) {
-        if (e.who.budgets == division::duo_attention && e.refusal.empty()) {
-          const index_t slots = e.who.limit.target;
-          const index_t count =
-              whole_heads(static_cast<index_t>(order.size()), slots, tokens, e.who.policy.least());
-          e.who.whole.assign(order.size(), 0);
-          for (index_t i = 0; i < count; ++i) {
-            e.who.whole[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = 1;
-          }
-          e.refusal = count > 0 ? "" : "refused: too few slots for one head to keep all";
-        }
-      }
-    }
-  }
+  void set_whole_heads(const std::vector<index_t>& order, index_t tokens);
   /// The model's rotation, to all who turn keys or queries.
   void set_rope(const kvfold::rope& rope) {
     for_each_policy([&](any_policy& p) { evaluate::set_rope(p, rope); });
@@ -78,80 +60,11 @@ struct plan {
 namespace detail {
 
 /// Why `p` cannot hold a head of `slots`; empty when it can.
-inline std::string refusal_of(const any_policy& p, index_t slots) {
-  try {
-    kvfold::check(p, budget{slots}, slots);
-    return {};
-  } catch (const kvfold::invalid_argument& e) {
-    return p.least() > slots ? fmt::format("refused: needs at least {} slots", p.least())
-                             : fmt::format("refused: {}", e.what());
-  }
-}
-
-inline std::string title_of(const budget_option& b, index_t prompt) {
-  const index_t slots = b.slots(prompt);
-  return b.is_share() ? fmt::format("{:g} % of the prompt: {} slots a head", 100 * b.given, slots)
-                      : fmt::format("{} slots a head", slots);
-}
+std::string refusal_of(const any_policy& p, index_t slots);
 
 }  // namespace detail
 
 /// For a text of so many tokens, and a model made for `positions` (0: not said).
-inline plan make_plan(const options& o, index_t text_tokens, index_t positions) {
-  plan p{.policies = o.policies,
-         .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}},
-         .groups = {},
-         .notes = {}};
-  const auto is_full = [](const named_policy& n) { return !n.policy.bounded(); };
-  auto full = std::ranges::find_if(p.policies, is_full);
-  if (full == p.policies.end()) {
-    full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
-  } else {
-    p.groups.push_back({fmt::format("all of the prompt: {} slots a head", o.prompt)});
-    p.groups.back().entries.push_back({.who = p.full, .name = full->name});
-  }
-  p.full.index = static_cast<std::size_t>(full - p.policies.begin());
-
-  p.behind = std::max(decoded_tokens, o.tasks.error ? o.future : 0);
-  const index_t wanted = o.prompt + p.behind;
-  detail::require(text_tokens >= wanted,
-                  fmt::format("--text: at least {} tokens expected (a prompt and {} to come), {} "
-                              "came",
-                              wanted, p.behind, text_tokens));
-  for (const budget_option& b : o.budgets) {
-    const index_t slots = b.slots(o.prompt);
-    p.most_slots = std::max(p.most_slots, slots);
-    index_t stream_tokens = o.tasks.stream ? stream_budgets * slots : 0;
-    if (stream_tokens > text_tokens) {
-      p.notes.push_back(
-          fmt::format("no stream at {} slots: it would take {} tokens, the text has {}", slots,
-                      stream_tokens, text_tokens));
-      stream_tokens = 0;
-    }
-    p.longest_stream = std::max(p.longest_stream, stream_tokens);
-    group& g = p.groups.emplace_back(group{.title = detail::title_of(b, o.prompt)});
-    for (std::size_t i = 0; i < p.policies.size(); ++i) {
-      if (i != p.full.index) {
-        const contender who{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
-        g.entries.push_back({.who = who,
-                             .name = p.policies[i].name,
-                             .given = b.given,
-                             .stream_tokens = who.streams() ? stream_tokens : 0,
-                             .refusal = who.budgets == division::duo_attention && !o.tasks.needle
-                                            ? "refused: --tasks needle finds its heads"
-                                            : detail::refusal_of(who.policy, slots)});
-      }
-    }
-  }
-  p.for_each_policy([&](any_policy& x) { set_table(x, p.most_slots); });
-  p.prompts = o.tasks.error || o.tasks.nll ? o.prompts : 1;
-  p.streams = p.longest_stream > 0 ? o.prompts : 0;
-  if (const index_t longest = std::max(wanted, p.longest_stream);
-      positions > 0 && longest > positions) {
-    p.notes.push_back(
-        fmt::format("the model was made for {} positions; {} are used", positions, longest));
-  }
-  return p;
-}
+plan make_plan(const options& o, index_t text_tokens, index_t positions);
 
 }  // namespace evaluate

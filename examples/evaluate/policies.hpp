@@ -33,59 +33,19 @@ struct named_policy {
 };
 
 /// All of them, with their default parameters and sources, and every division of budgets.
-inline std::vector<named_policy> all_policies() {
-  std::vector<named_policy> list;
-  for (const any_policy& p : any_policy::every()) {
-    list.push_back({std::string(p.name()), p});
-    if (p.name() == kvfold::fold::name()) {
-      list.back().queries = query_source::foresight;
-    } else if (p.name() == kvfold::attention_matching::name()) {
-      list.back().queries = query_source::spread;
-    }
-  }
-  list.push_back(
-      {.name = "snapkv+pyramid_kv", .policy = kvfold::snapkv{}, .budgets = division::pyramid_kv});
-  list.push_back({.name = "snapkv+pyramid_infer",
-                  .policy = kvfold::snapkv{},
-                  .budgets = division::pyramid_infer});
-  list.push_back(
-      {.name = "snapkv+ada_kv", .policy = kvfold::snapkv{}, .budgets = division::ada_kv});
-  list.push_back({.name = "streaming_llm+duo_attention",
-                  .policy = kvfold::streaming_llm{},
-                  .budgets = division::duo_attention});
-  list.push_back({.name = "d2o+d2o", .policy = kvfold::d2o{}, .budgets = division::d2o});
-  return list;
-}
+std::vector<named_policy> all_policies();
 
 /// The one that all others are compared with.
 inline any_policy full_cache() { return kvfold::full_cache{}; }
 
 /// The engine's rotation, for policies that turn keys or queries.
-inline void set_rope(any_policy& policy, const kvfold::rope& rope) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.rope = rope; }) {
-      p.rope = rope;
-    }
-  });
-}
+void set_rope(any_policy& policy, const kvfold::rope& rope);
 
 /// No more memory for tokens that share entries than a budget of `slots` can use.
-inline void set_table(any_policy& policy, index_t slots) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.table = slots; }) {
-      p.table = p.table > 0 ? p.table : static_cast<index_t>(p.gamma * static_cast<float>(slots));
-    }
-  });
-}
+void set_table(any_policy& policy, index_t slots);
 
 /// Where a decode step's remembered queries are moved to.
-inline void set_lookahead(any_policy& policy, const kvfold::lookahead& ahead) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.decode.ahead = ahead; }) {
-      p.decode.ahead = ahead;
-    }
-  });
-}
+void set_lookahead(any_policy& policy, const kvfold::lookahead& ahead);
 
 }  // namespace evaluate
 
@@ -104,5 +64,16 @@ extern template void compress(const evaluate::any_policy&, const head_view<float
 extern template void step(const evaluate::any_policy&, const head_view<float>&, head_state&,
                           workspace&, const float*, const float*, const float*, const budget&,
                           float*);
+extern template head_state make_head_state(const evaluate::any_policy&, const head_view<float>&);
+extern template void check(const evaluate::any_policy&, const budget&, index_t);
+
+// Over all heads of a cache: a policy for all of them, or one for each.
+extern template state make_state(const evaluate::any_policy&, cache<float>&, const serial&);
+extern template void compress(const evaluate::any_policy&, cache<float>&, state&,
+                              const query_view<float>&, const std::span<const budget>&,
+                              const serial&);
+extern template void step(const std::span<const evaluate::any_policy>&, cache<float>&, state&,
+                          std::span<const float>, std::span<const float>, std::span<const float>,
+                          const std::span<const budget>&, std::span<float>, const serial&);
 
 }  // namespace kvfold

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "evaluate/material.hpp"
+#include "evaluate/replay.hpp"
 #include "evaluate/speed.hpp"
 #include "evaluate/weights.hpp"
 

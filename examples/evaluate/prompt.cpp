@@ -3,6 +3,8 @@
 #include <algorithm>  // std::min
 #include <utility>
 
+#include "engine/causal.hpp"
+
 namespace evaluate {
 
 namespace {

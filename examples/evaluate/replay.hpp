@@ -1,51 +1,18 @@
 /// Replay: the prompt's queries when the model reads it once more behind itself (as KVzip does).
 #pragma once
 
-#include <algorithm>  // std::min, std::ranges::any_of
 #include <span>
-#include <vector>
 
 #include "evaluate/prompt.hpp"
 
 namespace evaluate {
 
-/// Positions that a part of the second reading takes; every part begins right behind the prompt, so
-/// that no more of the model's context is needed.
-inline constexpr index_t replay_chunk = 256;
-
-inline bool wants_replay(std::span<const named_policy> policies) {
-  return std::ranges::any_of(
-      policies, [](const named_policy& p) { return p.queries == query_source::replay; });
-}
-
 /// Reads `tokens`, of which `r` is the record, once more.
-inline second_reading replay(const engine::decoder& model, const engine::record& r,
-                             std::span<const int> tokens) {
-  second_reading again;
-  const auto count = static_cast<index_t>(tokens.size());
-  for (const auto& layer : r.layers) {
-    again.queries.emplace_back(count, layer.q.cols());
-  }
-  for (index_t begin = 0; begin < count; begin += replay_chunk) {
-    const index_t rows = std::min(replay_chunk, count - begin);
-    engine::record behind = r;
-    extend(model, behind,
-           tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows)));
-    for (std::size_t l = 0; l < r.layers.size(); ++l) {
-      again.queries[l].middleRows(begin, rows) = behind.layers[l].q.bottomRows(rows);
-    }
-    for (index_t i = 0; i < rows; ++i) {
-      again.positions.push_back(count + i);
-    }
-  }
-  return again;
-}
+second_reading replay(const engine::decoder& model, const engine::record& r,
+                      std::span<const int> tokens);
 
 /// The second reading if one of the policies measures on it; else nothing.
-inline second_reading replay_for(std::span<const named_policy> policies,
-                                 const engine::decoder& model, const engine::record& r,
-                                 std::span<const int> tokens) {
-  return wants_replay(policies) ? replay(model, r, tokens) : second_reading{};
-}
+second_reading replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+                          const engine::record& r, std::span<const int> tokens);
 
 }  // namespace evaluate

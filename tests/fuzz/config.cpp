@@ -2,6 +2,7 @@
 #include "engine/config.hpp"
 
 #include "bytes.hpp"
+#include "engine/error.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::filesystem::path file = "config.json";

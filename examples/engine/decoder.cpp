@@ -1,0 +1,69 @@
+#include "engine/decoder.hpp"
+
+#include <cmath>  // std::sqrt
+
+#include "engine/checkpoint.hpp"
+
+namespace engine {
+
+decoder decoder::load(const std::filesystem::path& folder) {
+  const auto shape = config::read(folder / "config.json");
+  return {shape, weights::load(checkpoint(folder), shape)};
+}
+
+void decoder::run(scratch& s, std::span<const int> tokens, std::span<const index_t> positions,
+                  const attend_function& attend, row_major_matrix& logits, bool last_only) const {
+  expects(positions.size() == tokens.size(), "forward: ", tokens.size(), " positions expected, ",
+          positions.size(), " came");
+  embed(tokens, s.stream);
+  s.turns.prepare(shape_.rope, shape_.dim, positions);
+  for (index_t layer = 0; layer < shape_.layers; ++layer) {
+    const auto& w = weights_.layers[static_cast<std::size_t>(layer)];
+    normalize(s.stream, w.attention_norm, s.normed);
+    w.q(s.normed, s.q);
+    w.k(s.normed, s.k);
+    w.v(s.normed, s.v);
+    s.turns.apply(s.q);
+    s.turns.apply(s.k);
+    s.attended.resize(s.q.rows(), s.q.cols());
+    attend(layer, s.q, s.k, s.v, s.attended);
+    w.o(s.attended, s.projected);
+    s.stream += s.projected;
+
+    normalize(s.stream, w.mlp_norm, s.normed);
+    w.gate(s.normed, s.gate);
+    w.up(s.normed, s.up);
+    s.gate.array() *= s.up.array() / (1 + (-s.gate.array()).exp());  // silu(gate) · up
+    w.down(s.gate, s.projected);
+    s.stream += s.projected;
+  }
+  if (last_only && tokens.size() > 1) {
+    s.projected = s.stream.bottomRows(1);
+    s.stream = s.projected;
+  }
+  normalize(s.stream, weights_.norm, s.normed);
+  weights_.logits()(s.normed, logits);
+}
+
+void decoder::embed(std::span<const int> tokens, row_major_matrix& stream) const {
+  expects(!tokens.empty(), "forward: at least one token expected, none came");
+  stream.resize(static_cast<Eigen::Index>(tokens.size()), shape_.hidden);
+  for (Eigen::Index t = 0; t < stream.rows(); ++t) {
+    const int token = tokens[static_cast<std::size_t>(t)];
+    expects(token >= 0 && token < shape_.vocab, "forward: tokens 0 to ", shape_.vocab - 1,
+            " expected, ", token, " came");
+    stream.row(t) = weights_.embedding.weight.row(token);
+  }
+}
+
+void decoder::normalize(const row_major_matrix& x, const row_vector& weight,
+                        row_major_matrix& y) const {
+  y.resize(x.rows(), x.cols());
+  const auto width = static_cast<float>(x.cols());
+  for (Eigen::Index t = 0; t < x.rows(); ++t) {
+    const float scale = 1 / std::sqrt(x.row(t).squaredNorm() / width + shape_.norm_epsilon);
+    y.row(t) = (x.row(t) * scale).cwiseProduct(weight);
+  }
+}
+
+}  // namespace engine

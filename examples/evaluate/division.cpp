@@ -1,0 +1,86 @@
+#include "evaluate/division.hpp"
+
+#include <algorithm>  // std::min, std::ranges::min_element
+#include <cstdint>
+
+#include "kvfold/layer_budgets.hpp"
+
+namespace evaluate {
+
+index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least) {
+  const auto enough = [&](index_t whole) {
+    return std::int64_t{slots} * heads - std::int64_t{whole} * tokens >=
+           std::int64_t{heads - whole} * std::max(least, slots / 4);
+  };
+  index_t whole = 0;
+  while (whole + 1 < heads && enough(whole + 1)) {
+    ++whole;
+  }
+  return whole;
+}
+
+std::vector<budget> divide(division d, const any_policy& p, index_t slots, index_t tokens,
+                           const std::vector<std::vector<kvfold::head_state>>& measured,
+                           std::span<const char> whole, std::size_t layer) {
+  const auto layers = static_cast<index_t>(measured.size());
+  const auto heads = static_cast<index_t>(measured[layer].size());
+  const index_t alone = p.least() - 1, total = layers * (slots - alone);
+  std::vector<budget> limits(static_cast<std::size_t>(heads), budget{slots});
+  if (slots >= tokens) {
+    return limits;
+  }
+  const auto all_heads = [&](const std::vector<index_t>& of_layers) {
+    std::fill(limits.begin(), limits.end(), budget{alone + of_layers[layer]});
+  };
+  switch (d) {
+    case division::uniform:
+      break;
+    case division::pyramid_kv:
+      all_heads(kvfold::pyramid_kv(layers, tokens - alone, total));
+      break;
+    case division::pyramid_infer:
+      all_heads(kvfold::pyramid_infer(layers, tokens - alone, total));
+      break;
+    case division::d2o: {
+      std::vector<double> variances;
+      for (const auto& states : measured) {
+        for (const kvfold::head_state& s : states) {
+          variances.push_back(kvfold::variance(s.column(0)));
+        }
+      }
+      all_heads(kvfold::layer_budgets(variances, layers, tokens - alone, total));
+      break;
+    }
+    case division::duo_attention: {
+      const std::int64_t all = std::ranges::count(whole, 1), count = std::int64_t{layers} * heads;
+      const auto rest = static_cast<index_t>((slots * count - all * tokens) / (count - all));
+      for (std::size_t h = 0; h < limits.size(); ++h) {
+        limits[h] = budget{whole[layer * limits.size() + h] != 0 ? tokens : rest};
+      }
+      break;
+    }
+    case division::ada_kv: {
+      // Between the sinks and the latest, which every head keeps.
+      const auto first = static_cast<std::size_t>(std::min(alone, index_t{4}));
+      const auto count = static_cast<std::size_t>(tokens - alone);
+      std::vector<float> scores;
+      for (const kvfold::head_state& s : measured[layer]) {
+        const auto column = s.column(0).subspan(first, count);
+        scores.insert(scores.end(), column.begin(), column.end());
+      }
+      // At least one each, which no policy can do without.
+      auto more = kvfold::ada_budgets(scores, heads, heads * (slots - alone));
+      for (auto least = std::ranges::min_element(more); *least == 0;
+           least = std::ranges::min_element(more)) {
+        ++*least, --*std::ranges::max_element(more);
+      }
+      for (std::size_t h = 0; h < limits.size(); ++h) {
+        limits[h] = budget{alone + more[h]};
+      }
+      break;
+    }
+  }
+  return limits;
+}
+
+}  // namespace evaluate

@@ -1,0 +1,146 @@
+#include "evaluate/names.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>  // std::ranges::find
+#include <cmath>      // std::floor
+#include <sstream>    // std::istringstream
+
+#include "evaluate/division.hpp"
+#include "evaluate/parameters.hpp"
+#include "evaluate/usage.hpp"
+
+namespace evaluate::detail {
+
+std::vector<std::string> split(const std::string& list, char by) {
+  std::vector<std::string> words;
+  std::string word;
+  for (std::istringstream in(list); std::getline(in, word, by);) {
+    words.push_back(word);
+  }
+  return words;
+}
+
+namespace {
+
+/// Sets what `word` ("share=0.4") names, if the policy has it.
+void set_parameter(named_policy& to, const std::string& word) {
+  const std::size_t equals = word.find('=');
+  const std::string name = word.substr(0, equals);
+  double x = 0;
+  require(equals != std::string::npos && CLI::detail::lexical_cast(word.substr(equals + 1), x),
+          "--policies: " + to.name + ": parameter=number expected, '" + word + "' came");
+  std::string known;
+  bool found = false;
+  // What does not hang on a parameter's type, or it would be compiled for each.
+  const auto is_named = [&](const char* label) {
+    known += std::string(known.empty() ? "" : ", ") + label;
+    return name == label;
+  };
+  const auto number = [&](bool fractional, bool is_choice) {
+    require(fractional || (x == std::floor(x) && std::abs(x) < 1e9),
+            "--policies: " + to.name + ": a whole number expected, '" + word + "' came");
+    require(!is_choice || x == 0 || x == 1,
+            "--policies: " + to.name + ": 0 or 1 expected, '" + word + "' came");
+    found = true;
+    return x;
+  };
+  to.policy.visit([&](auto& p) {
+    for_each_parameter(p, [&](const char* label, auto& member) {
+      if (is_named(label)) {
+        using type = std::remove_reference_t<decltype(member)>;
+        member = static_cast<type>(number(std::is_floating_point_v<type>, std::is_enum_v<type>));
+      }
+    });
+  });
+  require(found, "--policies: " + to.name + ": one of " + (known.empty() ? "nothing" : known) +
+                     " expected, '" + name + "' came");
+  try {
+    kvfold::traits::validate(to.policy);
+  } catch (const kvfold::invalid_argument& e) {
+    throw usage_error(std::string("--policies: ") + e.what());
+  }
+}
+
+/// "foresight" or "foresight:900", which takes so many queries.
+void set_source(named_policy& p, const std::string& word) {
+  const std::string names[] = {"own", "window", "spread", "replay", "foresight"};
+  const std::string name = word.substr(0, word.find(':'));
+  const auto* const found = std::ranges::find(names, name);
+  require(
+      found != std::end(names),
+      "--policies: @own, @window, @spread, @replay or @foresight expected, '@" + word + "' came");
+  p.queries = static_cast<query_source>(found - names);
+  if (name.size() < word.size()) {
+    require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
+                p.queries_taken > 0 && p.queries != query_source::own,
+            "--policies: @window, @spread, @replay or @foresight:queries expected, '@" + word +
+                "' came");
+  }
+}
+
+division parse_division(const named_policy& p, const std::string& word) {
+  const auto* const found =
+      std::ranges::find(divisions, word, [](const auto& d) { return d.first; });
+  require(found != divisions.end(),
+          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv or +duo_attention expected, '+" +
+              word + "' came");
+  require(!by_scores(found->second) || p.policy.column_count() > 0,
+          "--policies: +" + word + ": a policy that scores slots expected, " + p.name + " came");
+  return found->second;
+}
+
+}  // namespace
+
+named_policy parse_policy(const std::string& word) {
+  const std::string source = word.substr(std::min(word.find('@'), word.size()));
+  std::string spec = word.substr(0, word.size() - source.size());
+  const std::string divided = spec.substr(std::min(spec.rfind('+'), spec.size()));
+  spec.resize(spec.size() - divided.size());
+  const std::string name = spec.substr(0, spec.find(':'));
+  const auto all = all_policies();
+  const auto found = std::ranges::find(all, name, &named_policy::name);
+  if (found == all.end()) {
+    std::string names;
+    for (const named_policy& p : all) {
+      names += (names.empty() ? "" : ",") + p.name;
+    }
+    throw usage_error("--policies: all or some of " + names + " expected, '" + name + "' came");
+  }
+  named_policy p = *found;
+  if (spec.size() > name.size()) {
+    for (const std::string& parameter : split(spec.substr(name.size() + 1))) {
+      set_parameter(p, parameter);
+    }
+  }
+  if (!divided.empty()) {
+    p.budgets = parse_division(p, divided.substr(1));
+  }
+  if (!source.empty()) {
+    set_source(p, source.substr(1));
+  }
+  p.name = word;
+  return p;
+}
+
+std::vector<named_policy> parse_policies(const std::string& list) {
+  if (list == "all") {
+    return all_policies();
+  }
+  std::vector<std::string> names;
+  for (const std::string& word : split(list)) {
+    const bool parameter = word.find('=') != std::string::npos && word.find('=') < word.find(':');
+    if (parameter && !names.empty()) {
+      names.back() += "," + word;
+    } else if (std::ranges::find(names, word) == names.end()) {
+      names.push_back(word);
+    }
+  }
+  require(!names.empty(), "--policies: at least one expected, none came");
+  std::vector<named_policy> chosen;
+  for (const std::string& name : names) {
+    chosen.push_back(parse_policy(name));
+  }
+  return chosen;
+}
+
+}  // namespace evaluate::detail
