@@ -1,23 +1,12 @@
 // The bundled model as GGUF: llama.cpp tokenises and predicts as our engine does.
 #include <catch2/catch.hpp>
 
-#include "engine/tokenizer.hpp"
-#include "support/llama_files.hpp"
+#include "support/llama_bundled.hpp"
+#include "support/llama_streams.hpp"
 
 namespace {
 
 using namespace test;
-
-struct bundled {
-  std::filesystem::path folder = std::filesystem::path(KVFOLD_MODELS) / "kvfold-2m";
-  engine::decoder ours = engine::decoder::load(folder);
-  engine::tokenizer tokens = engine::tokenizer::load(folder, ours.shape().vocab);
-  llama_model_ptr theirs = load_gguf(KVFOLD_GGUF);
-
-  std::string text() const {
-    return engine::read_file(std::filesystem::path(KVFOLD_MODELS) / "held-out.txt");
-  }
-};
 
 std::vector<int> tokenize(const llama_model* model, const std::string& text) {
   std::vector<int> tokens(text.size() + 8);
@@ -49,7 +38,8 @@ TEST_CASE("llama.cpp: the bundled model's text becomes the same tokens") {
 TEST_CASE("llama.cpp: the bundled model's logits are those of our engine") {
   const bundled m;
   const auto tokens = m.tokens.encode(m.text().substr(0, 3000));
-  constexpr index_t count = 512;  // behind them both engines' rotations in float differ by more
+  constexpr index_t count =
+      512;  // behind them the angles of both engines' rotations differ by more
   const auto part = std::span(tokens).first(count);
   auto parameters = exact_parameters(count, 256);
   parameters.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
@@ -63,4 +53,28 @@ TEST_CASE("llama.cpp: the bundled model's logits are those of our engine") {
   CAPTURE(most);
   CHECK(most < 1e-4F);
   CHECK(ours.cwiseAbs().maxCoeff() > 5);
+}
+
+TEST_CASE("llama.cpp: on the bundled model every policy gives the logits of our own engine") {
+  const bundled m;
+  const both_engines both{m.ours, m.theirs.get()},
+      as_theirs{m.ours, m.theirs.get(), angles::llama_cpp};
+  const auto tokens = m.tokens.encode(m.text().substr(0, 6000));
+  const auto text = std::span(tokens).first(2048);
+  const stream_logits whole[] = {both.whole(text, false), both.whole(text, true)};
+  // What the angles of the rotations alone make: all of the difference but a 20th.
+  const float ours = apart(both.our_whole(text, true), whole[1]),
+              turned_alike = apart(as_theirs.our_whole(text, true), whole[1]);
+  CAPTURE(ours, turned_alike);
+  CHECK(ours < 1e-3F);
+  CHECK(turned_alike < 1e-4F);
+  for (const std::string& name : every_policy_name()) {
+    const auto p = policy_named(name);
+    const auto d = as_theirs.compressed(p, text, whole[p.decodes() ? 1 : 0]);
+    CAPTURE(name, d.effect, d.to_repack, d.to_own, d.modes);
+    CHECK(d.to_repack < 1e-3F);
+    CHECK(d.to_own < 1e-3F);
+    CHECK(d.modes < 1e-3F);
+    CHECK(d.effect > 1000 * std::max(d.to_repack, d.to_own));
+  }
 }

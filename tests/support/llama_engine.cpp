@@ -1,5 +1,6 @@
 #include "support/llama_engine.hpp"
 
+#include <cmath>
 #include <optional>
 
 #include "engine/prefill.hpp"
@@ -45,10 +46,38 @@ engine::row_major_matrix full_logits(const engine::decoder& model, std::span<con
   return engine::prefill(model, tokens, engine::logits_of::all).logits;
 }
 
+namespace {
+
+/// Turns `x [tokens, heads * dim]`, whose first token is at position `first`, by llama.cpp's
+/// angles.
+engine::row_major_matrix turned_as_llama_cpp(engine::row_major_matrix x, index_t first, index_t dim,
+                                             double base) {
+  const float ratio = std::pow(static_cast<float>(base), -2.0F / static_cast<float>(dim));
+  const index_t half = dim / 2;
+  for (Eigen::Index t = 0; t < x.rows(); ++t) {
+    auto angle = static_cast<float>(first + t);
+    for (index_t p = 0; p < half; ++p, angle *= ratio) {
+      const float c = std::cos(angle), s = std::sin(angle);
+      for (Eigen::Index i = p; i < x.cols(); i += dim) {
+        const float a = x(t, i), b = x(t, i + half);
+        x(t, i) = a * c - b * s;
+        x(t, i + half) = b * c + a * s;
+      }
+    }
+  }
+  return x;
+}
+
+}  // namespace
+
 chunked_engine::chunked_engine(const engine::decoder& model, policy p,
                                std::vector<kvfold::budget> limits, index_t capacity,
-                               std::vector<char> whole)
-    : model_(model), policy_(std::move(p)), limits_(std::move(limits)), whole_(std::move(whole)) {
+                               std::vector<char> whole, angles turned)
+    : model_(model),
+      policy_(std::move(p)),
+      limits_(std::move(limits)),
+      whole_(std::move(whole)),
+      turned_(turned) {
   const auto& c = model.shape();
   evaluate::set_rope(policy_, c.rope);
   whole_.resize(static_cast<std::size_t>(c.layers));
@@ -67,7 +96,21 @@ engine::row_major_matrix chunked_engine::decode(std::span<const int> tokens) {
       one_head(l, h, q, k, v, out);
     }
   };
-  model_.forward(tokens, position_, attend, logits);
+  if (turned_ == angles::ours) {
+    model_.forward(tokens, position_, attend, logits);
+  } else {  // at position 0 the engine turns nothing
+    const auto& c = model_.shape();
+    const auto turn = [&](const auto& x) {
+      return turned_as_llama_cpp(x, position_, c.dim, c.rope.base);
+    };
+    engine::decoder::scratch memory;
+    model_.forward(
+        memory, tokens, std::vector<index_t>(tokens.size(), 0),
+        [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+          attend(layer, turn(q), turn(k), v, out);
+        },
+        logits);
+  }
   position_ += static_cast<index_t>(tokens.size());
   return logits;
 }

@@ -37,6 +37,11 @@ evaluate::any_policy by_slots();
 /// The full cache's `[tokens, vocab]`.
 engine::row_major_matrix full_logits(const engine::decoder& model, std::span<const int> tokens);
 
+/// Whose angles turn queries and keys. Our engine multiplies a position with each pair's frequency;
+/// llama.cpp multiplies the last pair's angle on, and rounds to a float pair by pair: up to 2e-4
+/// apart at position 2,000 (base 10,000).
+enum class angles { ours, llama_cpp };
+
 /// Chunks of tokens through compressed caches in plain loops: every token is appended, attended and
 /// observed by itself; after a chunk, heads return to their budgets.
 class chunked_engine {
@@ -45,7 +50,7 @@ class chunked_engine {
 
   /// `limits [layers]`; `whole [layers]`: left alone.
   chunked_engine(const engine::decoder& model, policy p, std::vector<kvfold::budget> limits,
-                 index_t capacity, std::vector<char> whole = {});
+                 index_t capacity, std::vector<char> whole = {}, angles turned = angles::ours);
 
   /// `[tokens, vocab]`.
   engine::row_major_matrix decode(std::span<const int> tokens);
@@ -59,6 +64,7 @@ class chunked_engine {
   policy policy_;
   std::vector<kvfold::budget> limits_;
   std::vector<char> whole_;
+  angles turned_;
   std::vector<kvfold::cache<float>> caches_;
   std::vector<kvfold::state> states_;
   index_t position_ = 0;
