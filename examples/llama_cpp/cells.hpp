@@ -57,6 +57,13 @@ struct engine_rows {
   }
 };
 
+/// Which of a layer's nodes the present micro-batch's graph had.
+struct arrivals {
+  bool keys = false, values = false;  ///< that store its rows
+  bool scale = false;                 ///< of the softmax, or of flash attention
+  bool queries = false;               ///< with its queries
+};
+
 /// All KV heads of one layer: a `kv_cache`, each head with its own length, budget and state.
 template <storage_scalar Scalar>
 class layer {
@@ -109,7 +116,7 @@ class layer {
   /// A token that the engine has in `cell`.
   void adopt(index_t h, index_t cell) {
     expects(
-        engine.keys != nullptr && engine.values != nullptr,
+        came.keys && came.values,
         "llama.cpp: keys and values of every layer expected, some did not come: ", another_graph);
     if (!own_) {
       at(h).cells.push_back(cell);
@@ -125,11 +132,34 @@ class layer {
     at(h).state.extend(to.length());
   }
 
+  /// Throws unless all nodes of layer `l` came that a micro-batch of `tokens` needs: the attention
+  /// that fills the heads, the one with the queries.
+  void expect_complete(index_t l, index_t tokens, bool attention, bool queried) const {
+    expects(came.scale && (!attention || taken == tokens) && (!queried || came.queries),
+            "llama.cpp: the nodes of layer ", l,
+            "'s attention expected, not all came: ", another_graph);
+  }
+
+  /// Does a slot have log-mass, or a head fewer slots than `longest`?
+  bool uneven(index_t longest) {
+    for (index_t h = 0; h < heads(); ++h) {
+      const auto one = head(h);
+      bool found = one.length() < longest;
+      for (index_t s = 0; s < one.length() && !found; ++s) {
+        found = one.log_mass(s) != 0;
+      }
+      if (found) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   engine_rows engine;
-  float scale = 0;             ///< of the engine's logits; 0: its node has not come
+  arrivals came;
+  float scale = 0;             ///< of the engine's logits
   bool whole = false;          ///< left alone: keeps all, measures nothing
   bool edited = false;         ///< do log-mass or holes have to go into the engine's logits?
-  bool asked = false;          ///< did the node come that has the present micro-batch's queries?
   index_t taken = 0;           ///< tokens of the present micro-batch that the heads hold
   std::vector<float> queries;  ///< of the present micro-batch [tokens, heads · group, dim]
 

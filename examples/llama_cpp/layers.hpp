@@ -44,7 +44,7 @@ class layers {
     prompt_ = cells.size() > 1 && traits::plans_on_queries(policy_);
     for (auto& l : layers_) {
       l.taken = 0;
-      l.asked = false;
+      l.came = {};
     }
   }
   bool wants_probabilities(index_t l) {
@@ -58,7 +58,7 @@ class layers {
   void logits(index_t l, ggml_tensor* kq, std::span<const index_t> entries) {
     const stopwatch timed(times_.logits);
     auto& of = (*this)[l];
-    of.asked = true;
+    of.came.queries = true;
     if (wants_queries(l)) {
       keep_queries(of, kq->src[1]);
     }
@@ -128,7 +128,7 @@ class layers {
   void attend(index_t l, ggml_tensor* out) {
     const stopwatch timed(times_.attend);
     auto& of = (*this)[l];
-    of.asked = true;
+    of.came.queries = true;
     const ggml_tensor* const q = out->src[0];
     if (wants_queries(l)) {
       keep_queries(of, q);
@@ -167,7 +167,9 @@ class layers {
     const stopwatch timed(times_.compress);
     index_t longest = 0;
     for (index_t l = 0; l < count(); ++l) {
-      expect_complete(l);
+      (*this)[l].expect_complete(l, static_cast<index_t>(chunk_.size()),
+                                 setup_.how == mode::own_attention || wants_probabilities(l),
+                                 wants_logits(l));
     }
     for (auto& of : layers_) {
       for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
@@ -186,15 +188,7 @@ class layers {
       }
     }
     for (auto& of : layers_) {
-      bool edited = has_mass(policy_);
-      for (index_t h = 0; h < of.heads() && !edited; ++h) {
-        const auto head = of.head(h);
-        edited = head.length() < longest;
-        for (index_t s = 0; s < head.length() && !edited; ++s) {
-          edited = head.log_mass(s) != 0;
-        }
-      }
-      of.edited = setup_.how == mode::repack && edited;
+      of.edited = setup_.how == mode::repack && (has_mass(policy_) || of.uneven(longest));
     }
     return longest;
   }
@@ -220,17 +214,6 @@ class layers {
 
  private:
   static constexpr std::span<float> no_floats = {};
-
-  /// Throws unless all nodes came that the present micro-batch needs.
-  void expect_complete(index_t l) {
-    const auto& of = (*this)[l];
-    const bool own = setup_.how == mode::own_attention,
-               attended = of.taken == static_cast<index_t>(chunk_.size());
-    expects(of.scale != 0 && (attended || (!own && !wants_probabilities(l))) &&
-                (of.asked || !wants_logits(l)),
-            "llama.cpp: the nodes of layer ", l,
-            "'s attention expected, not all came: ", another_graph);
-  }
 
   void keep_queries(layer<Scalar>& of, const ggml_tensor* q) {
     const auto dim = static_cast<std::size_t>(q->ne[0]), heads = static_cast<std::size_t>(q->ne[2]);

@@ -251,8 +251,9 @@ void compressor<P>::note_rows(ggml_tensor* t) {
     note_rotation(t);
   }
   each_layers([&](auto& all) {
-    auto& engine = all[std::max(k, v)].engine;
-    (k >= 0 ? engine.keys : engine.values) = root;
+    auto& of = all[std::max(k, v)];
+    (k >= 0 ? of.engine.keys : of.engine.values) = root;
+    (k >= 0 ? of.came.keys : of.came.values) = true;
     expect_rows(root, std::int64_t{setup_.shape.heads} * setup_.shape.dim,
                 half_ ? GGML_TYPE_F16 : GGML_TYPE_F32);
   });
@@ -266,7 +267,10 @@ void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
   expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: cannot compress a model with ALiBi");
   expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
           "llama.cpp: cannot compress a model with capped logits");
-  each_layers([&](auto& all) { all[l].scale = parameter<float>(t, 0); });
+  each_layers([&](auto& all) {
+    all[l].scale = parameter<float>(t, 0);
+    all[l].came.scale = true;
+  });
 }
 
 template <policy P>
