@@ -16,21 +16,40 @@ namespace {
 /// One line of the table: who, at which budget, in which mode; none: the full cache.
 struct contender {
   std::string name;
-  std::optional<mode> how;
+  std::optional<compression> by;
   index_t slots = 0;
+
+  const char* mode_name() const {
+    return !by ? "–" : by->how.how == mode::repack ? "repack" : "own";
+  }
 };
+
+std::vector<contender> contenders_of(const evaluate::options& o, const std::vector<mode>& modes) {
+  std::vector<contender> who = {{"full_cache", {}, o.prompt}};
+  for (const auto& b : o.budgets) {
+    for (const auto& p : o.policies) {
+      evaluate::detail::require(p.name.find_first_of("+@") == std::string::npos,
+                                "--policies: names and parameters expected (budgets and queries "
+                                "are the adapter's), '" +
+                                    p.name + "' came");
+      const index_t slots = b.slots(o.prompt);
+      for (const mode how : modes) {
+        who.push_back(
+            {p.name,
+             compression{p.policy, {.how = how, .limits = {budget_within(p.policy, slots)}}},
+             slots});
+      }
+    }
+  }
+  return who;
+}
 
 session make_session(llama_model* model, const contender& c, index_t cells, index_t chunk) {
   auto p = llama_context_default_params();
   p.n_ctx = static_cast<std::uint32_t>(cells);
   p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(chunk);
   p.n_threads = p.n_threads_batch = 1;
-  if (!c.how) {
-    return session(model, p);
-  }
-  const auto policy = evaluate::detail::parse_policy(c.name).policy;
-  return session(model, p,
-                 compression{policy, {.how = *c.how, .limits = {budget_within(policy, c.slots)}}});
+  return session(model, p, c.by);
 }
 
 /// Does the model write `value`, and no digit more, behind the last token of `question`?
@@ -67,31 +86,38 @@ std::vector<float> log_softmax(std::span<const float> logits) {
 
 }  // namespace
 
-void run_tables(const evaluate::options& o, const std::string& gguf,
-                const std::vector<std::string>& modes, std::ostream& out, std::ostream& said) {
+std::vector<mode> parse_modes(const std::string& list) {
+  std::vector<mode> modes;
+  for (const std::string& m : evaluate::detail::split(list)) {
+    evaluate::detail::require(m == "repack" || m == "own",
+                              "MODES: repack, own or repack,own expected, '" + m + "' came");
+    modes.push_back(m == "own" ? mode::own_attention : mode::repack);
+  }
+  evaluate::detail::require(!modes.empty(), "MODES: repack, own or repack,own expected, none came");
+  return modes;
+}
+
+void run_tables(const evaluate::options& o, const std::string& gguf, const std::vector<mode>& modes,
+                std::ostream& out, std::ostream& said) {
+  const auto who = contenders_of(o, modes);
   const auto model = load_model(gguf);
   const auto tokens =
       engine::tokenizer::load(o.model, llama_vocab_n_tokens(llama_model_get_vocab(model.get())));
   const auto text = tokens.encode(engine::read_file(o.text));
   const index_t parts = 64;  // tokens of a stream at once
+  const auto streams = static_cast<std::size_t>(o.prompts);
+  const auto length = static_cast<std::size_t>(o.prompt);
+  evaluate::detail::require(
+      text.size() >= length,
+      fmt::format("--text: at least {} tokens expected, {} came", length, text.size()));
+  const std::size_t apart = (text.size() - length) / std::max<std::size_t>(streams, 1);
+
   std::vector<evaluate::needle_text> needles, early;
   for (index_t i = 0; i < o.cases; ++i) {
     needles.push_back(evaluate::draw_needle(o, tokens, text, i, i % evaluate::depth_bins));
     auto one = o;
     one.needles = 1;
     early.push_back(evaluate::draw_needle(one, tokens, text, i, 0));
-  }
-  const auto streams = static_cast<std::size_t>(o.prompts);
-  const auto length = static_cast<std::size_t>(o.prompt);
-  const std::size_t apart = (text.size() - length) / std::max<std::size_t>(streams, 1);
-
-  std::vector<contender> who = {{"full_cache", {}, o.prompt}};
-  for (const auto& b : o.budgets) {
-    for (const auto& p : o.policies) {
-      for (const std::string& m : modes) {
-        who.push_back({p.name, m == "own" ? mode::own_attention : mode::repack, b.slots(o.prompt)});
-      }
-    }
   }
   std::vector<std::vector<float>> whole;  // [streams · tokens] the full cache's log-probabilities
   evaluate::progress bar(said, false);
@@ -100,7 +126,7 @@ void run_tables(const evaluate::options& o, const std::string& gguf,
          "cache | cells |\n|---|---|---|---|---|---|---|---|\n";
   for (const contender& c : who) {
     bar.stage(c.name, 1);
-    const bool full = !c.how;
+    const bool full = !c.by;
     const index_t most = o.prompt + 64;
     index_t found = 0, found_early = 0, cells = most;
     {
@@ -151,11 +177,9 @@ void run_tables(const evaluate::options& o, const std::string& gguf,
     }
     const double n = static_cast<double>(std::max<std::size_t>(counted, 1));
     out << fmt::format("| {} | {} | {} | {:.0f} | {:.0f} | {:.3f} | {:.4f} | {} |\n", c.name,
-                       full                     ? "–"
-                       : *c.how == mode::repack ? "repack"
-                                                : "own",
-                       c.slots, 100.0 * found / o.cases, 100.0 * found_early / o.cases, nats / n,
-                       divergence / n, full ? o.prompt : cells)
+                       c.mode_name(), c.slots, 100.0 * found / o.cases,
+                       100.0 * found_early / o.cases, nats / n, divergence / n,
+                       full ? o.prompt : cells)
         << std::flush;
   }
 }

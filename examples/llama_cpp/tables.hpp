@@ -10,12 +10,16 @@
 
 namespace kvfold::llama {
 
-/// A Markdown table to `out`: the full cache, then every policy and budget of `o` in every mode.
+/// "repack", "own", or both with a comma between. Throws `usage_error`.
+std::vector<mode> parse_modes(const std::string& list);
+
+/// A Markdown table to `out`: the full cache, then for every budget of `o` every policy, in every
+/// mode. Throws `usage_error` where a policy's name divides budgets or chooses queries.
 ///   needle          a fact planted in a prompt of `o.prompt` tokens, one micro-batch, which is
 ///                   compressed before the question comes
 ///   decoded needle  a fact in the first tenth of a text that comes in chunks of 64
 ///   stream nll, KL  of `o.prompts` texts in chunks of 64, without their first quarter
-void run_tables(const evaluate::options& o, const std::string& gguf,
-                const std::vector<std::string>& modes, std::ostream& out, std::ostream& said);
+void run_tables(const evaluate::options& o, const std::string& gguf, const std::vector<mode>& modes,
+                std::ostream& out, std::ostream& said);
 
 }  // namespace kvfold::llama

@@ -8,11 +8,7 @@
 int main(int count, char** arguments) try {
   evaluate::detail::require(count > 2,
                             "kvfold-llama-tables FILE.gguf MODES [evaluate's arguments]");
-  const auto modes = evaluate::detail::split(arguments[2]);
-  for (const std::string& m : modes) {
-    evaluate::detail::require(m == "repack" || m == "own",
-                              "MODES: repack, own or repack,own expected, '" + m + "' came");
-  }
+  const auto modes = kvfold::llama::parse_modes(arguments[2]);
   kvfold::llama::run_tables(evaluate::parse(count - 2, arguments + 2), arguments[1], modes,
                             std::cout, std::cerr);
   return 0;
