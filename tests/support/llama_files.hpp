@@ -204,6 +204,17 @@ struct compressed_llama {
   index_t position = 0;
 };
 
+/// A whole text, in batches of `batch`.
+inline std::vector<engine::row_major_matrix> run(compressed_llama& kv, const std::vector<int>& text,
+                                                 index_t batch = 64) {
+  std::vector<engine::row_major_matrix> all;
+  for (std::size_t at = 0; at < text.size(); at += static_cast<std::size_t>(batch)) {
+    all.push_back(kv.decode(std::span(text).subspan(
+        at, std::min<std::size_t>(static_cast<std::size_t>(batch), text.size() - at))));
+  }
+  return all;
+}
+
 /// `count` of them in random order, all different while there are more: the same token twice has
 /// the same first keys, and rounding would decide between them.
 inline std::vector<int> draw_tokens(index_t count, index_t vocab, unsigned seed = 3) {
