@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "engine/error.hpp"
 #include "engine/tokenizer.hpp"
 #include "evaluate/names.hpp"
 #include "evaluate/needle_text.hpp"
