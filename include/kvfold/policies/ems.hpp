@@ -82,11 +82,12 @@ struct ems {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     const ems_table tokens(state, head.group());
-    // Of a prompt whose last chunk is short, the window reaches back to queries counted before.
+    // The window of a short last chunk reaches back: of the queries in `reach` the first `counted`
+    // were summed with earlier chunks, the first `before_window` lie before the window.
     const auto local = queries.reference(window);
     const auto reach = local.count > queries.count ? local : queries;
     const index_t n = head.length(), counted = reach.count - queries.count,
-                  in_window = reach.count - local.count;
+                  before_window = reach.count - local.count;
     tokens.measure(head);
     tokens.queries() = 0;
     for (index_t s = 0; s < n; ++s) {
@@ -99,7 +100,7 @@ struct ems {
     };
     if (tokens.sharing() > 0) {
       each_token_attention(head, state, tokens, reach, combine, [&](index_t i, index_t t, float a) {
-        take(t, i < counted ? 0 : a, i < in_window ? 0 : a);
+        take(t, i < counted ? 0 : a, i < before_window ? 0 : a);
       });
       return;
     }

@@ -50,8 +50,8 @@ struct roco {
     const auto chosen = [&](index_t s) { return out.row_of()[static_cast<std::size_t>(s)] != 0; };
     evict(head, target, chosen, by(state.column(mean)), out);
   }
-  /// The lowest by mean that is not among the `varied` by variance: most often the very lowest, and
-  /// where attention moves on, where what was looked at once is lowest and varied most, it is not.
+  /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
+  /// Where attention moves on it is not: what was looked at once is lowest, and has varied most.
   departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
     const auto stays = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
