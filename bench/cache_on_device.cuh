@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "card.cuh"
-#include "kvfold/cuda/queries.cuh"
-#include "kvfold/traits.hpp"
+#include "kvfold/cuda/score/queries.cuh"
+#include "kvfold/policy_traits.hpp"
 
 namespace card {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/cuda/device.cuh"
+#include "kvfold/cuda/device/device.cuh"
 
 namespace card {
 

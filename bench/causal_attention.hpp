@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kvfold/view.hpp"
+#include "kvfold/memory/view.hpp"
 #include "versus.hpp"
 
 namespace bench {

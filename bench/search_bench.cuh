@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cache_on_device.cuh"
-#include "kvfold/cuda/match.cuh"
-#include "kvfold/cuda/select.cuh"
+#include "kvfold/cuda/search/match.cuh"
+#include "kvfold/cuda/search/select.cuh"
 #include "kvfold/policies/h2o.hpp"
 
 namespace card {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "kvfold/any_policy.hpp"
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
 #include "topic.hpp"
 

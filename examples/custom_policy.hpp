@@ -2,7 +2,7 @@
 /// (Devoto et al. 2024, arXiv 2406.11430). The library is not touched.
 #pragma once
 
-#include "kvfold/evict.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
 
 namespace custom {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/append_only.hpp"
-#include "kvfold/paged.hpp"
+#include "kvfold/merge/append_only.hpp"
+#include "kvfold/memory/paged.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 #include "support/own_engine.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "kvfold/layer_budgets.hpp"
 #include "support/fixtures.hpp"
-#include "support/oracle_budgets.hpp"
+#include "oracle/budgets.hpp"
 
 using fixtures::index_t;
 

@@ -1,8 +1,8 @@
 // What fuzzing (tests/fuzz) has found, one test each.
 #include <catch2/catch.hpp>
 
-#include "kvfold/plan.hpp"
-#include "kvfold/queries.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/score/queries.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 

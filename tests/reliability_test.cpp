@@ -12,7 +12,7 @@ TEST_CASE("every row of the table of bad input is a test", "[errors]") {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   std::string tests;
-  for (const auto& file : std::filesystem::directory_iterator(KVFOLD_DOCS "/../tests")) {
+  for (const auto& file : std::filesystem::recursive_directory_iterator(KVFOLD_DOCS "/../tests")) {
     if (file.path().extension() == ".cpp") {
       tests += read(file);
     }

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "kvfold/config.hpp"
-#include "kvfold/rope.hpp"
+#include "kvfold/memory/rope.hpp"
 
 namespace engine {
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "engine/matrix.hpp"
-#include "kvfold/rope.hpp"
+#include "kvfold/memory/rope.hpp"
 
 namespace engine {
 

@@ -4,7 +4,7 @@
 #include <algorithm>  // std::copy
 #include <vector>
 
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
 #include "llama_cpp/nodes.hpp"
 

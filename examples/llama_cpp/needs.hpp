@@ -8,7 +8,7 @@
 #include <span>
 
 #include "kvfold/any_policy.hpp"
-#include "kvfold/reference.hpp"
+#include "kvfold/score/reference.hpp"
 
 namespace kvfold::llama {
 

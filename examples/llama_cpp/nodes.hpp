@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/rope.hpp"
+#include "kvfold/memory/rope.hpp"
 
 namespace kvfold::llama {
 

@@ -8,9 +8,9 @@
 #include <limits>     // std::numeric_limits
 #include <span>
 
-#include "kvfold/probe.hpp"
-#include "kvfold/sweep.hpp"
-#include "kvfold/view.hpp"
+#include "kvfold/score/key_comparison.hpp"
+#include "kvfold/score/tile_products.hpp"
+#include "kvfold/memory/view.hpp"
 
 namespace kvfold {
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/select.hpp"
+#include "kvfold/search/select.hpp"
 
 namespace kvfold {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "kvfold/budget.hpp"
-#include "kvfold/traits.hpp"
+#include "kvfold/policy_traits.hpp"
 
 namespace kvfold {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/bytes.hpp"
+#include "kvfold/detail/bytes.hpp"
 #include "kvfold/compress.hpp"
 
 namespace kvfold {

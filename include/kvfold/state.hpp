@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kvfold/functors.hpp"
-#include "kvfold/plan.hpp"
-#include "kvfold/probe.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/score/key_comparison.hpp"
 
 namespace kvfold {
 

@@ -4,7 +4,7 @@
 #ifdef CONSUMER_SINGLE_HEADER
 #include "kvfold.hpp"
 #else
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
 #include "kvfold/policies/d2o.hpp"
 #include "kvfold/policies/h2o.hpp"

@@ -1,6 +1,6 @@
 // `apply` against double loops: plans of every kind, lengths from nothing to two blocks of rows and
 // one more, every scalar, strided, paged and unaligned rows, every order of threads.
-#include "kvfold/cuda/apply.cuh"
+#include "kvfold/cuda/merge/apply.cuh"
 
 #include <catch2/catch.hpp>
 

@@ -1,6 +1,6 @@
 // Column sums against double loops: every scalar, dim, group and combination, counts around whole
 // tiles, slots in any order, positions given or not, the log-sum-exp given or not.
-#include "kvfold/cuda/column_scores.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

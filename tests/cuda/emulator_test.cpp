@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvfold/cuda/device.cuh"
+#include "kvfold/cuda/device/device.cuh"
 
 namespace kvfold::cuda {
 namespace {

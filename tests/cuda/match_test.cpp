@@ -1,5 +1,5 @@
 // `match` against double loops on numbers whose products are exact: the same slot, ties included.
-#include "kvfold/cuda/match.cuh"
+#include "kvfold/cuda/search/match.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

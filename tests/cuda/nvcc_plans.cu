@@ -1,6 +1,6 @@
 // Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvfold/cuda/apply.cuh"
-#include "kvfold/cuda/select.cuh"
+#include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda {
 

@@ -1,7 +1,7 @@
 // Column sums and matching for each scalar, as nvcc compiles them for the hardware on every
 // commit.
-#include "kvfold/cuda/column_scores.cuh"
-#include "kvfold/cuda/match.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda {
 

@@ -1,7 +1,7 @@
 // The emulator's 16-bit scalars, beside the hardware's rules.
 #include <catch2/catch.hpp>
 
-#include "kvfold/cuda/device.cuh"
+#include "kvfold/cuda/device/device.cuh"
 
 namespace kvfold::cuda {
 namespace {

@@ -1,12 +1,12 @@
 // `select` against sorting: sizes from one to 128k, ties, NaN, infinities, protected slots.
-#include "kvfold/cuda/select.cuh"
+#include "kvfold/cuda/search/select.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <limits>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/apply.cuh"
+#include "kvfold/cuda/merge/apply.cuh"
 
 namespace kvfold::cuda {
 namespace {

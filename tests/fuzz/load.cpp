@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bytes.hpp"
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/policies/snapkv.hpp"
 #include "kvfold/serialize.hpp"
 

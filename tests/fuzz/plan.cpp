@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "bytes.hpp"
-#include "kvfold/apply.hpp"
-#include "kvfold/cache.hpp"
-#include "kvfold/compose.hpp"
+#include "kvfold/merge/apply.hpp"
+#include "kvfold/memory/cache.hpp"
+#include "kvfold/merge/compose.hpp"
 
 namespace {
 

@@ -7,9 +7,9 @@
 
 #include "bytes.hpp"
 #include "kvfold/any_policy.hpp"
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
-#include "kvfold/paged.hpp"
+#include "kvfold/memory/paged.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Allocations of the test program so far, all of them: stream_test.cpp counts.
+// Allocations of the test program so far, all of them: policies/stream_test.cpp counts.
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "support/oracle_margin.hpp"
+#include "oracle/margin.hpp"
 
 namespace fixtures {
 

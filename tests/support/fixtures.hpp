@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvfold/kvfold.hpp"
-#include "support/oracle.hpp"
+#include "oracle/oracle.hpp"
 #include "support/random.hpp"
 
 namespace fixtures {

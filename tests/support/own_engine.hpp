@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
 #include "support/fixtures.hpp"
 

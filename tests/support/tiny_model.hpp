@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine_files.hpp"
+#include "engine/test_files.hpp"
 #include "evaluate/evaluate.hpp"
 #include "evaluate/random.hpp"
 

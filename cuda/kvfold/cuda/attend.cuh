@@ -1,8 +1,8 @@
 /// Decode attention with log-mass, split over the sequence: the first of a step's two launches.
 #pragma once
 
-#include "kvfold/cuda/memory.cuh"
-#include "kvfold/cuda/queries.cuh"
+#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/score/queries.cuh"
 
 namespace kvfold::cuda {
 

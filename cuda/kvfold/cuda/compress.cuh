@@ -6,11 +6,11 @@
 #include <string_view>
 #include <type_traits>  // std::remove_const_t
 
-#include "kvfold/cuda/column_scores.cuh"
-#include "kvfold/cuda/fold_clusters.cuh"
-#include "kvfold/cuda/measure.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/policies/fold/clusters.cuh"
+#include "kvfold/cuda/score/add_sums.cuh"
 #include "kvfold/cuda/step.cuh"
-#include "kvfold/cuda/votes.cuh"
+#include "kvfold/cuda/policies/keepkv/estimates.cuh"
 
 namespace kvfold::cuda {
 

@@ -3,10 +3,10 @@
 
 #include <type_traits>  // std::remove_const_t
 
-#include "kvfold/cuda/entry_step.cuh"
-#include "kvfold/cuda/nearest_step.cuh"
-#include "kvfold/cuda/observe.cuh"
-#include "kvfold/cuda/plans.cuh"
+#include "kvfold/cuda/policies/ems/step.cuh"
+#include "kvfold/cuda/search/nearest_step.cuh"
+#include "kvfold/cuda/score/observe.cuh"
+#include "kvfold/cuda/merge/plans.cuh"
 
 namespace kvfold::cuda {
 

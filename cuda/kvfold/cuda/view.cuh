@@ -5,8 +5,8 @@
 #include <cstdint>      // std::uintptr_t
 #include <type_traits>  // std::is_trivially_copyable_v
 
-#include "kvfold/cuda/device.cuh"
-#include "kvfold/edge.hpp"
+#include "kvfold/cuda/device/device.cuh"
+#include "kvfold/merge/merge_source.hpp"
 
 namespace kvfold::cuda {
 

@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/fit.hpp"
-#include "kvfold/nnls.hpp"
+#include "kvfold/merge/fit.hpp"
+#include "kvfold/merge/nnls.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/select.hpp"
+#include "kvfold/search/select.hpp"
 
 namespace kvfold {
 

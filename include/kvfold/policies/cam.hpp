@@ -4,12 +4,12 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/arena.hpp"
-#include "kvfold/chance.hpp"
-#include "kvfold/column_scores.hpp"
-#include "kvfold/evict.hpp"
+#include "kvfold/detail/arena.hpp"
+#include "kvfold/detail/random.hpp"
+#include "kvfold/score/column_scores.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/score.hpp"
+#include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
 

@@ -5,11 +5,11 @@
 #include <cmath>      // std::log
 #include <string_view>
 
-#include "kvfold/cluster.hpp"
-#include "kvfold/evict.hpp"
-#include "kvfold/match.hpp"
+#include "kvfold/search/cluster.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/rows.hpp"
+#include "kvfold/merge/rows.hpp"
 
 namespace kvfold {
 

@@ -6,10 +6,10 @@
 #include <cstdint>  // std::int64_t
 #include <string_view>
 
-#include "kvfold/arena.hpp"
-#include "kvfold/evict.hpp"
-#include "kvfold/leverage.hpp"
-#include "kvfold/match.hpp"
+#include "kvfold/detail/arena.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/score/leverage.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
 
 namespace kvfold {

@@ -5,13 +5,13 @@
 #include <numbers>  // std::numbers::e_v
 #include <string_view>
 
-#include "kvfold/column_scores.hpp"
-#include "kvfold/evict.hpp"
-#include "kvfold/match.hpp"
+#include "kvfold/score/column_scores.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/rows.hpp"
-#include "kvfold/score.hpp"
-#include "kvfold/sweep.hpp"
+#include "kvfold/merge/rows.hpp"
+#include "kvfold/score/scorers.hpp"
+#include "kvfold/score/tile_products.hpp"
 
 namespace kvfold {
 

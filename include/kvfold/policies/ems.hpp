@@ -7,14 +7,14 @@
 #include <utility>  // std::pair
 #include <vector>
 
-#include "kvfold/column_scores.hpp"
-#include "kvfold/evict.hpp"
-#include "kvfold/policies/ems_attention.hpp"
-#include "kvfold/policies/ems_carry.hpp"
-#include "kvfold/policies/ems_match.hpp"
-#include "kvfold/policies/ems_score.hpp"
+#include "kvfold/score/column_scores.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/policies/ems/attention.hpp"
+#include "kvfold/policies/ems/update_table.hpp"
+#include "kvfold/policies/ems/match.hpp"
+#include "kvfold/policies/ems/score.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/rows.hpp"
+#include "kvfold/merge/rows.hpp"
 
 namespace kvfold {
 

@@ -5,11 +5,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/arena.hpp"
-#include "kvfold/evict.hpp"
-#include "kvfold/match.hpp"
+#include "kvfold/detail/arena.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/query_moments.hpp"
+#include "kvfold/score/query_moments.hpp"
 
 namespace kvfold {
 

@@ -4,11 +4,11 @@
 #include <limits>
 #include <string_view>
 
-#include "kvfold/evict.hpp"
-#include "kvfold/policies/fold_decode.hpp"
-#include "kvfold/policies/fold_prompt.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/policies/fold/decode.hpp"
+#include "kvfold/policies/fold/prompt.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/score.hpp"
+#include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
 

@@ -3,10 +3,10 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/column_scores.hpp"
-#include "kvfold/evict.hpp"
+#include "kvfold/score/column_scores.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/score.hpp"
+#include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
 

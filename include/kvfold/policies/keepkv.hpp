@@ -6,11 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/evict.hpp"
-#include "kvfold/leaders.hpp"
-#include "kvfold/policies/keepkv_merge.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/search/leaders.hpp"
+#include "kvfold/policies/keepkv/merge.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/rows.hpp"
+#include "kvfold/merge/rows.hpp"
 
 namespace kvfold {
 

@@ -6,9 +6,9 @@
 #include <limits>     // std::numeric_limits
 #include <string_view>
 
-#include "kvfold/arena.hpp"
-#include "kvfold/evict.hpp"
-#include "kvfold/match.hpp"
+#include "kvfold/detail/arena.hpp"
+#include "kvfold/merge/evict.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
 
 namespace kvfold {

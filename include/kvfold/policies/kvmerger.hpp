@@ -6,12 +6,12 @@
 #include <limits>  // std::numeric_limits
 #include <string_view>
 
-#include "kvfold/column_scores.hpp"
-#include "kvfold/match.hpp"
+#include "kvfold/score/column_scores.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/rows.hpp"
-#include "kvfold/score.hpp"
-#include "kvfold/select.hpp"
+#include "kvfold/merge/rows.hpp"
+#include "kvfold/score/scorers.hpp"
+#include "kvfold/search/select.hpp"
 
 namespace kvfold {
 

@@ -2,8 +2,8 @@
 
 #include <string_view>
 
-#include "kvfold/chance.hpp"
-#include "kvfold/evict.hpp"
+#include "kvfold/detail/random.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
 
 namespace kvfold {

@@ -4,8 +4,8 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/each_query.hpp"
-#include "kvfold/evict.hpp"
+#include "kvfold/score/each_query.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
 
 namespace kvfold {

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <utility>  // std::pair
 
-#include "kvfold/each_query.hpp"
-#include "kvfold/evict.hpp"
+#include "kvfold/score/each_query.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/score.hpp"
+#include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
 

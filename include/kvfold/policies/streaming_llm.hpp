@@ -3,9 +3,9 @@
 #include <algorithm>  // std::min
 #include <string_view>
 
-#include "kvfold/evict.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/rope.hpp"
+#include "kvfold/memory/rope.hpp"
 
 namespace kvfold {
 

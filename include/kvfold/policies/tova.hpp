@@ -4,8 +4,8 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/column_scores.hpp"
-#include "kvfold/evict.hpp"
+#include "kvfold/score/column_scores.hpp"
+#include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
 
 namespace kvfold {

@@ -1,7 +1,7 @@
 #include <cstdio>
 
 #include "kvfold/cuda/error.cuh"
-#include "kvfold/edge.hpp"
+#include "kvfold/merge/merge_source.hpp"
 
 #ifdef __CUDACC__  // kernels are nvcc's
 #include "kvfold/cuda/step.cuh"

@@ -1,4 +1,4 @@
-/// The thin layer of `kvfold/cuda/device.cuh` without a GPU: blocks run one after another, their
+/// The thin layer of `kvfold/cuda/device/device.cuh` without a GPU: blocks run one after another, their
 /// threads as fibers, in an order that the stream's seed shuffles. What a GPU would leave undefined
 /// (a barrier not met by all, a mask not agreed on, a race in shared memory) is thrown as
 /// `emulator::error`; overruns of global memory are for the tests' guards and AddressSanitizer.

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cache.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
 
 namespace kvfold::cuda {

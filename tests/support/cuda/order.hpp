@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <new>
 
-#include "kvfold/cuda/device.cuh"
+#include "kvfold/cuda/device/device.cuh"
 
 namespace kvfold::cuda {
 

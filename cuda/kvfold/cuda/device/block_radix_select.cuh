@@ -1,0 +1,121 @@
+/// The k-th highest of a head's numbers, found by a block.
+#pragma once
+
+#include "kvfold/cuda/device/block_collectives.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// The `wanted`-th highest: those above it, and of its equals as many as are wanted then.
+struct statistic {
+  unsigned least = ~0U;
+  index_t equals = 0;
+};
+
+struct statistic_memory {
+  static constexpr index_t bins = 256;
+  shared_array<index_t, bins> histogram;
+  shared_array<index_t, 2> found;  // a digit, and how many lie above it
+};
+
+/// By radix, four passes over 8 bits of every number (a histogram of integers in shared memory, so
+/// no order of threads can show).
+template <index_t Threads>
+struct block_statistic {
+  static constexpr index_t bins = statistic_memory::bins;
+
+  /// Of the numbers `order(s)` of slots `0 .. n−1` that `counts(s)`, of which there are at least
+  /// `wanted`; 0: nobody is.
+  template <class Counts, class Order>
+  KVFOLD_DEVICE static statistic highest(statistic_memory& shared, index_t n, index_t wanted,
+                                         Counts counts, Order order) {
+    if (wanted <= 0) {
+      return {};
+    }
+    statistic x{0, wanted};
+    for (index_t shift = 24; shift >= 0; shift -= 8) {
+      digit(shared, n, shift, counts, order, x);
+    }
+    return x;
+  }
+
+  /// `use(s)` for every slot that `counts(s)` and is not among the `wanted` highest, ties to the
+  /// lower slot. `use` may change what `counts` says of its own slot.
+  template <class Counts, class Order, class Use>
+  KVFOLD_DEVICE static void each_but_highest(statistic_memory& shared,
+                                             prefix_memory<Threads>& prefix, index_t n,
+                                             index_t wanted, Counts counts, Order order, Use use) {
+    const statistic least = highest(shared, n, wanted, counts, order);
+    index_t equals = 0;
+    for (index_t base = 0, turn = 0; base < n; base += Threads, turn ^= 1) {
+      const index_t s = base + thread_index();
+      const bool is = s < n && counts(s);
+      const unsigned x = is ? order(s) : 0;
+      const bool equal = is && x == least.least;
+      const auto before = block_prefix(prefix, turn, equal ? 1 : 0, 0);
+      if (is && (equal ? equals + before.a >= least.equals : x < least.least)) {
+        use(s);
+      }
+      equals += before.all_a;
+    }
+  }
+
+ private:
+  /// Adds the next digit; `equals` of those that share all digits so far are wanted.
+  template <class Counts, class Order>
+  KVFOLD_DEVICE static void digit(statistic_memory& shared, index_t n, index_t shift, Counts counts,
+                                  Order order, statistic& x) {
+    for (index_t b = thread_index(); b < bins; b += Threads) {
+      shared.histogram[b] = 0;
+    }
+    sync_block();
+    for (index_t base = 0; base < n; base += Threads) {
+      const index_t s = base + thread_index();
+      bool is = s < n && counts(s);
+      const unsigned number = is ? order(s) : 0;
+      is = is && (shift == 24 || number >> (shift + 8) == x.least >> (shift + 8));
+      count(shared, is, static_cast<index_t>(number >> shift & 255U));
+    }
+    sync_block();
+    if (warp() == 0) {  // lane l: 8 bins, from the highest on
+      constexpr index_t mine = bins / 32;
+      index_t number[mine], sum = 0;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < mine; ++i) {
+        sum += number[i] = shared.histogram[bins - 1 - (lane() * mine + i)];
+      }
+      index_t above = warp_prefix(sum);
+      if (above < x.equals && above + sum >= x.equals) {
+        index_t i = 0;
+        for (; above + number[i] < x.equals; ++i) {
+          above += number[i];
+        }
+        shared.found[0] = bins - 1 - (lane() * mine + i);
+        shared.found[1] = above;
+      }
+    }
+    sync_block();
+    x.least |= static_cast<unsigned>(shared.found[0]) << shift;
+    x.equals -= shared.found[1];
+    sync_block();
+  }
+
+  /// Scores crowd in a few bins, of which lanes that meet there would wait for each other: the two
+  /// bins of a warp's first lanes are counted at once.
+  KVFOLD_DEVICE static void count(statistic_memory& shared, bool counts, index_t bin) {
+    unsigned left = ballot(counts);
+    for (index_t round = 0; round < 2 && left != 0; ++round) {
+      const index_t first = lowest_lane(left);
+      const index_t its = shuffle(bin, first);
+      const unsigned same = ballot(counts && bin == its) & left;
+      if (lane() == first) {
+        add_shared(shared.histogram, its, count_lanes(same));
+      }
+      left &= ~same;
+    }
+    if ((left >> lane() & 1U) != 0) {
+      add_shared(shared.histogram, bin, 1);
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

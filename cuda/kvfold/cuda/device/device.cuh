@@ -1,0 +1,63 @@
+/// The thin layer that kernels stand on. It has two implementations: nvcc's, which is the hardware,
+/// and an emulator for every other compiler (`tests/support/cuda`), on which the same kernels run
+/// without a GPU.
+///
+/// A kernel is a trivially copyable value, passed to the device as it is:
+///
+///     struct add_one {
+///       static constexpr index_t threads = 256;   // of a block, a multiple of 32
+///       struct shared_memory {                    // of a block; whatever it holds at first
+///         shared_array<float, 256> tile;
+///       };
+///       float* x;                                 // [n]
+///       KVFOLD_DEVICE void operator()(shared_memory& shared) const { ... }
+///     };
+///     launch(add_one{x}, {.x = blocks}, stream);
+///
+/// What a kernel may call (`mask`: the lanes of the warp that take part; all by default):
+///
+///     thread_index(), lane(), warp()              0 <= thread_index() < threads
+///     block_index(), grid()                       .x, .y, .z
+///     sync_block()                                all threads of the block, none missing
+///     sync_warp(mask)                             orders shared memory within the warp
+///     shuffle(x, from, mask)                      x of lane `from`
+///     shuffle_xor(x, distance, mask)              x of lane `lane() ^ distance`
+///     ballot(yes, mask)                           a bit for every lane
+///     equal_lanes(x, mask)                        the lanes that have the same integer
+///     lowest_lane(lanes), count_lanes(lanes)      of such bits; the lowest of not none
+///     reduce_sum(x, width), reduce_max(x, width)  over groups of `width` lanes, a power of two;
+///                                                 a butterfly, the same bits in every lane
+///     add_shared(element, n), add_global(p, n)    atomic on integers; what was there before
+///     load_16(p), store_16(p, x)                  a `vector_16`: 16 bytes of global memory
+///     array.vector(i), array.set_vector(i, x)     ... and of shared memory
+///     copy_async(array, i, from, bytes)           16 bytes to shared memory, zeros after `bytes`
+///     commit_async(), wait_async<n>()             ... until all groups but the last n are there
+///     array.pair(i)                               two 16-bit elements of it in a register
+///     mma_16x8x16<T>(c, a, b)                     c += a b on the tensor cores, T half or bfloat16
+///     publish()                                   earlier writes are seen by all blocks
+///                                                 before later ones
+///     to_float(x), from_float<T>(x)               of float, half, bfloat16
+///     multiply_add(a, b, c)                       a · b + c of float, rounded once
+///     exponential(x), logarithm(x), square_root(x)
+///                                                 of float, double
+///     cosine(x), sine(x)                          of float, |x| ≤ π
+///     power(x, y), nearest_integer(x)             of double
+///
+/// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
+///
+/// `stream` and `launch` are the host's side: asynchronous, and `cuda_error` when refused.
+#pragma once
+
+#include "kvfold/functors.hpp"
+
+#ifdef __CUDACC__
+#define KVFOLD_DEVICE __device__
+#define KVFOLD_UNROLL _Pragma("unroll")
+#include "kvfold/cuda/device/hardware.cuh"
+#elif __has_include("cuda/emulator.hpp")
+#define KVFOLD_DEVICE
+#define KVFOLD_UNROLL
+#include "cuda/emulator.hpp"
+#else
+#error "kvfold::cuda: nvcc expected, or kvfold's tests/support in the include path for the emulator"
+#endif

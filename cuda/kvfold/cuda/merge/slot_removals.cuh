@@ -1,0 +1,73 @@
+/// What happens to slots when one of them leaves in a step. By a block.
+#pragma once
+
+#include "kvfold/cuda/policies/rules.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Everything that a slot is.
+template <index_t Threads, class Scalar>
+KVFOLD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& state,
+                             const head_context& head, index_t h, index_t to, index_t from,
+                             bool aligned) {
+  constexpr index_t width = vector_16<Scalar>::size;
+  const auto keys = cache.keys.of(h), values = cache.values.of(h);
+  for (index_t i = thread_index() * width; i < cache.dim; i += Threads * width) {
+    store_row(keys.at(to), i, cache.dim, aligned, load_row(keys.at(from), i, cache.dim, aligned));
+    store_row(values.at(to), i, cache.dim, aligned,
+              load_row(values.at(from), i, cache.dim, aligned));
+  }
+  if (thread_index() < state.count) {
+    head.column(thread_index(), to) = head.column(thread_index(), from);
+  }
+  if (thread_index() == 0) {
+    cache.log_mass[cache.slot(h, to)] = cache.log_mass[cache.slot(h, from)];
+    cache.position[cache.slot(h, to)] = cache.position[cache.slot(h, from)];
+  }
+}
+
+/// Weights of two rows that become one.
+struct two_weights {
+  float stay = 1, leave = 0;
+};
+
+/// How one slot goes into another.
+struct joining {
+  bool joins = false;
+  two_weights keys, values;
+  float log_mass = 0;  ///< of the merged one
+};
+
+/// Rows, log-mass and columns of `leaving` into `into`'s. A barrier before and one after.
+template <index_t Threads, class Scalar>
+KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view& state,
+                              const head_context& head, index_t h, index_t into, index_t leaving,
+                              const joining& how) {
+  sync_block();  // all have read what `how` was made from
+  const auto merge = [&](const head_rows<Scalar>& rows, const two_weights& w) {
+    Scalar* const to = rows.at(into);
+    const Scalar* const away = rows.at(leaving);
+    for (index_t i = thread_index(); i < cache.dim; i += Threads) {
+      to[i] = from_float<Scalar>(w.stay * to_float(to[i]) + w.leave * to_float(away[i]));
+    }
+  };
+  merge(cache.keys.of(h), how.keys);
+  merge(cache.values.of(h), how.values);
+  if (thread_index() < state.count) {
+    float& x = head.column(thread_index(), into);
+    x = kvfold::detail::folded(state.fold[thread_index()], x, head.column(thread_index(), leaving));
+  }
+  if (thread_index() == 0) {
+    cache.log_mass[cache.slot(h, into)] = how.log_mass;
+  }
+  sync_block();
+}
+
+/// By one thread, when a step is done with a head.
+template <class Scalar>
+KVFOLD_DEVICE void count_slots(const cache_view<Scalar>& cache, index_t h, index_t left) {
+  cache.length[h] = left;
+  cache.seen[h] += 1;
+}
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,224 @@
+/// EMS: attention over entries that tokens share, and what it adds to the tokens' scores.
+#pragma once
+
+#include "kvfold/budget.hpp"
+#include "kvfold/cuda/policies/ems/rule.cuh"
+#include "kvfold/cuda/score/queries.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
+KVFOLD_DEVICE inline float entry_slope(const entry_table& tokens, index_t s, float scale,
+                                       float dot) {
+  const float norm = tokens.at(entry_table::norm, s);
+  return norm > 0 ? scale * dot / norm : 0.0F;
+}
+
+/// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`. Not inlined: attention has 32 of these
+/// side by side.
+KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_table tokens,
+                                                                   index_t s, float slope) {
+  float most = lowest_score, sum = 0;
+  tokens.each(s, [&](index_t t) {
+    const float l = slope * tokens.at(entry_table::norm, t);
+    most = l > most ? l : most;
+  });
+  tokens.each(
+      s, [&](index_t t) { sum += exponential(slope * tokens.at(entry_table::norm, t) - most); });
+  return most + logarithm(sum);
+}
+
+/// Entries' logits; what observing starts from is the slope, and of those that nobody shares the
+/// logit.
+struct entry_masses {
+  state_view state;
+  index_t places;
+
+  template <class Scalar>
+  KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t h, index_t s, float dot,
+                                 float mass, float& seen) const {
+    const entry_table tokens = entry_table::of(cache, state, h, 0, places);
+    if (s >= cache.length[h] || !tokens.shared(s)) {  // a newcomer has no numbers yet
+      return seen = cache.scale * dot + mass;
+    }
+    seen = entry_slope(tokens, s, cache.scale, dot);
+    return entry_log_sum(tokens, s, seen);
+  }
+};
+
+/// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
+/// `probability(g, ℓ)` makes a share. `seen [group]` is what `entry_masses` has left. A key that
+/// came is measured first.
+template <class Scalar, class Probability>
+KVFOLD_DEVICE void observe_entry(const entry_rule& rule, const cache_view<Scalar>& cache,
+                                 const entry_table& tokens, index_t h, index_t s, const float* seen,
+                                 Probability probability) {
+  float& own = tokens.at(entry_table::norm, s);
+  if (own < 0) {
+    const Scalar* const key = cache.keys.of(h).at(s);
+    float square = 0;
+    for (index_t i = 0; i < cache.dim; ++i) {
+      square += to_float(key[i]) * to_float(key[i]);
+    }
+    own = square_root(square);
+  }
+  const bool shared = tokens.shared(s), full = rule.full(tokens.head);
+  tokens.each(s, [&](index_t t) {
+    const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
+    tokens.credit(t,
+                  combined(rule.combine, cache.group,
+                           [&](index_t g) { return probability(g, norm * seen[g]); }),
+                  full);
+  });
+}
+
+/// Lengths of keys and of values, norms of tokens that were not measured yet, and keys as they were
+/// before RoPE. A warp a slot; reads K and V once.
+template <class Scalar>
+struct measure_entries {
+  static constexpr index_t threads = 256;
+  static constexpr index_t slots = 64;  // a block
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  state_view state;
+  entry_rule rule;
+  budget limit;
+  float *key_length, *value_length;  // [heads, capacity], or null: norms alone
+  float* turned;                     // [heads, capacity, pitch], or null
+  index_t pitch;
+  bool aligned;
+
+  /// Grid: heads, stretches of `slots`.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
+    if (!limit.reached(n)) {
+      return;
+    }
+    const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    const head_context head = context_of(cache, state, h, 0);
+    for (index_t s = begin + warp(); s < n && s < begin + slots; s += threads / 32) {
+      const float key = length(keys.at(s));
+      if (lane() == 0 && head.column(entry_table::norm, s) < 0) {
+        head.column(entry_table::norm, s) = key;
+      }
+      if (key_length != nullptr) {
+        const float value = length(values.at(s));
+        if (lane() == 0) {
+          key_length[cache.slot(h, s)] = key, value_length[cache.slot(h, s)] = value;
+        }
+      }
+      if (turned != nullptr) {
+        float* const row = turned + cache.slot(h, s) * pitch;
+        for (index_t p = lane(); p < turning::pairs(cache.dim); p += 32) {
+          rule.turn.pair(keys.at(s), cache.dim, p, -head.position[s],
+                         [&](index_t i, float x) { row[i] = x; });
+        }
+      }
+    }
+  }
+
+ private:
+  KVFOLD_DEVICE float length(const Scalar* row) const {
+    return square_root(square_of(row, cache.dim, aligned));
+  }
+};
+
+/// A prompt's attention into the tokens' scores; the windows begin anew. Of a head whose tokens all
+/// stand alone: `total` and `last`, the column sums. Otherwise a warp a slot, a lane a query, token
+/// by token: exp(ℓ_t − lse) of those that see the entry's centre. Reads K once and then Q once a
+/// slot.
+template <class Scalar>
+struct credit_tokens {
+  static constexpr index_t threads = 256;
+  static constexpr index_t slots = threads / 32;  // a block
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  state_view state;
+  query_rows<Scalar> queries;
+  group_combine combine;
+  index_t places, window;
+  const float *total, *last;  // [heads, capacity]
+  const float* log_sum_exp;   // [heads, group, count]
+  bool aligned;
+
+  /// Grid: heads, stretches of `slots`.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t s = static_cast<index_t>(block_index().y) * slots + warp();
+    const entry_table tokens = entry_table::of(cache, state, h, 0, places);
+    if (s >= cache.length[h]) {
+      return;
+    }
+    if (s == 0 && lane() == 0) {
+      tokens.counted(entry_table::window_count) = 0;
+    }
+    const bool alone = tokens.counted(entry_table::sharing) == 0;
+    if (lane() == 0) {
+      tokens.each(s, [&](index_t t) {
+        tokens.at(entry_table::past, t) = tokens.at(entry_table::current, t) = 0;
+        take(tokens, t, alone ? total[cache.slot(h, s)] : 0.0F,
+             alone ? last[cache.slot(h, s)] : 0.0F);
+      });
+    }
+    for (index_t i0 = 0; !alone && i0 < queries.count; i0 += 32) {
+      ask(tokens, h, s, i0 + lane());
+    }
+  }
+
+ private:
+  KVFOLD_DEVICE static void take(const entry_table& tokens, index_t t, float a, float late) {
+    tokens.at(entry_table::all, t) += a;
+    tokens.at(entry_table::past, t) += late;
+  }
+
+  KVFOLD_DEVICE void ask(const entry_table& tokens, index_t h, index_t s, index_t i) const {
+    const bool sees =
+        i < queries.count && tokens.head.position[s] <= queries.position_of(h, i, cache.seen[h]);
+    const bool shared = tokens.shared(s), late = i >= queries.count - window;
+    float slope[most_group], log_sum[most_group];
+    KVFOLD_UNROLL
+    for (index_t g = 0; g < most_group; ++g) {
+      slope[g] = 0, log_sum[g] = lowest_score;
+      if (sees && g < cache.group) {
+        const float x = dot(queries.at(h, g, i), cache.keys.of(h).at(s));
+        slope[g] = shared ? entry_slope(tokens, s, cache.scale, x)
+                          : cache.scale * x + tokens.head.log_mass[s];
+        log_sum[g] = log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + i];
+      }
+    }
+    tokens.each(s, [&](index_t t) {
+      const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
+      float a = 0;
+      KVFOLD_UNROLL
+      for (index_t g = 0; g < most_group; ++g) {
+        const float p =
+            log_sum[g] == lowest_score ? 0.0F : exponential(slope[g] * norm - log_sum[g]);
+        a = combine != group_combine::max ? a + p : p > a ? p : a;
+      }
+      a = combine == group_combine::mean ? a / static_cast<float>(cache.group) : a;
+      const float sum = reduce_sum(a), of_late = reduce_sum(late ? a : 0.0F);
+      if (lane() == 0) {
+        take(tokens, t, sum, of_late);
+      }
+    });
+  }
+
+  KVFOLD_DEVICE float dot(const Scalar* query, const Scalar* key) const {
+    constexpr index_t width = vector_16<Scalar>::size;
+    float sum = 0;
+    for (index_t i = 0; i < cache.dim; i += width) {
+      const auto x = load_row(query, i, cache.dim, aligned);
+      const auto y = load_row(key, i, cache.dim, aligned);
+      KVFOLD_UNROLL
+      for (index_t j = 0; j < width; ++j) {
+        sum += to_float(x[j]) * to_float(y[j]);
+      }
+    }
+    return sum;
+  }
+};
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,78 @@
+/// EMS's plans, launch by launch.
+#pragma once
+
+#include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/policies/ems/update_table.cuh"
+#include "kvfold/cuda/policies/ems/match.cuh"
+#include "kvfold/cuda/policies/ems/scores.cuh"
+#include "kvfold/cuda/merge/joins.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
+
+namespace kvfold::cuda::detail {
+
+template <class Scalar>
+void measure_slots(const entry_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const budget& limit, const entry_scratch& to, stream stream) {
+  using measure = measure_entries<Scalar>;
+  launch(measure{cache, state, rule, limit, to.key_length, to.value_length, to.turned, to.pitch,
+                 cache.aligned()},
+         {static_cast<unsigned>(cache.heads),
+          static_cast<unsigned>((cache.capacity + measure::slots - 1) / measure::slots)},
+         stream);
+}
+
+/// A prompt's attention into the tokens' scores. Four launches. Column sums of heads whose entries
+/// are shared are made in vain: which these are stays on the device.
+template <class Scalar, index_t Depth>
+void observe_tokens(const entry_rule& rule, const cache_view<Scalar>& cache,
+                    const state_view& state, const query_rows<Scalar>& queries,
+                    const prompt_memory& work, stream stream) {
+  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  measure_slots(rule, cache, state, {}, {}, stream);
+  const index_t places = rule.places(cache.capacity), window = queries.reference(rule.window).count;
+  auto* const log_sum_exp = static_cast<float*>(work.log_sums.data);
+  const bool aligned = cache.aligned() && queries.aligned();
+  using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
+  launch(log_sums{cache, queries, log_sum_exp, aligned, {state, places}},
+         {heads, static_cast<unsigned>(cache.group), shares(queries.count, log_sums::shape::rows)},
+         stream);
+  column_scores<Scalar, Depth>(
+      cache, queries, {.window = window, .combine = rule.combine, .log_sum_exp = log_sum_exp},
+      {.total = work.sums, .window = work.last}, nullptr, stream);
+  using credit = credit_tokens<Scalar>;
+  launch(credit{cache, state, queries, rule.combine, places, window, work.sums, work.last,
+                log_sum_exp, aligned},
+         {heads, shares(cache.capacity, credit::slots)}, stream);
+}
+
+/// Brings every head that `limit` asks to `limit.target` slots; `prompt`: as after one. Eight
+/// launches.
+template <class Scalar>
+void merge_entries(const entry_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const budget& limit, bool prompt, const plan_memory& work, stream stream) {
+  const extent heads{static_cast<unsigned>(cache.heads)};
+  const division& d = work.divided;
+  const entry_scratch& own = work.entries;
+  measure_slots(rule, cache, state, limit, own, stream);
+  launch(weigh_entries<Scalar>{cache, state, rule, limit, own, prompt, nullptr}, heads, stream);
+  launch(divide_entries<Scalar>{cache, state, rule, limit, own, d, prompt}, heads, stream);
+  const auto match = [&](auto kernel) {
+    constexpr index_t rows = decltype(kernel)::shape::rows;
+    launch(kernel, {heads.x, static_cast<unsigned>((cache.capacity + rows - 1) / rows)}, stream);
+  };
+  if (rule.with_position) {
+    match(most_redundant<Scalar, Scalar>{cache, own, d, cache.aligned()});
+  } else {
+    match(most_redundant<Scalar, float>{cache, own, d, cache.aligned()});
+  }
+  write_rows(cache, state, d, work.plan, join_above{rule.threshold},
+             entry_weights{own.weight, own.key_length}, limit.target, stream);
+  launch(carry_entries<Scalar>{cache, state, rule, work.plan, own}, heads, stream);
+  apply(work.plan, cache, state, stream);
+}
+
+}  // namespace kvfold::cuda::detail

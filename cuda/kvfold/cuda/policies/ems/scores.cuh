@@ -1,0 +1,200 @@
+/// EMS: the scores of tokens, the weights of entries, and who is a centre.
+#pragma once
+
+#include "kvfold/cuda/policies/ems/attention.cuh"
+#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/device/block_sort.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Eq. 2, every token's s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), the means over all tokens
+/// held; after a prompt averaged over `kernel` neighbours in position, outside the window. Then
+/// every entry's sum of them, and in a step who leaves: the least, among equals the latest. A block
+/// a head, a thread an entry.
+template <class Scalar>
+struct weigh_entries {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    sort_memory<threads> sort;
+    of_warps<double, threads> sum;
+    of_warps<candidate, threads> best;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  entry_rule rule;
+  budget limit;
+  entry_scratch to;
+  bool prompt;
+  index_t* victims;  // [heads] of a step, not −1: who leaves is wanted; null: a plan
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t n = cache.length[h];
+    if (victims != nullptr ? victims[h] < 0 : !limit.reached(n)) {
+      return;
+    }
+    const entry_table tokens =
+        entry_table::of(cache, state, h, newest_of(shared.sort.number, cache, h, n), to.places);
+    score(shared, tokens, h, n);
+    if (prompt) {
+      pool(shared, tokens, h, n);
+    }
+    float* const weight = to.weight + cache.slot(h, 0);
+    for (index_t s = thread_index(); s < n; s += threads) {
+      float sum = 0;
+      tokens.each(s, [&](index_t t) { sum += to.score[to.at(h, t)]; });
+      weight[s] = sum;
+    }
+    if (victims != nullptr) {
+      const index_t least = latest_least(shared, tokens, weight, n);
+      if (thread_index() == 0) {
+        victims[h] = least;
+      }
+    }
+  }
+
+ private:
+  KVFOLD_DEVICE void score(shared_memory& shared, const entry_table& tokens, index_t h,
+                           index_t n) const {
+    const auto local = [&](index_t t) {
+      return tokens.at(entry_table::past, t) + tokens.at(entry_table::current, t);
+    };
+    double all = 0, in_windows = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      tokens.each(s, [&](index_t t) {
+        const float glo = tokens.at(entry_table::all, t), loc = local(t);
+        if (glo + loc == glo + loc) {
+          all += static_cast<double>(glo), in_windows += static_cast<double>(loc);
+        }
+      });
+    }
+    all = block_sum(shared.sum, all), in_windows = block_sum(shared.sum, in_windows);
+    const auto scale = static_cast<float>(all > 0 ? in_windows / all : 0.0);
+    for (index_t s = thread_index(); s < n; s += threads) {
+      tokens.each(s, [&](index_t t) {
+        const float glo = tokens.at(entry_table::all, t) * scale, loc = local(t);
+        to.score[to.at(h, t)] = glo < loc ? loc : glo;
+      });
+    }
+  }
+
+  /// Tokens in the window come last in the order of positions.
+  KVFOLD_DEVICE void pool(shared_memory& shared, const entry_table& tokens, index_t h,
+                          index_t n) const {
+    index_t* const order = to.order + to.at(h, 0);
+    float* const raw = to.raw + to.at(h, 0);
+    float* const score = to.score + to.at(h, 0);
+    const protection in_window{0, rule.window, tokens.head.newest};
+    index_t count = 0, outside = 0, most = 0;
+    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
+      const index_t s = base + thread_index();
+      const auto before = block_prefix(shared.sort.prefix, turn, s < n ? tokens.count(s) : 0, 0);
+      index_t at = count + before.a;
+      tokens.each(s < n ? s : entry_table::none, [&](index_t t) {
+        const index_t p = tokens.position(t);
+        order[at++] = t, raw[t] = score[t];
+        outside += in_window(p) ? 0 : 1;
+        most = p > most ? p : most;
+      });
+      count += before.all_a;
+    }
+    outside = block_sum(shared.sort.number, outside), most = block_max(shared.sort.number, most);
+    const index_t* const by_position =
+        block_sort(shared.sort, order, to.spare + to.at(h, 0), count, static_cast<unsigned>(most),
+                   [&](index_t t) { return static_cast<unsigned>(tokens.position(t)); });
+    for (index_t i = thread_index(); i < outside; i += threads) {
+      score[by_position[i]] = pooled(raw, by_position, outside, i, rule.kernel);
+    }
+    sync_block();
+  }
+
+  KVFOLD_DEVICE index_t latest_least(shared_memory& shared, const entry_table& tokens,
+                                     const float* weight, index_t n) const {
+    candidate best = 0;
+    index_t own = -1;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      if (!rule.stays(tokens.head, s)) {
+        const candidate c = least_candidate(ordered(weight[s]), tokens.head.position[s]);
+        own = c > best ? s : own;
+        best = c > best ? c : best;
+      }
+    }
+    const candidate least = block_max(shared.best, best);
+    return block_max(shared.sort.number, own >= 0 && best == least ? own : -1);
+  }
+};
+
+/// Who of a head is a centre (`kept`), who is to be merged (`leaving`) and who goes: those that do
+/// not stay alone by weight, among equals the earlier token first, wherever it lies. A block a
+/// head.
+template <class Scalar>
+struct divide_entries {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    sort_memory<threads> sort;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  entry_rule rule;
+  budget limit;
+  entry_scratch from;
+  division to;
+  bool prompt;  // what is beyond the band goes
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t n = cache.length[h];
+    if (!limit.reached(n)) {
+      if (thread_index() == 0) {
+        to.none(h);
+      }
+      return;
+    }
+    const index_t* const position = cache.position + cache.slot(h, 0);
+    const index_t newest = newest_of(shared.sort.number, cache, h, n);
+    const head_context head = context_of(cache, state, h, newest);
+    index_t* const order = from.order + from.at(h, 0);
+    index_t others = 0;
+    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
+      const index_t s = base + thread_index();
+      const bool other = s < n && !rule.stays(head, s);
+      const auto before = block_prefix(shared.sort.prefix, turn, other ? 1 : 0, 0);
+      if (s < n) {
+        to.into[cache.slot(h, s)] = other ? division::gone : s;
+      }
+      if (other) {
+        order[others + before.a] = s;
+      }
+      others += before.all_a;
+    }
+    index_t* const spare = from.spare + from.at(h, 0);
+    index_t* const by_position =
+        block_sort(shared.sort, order, spare, others, static_cast<unsigned>(newest),
+                   [&](index_t s) { return static_cast<unsigned>(position[s]); });
+    const float* const weight = from.weight + cache.slot(h, 0);
+    const index_t* const ranked =
+        block_sort(shared.sort, by_position, by_position == order ? spare : order, others, ~0U,
+                   [&](index_t s) { return ~ordered(weight[s]); });
+    const index_t centres = limit.target - (n - others);
+    const float band = prompt ? rule.gamma - 1 : static_cast<float>(n);
+    const double wanted = static_cast<double>(band) * centres + 0.5;
+    const index_t most = n - limit.target,
+                  merged = wanted < most ? static_cast<index_t>(wanted) : most;
+    for (index_t i = thread_index(); i < centres + merged; i += threads) {
+      if (i < centres) {
+        to.keep(cache, h, ranked[i], i);
+      } else {
+        to.leave(cache, h, ranked[i], i - centres);
+      }
+    }
+    if (thread_index() == 0) {
+      to.end(cache, h, centres, merged);
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

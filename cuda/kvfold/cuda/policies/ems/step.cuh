@@ -1,0 +1,196 @@
+/// EMS in a step: the entry of least score joins the centre most like it, or leaves.
+#pragma once
+
+#include "kvfold/cuda/merge/slot_removals.cuh"
+#include "kvfold/cuda/policies/ems/match.cuh"
+#include "kvfold/cuda/policies/ems/scores.cuh"
+#include "kvfold/cuda/device/last_block.cuh"
+#include "kvfold/cuda/search/nearest_tile.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// A block takes 256 slots of a head, whose keys and values it reads once: the most redundant to
+/// the one that leaves, ties to the earlier token. The head's last block lets the least tokens make
+/// room, joins the two, or lets the entry go, and the newest slot takes its place.
+template <class Scalar>
+struct leave_for_centre {
+  static constexpr index_t threads = 256;
+  struct shared_memory {
+    of_warps<candidate, threads> best;
+    of_warps<index_t, threads> number;
+    shared_array<index_t, 1> ticket;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  partial_attention from;
+  entry_rule rule;
+  entry_scratch entries;
+  bool aligned;
+
+  /// Grid: heads, tiles of `slots_a_near_tile`.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const auto tile = static_cast<index_t>(block_index().y);
+    const index_t leaving = from.victims[h];
+    if (leaving < 0) {
+      return;
+    }
+    const index_t n = cache.length[h];
+    const entry_table tokens =
+        entry_table::of(cache, state, h, cache.position[cache.slot(h, n - 1)], entries.places);
+    const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.near_tiles,
+                                    most_like(tokens, h, tile, n, leaving));
+    if (best.last) {
+      leave(shared, tokens, h, n, leaving, best.of);
+    }
+  }
+
+ private:
+  KVFOLD_DEVICE candidate most_like(const entry_table& tokens, index_t h, index_t tile, index_t n,
+                                    index_t leaving) const {
+    candidate best = 0;
+    sweep_tile<Scalar, threads>(tile, n, cache.dim, [&](const tile_rows& rows) {
+      float keys[tile_rows::many], values[tile_rows::many];
+      cosines(cache.keys.of(h), leaving, rows, cache.dim, aligned, keys);
+      cosines(cache.values.of(h), leaving, rows, cache.dim, aligned, values);
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < tile_rows::many; ++u) {
+        const index_t s = rows.slot(u);
+        const bool centre = s < rows.end && s != leaving && !rule.stays(tokens.head, s);
+        const candidate c = centre ? most_candidate(ordered(redundancy(keys[u], values[u])),
+                                                    tokens.head.position[s])
+                                   : candidate{0};
+        best = c > best ? c : best;
+      }
+    });
+    return best;
+  }
+
+  KVFOLD_DEVICE void leave(shared_memory& shared, const entry_table& tokens, index_t h, index_t n,
+                           index_t leaving, candidate best) const {
+    const bool joins = best != 0 && number_of(static_cast<unsigned>(best >> 32)) >= rule.threshold;
+    index_t into = -1;
+    for (index_t s = thread_index(); s < n && joins; s += threads) {
+      into = tokens.head.position[s] == most_slot(best) ? s : into;
+    }
+    into = block_max(shared.number, into);
+    const bool along = make_room(shared, tokens, h, n, leaving, into);
+    if (thread_index() == 0) {
+      if (joins) {
+        const index_t end = tokens.last(into);
+        tokens.join(end, leaving, along ? tokens.take_place() : entry_table::none);
+      }
+      from.tickets[h] = 0;
+    }
+    if (joins) {
+      merge_slot<threads>(cache, state, tokens.head, h, into, leaving,
+                          joined(tokens, h, into, leaving));
+    }
+    if (leaving != n - 1) {
+      move_slot<threads>(cache, state, tokens.head, h, leaving, n - 1, aligned);
+    }
+    if (thread_index() == 0) {
+      cache.length[h] = n - 1;
+    }
+  }
+
+  /// Tokens of least score leave while more would share entries than may; among equals the one
+  /// later in the table, where the leaving's come behind those of `into`. May the centre of the
+  /// leaving come along?
+  KVFOLD_DEVICE bool make_room(shared_memory& shared, const entry_table& tokens, index_t h,
+                               index_t n, index_t leaving, index_t into) const {
+    if (thread_index() == 0 && into < 0) {
+      while (tokens.shared(leaving)) {
+        tokens.remove_after(leaving);
+      }
+    }
+    sync_block();
+    bool along = into >= 0;
+    const index_t most = rule.most_sharing(n - 1, entries.places);
+    index_t more =
+        static_cast<index_t>(tokens.counted(entry_table::sharing)) + (along ? 1 : 0) - most;
+    sync_block();  // all have read
+    for (; more > 0; --more) {
+      const auto each_candidate = [&](auto see) {  // see(score, place in the table)
+        for (index_t s = thread_index(); s < n; s += threads) {
+          const bool leaves = s == leaving;
+          candidate place = static_cast<candidate>(leaves ? into : s) << 32 |
+                            static_cast<unsigned>(leaves ? tokens.names() : 0);
+          tokens.each(s, [&](index_t t) {
+            if (t != s || (leaves && along)) {
+              see(ordered(entries.score[entries.at(h, t)]), place);
+            }
+            ++place;
+          });
+        }
+      };
+      candidate lowest = 0, last = 0;
+      each_candidate([&](unsigned score, candidate) {
+        const candidate c = least_candidate(score, 0);
+        lowest = c > lowest ? c : lowest;
+      });
+      lowest = block_max(shared.best, lowest);
+      each_candidate([&](unsigned score, candidate place) {
+        last = least_candidate(score, 0) == lowest && place > last ? place : last;
+      });
+      last = block_max(shared.best, last);
+      const auto row = static_cast<index_t>(last >> 32);
+      auto step = static_cast<index_t>(last & 0xffffffffU);
+      const bool of_leaving = step >= tokens.names();
+      step -= of_leaving ? tokens.names() : 0;
+      if (of_leaving && step == 0) {
+        along = false;
+      } else if (thread_index() == 0) {
+        index_t before = of_leaving ? leaving : row;
+        for (; step > 1; --step) {
+          before = tokens.after(before);
+        }
+        tokens.remove_after(before);
+      }
+      sync_block();
+    }
+    return along;
+  }
+
+  KVFOLD_DEVICE joining joined(const entry_table& tokens, index_t h, index_t into,
+                               index_t leaving) const {
+    const float* const weight = entries.weight + cache.slot(h, 0);
+    const float lengths[2] = {length(cache.keys.of(h).at(into)),
+                              length(cache.keys.of(h).at(leaving))};
+    const auto made = entry_merge::of(
+        cache, h, 2, tokens.at(entry_table::norm, into),
+        [&](index_t i) { return i == 0 ? into : leaving; }, [&](index_t s) { return weight[s]; },
+        [&](index_t s) { return s == into ? lengths[0] : lengths[1]; });
+    const edge stay = made.of_member(into, true, weight[into], lengths[0]);
+    const edge leave = made.of_member(leaving, false, weight[leaving], lengths[1]);
+    return {true,
+            {stay.key_weight, leave.key_weight},
+            {stay.value_weight, leave.value_weight},
+            cache.log_mass[cache.slot(h, into)]};
+  }
+
+  /// By a warp.
+  KVFOLD_DEVICE float length(const Scalar* row) const {
+    float sum = 0;
+    for (index_t i = lane(); i < cache.dim; i += 32) {
+      sum += to_float(row[i]) * to_float(row[i]);
+    }
+    return square_root(reduce_sum(sum));
+  }
+};
+
+/// Two launches, for the heads that the step has asked.
+template <class Scalar>
+void leave_entry(const entry_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                 const budget& limit, const step_memory& work, stream stream) {
+  const auto heads = static_cast<unsigned>(cache.heads);
+  launch(weigh_entries<Scalar>{cache, state, rule, limit, work.plan.entries, false,
+                               work.partial.victims},
+         {heads}, stream);
+  launch(leave_for_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,
+                                  cache.aligned()},
+         {heads, static_cast<unsigned>(work.partial.near_tiles)}, stream);
+}
+
+}  // namespace kvfold::cuda::detail

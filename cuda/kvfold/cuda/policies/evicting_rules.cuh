@@ -1,0 +1,83 @@
+/// Rules of policies that let slots go.
+#pragma once
+
+#include "kvfold/cuda/policies/context.cuh"
+
+namespace kvfold::cuda {
+
+/// Attention alone.
+struct no_rule {
+  static constexpr bool observes = false, leaves = false, merges = false;
+  group_combine combine = group_combine::sum;
+
+  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
+  KVFOLD_DEVICE void observed(const head_context&) const {}
+  KVFOLD_DEVICE bool stays(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
+};
+
+/// StreamingLLM: the oldest but the sinks.
+struct position_rule : no_rule {
+  static constexpr bool leaves = true;
+  index_t sinks = 4;
+
+  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+    return head.position[s] < sinks;
+  }
+  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
+    return ordered(head.position[s]);
+  }
+};
+
+/// `s ← decay · s + a` (H2O: decay 1, TOVA: 0), or `s ← max(s, a)`, in column 0.
+struct sum_rule {
+  static constexpr bool observes = true, leaves = true, merges = false;
+  group_combine combine = group_combine::sum;
+  index_t sinks = 4, recent = 0;
+  float decay = 1;
+  bool max = false;
+
+  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
+    float& score = head.column(0, s);
+    score = max ? (score < a ? a : score) : accumulated(score, a, decay);
+  }
+  KVFOLD_DEVICE void observed(const head_context&) const {}
+  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+    return protection{sinks, recent, head.newest}(head.position[s]);
+  }
+  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
+    return ordered(head.column(0, s));
+  }
+};
+
+/// SnapKV: over the last `window` to 2 `window` queries, as a past and a current sum.
+struct window_rule {
+  static constexpr bool observes = true, leaves = true, merges = false;
+  enum column_name : index_t { past, current };
+  group_combine combine = group_combine::sum;
+  index_t sinks = 4, window = 32;
+
+  KVFOLD_DEVICE bool full(const head_context& head) const {
+    return head.memory[0] + 1 >= static_cast<float>(window);
+  }
+  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
+    const float sum = accumulated(head.column(current, s), a, 1.0F);
+    if (full(head)) {
+      head.column(past, s) = sum, head.column(current, s) = 0;
+    } else {
+      head.column(current, s) = sum;
+    }
+  }
+  /// By one thread, when all slots have been.
+  KVFOLD_DEVICE void observed(const head_context& head) const {
+    head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
+  }
+  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+    return protection{sinks, window, head.newest}(head.position[s]);
+  }
+  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
+    return ordered(head.column(past, s) + head.column(current, s));
+  }
+};
+
+}  // namespace kvfold::cuda

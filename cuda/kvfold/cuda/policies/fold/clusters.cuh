@@ -1,0 +1,173 @@
+/// fold's plan of a prompt, launch by launch.
+#pragma once
+
+#include "kvfold/cuda/search/clusters.cuh"
+#include "kvfold/cuda/policies/fold/plans.cuh"
+#include "kvfold/cuda/policies/fold/space.cuh"
+#include "kvfold/cuda/score/reference_output.cuh"
+#include "kvfold/cuda/merge/ridge.cuh"
+#include "kvfold/cuda/search/seeds.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// The nearest of `count` centres to every slot of `rows`.
+template <class Scalar, index_t Depth>
+void find_centres(const cache_view<Scalar>& cache, const division& d, const slot_lists& rows,
+                  const index_t* count, const centre_rows& centres, stream stream) {
+  using kernel = nearest_centre<Scalar, Depth>;
+  constexpr index_t tile = kernel::shape::rows;
+  launch(kernel{cache, d.rows, rows, count, centres, d.nearest, cache.aligned()},
+         {static_cast<unsigned>(cache.heads),
+          static_cast<unsigned>((cache.capacity + tile - 1) / tile)},
+         stream);
+}
+
+/// Corrections of the rows' values by ridge, for which outputs on the queries come closer to the
+/// full head's. The smaller of two equal forms is solved, as on the CPU. Eight launches.
+template <class Scalar>
+void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
+                const chosen_rows<Scalar>& queries, index_t target, const plan_memory& work,
+                stream stream) {
+  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  const division& d = work.divided;
+  const prompt_scratch& own = work.prompt;
+  const index_t all = queries.count * cache.group, dim = cache.dim;
+  const bool primal = target <= all;
+  const index_t size = primal ? target : all;
+  const extent tiles{heads, shares(all, query_tile::queries)}, some{heads, shares(target, 64)};
+  launch(reference_output<Scalar>{cache, queries, work.fold.log_sum_exp, own.missing}, tiles,
+         stream);
+  launch(merge_rows<Scalar>{cache, work.plan, own.centres}, some, stream);
+  launch(row_probabilities<Scalar>{cache, queries, work.plan, own.centres, target,
+                                   own.probabilities, own.missing},
+         tiles, stream);
+
+  using floats = matrices<const float>;
+  const std::ptrdiff_t rows = target, wide = dim, high = size;
+  const floats p{own.probabilities, all * rows, rows, 1}, by_row{p.data, p.head, 1, rows};
+  const floats missing{own.missing, all * wide, 1, wide};
+  const matrices<double> gram{own.gram, high * high, high, 1};
+  const matrices<double> x{own.solution, high * wide, wide, 1};
+  const matrices<float> out{own.correction, std::ptrdiff_t{cache.capacity} * wide, wide, 1};
+  const auto multiply = [&](const auto& a, const auto& b, const auto& to, index_t n, index_t m,
+                            index_t depth) {
+    const auto kernel = products_by(d.rows, a, b, to, n, m, depth);
+    launch(kernel, {heads, shares(n, kernel.side), shares(m, kernel.side)}, stream);
+  };
+  if (primal) {
+    multiply(by_row, by_row, gram, size, size, all);
+    multiply(by_row, missing, x, size, dim, all);
+  } else {
+    multiply(p, p, gram, size, size, target);
+    launch(copies_by(d.rows, floats{own.missing, all * wide, wide, 1}, x, size, dim), {heads},
+           stream);
+  }
+  launch(solve_ridge{d.rows, own.gram, own.solution, own.vectors, size, dim,
+                     double{rule.prompt.ridge}},
+         {heads}, stream);
+  if (primal) {
+    launch(copies_by(d.rows, x, out, size, dim), {heads}, stream);
+  } else {
+    multiply(by_row, matrices<const double>{x.data, x.head, 1, wide}, out, target, dim, all);
+  }
+  launch(spare_pinned<Scalar>{cache, work.plan, d.into, own.correction}, some, stream);
+}
+
+/// Clusters of all slots but the outliers, fitted on reference queries that somebody chose. What
+/// was pinned, then the seeds, the last round's centres and at last the rows lie in
+/// `prompt.centres`. Twenty-two launches, three for every round but the first, and eight to fit
+/// values.
+template <class Scalar>
+void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const query_rows<Scalar>& reference, const budget& limit,
+                   const plan_memory& work, stream stream) {
+  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  const division& d = work.divided;
+  const fold_scratch& own = work.fold;
+  const prompt_scratch& more = work.prompt;
+  const prompt_options& options = rule.prompt;
+
+  // Who keeps its bytes.
+  const key_memory memory{state.memory, state.floats, rule.queries};
+  const key_memory all{more.moments, key_memory::size(cache.dim)};
+  launch(remember_reference<Scalar>{cache, state, rule, reference, all}, {heads}, stream);
+  using moments = add_moments<Scalar>;
+  const extent rows{heads, shares(cache.dim, moments::rows)};
+  launch(moments{cache, memory, rule.turn, limit, d.rows}, rows, stream);
+  launch(moments{cache, all, rule.turn, limit, d.rows}, rows, stream);
+  launch(invert_covariance<Scalar>{cache, all, memory, d.rows, own.factor, options.leverage_ridge},
+         {heads}, stream);
+  using leverage = measure_leverage<Scalar>;
+  const extent slots{heads, shares(cache.capacity, leverage::slots)};
+  launch(leverage{cache, nullptr, all, rule.turn, d.rows, own.factor, own.lever}, slots, stream);
+  launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.lever, more.least},
+         {heads}, stream);
+  select_into(d, pin_rule{rule, own.lever, more.least, limit.target, false}, cache, state, limit,
+              stream);
+
+  // The mass of slots, and the space.
+  const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};
+  if (cache.dim <= 128) {
+    column_scores<Scalar, 128>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
+  } else {
+    column_scores<Scalar, 256>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
+  }
+  using weigh = weigh_slots<Scalar, chosen_rows<Scalar>>;
+  launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
+         stream);
+  using metric = query_metric<Scalar>;
+  launch(metric{cache, queries, more.space.metric}, {heads, shares(cache.dim, metric::rows)},
+         stream);
+  launch(space_squares<Scalar>{cache, d.rows, more.space.metric, own.lever, more.distance}, slots,
+         stream);
+  launch(weigh_space<Scalar>{cache, d.rows, own.lever, more.distance, own.mass, options.floor,
+                             more.space.inverse, more.space.square, more.space.pull},
+         {heads}, stream);
+
+  // Seeds, then rounds of Lloyd's.
+  const auto place = [&](const slot_lists& members, const index_t* begin) {
+    launch(
+        mean_centres<Scalar>{cache, more.space, d.rows, members, begin, d.kept_count, more.centres},
+        {heads, shares(limit.target, 32)}, stream);
+  };
+  const auto find = [&] {
+    if (cache.dim <= 128) {
+      find_centres<Scalar, 128>(cache, d, d.leaving_list(), d.kept_count, more.centres, stream);
+    } else {
+      find_centres<Scalar, 256>(cache, d, d.leaving_list(), d.kept_count, more.centres, stream);
+    }
+  };
+  place(d.kept_list(), nullptr);
+  find();
+  launch(farthest_first<Scalar>{cache, more.space, d, more.centres, more.distance, more.met,
+                                limit.target},
+         {heads}, stream);
+  place(d.kept_list(), nullptr);
+  for (index_t round = 1; round < options.rounds; ++round) {
+    find();
+    launch(group_members<Scalar>{cache, d.rows, d.leaving_list(), d.nearest.into, d.kept_count,
+                                 more.members, more.met, more.centre, work.plan.begin},
+           {heads}, stream);
+    place({more.members, d.leaving_count}, work.plan.begin);
+  }
+  find();
+  launch(name_clusters<Scalar>{cache, d}, {heads}, stream);
+  launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
+  launch(fit_rows<Scalar, chosen_rows<Scalar>>{cache, work.plan, d.into, queries, own.sum, own.mass,
+                                               own.log_sum_exp},
+         {heads, shares(limit.target, 64)}, stream);
+  plan_view plan = work.plan;
+  if (options.ridge > 0) {
+    fit_values(rule, cache, queries, limit.target, work, stream);
+    plan.value_correction = more.correction;
+  }
+  apply(plan, cache, state, stream);
+}
+
+}  // namespace kvfold::cuda::detail

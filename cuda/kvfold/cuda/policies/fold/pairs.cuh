@@ -1,0 +1,143 @@
+/// fold: the cheapest pairs by Ward's cost become one, and how rows are made of them.
+#pragma once
+
+#include "kvfold/cuda/policies/fold/queries.cuh"
+#include "kvfold/cuda/search/match.cuh"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Of the slots that are not pinned (`leaving`, with their cost of joining a slot of no less mass),
+/// the cheapest to fold leave, ties to the lower slot; the others are whom they may join (`kept`).
+/// A block a head.
+template <class Scalar>
+struct choose_cheapest {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    statistic_memory statistic;
+    prefix_memory<threads> prefix;
+  };
+
+  cache_view<Scalar> cache;
+  division of;
+  index_t target;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    if (of.rows[h] < 0) {
+      return;
+    }
+    index_t* const list = of.leaving + cache.slot(h, 0);
+    const index_t count = of.leaving_count[h], leave = cache.length[h] - target;
+    const auto order = [&](index_t e) {
+      const bool joins = of.nearest.into[cache.slot(h, e)] >= 0;
+      return ordered(joins ? of.nearest.similarity[cache.slot(h, e)] : -ward_similarity::no_cost);
+    };
+    const statistic least = block_statistic<threads>::highest(
+        shared.statistic, count, leave < count ? leave : count, [](index_t) { return true; },
+        order);
+    index_t gone = 0, equals = 0;
+    for (index_t base = 0; base < count; base += threads) {
+      const index_t e = base + thread_index(), s = e < count ? list[e] : 0;
+      const unsigned x = e < count ? order(e) : 0;
+      const bool equal = e < count && x == least.least;
+      const index_t equal_at = equals + block_prefix(shared.prefix, 0, equal ? 1 : 0, 0).a;
+      const bool goes = e < count && (equal ? equal_at < least.equals : x > least.least);
+      const auto before = block_prefix(shared.prefix, 1, goes ? 1 : 0, equal ? 1 : 0);
+      const index_t at = gone + before.a;
+      if (goes) {
+        list[at] = s;  // the list closes up: all of this stretch is read
+      } else if (e < count) {
+        of.kept[cache.slot(h, e - at)] = s, of.into[cache.slot(h, s)] = s;
+      }
+      gone += before.all_a, equals += before.all_b;
+    }
+    if (thread_index() == 0) {
+      of.leaving_count[h] = gone, of.kept_count[h] = count - gone;
+    }
+  }
+};
+
+/// Members weighted by their mass; the row's log-mass fitted on the queries, so that it has in the
+/// mean the mass of what it stands for: `β = ln(Σ_s sum_s / Σ_q exp(scale · q·k − Z_q))`. A warp a
+/// row; a lane a query.
+template <class Scalar, class Queries>
+struct fit_rows {
+  static constexpr index_t threads = 256;
+  struct shared_memory {
+    shared_array<float, threads / 32 * most_dim> key;
+  };
+
+  cache_view<Scalar> cache;
+  plan_view plan;
+  const index_t* into;  // [heads, capacity] of the division: clusters of one slot are fitted too
+  Queries queries;
+  const float *sum, *mass;   // [heads, capacity]
+  const float* log_sum_exp;  // [heads, group, count]
+
+  /// Grid: heads, any number of blocks that share the rows.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
+      edge* const row = plan.edges + cache.slot(h, begin[r]);
+      const bool cluster = (into[cache.slot(h, row[0].source)] & division::fresh) != 0;
+      if (begin[r + 1] - begin[r] > 1 || cluster) {
+        fit(shared, h, row, begin[r + 1] - begin[r], plan.log_mass[cache.slot(h, r)]);
+      }
+    });
+  }
+
+ private:
+  KVFOLD_DEVICE void fit(shared_memory& shared, index_t h, edge* row, index_t size,
+                         float& log_mass) const {
+    float weight = 0, members = 0;
+    for (index_t e = lane(); e < size; e += 32) {
+      weight += mass[cache.slot(h, row[e].source)];
+      members += sum[cache.slot(h, row[e].source)];
+    }
+    weight = reduce_sum(weight), members = reduce_sum(members);
+    for (index_t e = lane(); e < size; e += 32) {
+      const float w = mass[cache.slot(h, row[e].source)] / weight;
+      row[e].key_weight = w, row[e].value_weight = w;
+    }
+    sync_warp();
+    const auto keys = cache.keys.of(h);
+    const index_t first = warp() * most_dim;
+    for (index_t i = lane(); i < cache.dim; i += 32) {
+      float x = 0;
+      for (index_t e = 0; e < size; ++e) {
+        x += row[e].key_weight * to_float(keys.at(row[e].source)[i]);
+      }
+      shared.key[first + i] = x;
+    }
+    sync_warp();
+    const index_t held = queries.asked(h);
+    float alone = 0;
+    for (index_t e = lane(); e < held * cache.group; e += 32) {
+      const index_t g = e / held, i = e % held;
+      const auto* const q = queries.at(h, g, i);
+      float dot = 0;
+      for (index_t j = 0; j < cache.dim; ++j) {
+        dot += to_float(q[j]) * shared.key[first + j];
+      }
+      alone += exponential(cache.scale * dot -
+                           log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + i]);
+    }
+    alone = held == 0 ? 1.0F : reduce_sum(alone);
+    if (lane() == 0) {
+      log_mass = log_ratio(members, alone);
+    }
+    sync_warp();  // the key is used up
+  }
+
+  /// `kvfold::log_ratio`
+  KVFOLD_DEVICE static float log_ratio(float members, float alone) {
+    constexpr float least = 1e-20F, most = 1e20F;
+    const float a = alone < least ? least : most < alone ? most : alone;
+    return logarithm((members < least ? least : members) / a);
+  }
+};
+
+}  // namespace kvfold::cuda::detail

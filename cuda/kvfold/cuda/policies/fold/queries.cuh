@@ -1,0 +1,95 @@
+/// fold: the remembered queries at the positions to come, and what they ask for.
+#pragma once
+
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/policies/fold/keys.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Queries of a plan of fold's, as `column_scores` takes them: as many as each head has, and each
+/// sees everything.
+struct foreseen_rows {
+  using scalar = float;
+
+  const float* data;  // [heads, group, count, pitch]
+  index_t count;      // the most
+  index_t group, pitch;
+  const index_t* planned;  // [heads]
+  const float* memory;     // [heads, floats] fold's
+  index_t floats;
+
+  KVFOLD_DEVICE const float* at(index_t h, index_t g, index_t i) const {
+    return data + ((std::ptrdiff_t{h} * group + g) * count + i) * pitch;
+  }
+  KVFOLD_DEVICE index_t asked(index_t h) const {
+    index_t x = 0;
+    memcpy(&x, memory + std::ptrdiff_t{h} * floats + fold_floats::held, sizeof x);
+    return x;
+  }
+  KVFOLD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
+    return i < asked(h) ? 0x7ffffffe : -1;
+  }
+  KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && asked(h) > 0; }
+  bool aligned() const { return true; }
+};
+
+/// The remembered queries, turned to the positions to come.
+template <class Scalar>
+struct foresee {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  state_view state;
+  fold_rule rule;
+  foreseen_rows of;
+  float* to;  // of `of.data`
+
+  /// Grid: heads, query heads of one.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const auto g = static_cast<index_t>(block_index().y);
+    if (!of.asks(h)) {
+      return;
+    }
+    const fold_floats memory = key_memory{state.memory, state.floats, rule.queries}.of(cache, h);
+    const index_t count = memory.count(), pairs = turning::pairs(cache.dim);
+    for (index_t e = thread_index(); e < count * pairs; e += threads) {
+      const index_t i = e / pairs, slot = memory.slot_of(i);
+      const index_t turns =
+          cache.seen[h] + rule.ahead(i, count) - memory.get(fold_floats::header + slot);
+      float* const row = to + (of.at(h, g, i) - of.data);
+      rule.turn.pair(memory.at(g, slot), cache.dim, e % pairs, turns,
+                     [&](index_t j, float x) { row[j] = x; });
+    }
+  }
+};
+
+/// Mass of a slot: the mean probability, with a floor. Without queries, what log-mass says.
+template <class Scalar, class Queries>
+struct weigh_slots {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  Queries queries;
+  float *sum, *mass;  // [heads, capacity]
+
+  /// Grid: heads, stretches of `threads` slots.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
+    if (queries.planned[h] < 0 || s >= cache.length[h]) {
+      return;
+    }
+    const std::ptrdiff_t at = cache.slot(h, s);
+    const index_t count = queries.asked(h) * cache.group;
+    if (count == 0) {
+      const float m = cache.log_mass[at];
+      sum[at] = exponential(m < 80.0F ? m : 80.0F);
+    }
+    mass[at] = sum[at] / static_cast<float>(count > 1 ? count : 1) + 1e-6F;
+  }
+};
+
+}  // namespace kvfold::cuda::detail

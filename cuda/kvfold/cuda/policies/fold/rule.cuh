@@ -1,0 +1,162 @@
+/// fold as the kernels know it, and what it remembers of a head.
+#pragma once
+
+#include <cstring>  // std::memcpy
+
+#include "kvfold/cuda/policies/context.cuh"
+#include "kvfold/cuda/memory/rope_params.cuh"
+
+namespace kvfold::cuda {
+
+/// `kvfold::fold_prompt` but for the polish.
+struct prompt_options {
+  index_t pool = 5;
+  float leverage_ridge = 1, outlier = 1.6F;
+  index_t rounds = 4;
+  float floor = 0.1F, ridge = 0.01F;
+};
+
+/// Its plans are made on queries that it remembers: nothing is observed but these. Slots never
+/// leave one by one.
+struct fold_rule {
+  static constexpr bool observes = false, leaves = true, merges = true, always_plans = true,
+                        remembers = true;
+  enum column_name : index_t { tokens };
+  group_combine combine = group_combine::sum;
+  index_t sinks = 4, recent = 24;
+  float recent_share = 0.25F, share = 0.5F;
+  index_t queries = 64, stride = 4, period = 0;
+  index_t horizon = 256;
+  double fade = 16;
+  prompt_options prompt = {};
+  turning turn = {};
+
+  KVFOLD_HD index_t freed(index_t slots) const {
+    return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
+  }
+  KVFOLD_HD index_t recent_of(index_t slots) const {
+    const index_t some = share_of(recent_share, slots);
+    return recent < some ? recent : some;
+  }
+  /// `kvfold::lookahead`
+  KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
+    if (fade - fade != 0) {
+      return static_cast<index_t>(static_cast<long long>(i) * horizon / n);
+    }
+    const double part = static_cast<double>(i) / n;
+    return static_cast<index_t>(fade * (power(horizon / fade + 1, part) - 1));
+  }
+
+  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
+  KVFOLD_DEVICE void observed(const head_context&) const {}
+  KVFOLD_DEVICE bool stays(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
+};
+
+namespace detail {
+
+/// `kvfold::fold_memory` in a head's floats: integers by their bits, then the remembered queries'
+/// positions, the queries `[queries, group, dim]`, and the moments of un-rotated keys.
+struct fold_floats {
+  enum field : index_t { counted, keys, held, newest, next, steps, header };
+
+  float* floats;
+  index_t most, group, dim;
+
+  KVFOLD_DEVICE index_t get(index_t i) const {
+    index_t x = 0;
+    memcpy(&x, floats + i, sizeof x);
+    return x;
+  }
+  KVFOLD_DEVICE void set(index_t i, index_t x) const { memcpy(floats + i, &x, sizeof x); }
+
+  /// Queries held per query head; query `i` is the `i`-th oldest.
+  KVFOLD_DEVICE index_t count() const { return get(held); }
+  KVFOLD_DEVICE index_t slot_of(index_t i) const {
+    return get(held) < most ? i : (get(newest) + 1 + i) % most;
+  }
+  KVFOLD_DEVICE float* at(index_t g, index_t slot) const {
+    return floats + header + most + (std::ptrdiff_t{slot} * group + g) * dim;
+  }
+  KVFOLD_DEVICE float* mean() const { return at(0, most); }
+  /// Row `i` of the lower triangle of E[x xᵀ] `[i + 1]`.
+  KVFOLD_DEVICE float* row_of_second(index_t i) const {
+    return mean() + dim + std::ptrdiff_t{i} * (i + 1) / 2;
+  }
+
+  /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest. By a block.
+  template <index_t Threads, class Scalar>
+  KVFOLD_DEVICE void remember(const Scalar* q, index_t position, index_t stride) const {
+    const index_t slot = get(next), step = get(steps), count = get(held);
+    for (index_t i = thread_index(); i < group * dim; i += Threads) {
+      at(0, slot)[i] = to_float(q[i]);
+    }
+    sync_block();  // all have read
+    if (thread_index() == 0) {
+      set(header + slot, position);
+      set(held, count > slot + 1 ? count : slot + 1);
+      set(newest, slot);
+      set(next, step % stride == 0 ? (slot + 1) % most : slot);
+      set(steps, (step + 1) % stride);
+    }
+  }
+};
+
+/// Such floats of all heads: fold's own, or, without queries, moments alone.
+struct key_memory {
+  float* data;     // [heads, floats]
+  index_t floats;  // of a head
+  index_t queries = 0;
+
+  /// Floats of a head without queries.
+  static index_t size(index_t dim) { return fold_floats::header + dim + dim * (dim + 1) / 2; }
+  template <class Scalar>
+  KVFOLD_DEVICE fold_floats of(const cache_view<Scalar>& cache, index_t h) const {
+    return {data + std::ptrdiff_t{h} * floats, queries, cache.group, cache.dim};
+  }
+};
+
+/// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
+/// token the highest leverage above `least`, up to their share. For `select`.
+struct pin_rule {
+  static constexpr bool leaves = true;
+  fold_rule fold;
+  const float* lever;            // [heads, capacity]
+  const float* least = nullptr;  // [heads]; null: whatever it is
+  index_t target;
+  bool decodes;  // as many slots as there will be before the next plan
+  index_t latest = 0, outliers = 0;
+
+  KVFOLD_DEVICE void of_length(index_t n) {
+    index_t slots = target;
+    if (decodes) {
+      slots = target + fold.freed(target) - 1;
+      slots = n - 1 < slots ? n - 1 : slots;
+    }
+    latest = fold.recent_of(slots);
+    outliers = static_cast<index_t>(fold.share * static_cast<float>(slots - fold.sinks - latest));
+    outliers = outliers > 0 ? outliers : 0;
+  }
+  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+    return protection{fold.sinks, latest, head.newest}(head.position[s]);
+  }
+  KVFOLD_DEVICE bool outlying(const head_context& head, index_t s) const {
+    const float x = lever[head.first + s];
+    return head.column(fold_rule::tokens, s) == 1.0F &&
+           (least == nullptr ? x == x : x > least[head.head]);
+  }
+  KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
+    return !stays(head, s) && outlying(head, s);
+  }
+  KVFOLD_DEVICE void prepare(index_t candidates) {
+    outliers = candidates < outliers ? candidates : outliers;
+  }
+  KVFOLD_DEVICE index_t free(index_t, index_t) const { return outliers; }
+  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
+    return ordered(outlying(head, s) ? lever[head.first + s] : lowest_score);
+  }
+};
+
+}  // namespace detail
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,273 @@
+/// KeepKV's prompt: merged first, then evicted. Slots walk by falling weight to leaders.
+#pragma once
+
+#include "kvfold/budget.hpp"
+#include "kvfold/cuda/merge/joins.cuh"
+#include "kvfold/cuda/search/match.cuh"
+#include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Who leads from the start (the protected, `kept`) and who walks, by falling rank, ties to the
+/// lower slot (`leaving`). A block a head.
+template <class Scalar>
+struct order_walkers {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    sort_memory<threads> sort;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  vote_rule rule;
+  index_t target;
+  division of;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t n = cache.length[h];
+    if (n <= target) {
+      if (thread_index() == 0) {
+        of.none(h);
+      }
+      return;
+    }
+    const head_context head =
+        context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
+    index_t* const order = of.leaving + cache.slot(h, 0);
+    index_t held = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      const bool stays = rule.stays(head, s);
+      of.into[cache.slot(h, s)] = stays ? s : division::gone;
+      order[s] = s;
+      held += stays ? 1 : 0;
+    }
+    held = block_sum(shared.sort.number, held);
+    // Four passes or none: it ends where it began. Those held come last.
+    block_sort(shared.sort, order, of.nearest.into + cache.slot(h, 0), n, ~0U,
+               [&](index_t s) { return rule.stays(head, s) ? ~0U : ~rule.order(head, s); });
+    for (index_t i = thread_index(); i < held; i += threads) {
+      of.kept[cache.slot(h, i)] = order[n - held + i];
+    }
+    if (thread_index() == 0) {
+      of.rows[h] = 0, of.kept_count[h] = held, of.leaving_count[h] = n - held;
+    }
+  }
+};
+
+/// The walk, a block a head, 64 walkers at once: the nearest of the leaders before them is found as
+/// in `match`; among themselves, one after another by their own products.
+template <class Scalar, index_t Depth>
+struct walk_to_leaders {
+  using shape = tile_shape<Scalar, Depth>;
+  static constexpr index_t threads = shape::threads;
+  static constexpr index_t walkers = 64;
+  struct shared_memory {
+    typename shape::row_array walking;
+    typename shape::column_array leading;
+    shared_array<index_t, shape::columns> slot;  // −1: none
+    shared_array<float, shape::columns> norm;
+    shared_array<candidate, walkers> best;
+    shared_array<float, walkers * walkers> among;  // cosines of walkers
+    shared_array<index_t, 1> leaders;
+  };
+
+  cache_view<Scalar> cache;
+  division of;
+  const float* norm;  // [heads, capacity] squared
+  float similarity;
+  bool aligned;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    if (of.rows[h] < 0) {
+      return;
+    }
+    const index_t count = of.leaving_count[h];
+    const index_t* const order = of.leaving + cache.slot(h, 0);
+    index_t* const leaders = of.kept + cache.slot(h, 0);
+    const auto keys = cache.keys.of(h);
+    index_t led = of.kept_count[h];
+    for (index_t w0 = 0; w0 < count; w0 += walkers) {
+      const index_t some = count - w0 < walkers ? count - w0 : walkers;
+      shape::template load<shape::rows>(
+          shared.walking, [&](index_t r) { return r < some ? keys.at(order[w0 + r]) : nullptr; },
+          cache.keys.data, cache.dim, aligned);
+      candidate best[shape::row_tiles][2] = {};
+      float own[shape::row_tiles][2];
+      KVFOLD_UNROLL
+      for (index_t m = 0; m < shape::row_tiles; ++m) {
+        KVFOLD_UNROLL
+        for (index_t i = 0; i < 2; ++i) {
+          const index_t r = shape::row(m, 2 * i);
+          own[m][i] = r < some ? norm[cache.slot(h, order[w0 + r])] : 0.0F;
+        }
+      }
+      for (index_t c0 = 0; c0 < led; c0 += shape::columns) {
+        each_cosine(shared, h, leaders, c0, led, own,
+                    [&](index_t m, index_t j, index_t column, float u) {
+                      const index_t s = shared.slot[column];
+                      const candidate it = s < 0 ? candidate{0} : most_candidate(ordered(u), s);
+                      candidate& most = best[m][j / 2];
+                      most = it > most ? it : most;
+                    });
+      }
+      KVFOLD_UNROLL
+      for (index_t m = 0; m < shape::row_tiles; ++m) {
+        KVFOLD_UNROLL
+        for (index_t i = 0; i < 2; ++i) {
+          const candidate most = reduce_max(best[m][i], 4);
+          const index_t r = shape::row(m, 2 * i);
+          if (lane() % 4 == 0 && r < walkers) {
+            shared.best[r] = most;
+          }
+        }
+      }
+      for (index_t c0 = 0; c0 < some; c0 += shape::columns) {
+        each_cosine(shared, h, order + w0, c0, some, own,
+                    [&](index_t m, index_t j, index_t column, float u) {
+                      const index_t r = shape::row(m, j);
+                      if (r < walkers) {
+                        shared.among[r * walkers + c0 + column] = u;
+                      }
+                    });
+      }
+      sync_block();
+      if (warp() == 0) {
+        const index_t all = decide(shared, h, order + w0, some, leaders, led);
+        if (lane() == 0) {
+          shared.leaders[0] = all;
+        }
+      }
+      sync_block();
+      led = shared.leaders[0];
+    }
+  }
+
+ private:
+  /// The walkers' cosines with one tile of others, each to `take(m, j, column, cosine)`.
+  template <class Take>
+  KVFOLD_DEVICE void each_cosine(shared_memory& shared, index_t h, const index_t* slots, index_t c0,
+                                 index_t count, const float (&own)[shape::row_tiles][2],
+                                 Take take) const {
+    const auto keys = cache.keys.of(h);
+    sync_block();  // the last tile is used up
+    shape::template load<shape::columns>(
+        shared.leading,
+        [&](index_t c) { return c0 + c < count ? keys.at(slots[c0 + c]) : nullptr; },
+        cache.keys.data, cache.dim, aligned);
+    for (index_t c = thread_index(); c < shape::columns; c += threads) {
+      const index_t s = c0 + c < count ? slots[c0 + c] : -1;
+      shared.slot[c] = s;
+      shared.norm[c] = s < 0 ? 0.0F : norm[cache.slot(h, s)];
+    }
+    commit_async();
+    wait_async<0>();
+    sync_block();
+    typename shape::products x;
+    shape::multiply(shared.walking, shared.leading, cache.dim, x);
+    KVFOLD_UNROLL
+    for (index_t c = 0; c < shape::column_tiles; ++c) {
+      KVFOLD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        const index_t column = shape::column(c, j);
+        const float bb = shared.norm[column];
+        KVFOLD_UNROLL
+        for (index_t m = 0; m < shape::row_tiles; ++m) {
+          take(m, j, column, cosine_similarity{}(x[m][c][j], own[m][j / 2], bb));
+        }
+      }
+    }
+  }
+
+  /// One after another, by a warp with two walkers a lane. Returns how many leaders there are then.
+  KVFOLD_DEVICE index_t decide(shared_memory& shared, index_t h, const index_t* order, index_t some,
+                               index_t* leaders, index_t led) const {
+    candidate best[2] = {shared.best[lane()], shared.best[lane() + 32]};
+    for (index_t w = 0; w < some; ++w) {
+      const candidate mine = shuffle(w < 32 ? best[0] : best[1], w % 32);
+      const index_t s = order[w];
+      const float u = mine == 0 ? 0.0F : number_of(static_cast<unsigned>(mine >> 32));
+      const bool joins = mine != 0 && u >= similarity;
+      if (lane() == 0) {
+        of.into[cache.slot(h, s)] = joins ? most_slot(mine) : s;
+        of.similarity[cache.slot(h, s)] = u;
+        if (!joins) {
+          leaders[led] = s;
+        }
+      }
+      if (!joins) {
+        ++led;
+        KVFOLD_UNROLL
+        for (index_t i = 0; i < 2; ++i) {
+          const index_t other = lane() + 32 * i;
+          if (other > w && other < some) {
+            const float near = shared.among[other * walkers + w];
+            const candidate it = most_candidate(ordered(near), s);
+            best[i] = it > best[i] ? it : best[i];
+          }
+        }
+      }
+    }
+    return led;
+  }
+};
+
+/// Of the joins the `n − target` most similar count, ties to the lower slot; who then does not join
+/// stays alone. A block a head. The lists are used up.
+template <class Scalar>
+struct limit_joins {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    statistic_memory statistic;
+    of_warps<index_t, threads> number;
+    prefix_memory<threads> prefix;
+  };
+
+  cache_view<Scalar> cache;
+  division of;
+  index_t target;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t n = cache.length[h], most = n - target;
+    if (of.rows[h] < 0) {
+      return;
+    }
+    index_t* const into = of.into + cache.slot(h, 0);
+    const auto joined = [&](index_t s) { return into[s] != s; };
+    const auto order = [&](index_t s) { return ordered(of.similarity[cache.slot(h, s)]); };
+    index_t count = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      count += joined(s) ? 1 : 0;
+    }
+    if (block_sum(shared.number, count) > most) {
+      block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, most, joined,
+                                                 order, [&](index_t s) { into[s] = s; });
+    }
+    if (thread_index() == 0) {
+      of.leaving_count[h] = 0;
+    }
+  }
+};
+
+/// What a row weighs, ln Σ w, by its anchor. For `weigh_rows`.
+struct row_votes {
+  float* weight;  // [heads, capacity]
+
+  KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
+  template <class Scalar>
+  KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
+                                const head_context& head, edge* row, index_t size, float&) const {
+    const auto made = vote_merge::of_row(head, row, size);
+    if (lane() == 0) {
+      weight[cache.slot(h, row[0].source)] = static_cast<float>(made.a);
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

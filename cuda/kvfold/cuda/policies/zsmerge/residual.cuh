@@ -1,0 +1,209 @@
+/// ZSMerge's residual slots: which slots they are, who goes into which, and with what weight.
+#pragma once
+
+#include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Makes the `count` lowest slots of the context residual ones, `but` one. By a block.
+template <index_t Threads>
+KVFOLD_DEVICE void name_residuals(const residual_rule& rule, of_warps<candidate, Threads>& shared,
+                                  const head_context& head, index_t n, index_t count, index_t but) {
+  for (index_t i = 0; i < count; ++i) {
+    candidate best = 0;
+    for (index_t s = thread_index(); s < n; s += Threads) {
+      if (s != but && !rule.stays(head, s)) {
+        const candidate c = least_candidate(rule.order(head, s), s);
+        best = c > best ? c : best;
+      }
+    }
+    best = block_max(shared, best);
+    if (best != 0 && thread_index() == 0) {
+      head.column(residual_rule::is_residual, least_slot(best)) = 1.0F;
+    }
+    sync_block();
+  }
+}
+
+/// Names the residual slots: whatever is merged; then, while context overflows and a residual slot
+/// is free, the context's lowest (Algorithm 1, line 8). By a block.
+template <index_t Threads>
+KVFOLD_DEVICE void settle(const residual_rule& rule, of_warps<index_t, Threads>& number,
+                          of_warps<candidate, Threads>& best, const head_context& head, index_t n) {
+  const protection in_ring{0, rule.ring, head.newest};
+  index_t residuals = 0, others = 0;
+  for (index_t s = thread_index(); s < n; s += Threads) {
+    float& flag = head.column(residual_rule::is_residual, s);
+    const bool is = flag != 0.0F || head.column(residual_rule::count, s) > 1;
+    flag = is ? 1.0F : 0.0F;
+    residuals += is ? 1 : 0;
+    others += is || in_ring(head.position[s]) ? 0 : 1;
+  }
+  const index_t free = rule.residual - block_sum(number, residuals);
+  const index_t overflow = block_sum(number, others) - rule.context;
+  name_residuals(rule, best, head, n, free < overflow ? free : overflow, -1);
+}
+
+/// The same as a kernel, for heads within the budget. Grid: heads.
+template <class Scalar>
+struct settle_residuals {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    of_warps<index_t, threads> number;
+    of_warps<candidate, threads> best;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  residual_rule rule;
+  index_t target;
+
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t n = cache.length[h];
+    if (n > target) {
+      return;
+    }
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
+    settle(rule, shared.number, shared.best, head, n);
+  }
+};
+
+/// Where those go that leave, a block a head. While there is no residual slot at all and the prompt
+/// is to be chunked: into `residual` runs in position order, the first ones a token longer, each
+/// into its lowest slot. Else the best of them become the residual slots that are missing, and
+/// `match` finds for every other the nearest residual slot (eq. 6): the lists say whom and among
+/// whom.
+template <class Scalar>
+struct place_residuals {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    sort_memory<threads> sort;
+    statistic_memory statistic;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  residual_rule rule;
+  division of;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    if (of.rows[h] < 0) {
+      return;
+    }
+    const index_t n = cache.length[h];
+    const head_context head = context_of(cache, state, h, 0);
+    const residual_rule mine = prepared(rule, shared.sort.number, head, n);
+    if (mine.missing == mine.residual && mine.chunked) {
+      chunk(shared, mine, head, h);
+    } else {
+      seed(shared, mine, head, h, n);
+    }
+  }
+
+ private:
+  KVFOLD_DEVICE void chunk(shared_memory& shared, const residual_rule& mine,
+                           const head_context& head, index_t h) const {
+    const index_t count = of.leaving_count[h];
+    index_t most = 0;
+    for (index_t e = thread_index(); e < count; e += threads) {
+      const index_t p = head.position[of.leaving[cache.slot(h, e)]];
+      most = p > most ? p : most;
+    }
+    most = block_max(shared.sort.number, most);
+    const index_t* const order =
+        block_sort(shared.sort, of.leaving + cache.slot(h, 0), of.nearest.into + cache.slot(h, 0),
+                   count, static_cast<unsigned>(most),
+                   [&](index_t s) { return static_cast<unsigned>(head.position[s]); });
+    for (index_t c = 0, begin = 0; c < mine.residual; ++c) {
+      const index_t end = begin + count / mine.residual + (c < count % mine.residual ? 1 : 0);
+      index_t below = -0x7fffffff;  // of −slot
+      for (index_t i = begin + thread_index(); i < end; i += threads) {
+        below = -order[i] > below ? -order[i] : below;
+      }
+      const index_t anchor = -block_max(shared.sort.number, below);
+      for (index_t i = begin + thread_index(); i < end; i += threads) {
+        of.into[cache.slot(h, order[i])] = order[i] == anchor ? anchor | division::fresh : anchor;
+      }
+      begin = end;
+    }
+    if (thread_index() == 0) {
+      of.kept_count[h] = 0, of.leaving_count[h] = 0;  // nothing to match
+    }
+  }
+
+  KVFOLD_DEVICE void seed(shared_memory& shared, const residual_rule& mine,
+                          const head_context& head, index_t h, index_t n) const {
+    index_t* const leaving = of.leaving + cache.slot(h, 0);
+    index_t* const into = of.into + cache.slot(h, 0);
+    const index_t count = of.leaving_count[h];
+    const statistic least = block_statistic<threads>::highest(
+        shared.statistic, count, mine.missing < count ? mine.missing : count,
+        [](index_t) { return true; }, [&](index_t e) { return mine.order(head, leaving[e]); });
+    index_t others = 0, equals = 0;
+    for (index_t base = 0; base < count; base += threads) {
+      const index_t e = base + thread_index();
+      const index_t s = e < count ? leaving[e] : 0;
+      const unsigned x = e < count ? mine.order(head, s) : 0;
+      const bool equal = e < count && mine.missing > 0 && x == least.least;
+      const index_t equal_at = equals + block_prefix(shared.sort.prefix, 0, equal ? 1 : 0, 0).a;
+      const bool seeds = e < count && ((mine.missing > 0 && x > least.least) ||
+                                       (equal && equal_at < least.equals));
+      const auto before =
+          block_prefix(shared.sort.prefix, 1, e < count && !seeds ? 1 : 0, equal ? 1 : 0);
+      if (seeds) {
+        into[s] = s | division::fresh;
+      } else if (e < count) {
+        leaving[others + before.a] = s;  // the list closes up: all of this stretch is read
+      }
+      others += before.all_a, equals += before.all_b;
+    }
+    sync_block();
+    index_t kept = 0;
+    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
+      const index_t s = base + thread_index();
+      const bool is =
+          s < n && into[s] >= 0 && ((into[s] & division::fresh) != 0 || mine.counted(head, s));
+      const auto before = block_prefix(shared.sort.prefix, turn, is ? 1 : 0, 0);
+      if (is) {
+        of.kept[cache.slot(h, kept + before.a)] = s;
+      }
+      kept += before.all_a;
+    }
+    if (thread_index() == 0) {
+      of.kept_count[h] = kept, of.leaving_count[h] = others;
+    }
+  }
+};
+
+/// eq. 7: members weighted by their token counts; eq. 8: β = α ln w.
+struct residual_weights {
+  float alpha;
+
+  KVFOLD_DEVICE bool alone(const head_context& head, index_t s, bool was_kept) const {
+    return !was_kept || head.column(residual_rule::is_residual, s) != 0.0F;
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context& head,
+                                edge* row, index_t size, float& log_mass) const {
+    float w = 0;
+    for (index_t e = lane(); e < size; e += 32) {
+      w += head.column(residual_rule::count, row[e].source);
+    }
+    w = reduce_sum(w);
+    for (index_t e = lane(); e < size; e += 32) {
+      const float share = head.column(residual_rule::count, row[e].source) / w;
+      row[e].key_weight = share, row[e].value_weight = share;
+    }
+    if (lane() == 0) {
+      log_mass = alpha * logarithm(w);
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,241 @@
+/// What reference queries get from a head, and from the rows that are to stand for it.
+#pragma once
+
+#include "kvfold/cuda/policies/fold/reference.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Sixteen queries against rows, 32 at a time: a warp has two queries, a lane a row, then columns
+/// of the output.
+struct query_tile {
+  static constexpr index_t threads = 256, queries = 16, some = 32;
+  static constexpr index_t own = queries / (threads / 32);  // queries of a warp
+  static constexpr index_t parts = most_dim / 32;           // elements of a row in a lane
+  static constexpr index_t pitch = most_dim + 1;            // lanes meet different banks
+  struct memory {
+    shared_array<float, queries * most_dim> query;
+    shared_array<float, some * pitch> row;
+    shared_array<float, queries * some> weight;
+  };
+  using sums = float[own][parts];
+
+  KVFOLD_DEVICE static index_t query(index_t u) { return warp() * own + u; }
+
+  /// Queries `q0 ...` of the `all` of head `h`'s query heads, zeros behind the last; a barrier
+  /// before they are used is the caller's.
+  template <class Scalar>
+  KVFOLD_DEVICE static void load_queries(memory& shared, const chosen_rows<Scalar>& of, index_t h,
+                                         index_t q0, index_t all, index_t dim) {
+    for (index_t e = thread_index(); e < queries * dim; e += threads) {
+      const index_t q = q0 + e / dim, i = e % dim;
+      shared.query[e / dim * most_dim + i] =
+          q < all ? to_float(of.at(h, q / of.count, q % of.count)[i]) : 0.0F;
+    }
+  }
+  /// Rows `row_of(r)`, zeros where there are none. Two barriers.
+  template <class RowOf>
+  KVFOLD_DEVICE static void load_rows(memory& shared, index_t dim, RowOf row_of) {
+    sync_block();  // the last are used up
+    for (index_t e = thread_index(); e < some * dim; e += threads) {
+      const auto* const from = row_of(e / dim);
+      shared.row[e / dim * pitch + e % dim] = from == nullptr ? 0.0F : to_float(from[e % dim]);
+    }
+    sync_block();
+  }
+  /// Of this lane's row with the warp's query `u`.
+  KVFOLD_DEVICE static float product(memory& shared, index_t dim, index_t u) {
+    float dot = 0;
+    for (index_t i = 0; i < dim; ++i) {
+      dot += shared.query[query(u) * most_dim + i] * shared.row[lane() * pitch + i];
+    }
+    return dot;
+  }
+  /// `sum += weight · rows`.
+  KVFOLD_DEVICE static void add_rows(memory& shared, index_t dim, sums& sum) {
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < own; ++u) {
+      KVFOLD_UNROLL
+      for (index_t w = 0; w < parts; ++w) {
+        const index_t i = w * 32 + lane();
+        for (index_t r = 0; r < some && i < dim; ++r) {
+          sum[u][w] += shared.weight[query(u) * some + r] * shared.row[r * pitch + i];
+        }
+      }
+    }
+    sync_warp();  // the weights are used up
+  }
+  /// `use(q, i, x)` for the lane's part of the sums: element `i` of what query `q` of `all` gets.
+  template <class Use>
+  KVFOLD_DEVICE static void each_sum(const sums& sum, index_t q0, index_t all, index_t dim,
+                                     Use use) {
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < own; ++u) {
+      KVFOLD_UNROLL
+      for (index_t w = 0; w < parts; ++w) {
+        const index_t q = q0 + query(u), i = w * 32 + lane();
+        if (q < all && i < dim) {
+          use(q, i, sum[u][w]);
+        }
+      }
+    }
+  }
+};
+
+/// `Σ_s exp(ℓ_s − Z) v_s` for every reference query. Reads K and V once for sixteen queries.
+template <class Scalar>
+struct reference_output {
+  using tile = query_tile;
+  static constexpr index_t threads = tile::threads;
+  using shared_memory = tile::memory;
+
+  cache_view<Scalar> cache;
+  chosen_rows<Scalar> queries;
+  const float* log_sum_exp;  // [heads, group, count]
+  float* out;                // [heads, group, count, dim]
+
+  /// Grid: heads, tiles of queries.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    if (!queries.asks(h)) {
+      return;
+    }
+    const index_t q0 = static_cast<index_t>(block_index().y) * tile::queries;
+    const index_t all = queries.count * cache.group, n = cache.length[h];
+    const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    tile::load_queries(shared, queries, h, q0, all, cache.dim);
+    float z[tile::own];
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < tile::own; ++u) {
+      const index_t q = q0 + tile::query(u);
+      z[u] = q < all ? log_sum_exp[std::ptrdiff_t{h} * all + q] : 0.0F;
+    }
+    tile::sums sum = {};
+    for (index_t s0 = 0; s0 < n; s0 += tile::some) {
+      const index_t s = s0 + lane();
+      tile::load_rows(shared, cache.dim,
+                      [&](index_t r) { return s0 + r < n ? keys.at(s0 + r) : nullptr; });
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < tile::own; ++u) {
+        const float dot = tile::product(shared, cache.dim, u);
+        shared.weight[tile::query(u) * tile::some + lane()] =
+            s < n ? exponential(cache.scale * dot + cache.log_mass[cache.slot(h, s)] - z[u]) : 0.0F;
+      }
+      tile::load_rows(shared, cache.dim,
+                      [&](index_t r) { return s0 + r < n ? values.at(s0 + r) : nullptr; });
+      tile::add_rows(shared, cache.dim, sum);
+    }
+    tile::each_sum(sum, q0, all, cache.dim, [&](index_t q, index_t i, float x) {
+      out[(std::ptrdiff_t{h} * all + q) * cache.dim + i] = x;
+    });
+  }
+};
+
+/// The rows of a plan as floats, keys and values. A warp a row.
+template <class Scalar>
+struct merge_rows {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  plan_view plan;
+  centre_rows to;
+
+  /// Grid: heads, any number of blocks that share the rows.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    const index_t* const begin = plan.begin + cache.bound(h, 0);
+    const edge* const edges = plan.edges + cache.slot(h, 0);
+    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
+      for (index_t i = lane(); i < cache.dim; i += 32) {
+        float k = 0, v = 0;
+        for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
+          k += edges[e].key_weight * to_float(keys.at(edges[e].source)[i]);
+          v += edges[e].value_weight * to_float(values.at(edges[e].source)[i]);
+        }
+        to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
+      }
+    });
+  }
+};
+
+/// `P = softmax(scale · q·k_r + β_r)` over the rows, and what `P V` lacks of the output.
+template <class Scalar>
+struct row_probabilities {
+  using tile = query_tile;
+  static constexpr index_t threads = tile::threads;
+  using shared_memory = tile::memory;
+
+  cache_view<Scalar> cache;
+  chosen_rows<Scalar> queries;
+  plan_view plan;
+  centre_rows rows;
+  index_t most;    // rows of a head, between queries of `p`
+  float* p;        // [heads, group · count, most]
+  float* missing;  // [heads, group · count, dim], the output before
+
+  /// Grid: heads, tiles of queries.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    if (!queries.asks(h)) {
+      return;
+    }
+    const index_t q0 = static_cast<index_t>(block_index().y) * tile::queries;
+    const index_t all = queries.count * cache.group, n = plan.rows[h];
+    const auto at = [&](index_t u, index_t r) -> float& {
+      return p[(std::ptrdiff_t{h} * all + q0 + tile::query(u)) * most + r];
+    };
+    tile::load_queries(shared, queries, h, q0, all, cache.dim);
+    float max[tile::own], total[tile::own];
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < tile::own; ++u) {
+      max[u] = lowest_score, total[u] = 0;
+    }
+    for (index_t r0 = 0; r0 < n; r0 += tile::some) {
+      const index_t r = r0 + lane();
+      tile::load_rows(shared, cache.dim, [&](index_t x) {
+        return r0 + x < n ? rows.key + rows.at(h, r0 + x) : nullptr;
+      });
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < tile::own; ++u) {
+        const float dot = tile::product(shared, cache.dim, u);
+        if (r < n && q0 + tile::query(u) < all) {
+          const float l = cache.scale * dot + plan.log_mass[cache.slot(h, r)];
+          at(u, r) = l;
+          max[u] = l > max[u] ? l : max[u];
+        }
+      }
+    }
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < tile::own; ++u) {
+      max[u] = reduce_max(max[u]);
+      for (index_t r = lane(); r < n && q0 + tile::query(u) < all; r += 32) {
+        const float e = exponential(at(u, r) - max[u]);
+        at(u, r) = e, total[u] += e;
+      }
+      total[u] = reduce_sum(total[u]);
+    }
+    tile::sums sum = {};
+    for (index_t r0 = 0; r0 < n; r0 += tile::some) {
+      const index_t r = r0 + lane();
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < tile::own; ++u) {
+        const bool is = r < n && q0 + tile::query(u) < all;
+        const float x = is ? at(u, r) / total[u] : 0.0F;
+        if (is) {
+          at(u, r) = x;
+        }
+        shared.weight[tile::query(u) * tile::some + lane()] = x;
+      }
+      tile::load_rows(shared, cache.dim, [&](index_t x) {
+        return r0 + x < n ? rows.value + rows.at(h, r0 + x) : nullptr;
+      });
+      tile::add_rows(shared, cache.dim, sum);
+    }
+    tile::each_sum(sum, q0, all, cache.dim, [&](index_t q, index_t i, float x) {
+      missing[(std::ptrdiff_t{h} * all + q) * cache.dim + i] -= x;
+    });
+  }
+};
+
+}  // namespace kvfold::cuda::detail

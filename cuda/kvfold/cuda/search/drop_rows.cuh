@@ -1,0 +1,74 @@
+/// Rows of a plan that is too long: which of them go.
+#pragma once
+
+#include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Rows that `drop_rows` never drops: those of anchors that a rule protects, or of slots that were
+/// marked as apart.
+template <class Rule>
+struct protected_rows {
+  Rule rule;
+  KVFOLD_DEVICE bool operator()(const head_context& head, index_t s, index_t) const {
+    return rule.stays(head, s);
+  }
+};
+struct marked_rows {
+  KVFOLD_DEVICE bool operator()(const head_context&, index_t, index_t into) const {
+    return (into & division::fresh) != 0;
+  }
+};
+
+/// More rows than the target: of those that nothing protects the heaviest stay, and the others go
+/// with all their members. A block a head.
+template <class Scalar, class Protected>
+struct drop_rows {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    statistic_memory statistic;
+    of_warps<index_t, threads> number;
+    prefix_memory<threads> prefix;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  Protected stays;
+  division of;
+  index_t target;
+  const float* weight;  // [heads, capacity] of the anchors
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    if (of.rows[h] <= target) {
+      return;
+    }
+    const index_t n = cache.length[h];
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
+    index_t* const into = of.into + cache.slot(h, 0);
+    index_t* const drops = of.nearest.into + cache.slot(h, 0);
+    const auto competes = [&](index_t s) {
+      return (into[s] & ~division::fresh) == s && !stays(head, s, into[s]);
+    };
+    const auto order = [&](index_t s) { return ordered(weight[cache.slot(h, s)]); };
+    index_t held = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      held += stays(head, s, into[s]) ? 1 : 0;
+      drops[s] = 0;
+    }
+    held = block_sum(shared.number, held);
+    block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, target - held,
+                                               competes, order, [&](index_t s) { drops[s] = 1; });
+    sync_block();
+    for (index_t s = thread_index(); s < n; s += threads) {
+      if (drops[into[s] & ~division::fresh] != 0) {
+        into[s] = division::gone;
+      }
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

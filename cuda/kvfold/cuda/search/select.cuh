@@ -1,0 +1,144 @@
+/// Who keeps a slot: the protected, then the best of the rest, as a plan or as lists on the device.
+#pragma once
+
+#include "kvfold/budget.hpp"
+#include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+
+namespace kvfold::cuda {
+
+namespace detail {
+
+/// Where a selection goes: rows of a plan, one slot each, as it is.
+struct evictions {
+  plan_view plan;
+
+  KVFOLD_DEVICE void none(index_t h) const { plan.rows[h] = -1; }
+  template <class Scalar>
+  KVFOLD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s,
+                          index_t row) const {
+    plan.edges[cache.slot(h, row)] = {s, 1.0F, 1.0F};
+    plan.begin[cache.bound(h, row)] = row;
+    plan.log_mass[cache.slot(h, row)] = cache.log_mass[cache.slot(h, s)];
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE void leave(const cache_view<Scalar>&, index_t, index_t, index_t) const {}
+  template <class Scalar>
+  KVFOLD_DEVICE void end(const cache_view<Scalar>& cache, index_t h, index_t rows, index_t) const {
+    plan.rows[h] = rows;
+    plan.begin[cache.bound(h, rows)] = rows;
+  }
+};
+
+/// A block a head: the order statistic of the scores; then the kept slots, counted and written in
+/// slot order, where of those that equal the statistic the lower slots stay. Reads the rule's
+/// columns and the positions, 5 times (from L2 mostly); writes 20 bytes a row.
+template <class Scalar, class Rule, class To>
+struct select_slots {
+  static constexpr index_t threads = 512;
+  static constexpr index_t own = 4;  // consecutive slots of a thread, when writing
+  struct shared_memory {
+    statistic_memory statistic;
+    of_warps<index_t, threads> number;
+    prefix_memory<threads> prefix;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  Rule rule;
+  budget limit;
+  To to;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const auto h = static_cast<index_t>(block_index().x);
+    const index_t n = cache.length[h];
+    if (!limit.reached(n)) {
+      if (thread_index() == 0) {
+        to.none(h);
+      }
+      return;
+    }
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
+    const Rule mine = prepared(rule, shared.number, head, n);
+    index_t stay = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      stay += mine.stays(head, s) ? 1 : 0;
+    }
+    stay = block_sum(shared.number, stay);
+    index_t free = limit.target - stay;
+    if constexpr (requires { mine.free(stay, stay); }) {
+      free = mine.free(limit.target, stay);
+    }
+    const statistic least = block_statistic<threads>::highest(
+        shared.statistic, n, free < n - stay ? free : n - stay,
+        [&](index_t s) { return !mine.stays(head, s); },
+        [&](index_t s) { return mine.order(head, s); });
+    write(shared, mine, head, h, n, least);
+  }
+
+ private:
+  /// Kept are those that stay or are better than the statistic, and of its equals the first.
+  KVFOLD_DEVICE void write(shared_memory& shared, const Rule& mine, const head_context& head,
+                           index_t h, index_t n, const statistic& least) const {
+    index_t sure_before = 0, equal_before = 0;
+    for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
+      bool sure[own], equal[own];
+      index_t sure_mine = 0, equal_mine = 0;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const index_t s = base + thread_index() * own + i;
+        const bool stays = s < n && mine.stays(head, s);
+        const unsigned x = s < n && !stays ? mine.order(head, s) : 0;
+        sure[i] = stays || (s < n && x > least.least);
+        equal[i] = s < n && !stays && x == least.least;
+        sure_mine += sure[i] ? 1 : 0, equal_mine += equal[i] ? 1 : 0;
+      }
+      const auto before = block_prefix(shared.prefix, turn, sure_mine, equal_mine);
+      index_t sure_at = sure_before + before.a, equal_at = equal_before + before.b;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const index_t s = base + thread_index() * own + i;
+        const index_t row = sure_at + (equal_at < least.equals ? equal_at : least.equals);
+        if (sure[i] || (equal[i] && equal_at < least.equals)) {
+          to.keep(cache, h, s, row);
+        } else if (s < n) {
+          to.leave(cache, h, s, s - row);
+        }
+        sure_at += sure[i] ? 1 : 0, equal_at += equal[i] ? 1 : 0;
+      }
+      sure_before += before.all_a, equal_before += before.all_b;
+    }
+    if (thread_index() == 0) {
+      const index_t rows =
+          sure_before + (equal_before < least.equals ? equal_before : least.equals);
+      to.end(cache, h, rows, n - rows);
+    }
+  }
+};
+
+template <class Scalar, class Rule, class To>
+void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
+                 const state_view& state, const budget& limit, stream stream) {
+  static_assert(Rule::leaves, "kvfold::cuda: a rule by which slots leave expected");
+  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to},
+         {static_cast<unsigned>(cache.heads)}, stream);
+}
+
+}  // namespace detail
+
+/// The plan of an eviction, for every head that holds more than `limit.target` slots and at least
+/// `limit.trigger`: the slots for which `rule.stays`, then those of the highest `rule.order`, ties
+/// to the lower slot, NaN last. Other heads get `rows` −1: they stay. Equals `kvfold::evict`. One
+/// launch; protected slots beyond the target all stay. Rows are single slots, as they are.
+template <class Scalar, class Rule>
+void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+            const budget& limit, const plan_view& plan, stream stream) {
+  check(cache), check(state), check(plan, "cuda select");
+  expects(limit.target >= 0, "cuda select: a target of at least 0 expected, ", limit.target,
+          " came");
+  detail::select_into(detail::evictions{plan}, rule, cache, state, limit, stream);
+}
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,247 @@
+/// Models of `kv_cache`: one that owns its memory, and one over an engine's.
+#pragma once
+
+#include <algorithm>  // std::ranges::sort
+#include <cstddef>    // std::size_t
+#include <limits>     // std::numeric_limits
+#include <span>
+#include <vector>
+
+#include "kvfold/memory/view.hpp"
+
+namespace kvfold {
+
+/// The shape of a cache, in one place.
+struct cache_shape {
+  index_t heads = 0;          ///< batch × layer × KV head, flattened
+  index_t group = 1;          ///< query heads per KV head (GQA); 1: multi-head attention
+  index_t dim = 0;            ///< of a head
+  index_t capacity = 0;       ///< slots per head
+  float scale = 0;            ///< of the logits; 0: 1/sqrt(dim)
+  bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
+
+  /// The group size for `query_heads` on `kv_heads`; refused when they do not divide.
+  static index_t group_of(index_t query_heads, index_t kv_heads) {
+    expects(kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0,
+            "group: a multiple of the KV heads expected, ", query_heads, " query heads on ",
+            kv_heads, " KV heads came");
+    return query_heads / kv_heads;
+  }
+};
+
+/// The parts of a cache that an engine has no place for: log-mass, position, lengths.
+class slot_records {
+ public:
+  explicit slot_records(const cache_shape& shape) : shape_(checked(shape)) {
+    const auto heads = static_cast<std::size_t>(shape.heads);
+    const std::size_t slots = heads * static_cast<std::size_t>(shape.capacity);
+    log_mass_.resize(slots);
+    position_.resize(slots);
+    length_.resize(heads);
+    seen_.resize(heads);
+  }
+
+  const cache_shape& shape() const { return shape_; }
+
+  head_records::records of(index_t h) {
+    expects(h >= 0 && h < shape_.heads, "head: 0 to ", shape_.heads - 1, " expected, ", h, " came");
+    const auto first = static_cast<std::size_t>(h) * static_cast<std::size_t>(shape_.capacity);
+    return {log_mass_.data() + first, position_.data() + first,
+            &length_[static_cast<std::size_t>(h)], &seen_[static_cast<std::size_t>(h)]};
+  }
+
+  /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
+  void adopt(index_t h, index_t tokens) {
+    const auto slots = of(h);
+    expects(tokens >= 0 && tokens <= shape_.capacity - *slots.length, "adopt: at most ",
+            shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
+    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.seen,
+            "adopt: positions end at int32");
+    for (index_t i = 0; i < tokens; ++i) {
+      slots.log_mass[*slots.length] = 0.0F;
+      slots.position[(*slots.length)++] = (*slots.seen)++;
+    }
+  }
+
+  head_records::extent extent() const {
+    return {shape_.capacity, shape_.dim, shape_.group, shape_.scale, shape_.check_finite};
+  }
+
+ private:
+  static cache_shape checked(cache_shape s) {
+    expects(s.heads > 0, "cache: at least 1 head expected, ", s.heads, " came");
+    expects(s.dim > 0 && s.dim <= max_dim, "cache: dim 1 to ", max_dim, " expected, ", s.dim,
+            " came");
+    expects(s.group > 0, "cache: a group of at least 1 query head expected, ", s.group, " came");
+    expects(s.capacity > 0, "cache: a capacity of at least 1 slot expected, ", s.capacity, " came");
+    expects(s.scale >= 0 && std::isfinite(s.scale),
+            "cache: a finite scale above 0 expected (0: 1/sqrt(dim)), ", s.scale, " came");
+    if (s.scale == 0) {
+      s.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
+    }
+    return s;
+  }
+
+  static constexpr index_t max_dim = 4096;
+  cache_shape shape_;
+  std::vector<float> log_mass_;
+  std::vector<index_t> position_, length_, seen_;
+};
+
+/// Keys and values of all heads, `[heads, capacity, dim]`, owned.
+///
+///     kvfold::cache<float> kv{{.heads = 8, .group = 4, .dim = 128, .capacity = 4096}};
+///     kv.append(h, keys, values);   // [tokens, dim] each
+template <storage_scalar Scalar>
+class cache {
+ public:
+  using scalar = Scalar;
+
+  explicit cache(const cache_shape& shape)
+      : slots_(shape), keys_(elements()), values_(elements()) {}
+
+  const cache_shape& shape() const { return slots_.shape(); }
+  index_t heads() const { return shape().heads; }
+
+  head_view<Scalar> head(index_t h) {
+    const auto slots = slots_.of(h);
+    const std::ptrdiff_t first = std::ptrdiff_t{h} * shape().capacity * shape().dim;
+    return {{keys_.data() + first, shape().dim, 1},
+            {values_.data() + first, shape().dim, 1},
+            slots,
+            slots_.extent()};
+  }
+
+  /// Appends tokens `[tokens, dim]` to head `h` at its next positions.
+  template <class T>
+  void append(index_t h, std::span<const T> keys, std::span<const T> values) {
+    append_rows(head(h), keys, values);
+  }
+  template <class T>
+  void append(index_t h, const std::vector<T>& keys, const std::vector<T>& values) {
+    append(h, std::span<const T>(keys), std::span<const T>(values));
+  }
+
+  /// Bytes of the slots in use: keys, values, log-mass, positions.
+  std::size_t bytes() {
+    std::size_t sum = 0;
+    for (index_t h = 0; h < heads(); ++h) {
+      const auto slot = 2 * sizeof(Scalar) * static_cast<std::size_t>(shape().dim) + sizeof(float) +
+                        sizeof(index_t);
+      sum += static_cast<std::size_t>(head(h).length()) * slot;
+    }
+    return sum;
+  }
+
+ private:
+  std::size_t elements() const {
+    return static_cast<std::size_t>(shape().heads) * static_cast<std::size_t>(shape().capacity) *
+           static_cast<std::size_t>(shape().dim);
+  }
+
+  slot_records slots_;
+  std::vector<Scalar> keys_, values_;
+};
+
+/// Where an engine keeps the keys (or the values) of all heads; strides in elements.
+/// Element `i` of slot `s` of head `h` is `data[h * head + s * row + i * element]`.
+template <storage_scalar Scalar>
+struct layout {
+  Scalar* data = nullptr;
+  std::ptrdiff_t head = 0;
+  std::ptrdiff_t row = 0;
+  std::ptrdiff_t element = 1;
+
+  /// `[token, head, dim]`, as llama.cpp keeps keys.
+  static layout token_head_dim(Scalar* data, index_t heads, index_t dim) {
+    return {data, dim, std::ptrdiff_t{heads} * dim, 1};
+  }
+  /// `[head, token, dim]`
+  static layout head_token_dim(Scalar* data, index_t capacity, index_t dim) {
+    return {data, std::ptrdiff_t{capacity} * dim, dim, 1};
+  }
+  /// `[head, dim, token]`: values transposed.
+  static layout head_dim_token(Scalar* data, index_t capacity, index_t dim) {
+    return {data, std::ptrdiff_t{capacity} * dim, 1, capacity};
+  }
+};
+
+/// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
+/// here. Tokens that are already in the engine's memory are taken in with `adopt`.
+template <storage_scalar Scalar>
+class strided_view {
+ public:
+  using scalar = Scalar;
+
+  strided_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values)
+      : slots_(shape), keys_(checked("keys", keys)), values_(checked("values", values)) {}
+
+  const cache_shape& shape() const { return slots_.shape(); }
+  index_t heads() const { return shape().heads; }
+
+  head_view<Scalar> head(index_t h) {
+    const auto slots = slots_.of(h);
+    return {{keys_.data + h * keys_.head, keys_.row, keys_.element},
+            {values_.data + h * values_.head, values_.row, values_.element},
+            slots,
+            slots_.extent()};
+  }
+
+  template <class T>
+  void append(index_t h, std::span<const T> keys, std::span<const T> values) {
+    append_rows(head(h), keys, values);
+  }
+
+  /// Takes in the `tokens` rows that follow the slots in use of head `h`: the engine wrote them.
+  void adopt(index_t h, index_t tokens) { slots_.adopt(h, tokens); }
+
+ private:
+  layout<Scalar> checked(const char* what, layout<Scalar> l) const {
+    expects(l.data != nullptr, "strided_view: ", what, " expected, null came");
+    // From the shortest stride to the longest, each must step over all that the shorter ones reach.
+    struct axis {
+      std::ptrdiff_t stride;
+      index_t count;
+    };
+    axis axes[] = {{l.element, shape().dim}, {l.row, shape().capacity}, {l.head, shape().heads}};
+    std::ranges::sort(axes, {}, &axis::stride);
+    std::ptrdiff_t reach = 1;
+    for (const axis& a : axes) {
+      expects(a.count == 1 || a.stride >= reach, "strided_view: ", what,
+              " that do not overlap expected, [heads, slots, dim] = [", shape().heads, ", ",
+              shape().capacity, ", ", shape().dim, "], head stride ", l.head, ", row stride ",
+              l.row, " and element stride ", l.element, " came");
+      reach += (a.count - 1) * a.stride;
+    }
+    return l;
+  }
+
+  slot_records slots_;
+  layout<Scalar> keys_, values_;
+};
+
+/// Appends tokens `[tokens, dim]` to one head; refused whole when they do not fit.
+template <class T>
+void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<const T> values) {
+  const auto dim = static_cast<std::size_t>(head.dim());
+  expects(keys.size() == values.size() && keys.size() % dim == 0,
+          "append: keys and values [tokens, ", dim, "] expected, ", keys.size(), " and ",
+          values.size(), " numbers came");
+  expects(keys.empty() || (keys.data() != nullptr && values.data() != nullptr),
+          "append: keys and values expected, null came");
+  const std::size_t tokens = keys.size() / dim;
+  expects(tokens <= static_cast<std::size_t>(head.capacity() - head.length()), "append: at most ",
+          head.capacity() - head.length(), " more tokens fit, ", tokens, " came");
+  detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
+  expects(tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.seen()),
+          "append: positions end at int32");
+  if (head.check_finite()) {
+    expect_finite("append: keys", keys.data(), static_cast<std::ptrdiff_t>(keys.size()));
+    expect_finite("append: values", values.data(), static_cast<std::ptrdiff_t>(values.size()));
+  }
+  for (std::size_t t = 0; t < tokens; ++t) {
+    head.push(keys.data() + t * dim, values.data() + t * dim);
+  }
+}
+
+}  // namespace kvfold

@@ -1,0 +1,71 @@
+/// Rows of a cache as float matrices: in place where they are already so, converted otherwise.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::clamp
+#include <cstddef>    // std::ptrdiff_t
+
+#include "kvfold/memory/convert.hpp"
+
+namespace kvfold::detail {
+
+/// Slots `[rows, dim]` in float.
+using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
+                        Eigen::Unaligned, Eigen::OuterStride<>>;
+
+/// Rows between two looks ahead.
+inline constexpr index_t rows_ahead = 8;
+
+/// Asks for the first lines of the row `rows_ahead` behind `row`: processors follow what is read in
+/// order by themselves, but start anew at every page.
+template <class Scalar>
+void look_ahead(const Scalar* row, std::ptrdiff_t stride) {
+  constexpr std::ptrdiff_t line = 64 / sizeof(Scalar), lines = 4;
+  const auto* const next = row + rows_ahead * stride;
+  for (std::ptrdiff_t i = 0; i < lines; ++i) {
+    Eigen::internal::prefetch(next + i * line);
+  }
+}
+
+/// `count` rows `row_of(first) ...` of a cache; `buffer [count, dim]` is used when they are not
+/// evenly spaced floats.
+template <class RowOf>
+tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* buffer) {
+  using scalar = std::remove_pointer_t<decltype(row_of(first).data)>;
+  if constexpr (std::same_as<std::remove_const_t<scalar>, float>) {
+    const float* base = row_of(first).data;
+    const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - base : dim;
+    bool even = row_of(first).step == 1 && stride >= dim;
+    for (index_t i = 2; even && i < count; ++i) {
+      even = row_of(first + i).data == base + i * stride;  // a paged view may jump
+    }
+    if (even) {
+      return {base, count, dim, Eigen::OuterStride<>(stride)};
+    }
+  }
+  const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - row_of(first).data : 0;
+  for (index_t i = 0; i < count; ++i) {
+    const auto row = row_of(first + i);
+    look_ahead(row.data, stride);
+    to_floats(row, dim, buffer + std::ptrdiff_t{i} * dim);
+  }
+  return {buffer, count, dim, Eigen::OuterStride<>(dim)};
+}
+
+/// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
+inline constexpr index_t tile_most = 64, tile_room = 16384;
+
+/// Calls `use(first, tile)` for the keys of all slots, at most `tile_most` at a time. Nothing is
+/// allocated.
+template <class Use>
+void each_tile_of_keys(const kv_head auto& head, Use use) {
+  float buffer[tile_room];
+  const index_t n = head.length(), dim = head.dim(),
+                rows = std::clamp(tile_room / dim, index_t{1}, tile_most);
+  for (index_t first = 0; first < n; first += rows) {
+    use(first, load_tile([&](index_t s) { return head.key(s); }, first, std::min(rows, n - first),
+                         dim, buffer));
+  }
+}
+
+}  // namespace kvfold::detail

@@ -1,0 +1,62 @@
+/// Admission: plans that never touch slots that are sealed, for pages that are only appended to.
+#pragma once
+
+#include <algorithm>  // std::ranges::any_of
+#include <vector>
+
+#include "kvfold/merge/plan.hpp"
+
+namespace kvfold {
+
+/// What `plan` says of the slots from `sealed` on, and nothing of those before: the first `sealed`
+/// slots stay, byte for byte. Newcomers that `plan` keeps stay, those that it drops or merges into
+/// a sealed slot are gone, and those that it merges with one another are merged. A newcomer that
+/// `plan` merges sealed slots into stays as it is, alone; others merged into it are gone. The head
+/// is left with as many slots more than `plan` has rows as `plan` would have taken of the sealed
+/// ones.
+///
+/// `sealed = length − 1` asks of one newcomer whether it gets a slot; a chunk, or a window of
+/// recent slots that the engine still has open, may be asked of at once.
+void append_only(const merge_plan& plan, const kv_head auto& head, index_t sealed,
+                 merge_plan& out) {
+  expects(&plan != &out, "append_only: another plan to write expected, the same one came");
+  expects(sealed >= 0 && sealed <= plan.length(), "append_only: 0 to ", plan.length(),
+          " sealed slots expected, ", sealed, " came");
+  expects(plan.length() == head.length(), "append_only: a plan of ", head.length(),
+          " slots expected, ", plan.length(), " came");
+  check(plan);
+  out.reset(plan.length());
+  for (index_t s = 0; s < sealed; ++s) {
+    out.keep(s, head.log_mass(s));
+  }
+  const auto dim = static_cast<std::size_t>(plan.dim());
+  std::vector<float> keys(static_cast<std::size_t>(sealed) * dim), values = keys;
+  const auto correct = [&](std::vector<float>& to, std::span<const float> delta) {
+    to.insert(to.end(), delta.begin(), delta.end());
+    to.resize(static_cast<std::size_t>(out.rows()) * dim);  // no correction: zeros
+  };
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const index_t anchor = plan.anchor(r);
+    if (anchor < sealed) {
+      continue;
+    }
+    const auto edges = plan.row(r);
+    if (std::ranges::any_of(edges, [&](const edge& e) { return e.source < sealed; })) {
+      out.keep(anchor, head.log_mass(anchor));
+      correct(keys, {}), correct(values, {});
+    } else {
+      std::ranges::for_each(edges, [&](const edge& e) { out.add(e); });
+      out.end_row(plan.log_mass(r));
+      correct(keys, plan.key_correction(r)), correct(values, plan.value_correction(r));
+    }
+  }
+  if (!plan.key_corrections().empty()) {
+    out.correct_keys(keys, plan.dim());
+  }
+  if (!plan.value_corrections().empty()) {
+    out.correct_values(values, plan.dim());
+  }
+  out.set_note(plan.note());
+}
+
+}  // namespace kvfold

@@ -1,0 +1,102 @@
+/// Fitting slots to the full cache on reference queries: log-mass in the mean, values by ridge.
+#pragma once
+
+#include <Eigen/Cholesky>
+#include <cmath>  // std::log
+
+#include "kvfold/score/dense.hpp"
+
+namespace kvfold {
+
+/// `ln(mass / alone)`. What no query has asked for has no mass to fit: floors keep it finite.
+inline float log_ratio(float mass, float alone) {
+  constexpr float least = 1e-20F, most = 1e20F;
+  return std::log(std::max(mass, least) / std::clamp(alone, least, most));
+}
+
+/// The log-mass that gives every slot, in the mean over the queries, the mass of what it stands
+/// for: `β_r = ln( Σ_q Σ_{i∈r} p_qi / Σ_q exp(scale·q·k_r − Z_q) )`. `keys [slots, dim]`, `mass
+/// [slots]` of the members, `queries [queries, dim]`, `log_sum_exp [queries]` of the full cache.
+dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored auto& mass,
+                           const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
+                           float scale) {
+  dense::vector alone = dense::vector::Zero(keys.rows());
+  constexpr Eigen::Index block = 64;
+  dense::matrix e;
+  for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
+    const Eigen::Index rows = std::min(block, queries.rows() - begin);
+    e.resize(rows, keys.rows());
+    dense::set_product_transposed(scale, queries.middleRows(begin, rows), keys, e);
+    e.colwise() -= log_sum_exp.segment(begin, rows);
+    alone += e.array().exp().matrix().colwise().sum().transpose();
+  }
+  return mass.binaryExpr(alone, &log_ratio);
+}
+
+/// Softmax attention `[queries, slots]` over slots with log-mass.
+dense::matrix probabilities(const dense::stored auto& queries, const dense::stored auto& keys,
+                            const dense::stored auto& log_mass, float scale) {
+  dense::matrix p(queries.rows(), keys.rows());
+  p.rowwise() = log_mass.transpose();
+  dense::add_product_transposed(scale, queries, keys, p);
+  p.colwise() -= p.rowwise().maxCoeff().eval();
+  p = p.array().exp();
+  p.array().colwise() /= p.rowwise().sum().array().eval();
+  return p;
+}
+
+/// The largest eigenvalue of a symmetric positive matrix, by power iteration. Only the lower
+/// triangle is read.
+double largest_eigenvalue(const dense::stored auto& a) {
+  const auto whole = a.template selfadjointView<Eigen::Lower>();
+  Eigen::VectorXd x = whole * Eigen::VectorXd::Ones(a.rows());  // close to it, of positive matrices
+  if (x.norm() == 0) {
+    return 0;
+  }
+  x.normalize();
+  double eigenvalue = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Eigen::VectorXd y = whole * x;
+    const double next = y.norm();
+    if (next == 0) {
+      return 0;
+    }
+    x = y / next;
+    if (std::abs(next - eigenvalue) <= 1e-9 * next) {
+      return next;
+    }
+    eigenvalue = next;
+  }
+  return eigenvalue;
+}
+
+/// `Δ [slots, dim]` such that `P (V + Δ)` comes close to what is wanted, at least squares: solves
+/// `(PᵀP + λI) Δ = Pᵀ missing` with `λ = ridge` times the largest eigenvalue of `PᵀP`.
+/// `missing [queries, dim]` is what `P V` lacks. The smaller of the two equal forms is solved.
+dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
+                           float ridge) {
+  const bool primal = p.cols() <= p.rows();
+  using matrix = dense::matrix_of<double>;
+  const matrix rows = primal ? matrix(p.transpose().template cast<double>())
+                             : matrix(p.template cast<double>());  // the smaller side's
+  matrix y = missing.template cast<double>();
+  Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
+  gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
+  const double lambda = double{ridge} * largest_eigenvalue(gram);
+  if (lambda == 0) {
+    return dense::matrix::Zero(p.cols(), missing.cols());
+  }
+  gram.diagonal().array() += lambda;
+  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>> factor(gram);
+  matrix delta = matrix::Zero(p.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y
+  if (primal) {
+    dense::add_product(1, rows, y, delta);
+    factor.solveInPlace(delta);
+  } else {
+    factor.solveInPlace(y);
+    dense::add_transposed_product(1, rows, y, delta);
+  }
+  return delta.template cast<float>();
+}
+
+}  // namespace kvfold

@@ -1,0 +1,35 @@
+/// From who goes where to the rows of a plan.
+#pragma once
+
+#include <algorithm>  // std::ranges::sort
+#include <span>
+#include <tuple>
+
+#include "kvfold/merge/plan.hpp"
+
+namespace kvfold {
+
+/// Calls `row(members)` for every row that `out.row_of()` (slot ↦ anchor of its row, −1: gone)
+/// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
+/// `out.order()`. O(length log length).
+template <class Row>
+void for_each_row(merge_plan& out, Row row) {
+  const auto& into = out.row_of();
+  auto& order = out.order();
+  order.clear();
+  for (std::size_t s = 0; s < into.size(); ++s) {
+    if (into[s] >= 0) {
+      order.push_back(static_cast<index_t>(s));
+    }
+  }
+  const auto anchor = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
+  std::ranges::sort(order, {}, [&](index_t s) { return std::tuple(anchor(s), s != anchor(s), s); });
+  for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    while (end < order.size() && anchor(order[end]) == anchor(order[begin])) {
+      ++end;
+    }
+    row(std::span<const index_t>(order).subspan(begin, end - begin));
+  }
+}
+
+}  // namespace kvfold

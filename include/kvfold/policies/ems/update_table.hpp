@@ -1,0 +1,111 @@
+/// How EMS's table follows a plan.
+#pragma once
+
+#include "kvfold/merge/apply.hpp"
+#include "kvfold/policies/ems/table.hpp"
+#include "kvfold/search/select.hpp"
+
+namespace kvfold {
+
+namespace detail {
+
+/// What becomes of a slot's own token, in a plan's marks: `check` leaves the first two.
+enum ems_centre : char { gone, taken_along, left_behind };
+
+/// Of the tokens that share entries, or will, the one of least `score` leaves; among equals the one
+/// later in the table, which is in order of rows and of joining. `each_source(f)` calls `f(slot,
+/// mark of one that joins, else null)` in that order.
+template <class EachSource, class Score>
+void make_room(const ems_table<head_state>& tokens, EachSource each_source, Score score) {
+  constexpr index_t none = ems_table<head_state>::none;
+  index_t least = none, before = none;  // `before`: in its list; none: a centre
+  char* own = nullptr;                  // that centre's mark
+  float lowest = 0;
+  const auto compare = [&](index_t token, index_t behind, char* mark) {
+    const float s = rank(score(token));
+    if (least == none || s <= lowest) {
+      least = token, before = behind, own = mark, lowest = s;
+    }
+  };
+  each_source([&](index_t source, char* joining) {
+    if (joining != nullptr && *joining == taken_along) {
+      compare(source, none, joining);
+    }
+    for (index_t t = source; tokens.after(t) != none; t = tokens.after(t)) {
+      compare(tokens.after(t), t, nullptr);
+    }
+  });
+  if (before != none) {
+    tokens.remove_after(before);
+  } else {
+    *own = left_behind;
+  }
+}
+
+}  // namespace detail
+
+/// Joins the lists of tokens as the plan's rows say, before it is applied; slots that go take
+/// theirs along. At most `most` tokens share entries afterwards: those of least `score(token)` make
+/// room first, so that the table never holds more.
+template <class Score>
+void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
+                  const merge_plan& change, index_t most, Score score) {
+  auto& centre = change.marks();  // as `check` has left them
+  index_t joining = -change.rows();
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (centre[static_cast<std::size_t>(s)] == detail::gone) {
+      tokens.remove_sharing(s);
+    } else {
+      ++joining;
+    }
+  }
+  const auto each_source = [&](auto see) {
+    for (index_t r = 0; r < change.rows(); ++r) {
+      for (const edge& e : change.row(r)) {
+        char& mark = centre[static_cast<std::size_t>(e.source)];
+        see(e.source, e.source != change.anchor(r) ? &mark : nullptr);
+      }
+    }
+  };
+  for (index_t more = tokens.sharing() + joining - most; more > 0; --more) {
+    detail::make_room(tokens, each_source, score);
+  }
+  for (index_t r = 0; r < change.rows(); ++r) {
+    for (const edge& e : change.row(r).subspan(1)) {
+      tokens.join(head, change.anchor(r), e.source,
+                  centre[static_cast<std::size_t>(e.source)] == detail::taken_along);
+    }
+  }
+}
+
+/// The same for a departure; `score_of_tokens()` is asked for where tokens have to make room.
+template <class ScoreOf>
+void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
+                 const departure& change, index_t most, ScoreOf score_of_tokens) {
+  const bool joins = change.into != departure::nowhere;
+  char centre = detail::taken_along;
+  if (!joins) {
+    tokens.remove_sharing(change.leaving);
+  }
+  if (index_t more = tokens.sharing() + (joins ? 1 : 0) - most; more > 0) {
+    const auto score = score_of_tokens();
+    const auto each_source = [&](auto see) {
+      for (index_t s = 0; s < head.length(); ++s) {
+        if (s != change.leaving) {
+          see(s, static_cast<char*>(nullptr));
+        }
+        if (s == change.into) {
+          see(change.leaving, &centre);
+        }
+      }
+    };
+    for (; more > 0; --more) {
+      detail::make_room(tokens, each_source, score);
+    }
+  }
+  if (joins) {
+    tokens.join(head, change.into, change.leaving, centre == detail::taken_along);
+  }
+}
+
+}  // namespace kvfold

@@ -1,0 +1,272 @@
+/// fold while decoding: the cheapest pairs of slots, on queries moved to the positions to come.
+#pragma once
+
+#include <algorithm>  // std::nth_element
+#include <cmath>      // std::exp
+#include <span>
+
+#include "kvfold/detail/arena.hpp"
+#include "kvfold/merge/fit.hpp"
+#include "kvfold/score/leverage.hpp"
+#include "kvfold/score/future_positions.hpp"
+#include "kvfold/policies/fold/memory.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/memory/tile.hpp"
+#include "kvfold/search/ward.hpp"
+
+namespace kvfold {
+
+/// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
+/// use.
+struct fold_decode {
+  lookahead ahead = {};  ///< where the queries are moved to
+  index_t queries = 64;  ///< remembered, per query head
+  index_t stride = 4;    ///< every so many steps one is remembered
+  index_t period = 0;    ///< slots freed at once; 0: a sixteenth of the budget
+
+  index_t freed(index_t slots) const { return period > 0 ? period : std::max(slots / 16, 1); }
+  void validate() const {
+    ahead.validate("fold");
+    expect_count("fold", "remembered queries", queries, 1);
+    expect_count("fold", "steps in the stride", stride, 1);
+    expect_count("fold", "slots freed at once", period, 0);
+  }
+
+  /// Leverage `[length]` of un-rotated keys under the moments of all that came, of the slots for
+  /// which `wanted(s)`; 0 of the others.
+  template <class Memory, class Wanted>
+  std::span<const float> leverage(const kv_head auto& head, const Memory& memory, const rope& rope,
+                                  Wanted wanted, merge_plan& out) const {
+    const index_t n = head.length(), dim = head.dim();
+    auto& order = out.order();
+    order.clear();
+    for (index_t s = 0; s < n; ++s) {
+      if (wanted(s)) {
+        order.push_back(s);
+      }
+    }
+    const auto rows = static_cast<index_t>(order.size());
+    const auto d = static_cast<std::size_t>(dim);
+    constexpr index_t some = 16;  // keys transposed at a time, a line of each element
+    arena scratch(out.numbers(), 2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d +
+                                     key_moments::floats(dim));
+    auto lever = scratch.column(n), of_row = scratch.column(rows);
+    auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
+    Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
+    const key_moments moments = memory.counting_keys(
+        head, rope, scratch.column(static_cast<index_t>(key_moments::floats(dim))).data());
+    const Eigen::Map<const dense::vector> mean(moments.mean, dim);
+    rotation turn(rope, dim);
+    for (index_t first = 0; first < rows; first += some) {
+      const index_t count = std::min(some, rows - first);
+      for (index_t r = 0; r < count; ++r) {
+        const index_t s = order[static_cast<std::size_t>(first + r)];
+        to_floats(head.key(s), dim, &keys(r, 0));
+        turn.by(-head.position(s));
+        turn(&keys(r, 0));
+      }
+      for (index_t i = 0; i < dim; ++i) {
+        for (index_t r = 0; r < count; ++r) {
+          x(i, first + r) = keys(r, i) - mean[i];
+        }
+      }
+    }
+    for (index_t i = 0; i < dim; ++i) {  // the lower triangle is all that a factor takes
+      covariance.row(i).head(i + 1) =
+          Eigen::Map<const dense::vector>(moments.row_of_second(i), i + 1).transpose() -
+          mean[i] * mean.head(i + 1).transpose();
+    }
+    kvfold::leverage(x, covariance, 0.01F, of_row);
+    lever.setZero();
+    for (index_t r = 0; r < rows; ++r) {
+      lever[order[static_cast<std::size_t>(r)]] = of_row[r];
+    }
+    return {lever.data(), static_cast<std::size_t>(n)};
+  }
+
+  /// `out.marks()` says which slots keep their bytes; of the others, the cheapest to fold go.
+  template <class Memory>
+  void plan(const kv_head auto& head, const Memory& memory, const rope& rope, index_t target,
+            merge_plan& out) const {
+    const index_t n = head.length(), dim = head.dim(), count = memory.count() * head.group();
+    const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
+               q = static_cast<std::size_t>(count);
+    arena scratch(out.numbers(), 2 * size + 2 * q + (q + 1) * d +
+                                     std::max(some_queries * (size + padding) + tile_slots * d,
+                                              2 * ward_slots::floats(n, dim)));
+    auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
+         logit = scratch.column(count), key = scratch.column(dim);
+    auto foreseen = scratch.rows(count, dim);
+    foresee(head, memory, rope, foreseen);
+    measure(head, foreseen, scratch, sum, log_sum_exp);
+    const auto mass = [&sum, each = static_cast<float>(std::max(count, 1))](index_t s) {
+      return sum[s] / each + 1e-6F;
+    };
+
+    // Who leaves: the cheapest to fold into a slot of no less mass. By falling mass, these stand
+    // before it, or beside it where masses are equal.
+    auto& order = out.order();
+    order.clear();
+    for (index_t s = 0; s < n; ++s) {
+      if (out.marks()[static_cast<std::size_t>(s)] == 0) {
+        order.push_back(s);
+      }
+    }
+    std::ranges::sort(order, [&](index_t a, index_t b) {
+      const float x = rank(mass(a)), y = rank(mass(b));
+      return x > y || (x == y && a < b);
+    });
+    auto& heavier = out.row_of();  // [order] how many weigh no less
+    heavier.resize(order.size());
+    for (std::size_t i = order.size(); i-- > 0;) {
+      const bool last = i + 1 == order.size() || rank(mass(order[i + 1])) < rank(mass(order[i]));
+      heavier[i] = last ? static_cast<index_t>(i) + 1 : heavier[i + 1];
+    }
+    {
+      arena pass = scratch;
+      const ward_slots all(head, order, mass, pass);
+      cheapest_partners(
+          all, all, [&](index_t i) { return heavier[static_cast<std::size_t>(i)]; },
+          [&](index_t i, const ward_partner& to) {
+            cost[order[static_cast<std::size_t>(i)]] = to.cost;
+          });
+    }
+    const index_t leave = n - target;
+    std::nth_element(order.begin(), order.begin() + leave, order.end(), [&](index_t a, index_t b) {
+      return cost[a] < cost[b] || (cost[a] == cost[b] && a < b);
+    });
+    // Where to: the cheapest of those that stay and are not pinned.
+    const auto leaving = std::span(order).first(static_cast<std::size_t>(leave));
+    auto& into = out.row_of();
+    into.resize(size);
+    {
+      arena pass = scratch;
+      const ward_slots to(head, std::span(order).subspan(leaving.size()), mass, pass),
+          from(head, leaving, mass, pass);
+      cheapest_partners(
+          from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
+          [&](index_t i, const ward_partner& partner) {
+            into[static_cast<std::size_t>(leaving[static_cast<std::size_t>(i)])] = partner.slot;
+          });
+    }
+    write(head, leaving, {foreseen, log_sum_exp}, mass, sum, key, logit, out);
+  }
+
+ private:
+  static constexpr index_t some_queries = 32, tile_slots = 128, padding = 16;
+
+  /// The remembered queries at the positions to come, `[group · count, dim]`.
+  template <class Memory>
+  void foresee(const kv_head auto& head, const Memory& memory, const rope& rope,
+               Eigen::Map<dense::matrix>& foreseen) const {
+    const index_t count = memory.count();
+    rotation turn(rope, head.dim());
+    for (index_t i = 0; i < count; ++i) {
+      turn.by(head.seen() + ahead(i, count) - memory.position(i));
+      for (index_t g = 0; g < head.group(); ++g) {
+        float* q = &foreseen(Eigen::Index{g} * count + i, 0);
+        std::copy_n(memory.query(g, i), head.dim(), q);
+        turn(q);
+      }
+    }
+  }
+
+  /// Every slot's mass: probabilities summed over the queries, a few at a time. Without queries,
+  /// what log-mass says.
+  static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
+                      arena scratch, Eigen::Map<dense::vector>& sum,
+                      Eigen::Map<dense::vector>& log_sum_exp) {
+    const index_t n = head.length(), width = (n + padding - 1) / padding * padding;
+    auto logits = scratch.rows(some_queries, width);
+    float* const buffer = scratch.rows(tile_slots, head.dim()).data();
+    sum.setZero();
+    for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
+      const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
+      for (index_t s = 0; s < n; s += tile_slots) {
+        const index_t slots = std::min(tile_slots, n - s);
+        const auto keys =
+            detail::load_tile([&](index_t i) { return head.key(i); }, s, slots, head.dim(), buffer);
+        dense::set_product_transposed(1, queries.middleRows(first, rows), keys,
+                                      logits.block(0, s, rows, slots));
+      }
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        auto logit = logits.row(r).array();
+        for (index_t s = 0; s < n; ++s) {
+          logit[s] = head.scale() * logit[s] + head.log_mass(s);
+        }
+        logit.tail(width - n).setConstant(-std::numeric_limits<float>::infinity());
+        const float most = logit.maxCoeff();
+        logit = (logit - most).exp();
+        const float all = logit.sum();
+        sum += logits.row(r).head(n).transpose() / all;
+        log_sum_exp[first + r] = most + std::log(all);
+      }
+    }
+    for (index_t s = 0; queries.rows() == 0 && s < n; ++s) {
+      sum[s] = std::exp(std::min(head.log_mass(s), 80.0F));
+    }
+  }
+
+  /// The queries, and the log-sum-exp of each over the head.
+  struct reference {
+    const Eigen::Map<dense::matrix>& queries;
+    const Eigen::Map<dense::vector>& log_sum_exp;
+  };
+
+  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries.
+  /// `leaving` is sorted by the slots that they go into; `key`, `logit`: scratch.
+  template <class MassOf>
+  static void write(const kv_head auto& head, std::span<index_t> leaving, const reference& on,
+                    MassOf mass, const Eigen::Map<dense::vector>& sum,
+                    Eigen::Map<dense::vector>& key, Eigen::Map<dense::vector>& logit,
+                    merge_plan& out) {
+    const index_t n = head.length(), dim = head.dim();
+    const auto& into = out.row_of();
+    const auto goes_to = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
+    auto& gone = out.marks();
+    std::ranges::fill(gone, 0);
+    for (const index_t s : leaving) {
+      gone[static_cast<std::size_t>(s)] = 1;
+    }
+    std::ranges::sort(leaving, [&](index_t a, index_t b) {
+      return goes_to(a) < goes_to(b) || (goes_to(a) == goes_to(b) && a < b);
+    });
+    out.reset(n);
+    std::size_t begin = 0;  // of the next row's members in `leaving`
+    for (index_t r = 0; r < n; ++r) {
+      if (gone[static_cast<std::size_t>(r)] != 0) {
+        continue;
+      }
+      std::size_t end = begin;
+      float weight = mass(r), true_mass = sum[r];
+      for (; end < leaving.size() && goes_to(leaving[end]) == r; ++end) {
+        weight += mass(leaving[end]), true_mass += sum[leaving[end]];
+      }
+      if (end == begin) {
+        out.keep(r, head.log_mass(r));
+        continue;
+      }
+      key.setZero();
+      const auto add = [&](index_t s) {
+        const float w = mass(s) / weight;
+        out.add({s, w, w});
+        for (index_t i = 0; i < dim; ++i) {
+          key[i] += w * static_cast<float>(head.key(s)[i]);
+        }
+      };
+      add(r);
+      for (; begin < end; ++begin) {
+        add(leaving[begin]);
+      }
+      float alone = 1;
+      if (on.queries.rows() > 0) {
+        logit.noalias() = on.queries * key;
+        logit = (head.scale() * logit - on.log_sum_exp).array().exp();
+        alone = logit.sum();
+      }
+      out.end_row(log_ratio(true_mass, alone));
+    }
+  }
+};
+
+}  // namespace kvfold

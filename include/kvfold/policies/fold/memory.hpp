@@ -1,0 +1,90 @@
+/// What `fold` remembers of a head: the last few hundred steps' queries, and the moments of all
+/// un-rotated keys.
+#pragma once
+
+#include <bit>  // std::bit_cast
+#include <span>
+
+#include "kvfold/score/key_moments.hpp"
+#include "kvfold/score/queries.hpp"
+
+namespace kvfold {
+
+/// Floats that `fold_memory` takes, for so many queries per query head.
+inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
+  const auto w = static_cast<std::size_t>(queries), d = static_cast<std::size_t>(dim);
+  return 6 + w * (static_cast<std::size_t>(group) * d + 1) + key_moments::floats(dim);
+}
+
+/// A view of the flat floats in `head_state::memory`; read only when they are const.
+template <class Float>
+class fold_memory {
+ public:
+  fold_memory(std::span<Float> floats, index_t queries, index_t group, index_t dim)
+      : floats_(floats), most_(queries), group_(group), dim_(dim) {}
+
+  /// Queries held per query head.
+  index_t count() const { return get(held); }
+  /// Query `i` of group member `g` `[dim]`, the oldest first.
+  const float* query(index_t g, index_t i) const { return at(g, slot_of(i)); }
+  index_t position(index_t i) const { return get(header + static_cast<std::size_t>(slot_of(i))); }
+
+  /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest.
+  void remember(const float* q, index_t position, index_t stride) {
+    const index_t slot = get(next);
+    std::copy_n(q, std::ptrdiff_t{group_} * dim_, at(0, slot));
+    set(header + static_cast<std::size_t>(slot), position);
+    set(held, std::max(get(held), slot + 1));
+    const index_t step = get(steps);
+    set(newest, slot);
+    set(next, step % stride == 0 ? (slot + 1) % most_ : slot);
+    set(steps, (step + 1) % stride);
+  }
+
+  /// Reference queries: as many as there is room for, evenly spread. `seen`: tokens so far.
+  template <class T>
+  void remember(const query_view<T>& reference, index_t seen) {
+    const index_t n = std::min(most_, reference.count);
+    for (index_t i = 0; i < n; ++i) {
+      const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
+      set(header + static_cast<std::size_t>(i), reference.position_of(from, seen));
+      for (index_t g = 0; g < group_; ++g) {
+        const T* q = reference.at(g, from);
+        std::transform(q, q + dim_, at(g, i), [](T x) { return static_cast<float>(x); });
+      }
+    }
+    set(held, n), set(newest, n - 1), set(next, n % most_), set(steps, 0);
+  }
+
+  /// Takes the keys of the tokens that came since the last call into the moments. Called before
+  /// slots are merged: until then they are all there to be read.
+  void count_keys(const kv_head auto& head, const rope& rope) {
+    set(keys, key_moments(moments(), dim_).add(head, rope, get(counted), get(keys)));
+    set(counted, head.seen());
+  }
+  /// The moments as they would be then, in `to [key_moments::floats(dim)]`.
+  key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {
+    std::copy_n(moments(), key_moments::floats(dim_), to);
+    const key_moments now(to, dim_);
+    now.add(head, rope, get(counted), get(keys));
+    return now;
+  }
+
+ private:
+  enum field : std::size_t { counted, keys, held, newest, next, steps, header };
+  index_t get(std::size_t i) const { return std::bit_cast<index_t>(floats_[i]); }
+  void set(std::size_t i, index_t x) { floats_[i] = std::bit_cast<float>(x); }
+  index_t slot_of(index_t i) const { return get(held) < most_ ? i : (get(newest) + 1 + i) % most_; }
+  Float* moments() const { return at(0, most_); }
+  Float* at(index_t g, index_t slot) const {
+    return floats_.data() + header + static_cast<std::size_t>(most_) +
+           (static_cast<std::size_t>(slot) * static_cast<std::size_t>(group_) +
+            static_cast<std::size_t>(g)) *
+               static_cast<std::size_t>(dim_);
+  }
+
+  std::span<Float> floats_;
+  index_t most_, group_, dim_;
+};
+
+}  // namespace kvfold

@@ -1,0 +1,56 @@
+/// Products and distances of two rows, of whatever storage.
+#pragma once
+
+#include <algorithm>    // std::min
+#include <concepts>     // std::same_as
+#include <type_traits>  // std::remove_const_t
+
+#include "kvfold/score/tile_products.hpp"
+
+namespace kvfold {
+
+/// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
+template <class X, class Y>
+float dot(row<X> x, row<Y> y, index_t dim) {
+  using x_scalar = std::remove_const_t<X>;
+  using y_scalar = std::remove_const_t<Y>;
+  float sum = 0;
+  if constexpr (std::same_as<x_scalar, float> && std::same_as<y_scalar, float>) {
+    if (x.step == 1 && y.step == 1) {
+      detail::dot_block<1, 1>(x.data, 0, y.data, 0, dim, &sum, 0);
+      return sum;
+    }
+  }
+  constexpr index_t chunk = 256;
+  float a[chunk], b[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
+    to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
+    float part = 0;
+    detail::dot_block<1, 1>(a, 0, b, 0, n, &part, 0);
+    sum += part;
+  }
+  return sum;
+}
+
+/// `‖x − y‖² [dim]` in float.
+template <class X, class Y>
+float squared_distance(row<X> x, row<Y> y, index_t dim) {
+  constexpr index_t chunk = 256;
+  float a[chunk], b[chunk], sum = 0;
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
+    to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
+    for (index_t i = 0; i < n; ++i) {
+      a[i] -= b[i];
+    }
+    float part = 0;
+    detail::dot_block<1, 1>(a, 0, a, 0, n, &part, 0);
+    sum += part;
+  }
+  return sum;
+}
+
+}  // namespace kvfold

@@ -1,0 +1,92 @@
+/// What a decode step's attention finds out for a policy, as it reads every key and value anyway.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cstddef>    // std::size_t
+#include <span>
+#include <vector>
+
+#include "kvfold/score/tile_compare.hpp"
+#include "kvfold/memory/view.hpp"
+
+namespace kvfold {
+
+/// A policy that compares the slot that leaves with all others would have to read the keys a second
+/// time, for who leaves is known only after attention. So it guesses (`ask`) before; attention
+/// compares that slot with every tile of keys while it lies in the nearest cache. Whose guess was
+/// wrong (`about`) reads the keys again, and finds the same bits.
+class probe {
+ public:
+  static constexpr index_t nobody = -1;
+
+  /// Products of one row with all others, and their norms, `[length]` each.
+  struct answer {
+    std::vector<float> row, dot, norm;
+  };
+
+  /// Asks how slot `s` compares with all slots: by key, and by value too.
+  void ask(const kv_head auto& head, index_t s, bool values_too = false) {
+    forget();
+    if (s == nobody) {
+      return;
+    }
+    slot_ = s;
+    prepare(keys_, head.key(s), head);
+    with_values_ = values_too;
+    if (values_too) {
+      prepare(values_, head.value(s), head);
+    }
+  }
+  /// Asks how any `row [dim]` compares with all keys, in slot `s`'s name; `directions [dim]` += the
+  /// sum of all k/‖k‖.
+  void ask(const kv_head auto& head, index_t s, std::span<const float> row,
+           std::span<float> directions) {
+    ask(head, s);
+    std::ranges::copy(row, keys_.row.begin());
+    directions_ = directions.data();
+  }
+  void forget() { slot_ = nobody, answered_ = 0, with_values_ = false, directions_ = nullptr; }
+
+  bool asked() const { return slot_ != nobody; }
+  bool asked_values() const { return slot_ != nobody && with_values_; }
+  /// Has attention answered, for whichever slot among `length`? Then all norms are known.
+  bool answered(index_t length) const { return asked() && answered_ == length; }
+  /// ... for slot `s`?
+  bool about(index_t s, index_t length) const { return s == slot_ && answered(length); }
+  const answer& keys() const { return keys_; }
+  const answer& values() const { return values_; }
+
+  /// Attention shows its tiles, in order.
+  void see_keys(index_t first, const detail::tile& tile) {
+    compare(tile, first, keys_);
+    if (directions_ != nullptr) {
+      detail::add_directions(tile, keys_.norm.data() + first, directions_);
+    }
+    answered_ += static_cast<index_t>(tile.rows());
+  }
+  void see_values(index_t first, const detail::tile& tile) { compare(tile, first, values_); }
+
+ private:
+  /// While a tile is compared memory would wait: the rows behind it are asked for meanwhile.
+  static void compare(const detail::tile& tile, index_t first, answer& a) {
+    detail::row_dots_and_norms(tile, a.row.data(), a.dot.data() + first, a.norm.data() + first,
+                               tile.data() + tile.rows() * tile.outerStride());
+  }
+  /// Grows at first use.
+  template <class Row>
+  static void prepare(answer& a, Row row, const kv_head auto& head) {
+    const auto grow = [](std::vector<float>& x, index_t n) {
+      x.resize(std::max(x.size(), static_cast<std::size_t>(n)));
+    };
+    grow(a.row, head.dim()), grow(a.dot, head.capacity()), grow(a.norm, head.capacity());
+    to_floats(row, head.dim(), a.row.data());
+  }
+
+  index_t slot_ = nobody;
+  index_t answered_ = 0;
+  bool with_values_ = false;
+  float* directions_ = nullptr;
+  answer keys_, values_;
+};
+
+}  // namespace kvfold

@@ -1,0 +1,35 @@
+/// Statistical leverage of un-rotated keys: what stands out among a head's tokens, asked for or
+/// not.
+#pragma once
+
+#include <Eigen/Cholesky>
+
+#include "kvfold/score/dense.hpp"
+#include "kvfold/memory/rope.hpp"
+
+namespace kvfold {
+
+/// Keys as they were before RoPE, `[length, dim]`.
+dense::matrix unrotated_keys(const kv_head auto& head, const rope& rope) {
+  dense::matrix x = dense::keys(head);
+  rotation turn(rope, head.dim());
+  for (index_t s = 0; s < head.length(); ++s) {
+    turn.by(-head.position(s));
+    turn(&x(s, 0));
+  }
+  return x;
+}
+
+/// `x_iᵀ (C + λI)⁻¹ x_i` of every key, `λ = ridge · trace(C)/dim`. `x [dim, keys]`, row by row, is
+/// centred; of `covariance [dim, dim]`, column by column, the lower triangle is its own, up to a
+/// factor. Both are overwritten. `out [keys]`.
+void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge,
+              dense::stored auto& out) {
+  // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
+  covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
+  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(covariance);
+  factor.matrixL().solveInPlace(x);  // L⁻¹ x: its columns' squares are wanted
+  out = x.colwise().squaredNorm().transpose();
+}
+
+}  // namespace kvfold

@@ -1,0 +1,170 @@
+/// Who keeps a slot: the protected, then the best of the rest.
+#pragma once
+
+#include <algorithm>  // std::nth_element
+#include <array>
+#include <bit>       // std::bit_cast
+#include <concepts>  // std::same_as
+#include <cstdint>   // std::uint32_t
+#include <span>
+#include <string_view>
+#include <type_traits>  // std::is_arithmetic_v
+
+#include "kvfold/functors.hpp"
+#include "kvfold/merge/plan.hpp"
+
+namespace kvfold {
+
+protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
+  return {sinks, recent, newest_position(head)};
+}
+
+/// Float counts exactly up to here: as many tokens as a policy's parameter may protect.
+inline constexpr index_t most_tokens = 1 << 24;
+
+/// Refuses counts of tokens (sinks, a window) below `least`, and so many that sums of them
+/// overflow.
+inline void expect_count(std::string_view policy, const char* what, index_t n, index_t least) {
+  expects(n >= least && n <= most_tokens, policy, ": ", least, " to ", most_tokens, " ", what,
+          " expected, ", n, " came");
+}
+
+/// Refuses shares of the budget that leave nothing of it.
+inline void expect_share(std::string_view policy, const char* what, float share) {
+  expects(share >= 0 && share < 1, policy, ": ", what, " as a share in [0, 1) expected, ", share,
+          " came");
+}
+
+/// The least target from `first` on that `fits`. Asked one by one: shares of it are rounded.
+template <class Fits>
+index_t least_target(index_t first, Fits fits) {
+  while (!fits(first) && first < most_tokens) {
+    ++first;
+  }
+  return first;
+}
+
+/// A column of scores as what `select` ranks by.
+inline auto by(std::span<const float> score) {
+  return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+}
+
+/// The sum of two columns as what `select` ranks by.
+inline auto by_sum(std::span<const float> a, std::span<const float> b) {
+  return [a, b](index_t s) {
+    return rank(a[static_cast<std::size_t>(s)] + b[static_cast<std::size_t>(s)]);
+  };
+}
+
+/// Marks in `scratch.marks()` the `target` slots that stay: those for which `stays(s)`, then those
+/// of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
+template <class Stays, class Score>
+void select(index_t length, index_t target, Stays stays, Score score, merge_plan& scratch) {
+  auto& marks = scratch.marks();
+  auto& order = scratch.order();
+  marks.assign(static_cast<std::size_t>(length), 0);
+  order.clear();
+  index_t free = target;
+  for (index_t s = 0; s < length; ++s) {
+    if (stays(s)) {
+      marks[static_cast<std::size_t>(s)] = 1;
+      --free;
+    } else {
+      order.push_back(s);
+    }
+  }
+  expects(free >= 0, "select: a budget of at least ", target - free, " protected slots expected, ",
+          target, " came");
+  const auto better = [&](index_t a, index_t b) {
+    const auto x = score(a), y = score(b);
+    return x > y || (x == y && a < b);
+  };
+  if (free < static_cast<index_t>(order.size())) {
+    std::nth_element(order.begin(), order.begin() + free, order.end(), better);
+    order.resize(static_cast<std::size_t>(free));
+  }
+  for (const index_t s : order) {
+    marks[static_cast<std::size_t>(s)] = 1;
+  }
+}
+
+/// Where a selection ends: the score of the last that is chosen, and its slot among equals.
+struct kth_score {
+  float score;
+  index_t slot;
+
+  bool below(float x, index_t s) const { return x < score || (x == score && s > slot); }
+};
+
+/// The `k`-th best of the slots for which not `stays(s)`, `1 ≤ k ≤` their count, by `score(s)`, no
+/// NaN, ties to the lower slot: what `select` would choose last. Byte by byte of the scores' bits:
+/// O(length), nothing allocated.
+template <class Stays, class Score>
+kth_score kth_largest(index_t length, index_t k, Stays stays, Score score) {
+  const auto ordered = [&](index_t s) {  // unsigned, as the scores are ordered; −0 is 0
+    const auto bits = std::bit_cast<std::uint32_t>(score(s) + 0.0F);
+    return bits ^ (bits >> 31 != 0 ? 0xffffffffU : 0x80000000U);
+  };
+  std::uint32_t found = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    std::array<index_t, 256> count{};
+    for (index_t s = 0; s < length; ++s) {
+      const std::uint64_t x = ordered(s);
+      if (x >> (shift + 8) == found && !stays(s)) {
+        ++count[x >> shift & 255];
+      }
+    }
+    std::uint32_t byte = 255;
+    for (; count[byte] < k; --byte) {
+      k -= count[byte];
+    }
+    found = found << 8 | byte;
+  }
+  index_t last = 0;
+  while (stays(last) || ordered(last) != found || --k > 0) {
+    ++last;
+  }
+  return {score(last), last};
+}
+
+/// The slot that `select` would let go first: the lowest score among those that may leave, the
+/// higher slot on ties; -1 when none may. Scores in double, and pairs, are taken for computed ones,
+/// which are asked for once a slot; other numbers for ones that are read.
+template <class Stays, class Score>
+index_t least_wanted(index_t length, Stays stays, Score score) {
+  using number = decltype(score(index_t{}));
+  constexpr index_t most = 64;
+  index_t least = -1;
+  number lowest{};
+  for (index_t first = 0; first < length; first += most) {
+    const index_t end = std::min(first + most, length);
+    if constexpr (std::is_arithmetic_v<number> && !std::same_as<number, double>) {
+      // Is there anybody to look at more closely? Without branches, so that compilers take many.
+      int any = least < 0 ? 1 : 0;
+      for (index_t s = first; s < end; ++s) {
+        any |= static_cast<int>(score(s) <= lowest) & static_cast<int>(!stays(s));
+      }
+      if (any == 0) {
+        continue;
+      }
+    }
+    for (index_t s = first; s < end; ++s) {
+      if (const auto x = score(s); (least < 0 || x <= lowest) && !stays(s)) {
+        least = s, lowest = x;
+      }
+    }
+  }
+  return least;
+}
+
+/// The plan of an eviction: the marked slots as they are, the others gone.
+void keep_marked(const kv_head auto& head, merge_plan& out) {
+  out.reset(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+}
+
+}  // namespace kvfold

@@ -1,0 +1,168 @@
+/// The tasks of the second table, on the bundled model.
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "engine/test_files.hpp"
+#include "evaluate/evaluate.hpp"
+#include "evaluate/needle.hpp"
+#include "evaluate/tasks_table.hpp"
+
+namespace {
+
+const std::filesystem::path models = KVFOLD_MODELS;
+
+struct output {
+  int code = 0;
+  std::string table;
+  std::vector<std::string> main, tasks;
+};
+
+/// The program on the bundled model.
+output run(const std::vector<std::string>& more) {
+  const test::temporary_folder folder;
+  std::vector<std::string> words = {"evaluate", "--model", (models / "kvfold-2m").string()};
+  for (const std::string& word : {std::string("--text"), (models / "held-out.txt").string(),
+                                  std::string("--csv"), (folder.path() / "e.csv").string(),
+                                  std::string("--plots"), (folder.path() / "plots").string()}) {
+    words.push_back(word);
+  }
+  words.insert(words.end(), more.begin(), more.end());
+  std::vector<const char*> arguments;
+  for (const std::string& word : words) {
+    arguments.push_back(word.c_str());
+  }
+  std::ostringstream table, progress;
+  output o;
+  o.code = evaluate::run(evaluate::parse(static_cast<int>(arguments.size()), arguments.data()),
+                         table, progress);
+  o.table = table.str();
+  for (auto [file, lines] : {std::pair{"e.csv", &o.main}, {"e-tasks.csv", &o.tasks}}) {
+    std::ifstream in(folder.path() / file);
+    for (std::string line; std::getline(in, line);) {
+      lines->push_back(line);
+    }
+  }
+  return o;
+}
+
+std::vector<std::string> fields(const std::string& line) {
+  std::vector<std::string> all;
+  std::istringstream in(line + ",");
+  for (std::string word; std::getline(in, word, ',');) {
+    all.push_back(word);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("the likeliest token but one") {
+  evaluate::row_major_matrix logits(1, 4);
+  logits << 1, 3, 2, 0;
+  CHECK(evaluate::likeliest(logits) == 1);
+  CHECK(evaluate::likeliest(logits, 1) == 2);
+  CHECK(evaluate::likeliest(logits, 0) == 1);
+}
+
+TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens alone do") {
+  const output o = run({"--tasks", "chain,ruler", "--policies", "full_cache,streaming_llm",
+                        "--budgets", "40", "--prompt", "240", "--samples", "4"});
+  CHECK(o.code == 0);
+  REQUIRE_FALSE(o.main.empty());
+  CHECK(o.main[0] ==
+        "policy,budget,slots,attention_error,nll,needle_after,needle_inside,stream_error,bytes,"
+        "prefill_ms,decode_tokens_per_s,decode_vs_full");
+  REQUIRE(o.tasks.size() > 4);
+  CHECK(o.tasks[0] == "policy,budget,slots,task,samples,full_after,after,full_inside,inside");
+  std::set<std::string> tasks;
+  for (std::size_t i = 1; i < o.tasks.size(); ++i) {
+    CAPTURE(o.tasks[i]);
+    const auto f = fields(o.tasks[i]);
+    REQUIRE(f.size() == 9);
+    CHECK(f[4] == "4");
+    const bool chain = f[3] == "chain";
+    CHECK(chain == f[8].empty());
+    CHECK(chain == f[7].empty());
+    CHECK((chain || std::stod(f[5]) >= 0.5));
+    if (f[0] == "full_cache") {
+      CHECK(std::vector{f[1], f[2]} == std::vector<std::string>{"1", "240"});
+      CHECK(f[5] == f[6]);
+      CHECK(f[7] == f[8]);
+    } else {
+      CHECK(std::vector{f[1], f[2]} == std::vector<std::string>{"40", "40"});
+      CHECK((chain ? std::stod(f[6]) > std::stod(f[5]) + 0.1 : std::stod(f[6]) < std::stod(f[5])));
+    }
+    tasks.insert(f[3]);
+  }
+  for (const char* task : {"chain", "single", "multikey_4", "multivalue", "multiquery"}) {
+    CAPTURE(task);
+    CHECK(tasks.contains(task));
+  }
+  // 16 keys do not fit, and nobody taught the model to follow names.
+  CHECK_FALSE(tasks.contains("multikey_16"));
+  CHECK_THAT(o.table, Catch::Contains("Points lost against the full cache on the same 4 samples") &&
+                          Catch::Contains("note: multikey_16 is left out: it would take") &&
+                          Catch::Contains("note: tracking_4 is left out"));
+}
+
+TEST_CASE("the same seed gives the tasks the same bytes for any number of threads") {
+  std::vector<std::string> words = {"--tasks",    "chain,ruler",   "--samples", "2",
+                                    "--policies", "streaming_llm", "--budgets", "40",
+                                    "--prompt",   "100",           "--threads", "1"};
+  const auto once = run(words).tasks;
+  CHECK(once.size() > 2);
+  words.back() = "2";
+  CHECK(run(words).tasks == once);
+}
+
+TEST_CASE("a task that the full cache cannot do is left out, and the run says so") {
+  const output o = run({"--tasks", "ruler", "--policies", "streaming_llm", "--budgets", "40",
+                        "--prompt", "120", "--samples", "1", "--question", "\\n{key} {key}"});
+  CHECK(o.code == 0);
+  CHECK(o.tasks.size() == 1);
+  CHECK_THAT(o.table, Catch::Contains("note: single is left out: the full cache answers 0 %") &&
+                          !Catch::Contains("Points lost"));
+}
+
+TEST_CASE("no second file is written, nor any sample drawn, when its tasks are not asked for") {
+  const output o = run({"--tasks", "error", "--policies", "streaming_llm", "--budgets", "40",
+                        "--prompt", "100", "--prompts", "1"});
+  CHECK(o.code == 0);
+  CHECK(o.main.size() == 2);
+  CHECK(o.tasks.empty());
+}
+
+TEST_CASE("no samples and unknown tasks are refused") {
+  CHECK_THROWS_WITH(run({"--samples", "0"}), Catch::Contains("--samples: 1 to "));
+  CHECK_THROWS_WITH(run({"--tasks", "chains"}),
+                    Catch::Contains("chain,ruler,stream_needle expected"));
+}
+
+TEST_CASE("the tasks' table marks the least loss of a group") {
+  const evaluate::contender who{.index = 0, .policy = evaluate::full_cache(), .limit = {40}};
+  evaluate::plan todo{.policies = {}, .full = who, .groups = {}, .notes = {}};
+  todo.groups.push_back({.title = "a title", .entries = {}});
+  for (const char* name : {"one", "two", "three"}) {
+    todo.groups[0].entries.push_back({.who = who, .name = name});
+  }
+  const auto table = evaluate::tasks_table(
+      todo, {{.name = "single",
+              .measure = evaluate::task_measure::points,
+              .samples = 20,
+              .full = {1, 0.9},
+              .entries = {evaluate::score{1, 0.4}, evaluate::score{0.75, 0.9}, std::nullopt}},
+             {.name = "chain",
+              .measure = evaluate::task_measure::nats,
+              .samples = 20,
+              .full = {0.1, {}},
+              .entries = {evaluate::score{0.5, {}}, evaluate::score{0.2504, {}}, std::nullopt}}});
+  CHECK_THAT(table, Catch::Contains("0*/ 50") && Catch::Contains("25 /  0*") &&
+                        Catch::Contains("100 / 90") && Catch::Contains("0.250*") &&
+                        Catch::Contains("0.500\n") && Catch::Contains("a title"));
+  CHECK(evaluate::tasks_table(todo, {}).empty());
+  CHECK(evaluate::tasks_file("a/b.csv") == "a/b-tasks.csv");
+}

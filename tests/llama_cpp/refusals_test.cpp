@@ -1,0 +1,260 @@
+// What the adapter refuses, and what an error within the callback does.
+#include <catch2/catch.hpp>
+
+#include "llama_cpp/files.hpp"
+
+namespace {
+
+using namespace test;
+using kvfold::budget;
+using kvfold::llama::mode;
+using kvfold::llama::model_facts;
+using kvfold::llama::options;
+using adapter = kvfold::llama::compressor<evaluate::any_policy>;
+
+template <class Work>
+std::string refusal(Work work) {
+  try {
+    work();
+  } catch (const kvfold::invalid_argument& e) {
+    return e.what();
+  }
+  return "not refused";
+}
+
+model_facts plain() {
+  return {.architecture = "llama",
+          .heads = 4,
+          .kv_heads = 2,
+          .dim = 16,
+          .value_dim = 16,
+          .context = 4096};
+}
+
+}  // namespace
+
+TEST_CASE("llama.cpp: models that cannot be compressed are refused by the feature's name") {
+  const auto said = [](auto change) {
+    model_facts facts = plain();
+    change(facts);
+    return refusal([&] { kvfold::llama::shape_of(facts); });
+  };
+  using Catch::Contains;
+  CHECK(said([](auto&) {}) == "not refused");
+  CHECK_THAT(said([](auto& m) { m.recurrent = true; }), Contains("recurrent memory"));
+  CHECK_THAT(said([](auto& m) { m.hybrid = true; }), Contains("hybrid memory"));
+  CHECK_THAT(said([](auto& m) { m.encoder = true; }), Contains("encoder"));
+  CHECK_THAT(said([](auto& m) { m.diffusion = true; }), Contains("diffusion"));
+  CHECK_THAT(said([](auto& m) { m.window = 512; }), Contains("sliding-window"));
+  CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_MROPE; }), Contains("M-RoPE"));
+  CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_IMROPE; }), Contains("M-RoPE"));
+  CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_VISION; }), Contains("M-RoPE"));
+  CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_NONE; }), Contains("no RoPE"));
+  CHECK_THAT(said([](auto& m) { m.alibi = true; }), Contains("ALiBi"));
+  CHECK_THAT(said([](auto& m) { m.latent = true; }), Contains("MLA"));
+  CHECK_THAT(said([](auto& m) { m.capped = true; }), Contains("capped"));
+  CHECK_THAT(said([](auto& m) { m.value_dim = 8; }), Contains("different lengths"));
+  CHECK_THAT(said([](auto& m) { m.kv_heads = 0; }), Contains("no KV heads"));
+  CHECK_THAT(said([](auto& m) { m.kv_heads = 3; }), Contains("multiple of the KV heads"));
+}
+
+TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
+  temporary_folder folder;
+  const auto shape = small_shape();
+  const auto weights = draw_weights(shape, 7);
+  const auto facts = [&](const gguf_edit& edit, const std::string& arch) {
+    write_gguf(folder.path() / "m.gguf", shape, weights, edit, arch);
+    const auto model = load_gguf(folder.path() / "m.gguf");
+    REQUIRE(model != nullptr);
+    return model_facts::of(model.get());
+  };
+  const auto llama = facts({}, "llama");
+  CHECK((llama.heads == 4 && llama.kv_heads == 2 && llama.dim == 16 && llama.value_dim == 16));
+  CHECK((llama.rotation == LLAMA_ROPE_TYPE_NORM && !llama.alibi && !llama.latent));
+  CHECK(llama.context == 4096);
+  CHECK(facts([](gguf_context* g) { gguf_set_val_u32(g, "llama.attention.kv_lora_rank", 8); },
+              "llama")
+            .latent);
+  auto refact = facts({}, "refact");
+  CHECK((refact.alibi && refact.rotation == LLAMA_ROPE_TYPE_NONE));
+  refact.alibi = false;
+  CHECK_THAT(refusal([&] { kvfold::llama::shape_of(refact); }),
+             Catch::Contains("refact, a model with no RoPE"));
+  const auto real = [&](const char* key, float value) {
+    return facts([&](gguf_context* g) { gguf_set_val_f32(g, key, value); }, "llama");
+  };
+  CHECK(real("llama.attention.max_alibi_bias", 8).alibi);
+  CHECK_FALSE(real("llama.attention.max_alibi_bias", 0).alibi);
+  CHECK(real("llama.attn_logit_softcapping", 50).capped);
+  // Lengths that the file leaves out are those of the embedding's heads.
+  const auto without = facts(
+      [](gguf_context* g) {
+        gguf_remove_key(g, "llama.attention.key_length");
+        gguf_remove_key(g, "llama.attention.value_length");
+      },
+      "llama");
+  CHECK((without.dim == 16 && without.value_dim == 16));
+}
+
+TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and nothing is changed") {
+  twin models;
+  const auto said = [&](auto change, options o = {.limits = {{.target = 96}}},
+                        const std::string& name = "h2o") {
+    return refusal([&] {
+      adapter kv(models.theirs.get(), policy_named(name), o);
+      auto p = exact_parameters(256, 64);
+      change(p);
+      const auto before = p;
+      try {
+        kv.attach(p);
+      } catch (...) {
+        CHECK((p.cb_eval == before.cb_eval && p.flash_attn_type == before.flash_attn_type));
+        throw;
+      }
+    });
+  };
+  using Catch::Contains;
+  CHECK(said([](auto&) {}) == "not refused");
+  CHECK_THAT(said([](auto& p) { p.type_k = GGML_TYPE_Q8_0; }), Contains("quantised K (q8_0)"));
+  CHECK_THAT(said([](auto& p) { p.type_v = GGML_TYPE_F16; }), Contains("values in f32"));
+  CHECK_THAT(said([](auto& p) { p.n_seq_max = 4; }), Contains("without unified KV"));
+  CHECK(said([](auto& p) { p.n_seq_max = 4, p.kv_unified = true; }) == "not refused");
+  CHECK_THAT(said([](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; }),
+             Contains("flash attention off expected"));
+  const options own{.how = mode::own_attention, .limits = {{.target = 96}}};
+  CHECK_THAT(said([](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED; }, own),
+             Contains("flash attention on expected"));
+  CHECK_THAT(said([](auto& p) { p.cb_eval = [](ggml_tensor*, bool, void*) { return true; }; }),
+             Contains("no cb_eval"));
+  CHECK_THAT(said([](auto& p) { p.embeddings = true; }), Contains("embeddings"));
+  CHECK_THAT(said([](auto& p) { p.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL; }),
+             Contains("causal attention"));
+  const auto nothing = [](auto&) {};
+  CHECK_THAT(said(nothing, {.limits = {{.target = 300}}}), Contains("n_ctx of at least 301"));
+  CHECK_THAT(said(nothing, {.limits = {{.target = 3}}}), Contains("budget of at least"));
+  CHECK_THAT(said(nothing, {.limits = {{96}, {96}, {96}}}), Contains("1 budget, 2 (layers) or 4"));
+  CHECK_THAT(said(nothing, {.limits = {{96}}, .untouched = {2}}), Contains("layers 0 to 1"));
+  CHECK_THAT(said(nothing, {.limits = {{96}}, .untouched = {-1}}), Contains("layers 0 to 1"));
+  // No n_ctx: the trained context's cells.
+  CHECK(said([](auto& p) { p.n_ctx = 0; }, {.limits = {{4095}}}) == "not refused");
+  CHECK_THAT(said([](auto& p) { p.n_ctx = 0; }, {.limits = {{4096}}}), Contains("at least 4097"));
+  CHECK(said(nothing, {.limits = {{255}}}) == "not refused");
+  CHECK_THAT(said(nothing, {.limits = {{256}}}), Contains("n_ctx of at least 257"));
+  CHECK(said(nothing, {.limits = {{300}}}, "full_cache") == "not refused");
+}
+
+TEST_CASE(
+    "llama.cpp: a context that is not the one that was prepared is refused in its first graph") {
+  twin models;
+  const auto text = draw_tokens(64, models.shape.vocab);
+  const auto said = [&](mode how, auto change, bool bound = true) {
+    adapter kv(models.theirs.get(), policy_named("h2o"), {.how = how, .limits = {{.target = 96}}});
+    auto p = exact_parameters(256, 64);
+    kv.attach(p);
+    change(p);
+    const llama_context_ptr context(llama_init_from_model(models.theirs.get(), p));
+    REQUIRE(context != nullptr);
+    if (bound) {
+      kv.bind(context.get());
+    }
+    int code = 0;
+    decode(context.get(), text, 0, &code);
+    return refusal([&] {
+      kv.check();
+      CHECK(code == 0);
+    });
+  };
+  using Catch::Contains;
+  const auto nothing = [](auto&) {};
+  CHECK(said(mode::repack, nothing) == "not refused");
+  CHECK_THAT(said(mode::repack, nothing, false), Contains("bind(context) expected"));
+  CHECK_THAT(said(mode::repack, [](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; }),
+             Contains("flash attention was switched"));
+  CHECK_THAT(said(mode::own_attention,
+                  [](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED; }),
+             Contains("flash attention was switched"));
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    CHECK_THAT(said(how, [](auto& p) { p.type_k = p.type_v = GGML_TYPE_F16; }),
+               Contains("in f32 expected"));
+    CHECK_THAT(said(how, [](auto& p) { p.n_seq_max = 2; }), Contains("cells] expected"));
+  }
+  adapter kv(models.theirs.get(), policy_named("h2o"), {.limits = {{.target = 96}}});
+  CHECK_THAT(refusal([&] { kv.bind(nullptr); }), Contains("a context expected"));
+  // Wrong at the end of a graph, whose tokens are forgotten: only the next one can be stopped.
+  auto p = exact_parameters(256, 64);
+  kv.attach(p);
+  const llama_context_ptr context(llama_init_from_model(models.theirs.get(), p));
+  int code = 0;
+  decode(context.get(), std::span(text).first(32), 0, &code);
+  CHECK(code == 0);
+  CHECK_THROWS_WITH(kv.check(), Contains("bind(context) expected"));
+  decode(context.get(), std::span(text).first(32), 32, &code);
+  CHECK(code == 2);
+  llama_memory_clear(llama_get_memory(context.get()), true);
+  kv.reset();
+  kv.bind(context.get());
+  decode(context.get(), text, 0, &code);
+  CHECK(code == 0);
+  CHECK(kv.report().tokens == 64);
+}
+
+TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset makes good") {
+  twin models;
+  const auto text = draw_tokens(192, models.shape.vocab);
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    for (const auto& p : {policy_named("h2o"), policy_named("fold"), by_slots()}) {
+      CAPTURE(p.name());
+      compressed_llama kv(models.theirs.get(), p, {.how = how, .limits = {{.target = 96}}},
+                          exact_parameters(256, 64));
+      const auto chunks = [&] {
+        kv.position = 0;
+        std::vector<engine::row_major_matrix> logits;
+        for (std::size_t at = 0; at < text.size(); at += 64) {
+          logits.push_back(kv.decode(std::span(text).subspan(at, 64)));
+        }
+        return logits;
+      };
+      const auto clear = [&] { llama_memory_clear(llama_get_memory(kv.context.get()), true); };
+      const auto first = chunks();
+      const auto r = kv.kv.report();
+      const auto oldest = [&] {
+        return llama_memory_seq_pos_min(llama_get_memory(kv.context.get()), 0);
+      };
+      CHECK(oldest() == (how == mode::repack ? 0 : 191));
+      int code = 0;
+      // A gap: the engine allows one behind nothing.
+      clear();
+      const auto part = std::span(text).subspan(64, 32);
+      decode(kv.context.get(), part, 5, &code);
+      CHECK(code == 2);
+      CHECK_THROWS_WITH(kv.kv.check(), Catch::Contains("consecutive positions"));
+      decode(kv.context.get(), part, 6, &code);  // and goes on failing
+      CHECK(code != 0);
+      CHECK_THROWS_WITH(kv.kv.check(), Catch::Contains("consecutive positions"));
+      clear();
+      kv.kv.reset();
+      CHECK(chunks() == first);
+      // A text from position 0 needs no reset.
+      clear();
+      CHECK(chunks() == first);
+      CHECK(oldest() == (how == mode::repack ? 0 : 191));
+      CHECK(kv.kv.report().tokens == 192);
+      CHECK(kv.kv.report().cells == r.cells);
+      CHECK(kv.kv.report().slots == 96);
+      CHECK(kv.kv.report().bytes == r.bytes);
+    }
+  }
+}
+
+TEST_CASE("llama.cpp: a report before the first graph says that nothing is held") {
+  twin models;
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    compressed_llama kv(models.theirs.get(), policy_named("h2o"),
+                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, 64));
+    const auto r = kv.kv.report();
+    CHECK((r.tokens == 0 && r.cells == 0 && r.slots == 0 && r.bytes == 0 && r.full_bytes == 0));
+    // Of its own: h2o's records, and in own attention rows.
+    const std::size_t record = 4 + 4 + 4, row = 2 * 16 * 4;
+    CHECK(r.reserved_bytes == (how == mode::repack ? 4 * 256 * record : 4 * 160 * (record + row)));
+  }
+}

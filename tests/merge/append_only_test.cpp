@@ -1,0 +1,132 @@
+// Admission: what a plan says of newcomers, with sealed slots as they are.
+#include "kvfold/merge/append_only.hpp"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+using kvfold::index_t;
+using kvfold::merge_plan;
+
+namespace {
+
+/// Of two heads' bytes: are those of the first `sealed` slots the same?
+bool same_slots(const std::vector<float>& before, const std::vector<float>& now, index_t sealed,
+                index_t dim) {
+  const std::ptrdiff_t kept = std::ptrdiff_t{sealed} * (2 * dim + 2);
+  return std::ssize(before) >= kept && std::ssize(now) >= kept &&
+         std::equal(before.begin(), before.begin() + kept, now.begin());
+}
+
+}  // namespace
+
+TEST_CASE("sealed slots stay, and newcomers go as the plan says", "[append_only]") {
+  auto kv = fixtures::random_cache(9, 2, 1);
+  kv.head(0).log_mass(1) = 3;
+  merge_plan plan, out;
+  plan.reset(9);
+  plan.keep(0, 0);
+  plan.add({3}), plan.add({5}), plan.end_row(1);                     // a newcomer into a sealed one
+  plan.add({6}), plan.add({1}), plan.end_row(2);                     // a sealed one into a newcomer
+  plan.add({8, 0.5F, 0.25F}), plan.add({7, 2, 3}), plan.end_row(4);  // and 4 is dropped
+  plan.correct_values(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}, 2);
+  append_only(plan, kv.head(0), 4, out);
+  check(out);
+  REQUIRE(out.rows() == 6);
+  for (index_t s = 0; s < 4; ++s) {
+    CHECK((out.row(s).size() == 1 && out.row(s)[0] == kvfold::edge{s}));
+    CHECK(out.log_mass(s) == kv.head(0).log_mass(s));
+  }
+  CHECK((out.row(4).size() == 1 && out.row(4)[0] == kvfold::edge{6} && out.log_mass(4) == 0));
+  REQUIRE(out.row(5).size() == 2);
+  CHECK((out.row(5)[0] == kvfold::edge{8, 0.5F, 0.25F} && out.row(5)[1] == kvfold::edge{7, 2, 3}));
+  CHECK(out.log_mass(5) == 4);
+  const std::vector<float> corrections(out.value_corrections().begin(),
+                                       out.value_corrections().end());
+  CHECK(corrections == std::vector<float>{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 8});
+  CHECK(out.key_corrections().empty());
+
+  CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, plan), Catch::Contains("the same one came"));
+  CHECK(plan.rows() == 4);
+  append_only(plan, kv.head(0), 0, out);
+  CHECK(out.rows() == plan.rows());
+  append_only(plan, kv.head(0), 9, out);
+  CHECK(out.rows() == 9);
+  for (const index_t sealed : {-1, 10}) {
+    CHECK_THROWS_WITH(append_only(plan, kv.head(0), sealed, out),
+                      Catch::Contains("0 to 9 sealed slots expected"));
+  }
+  plan.reset(8);
+  CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, out),
+                    Catch::Contains("a plan of 9 slots expected, 8 came"));
+}
+
+TEST_CASE("chunks are admitted as every policy ranks them, and nothing before them changes",
+          "[append_only]") {
+  constexpr index_t chunk = 24, dim = 8;
+  for (const auto& example : fixtures::every_policy()) {
+    INFO(example.name);
+    const auto& p = example.policy;
+    auto kv = fixtures::random_cache(0, dim, 2, 5 * chunk);
+    const auto head = kv.head(0);
+    auto state = kvfold::make_head_state(p, head);
+    merge_plan whole, out;
+    index_t sealed = 0;
+    for (int round = 0; round < 5; ++round) {
+      const auto k = fixtures::normal(chunk * dim), v = fixtures::normal(chunk * dim);
+      kv.append(0, k, v);
+      const fixtures::queries queries(chunk, 2, dim);
+      observe(p, head, state, queries.view());
+      const auto before = fixtures::bytes_of(head);
+      plan(p, head, state, queries.view(), chunk, whole);
+      append_only(whole, head, sealed, out);
+      apply(p, out, head, state);
+      CHECK(same_slots(before, fixtures::bytes_of(head), sealed, dim));
+      CHECK((head.length() >= sealed && head.length() <= sealed + chunk));
+      if (example.exact && p.bounded()) {
+        CHECK((round == 0) == (head.length() == chunk));  // the first is admitted whole
+      }
+      sealed = head.length();
+    }
+    CHECK((p.bounded() ? sealed < 5 * chunk : sealed == 5 * chunk));
+  }
+}
+
+TEST_CASE("a decode stream is admitted by every policy, and no slot before the newcomers changes",
+          "[append_only]") {
+  constexpr index_t steps = 96, target = 24, dim = 8, group = 2;
+  constexpr kvfold::budget never{.target = steps};  // `step` appends, attends and observes
+  for (const index_t open : {1, 24}) {              // slots that are not sealed
+    for (const auto& example : fixtures::every_policy()) {
+      const auto& p = example.policy;
+      if (!p.decodes()) {
+        continue;
+      }
+      CAPTURE(open, example.name);
+      auto kv = fixtures::random_cache(0, dim, group, steps + 1);
+      const auto head = kv.head(0);
+      auto state = kvfold::make_state(p, kv);
+      merge_plan whole, newcomers;
+      std::vector<float> out(group * dim), before;
+      for (index_t t = 0; t < steps; ++t) {
+        const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
+                   v = fixtures::normal(dim);
+        const index_t sealed = std::max(head.length() + 1 - open, 0);
+        before = fixtures::bytes_of(head);  // `step` too leaves them alone
+        step(p, kv, state, std::span(q), std::span(k), std::span(v), never, std::span(out));
+        plan(p, head, state[0], target, whole);
+        append_only(whole, head, sealed, newcomers);
+        apply(p, newcomers, head, state[0]);
+        REQUIRE((head.length() >= sealed && head.length() <= sealed + open));
+        REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
+      }
+      // One at a time, whoever keeps the latest in any case admits every token.
+      const bool all = !p.bounded() || (open == 1 && example.latest > 0);
+      CHECK((all ? head.length() == steps : head.length() < steps));
+      CHECK(head.length() >= target / 2);
+    }
+  }
+}

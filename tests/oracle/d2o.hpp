@@ -1,0 +1,78 @@
+// D2O (arXiv 2406.13035): evict by cumulative attention, merge the evicted into the nearest kept
+// key when it is near enough, by a threshold that follows the similarities seen.
+//
+// Readings. The paper is followed per token and per head; the authors' code shares threshold and
+// filter between heads and weighs by the raw similarity. The kept keys a token is matched with are
+// all kept ones, protected ones too, as they were before this compression; the self-similarity of
+// the kept token in eq. 12 is 1. Log-mass and score of a kept slot do not change when it absorbs
+// others.
+#pragma once
+
+#include "oracle/match.hpp"
+
+namespace oracle {
+
+struct d2o {
+  int sinks = 4;
+  double recent = 0.25;  // share of target - sinks; N:M = 3:1 (N heavy hitters, M recent)
+  double beta = 0.7;     // of eq. 10
+  combine group = combine::sum;
+
+  /// Sinks, M recent, and the top N of the rest by cumulative attention (eqs. 7-8).
+  std::vector<bool> selected(const head& h, int target) const {
+    const int m = share(recent, target - sinks);
+    return kept_slots(protected_slots(h, sinks, m), scores_of(h), target);
+  }
+
+  /// Eq. 10. m: mean over the evicted of their largest similarity, those that will be dropped
+  /// counted too. The first compression of a head, of a prompt or in decode, sets tau to m.
+  void update_threshold(head& h, double m) const {
+    h.threshold = h.has_threshold ? beta * m + (1 - beta) * h.threshold : m;
+    h.has_threshold = true;
+  }
+
+  void compress(head& h, int target) const {
+    if (static_cast<int>(h.slots.size()) <= target) return;
+    const std::vector<bool> keep = selected(h, target);
+    const std::vector<std::size_t> kept = where(keep, true), evicted = where(keep, false);
+    const std::vector<slot> before = h.slots;
+    std::vector<nearest_key> match;  // eq. 9, [evicted]
+    double m = 0;
+    for (const std::size_t i : evicted) {
+      match.push_back(nearest(before, kept, before[i].key));
+      m += match.back().cosine / static_cast<double>(evicted.size());
+    }
+    update_threshold(h, m);
+    for (const std::size_t j : kept) {
+      // Eqs. 11-12: weights e for the kept, exp(u_ij) for the assigned, divided by their sum Z.
+      const double e = std::exp(1.0);
+      double z = e;
+      for (std::size_t i = 0; i < evicted.size(); ++i)
+        if (match[i].slot == j && !(match[i].cosine < h.threshold)) z += std::exp(match[i].cosine);
+      if (z == e) continue;  // nobody came
+      slot& s = h.slots[j];
+      for (std::size_t x = 0; x < s.key.size(); ++x) {
+        s.key[x] = e * before[j].key[x] / z;
+        s.value[x] = e * before[j].value[x] / z;
+        for (std::size_t i = 0; i < evicted.size(); ++i) {
+          if (match[i].slot != j || match[i].cosine < h.threshold) continue;  // gone for good
+          s.key[x] += std::exp(match[i].cosine) * before[evicted[i]].key[x] / z;
+          s.value[x] += std::exp(match[i].cosine) * before[evicted[i]].value[x] / z;
+        }
+      }
+    }
+    keep_only(h, keep);
+  }
+
+  void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
+    add_column_sums(h, queries, positions, group);  // eq. 6
+    compress(h, target);
+  }
+  mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const {
+    const mat output = append_and_observe(h, q, k, v, group);
+    if (triggered(h, target, trigger)) compress(h, target);
+    return output;
+  }
+};
+
+}  // namespace oracle

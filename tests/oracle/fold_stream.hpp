@@ -1,0 +1,140 @@
+// fold while decoding: its memory, and the slots that it folds away. Included by oracle_fold.hpp.
+//
+// Readings that the library follows:
+//  - With trigger 0 the cache never holds more than `target` after a step: when it would, it goes
+//    down to target + 1 - period, as the prototype does. With a trigger it goes down to `target`
+//    when there are `trigger` slots. The budget that the share of outliers is taken of is the most
+//    slots that stay: `target`, or trigger - 1.
+//  - The memory: queries of the last window * stride steps with their positions, and the sums of
+//    all un-rotated keys and of their outer products. A prompt goes into it too: its last queries,
+//    and the keys of the slots newer than any before.
+//  - Masses are tied as they are computed: "a slot of larger mass" includes one of equal mass.
+#pragma once
+
+#include "oracle/fold.hpp"
+
+namespace oracle {
+
+/// Adds the latest queries, and the keys of slots newer than those that are in the sums.
+inline void fold::remember(head& h, const placed_queries& latest) const {
+  fold_memory& m = h.memory;
+  const auto d = static_cast<std::size_t>(h.dim);
+  if (m.sum.empty()) {
+    m.sum = vec(d, 0.0);
+    m.squares = zeros(d, d);
+  }
+  for (const slot& s : h.slots) {
+    if (s.position <= m.last) continue;
+    const vec x = rotated(s.key, -s.position, rotation);
+    ++m.keys;
+    for (std::size_t i = 0; i < d; ++i) {
+      m.sum[i] += x[i];
+      for (std::size_t j = 0; j < d; ++j) m.squares[i][j] += x[i] * x[j];
+    }
+  }
+  m.last = std::max(m.last, newest(h));
+  for (std::size_t i = 0; i < latest.queries.size(); ++i)
+    m.queries.push_back({latest.positions[i], latest.queries[i]});
+  const auto most = static_cast<std::ptrdiff_t>(window * stride);
+  const auto held = static_cast<std::ptrdiff_t>(m.queries.size());
+  if (held > most) m.queries.erase(m.queries.begin(), m.queries.begin() + (held - most));
+}
+
+inline void fold::prompt(head& h, const tensor& given, const std::vector<int>& positions,
+                         int target) const {
+  const placed_queries all{given, positions_or_last(h, given.size(), positions)};
+  remember(h, all);
+  mat rows;
+  if (foresight) {
+    rows = foreseen(spread(all, queries), newest(h) + 1, where, rotation);
+  } else {
+    for (const mat& q : given) rows.insert(rows.end(), q.begin(), q.end());
+  }
+  compress(h, rows, target);
+}
+
+/// Every stride-th of the kept queries, the newest included, moved to the positions to come.
+inline mat fold::remembered(const head& h) const {
+  placed_queries some;
+  const auto& all = h.memory.queries;
+  for (std::size_t back = 0; back < all.size() && static_cast<int>(some.queries.size()) < window;
+       back += static_cast<std::size_t>(stride)) {
+    const auto& [position, q] = all[all.size() - 1 - back];
+    some.queries.insert(some.queries.begin(), q);
+    some.positions.insert(some.positions.begin(), position);
+  }
+  if (!foresight) {
+    mat rows;
+    for (const mat& q : some.queries) rows.insert(rows.end(), q.begin(), q.end());
+    return rows;
+  }
+  return foreseen(some, newest(h) + 1, where, rotation);
+}
+
+/// Leverage of the un-rotated keys under the covariance of all keys so far.
+inline vec fold::running_leverage(const head& h) const {
+  const fold_memory& m = h.memory;
+  vec mean = m.sum;
+  for (double& e : mean) e /= m.keys;
+  mat c = m.squares;
+  for (std::size_t i = 0; i < c.size(); ++i)
+    for (std::size_t j = 0; j < c.size(); ++j) c[i][j] = c[i][j] / m.keys - mean[i] * mean[j];
+  return leverage(unrotated_keys(h, rotation), mean, c);
+}
+
+/// Folds slots away until `keep` are left; outliers are a share of `budget`.
+inline void fold::compress_step(head& h, int budget, int keep) const {
+  const std::size_t n = h.slots.size();
+  const std::vector<bool> fixed =
+      pinned(h, protected_slots(h, sinks, decode_recent), running_leverage(h),
+             outlier_count(outliers, budget, sinks, decode_recent));
+  const measure m = measured(h, remembered(h));
+  const auto cost = [&](std::size_t i, std::size_t j) {  // Ward
+    return m.mass[i] * m.mass[j] / (m.mass[i] + m.mass[j]) *
+           squared_distance(h.slots[i].key, h.slots[j].key);
+  };
+  // The victims: least cost to a slot at least as heavy.
+  std::vector<std::size_t> free;
+  vec gain(n, -std::numeric_limits<double>::infinity());
+  for (std::size_t i = 0; i < n; ++i) {
+    if (fixed[i]) continue;
+    free.push_back(i);
+    for (std::size_t j = 0; j < n; ++j)
+      if (j != i && !fixed[j] && m.mass[i] <= m.mass[j]) gain[i] = std::max(gain[i], -cost(i, j));
+  }
+  const int leaving = static_cast<int>(n) - keep;
+  if (keep < 1 || leaving >= static_cast<int>(free.size()))
+    throw std::invalid_argument("oracle: too few slots that may be folded away");
+  std::vector<bool> leaves(n, false);
+  for (std::size_t i : top(gain, free, static_cast<std::size_t>(leaving))) leaves[i] = true;
+  // Each goes to the kept slot of least cost.
+  std::vector<std::vector<std::size_t>> members(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    std::size_t into = i;
+    for (std::size_t j = 0; j < n && leaves[i]; ++j)
+      if (!fixed[j] && !leaves[j] && (into == i || cost(i, j) < cost(i, into))) into = j;
+    members[into].push_back(i);
+  }
+  head made = h;
+  made.slots.clear();
+  for (std::size_t j = 0; j < n; ++j)
+    if (!leaves[j])
+      made.slots.push_back(members[j].size() == 1 ? h.slots[j] : merged(h, m, j, members[j]));
+  h = made;
+}
+
+inline mat fold::step(head& h, const mat& q, const vec& k, const vec& v, int target,
+                      int trigger) const {
+  append(h, k, v);
+  const mat output = attend(h, q).output;
+  remember(h, {{q}, {newest(h)}});
+  if (triggered(h, target, trigger)) {
+    if (trigger > 0)
+      compress_step(h, trigger - 1, target);
+    else
+      compress_step(h, target, target + 1 - period);
+  }
+  return output;
+}
+
+}  // namespace oracle

@@ -1,0 +1,260 @@
+// The oracles of D2O, KVMerger and the budgets, by hand and by what must always hold.
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "oracle/oracle.hpp"
+#include "oracle/random.hpp"
+
+using oracle::head;
+using oracle::kvmerger;
+using oracle::mat;
+using oracle::normal;
+using oracle::slot;
+using oracle::vec;
+
+namespace {
+
+/// Slots at 0, 1, ... whose value is their key, with scores as given.
+head given(const mat& keys, const vec& scores) {
+  head h = oracle::make_head(static_cast<int>(keys[0].size()));
+  for (std::size_t j = 0; j < keys.size(); ++j) {
+    append(h, keys[j], keys[j]);
+    h.slots[j].score = scores[j];
+  }
+  return h;
+}
+
+head random_head(int n, int dim) {
+  head h = oracle::make_head(dim);
+  for (int j = 0; j < n; ++j) {
+    append(h, normal(dim), normal(dim));
+    h.slots.back().score = std::abs(normal(1)[0]);
+  }
+  return h;
+}
+
+double total(const head& h, std::size_t x) {
+  double sum = 0;
+  for (const slot& s : h.slots) sum += s.value[x];
+  return sum;
+}
+
+int sum(const std::vector<int>& x) { return std::accumulate(x.begin(), x.end(), 0); }
+
+using ints = std::vector<int>;
+
+}  // namespace
+
+TEST_CASE("the oracle's D2O by hand", "[oracle]") {
+  const oracle::d2o policy{.sinks = 1, .recent = 0.5};
+  const double e = std::exp(1.0), u = std::exp(0.8);
+  head h = given({{1, 0}, {0, 1}, {3, 4}, {-1, 0}, {0, -2}}, {0, 5, 1, 0, 0});
+  policy.prompt(h, {}, {}, 3);
+  REQUIRE(oracle::positions(h) == ints{0, 1, 4});
+  // 2 is 0.8 near 1; 3 is 0 near 1 and 4: the threshold is 0.4.
+  CHECK(h.threshold == Approx(0.4));
+  CHECK(h.slots[1].key[0] == Approx(3 * u / (e + u)));
+  CHECK(h.slots[1].key[1] == Approx((e + 4 * u) / (e + u)));
+  CHECK(h.slots[1].value == h.slots[1].key);
+  CHECK(h.slots[1].score == 5);
+  CHECK(h.slots[1].log_mass == 0);
+  CHECK(h.slots[0].key == vec{1, 0});
+  CHECK(h.slots[2].key == vec{0, -2});
+  // 4 goes into the new one, which has the same direction: 0.7 * 1 + 0.3 * 0.4.
+  policy.step(h, {{0, 0}}, {0, -1}, {0, -1}, 3);
+  REQUIRE(oracle::positions(h) == ints{0, 1, 5});
+  CHECK(h.threshold == Approx(0.82));
+  CHECK(oracle::difference(h.slots[2].key, vec{0, -1.5}) < 1e-15);
+  CHECK(h.slots[2].score == Approx(0.25));
+  // 5 is nearest to 0, at 0: below 0.3 * 0.82, so it is gone.
+  policy.step(h, {{0, 0}}, {1, 1}, {1, 1}, 3);
+  REQUIRE(oracle::positions(h) == ints{0, 1, 6});
+  CHECK(h.threshold == Approx(0.246));
+  CHECK(h.slots[0].key == vec{1, 0});
+  CHECK(h.slots[2].key == vec{1, 1});
+}
+
+TEST_CASE("the oracle's D2O: several in one, and keys of zeros", "[oracle]") {
+  const oracle::d2o policy{.sinks = 1, .recent = 0};
+  const double e = std::exp(1.0);
+  head h = given({{1}, {3}, {5}}, {0, 0, 0});
+  policy.prompt(h, {}, {}, 1);
+  CHECK(h.slots.at(0).key[0] == Approx((1 + 3 + 5) * e / (3 * e)));
+  head zeros = given({{0}, {0}, {2}, {4}}, {0, 9, 0, 0});
+  policy.prompt(zeros, {}, {}, 2);  // similarity 0 with both: the lower slot takes them
+  CHECK(zeros.threshold == 0);
+  CHECK(zeros.slots.at(0).key[0] == Approx(6 / (e + 2)));
+  CHECK(zeros.slots.at(1).key[0] == 0);
+}
+
+TEST_CASE("the oracle's D2O holds its budget, its shares and its averages", "[oracle]") {
+  const oracle::d2o policy;
+  head h = oracle::make_head(6, 2);
+  oracle::tensor queries;
+  for (int t = 0; t < 50; ++t) {
+    append(h, normal(6), vec(6, 2.0));
+    queries.push_back(normal(2, 6));
+  }
+  policy.prompt(h, queries, {}, 20);
+  double scores = 0;
+  for (const slot& s : h.slots) scores += s.score;
+  CHECK(scores < 100);  // 50 queries of 2 heads; what the evicted had is not handed on
+  for (int t = 0; t < 30; ++t) {
+    REQUIRE(h.slots.size() == 20);
+    policy.step(h, normal(2, 6), normal(6), vec(6, 2.0), 20);
+  }
+  const auto at = oracle::positions(h);
+  CHECK(ints(at.begin(), at.begin() + 4) == ints{0, 1, 2, 3});
+  CHECK(ints(at.end() - 4, at.end()) == ints{76, 77, 78, 79});  // a quarter of 16
+  for (const slot& s : h.slots) CHECK(oracle::difference(s.value, vec(6, 2.0)) < 1e-14);
+}
+
+TEST_CASE("the oracle's KVMerger by hand", "[oracle]") {
+  const mat keys = {{9, 9}, {1, 0}, {3, 4}, {6, 8}, {4, 3}, {-9, 1}};
+  const vec scores = {3, 1, 1, 7, 2, 0};
+  kvmerger policy{.sinks = 1};
+  const head before = given(keys, scores);  // cosines of 1-2, 2-3, 3-4: 0.6, 1, 0.96
+  head h = before;
+  SECTION("as many as the budget wants, the most similar") {
+    policy.prompt(h, {}, {}, 4);
+    REQUIRE(oracle::positions(h) == ints{0, 1, 3, 5});
+    const double sigma = (5 + std::sqrt(29.0)) / (std::sqrt(2.0) * 3);
+    const double a = std::exp(-25 / (2 * sigma * sigma)), b = std::exp(-29 / (2 * sigma * sigma));
+    CHECK(h.slots[2].key[0] == Approx((3 * a + 6 + 4 * b) / (1 + a + b)));
+    CHECK(h.slots[2].key[1] == Approx((4 * a + 8 + 3 * b) / (1 + a + b)));
+    CHECK(h.slots[2].value[0] == Approx(3 * h.slots[2].key[0]));
+    CHECK(h.slots[2].score == 10);
+    CHECK(h.slots[2].log_mass == 0);
+    policy.scale_values = false;
+    policy.sigma = 5;
+    head other = before;
+    policy.prompt(other, {}, {}, 4);
+    const double c = std::exp(-0.5), d = std::exp(-29.0 / 50);
+    CHECK(other.slots[2].value[0] == Approx((3 * c + 6 + 4 * d) / (1 + c + d)));
+  }
+  SECTION("one pair") {
+    policy.prompt(h, {}, {}, 5);
+    CHECK(oracle::positions(h) == ints{0, 1, 3, 4, 5});
+  }
+  SECTION("a threshold may leave fewer than the budget, never more") {
+    policy.joins = kvmerger::mode::threshold;
+    policy.epsilon = 0.5;
+    policy.prompt(h, {}, {}, 5);
+    CHECK(oracle::positions(h) == ints{0, 3, 5});
+    h = before;
+    policy.epsilon = 0.96;  // above, not at
+    policy.prompt(h, {}, {}, 5);
+    CHECK(oracle::positions(h) == ints{0, 1, 3, 4, 5});
+    h = before;
+    policy.prompt(h, {}, {}, 4);
+    CHECK(oracle::positions(h) == ints{0, 1, 3, 5});
+  }
+  SECTION("when all have joined, runs are evicted") {
+    policy.prompt(h, {}, {}, 2);
+    CHECK(oracle::positions(h) == ints{0, 5});
+  }
+  SECTION("heavy hitters and gaps break a run") {
+    policy.heavy = 0.5;  // 2 of 4: the sink and slot 3
+    policy.prompt(h, {}, {}, 4);
+    CHECK(oracle::positions(h) == ints{0, 1, 3, 5});  // 1-2 join, 4 goes: equal scores, higher slot
+    CHECK(h.slots[1].score == 2);
+    h = before;
+    h.slots[4].score = 2.5;
+    policy.prompt(h, {}, {}, 4);
+    CHECK(oracle::positions(h) == ints{0, 3, 4, 5});
+    h = before;
+    h.slots[5].position = 6;
+    h.slots[4].position = 5;
+    policy.heavy = 0.25;
+    policy.prompt(h, {}, {}, 4);  // 1-2-3 join, 4 stands alone
+    CHECK(oracle::positions(h) == ints{0, 3, 5, 6});
+    policy.gaps_break = false;
+    h = before;
+    h.slots[5].position = 6;
+    h.slots[4].position = 5;
+    policy.prompt(h, {}, {}, 4);
+    CHECK(oracle::positions(h) == ints{0, 1, 3, 6});
+  }
+}
+
+TEST_CASE("the oracle's KVMerger keeps counts, scores and values", "[oracle]") {
+  kvmerger policy{.sigma = 1e9};  // all weights alike: a set's value is the sum of its members'
+  for (int trial = 0; trial < 20; ++trial) {
+    head h = random_head(60, 5);
+    const head before = h;
+    const int target = 24 + trial;
+    policy.prompt(h, {}, {}, target);
+    REQUIRE(static_cast<int>(h.slots.size()) == target);
+    double was = 0, is = 0;
+    for (const slot& s : before.slots) was += s.score;
+    for (const slot& s : h.slots) is += s.score;
+    CHECK(is == Approx(was));
+    CHECK(oracle::difference(total(h, 0), total(before, 0)) < 1e-12);
+    for (int t = 0; t < 10; ++t) {
+      policy.step(h, normal(1, 5), normal(5), normal(5), target);
+      REQUIRE(static_cast<int>(h.slots.size()) == target);
+    }
+  }
+}
+
+TEST_CASE("the oracle's layer budgets by variance", "[oracle]") {
+  // Layers' means 0.5 and 0.25: shares 1 and e^0.25 of 100.
+  CHECK(oracle::layer_budgets({{0, 1}, {2, 2, 2, 6}}, 900, 100) == ints{44, 56});
+  CHECK(oracle::layer_budgets({{0, 1}, {2, 2, 2, 6}}, 51, 100) == ints{49, 51});  // no more than S
+  CHECK(oracle::layer_budgets({{7}, {3}, {9}}, 90, 31) == ints{11, 10, 10});
+  CHECK(oracle::layer_budgets({{7}, {3}, {9}}, 10, 21, {2}) == ints{6, 5, 10});
+  CHECK(oracle::layer_budgets({{7}, {3}}, 10, 20, {0, 1}) == ints{10, 10});
+  CHECK_THROWS_AS(oracle::layer_budgets({{7}, {3}}, 10, 21), std::invalid_argument);
+  CHECK_THROWS_AS(oracle::layer_budgets({{7}, {3}}, 100, 99, {0}), std::invalid_argument);
+}
+
+TEST_CASE("the oracle's proportional budgets are exact and within their bounds", "[oracle]") {
+  CHECK(oracle::proportional({1, 1, 2}, 8, 0, 9) == ints{2, 2, 4});
+  CHECK(oracle::proportional({1, 1, 2}, 10, 0, 9) == ints{3, 2, 5});  // 2.5 2.5 5
+  CHECK(oracle::proportional({1, 1, 8}, 10, 0, 6) == ints{2, 2, 6});
+  CHECK(oracle::proportional({1, 3, 16}, 20, 2, 12) == ints{2, 6, 12});
+  CHECK(oracle::proportional({1, 3, 16}, 36, 2, 12) == ints{12, 12, 12});
+  CHECK(oracle::proportional({1, 3, 16}, 6, 2, 12) == ints{2, 2, 2});
+  for (int trial = 0; trial < 200; ++trial) {
+    const int n = 1 + trial % 12, least = trial % 5, most = least + 1 + trial % 30;
+    vec weights;
+    for (int i = 0; i < n; ++i) weights.push_back(std::exp(3 * normal(1)[0]));
+    const int asked = n * least + (trial * 7919) % (n * (most - least) + 1);
+    const ints b = oracle::proportional(weights, asked, least, most);
+    REQUIRE(sum(b) == asked);
+    for (std::size_t i = 0; i < b.size(); ++i) {
+      CHECK((b[i] >= least && b[i] <= most));
+      for (std::size_t j = 0; j < b.size(); ++j)
+        if (weights[i] > weights[j]) CHECK(b[i] >= b[j] - 1);
+    }
+  }
+}
+
+TEST_CASE("the oracle's pyramids", "[oracle]") {
+  CHECK(oracle::pyramid_kv(3, 100, 60, 2) == ints{30, 20, 10});
+  CHECK(oracle::pyramid_kv(3, 100, 60, 20) == ints{39, 20, 1});
+  CHECK(oracle::pyramid_kv(3, 25, 60, 2) == ints{25, 23, 12});  // 35 in the ratio 2:1
+  CHECK(oracle::pyramid_kv(4, 100, 42, 1) == ints{11, 11, 10, 10});
+  CHECK(oracle::pyramid_kv(1, 100, 42) == ints{42});
+  CHECK(oracle::pyramid_infer(3, 100, 18, 0.2) == ints{10, 6, 2});  // 1, 0.6, 0.2
+  CHECK(oracle::pyramid_infer(5, 200, 300, 0.2) == ints{100, 88, 60, 32, 20});
+  CHECK(oracle::pyramid_infer(5, 100, 50, 1) == ints{10, 10, 10, 10, 10});
+  CHECK(oracle::pyramid_infer(1, 100, 7) == ints{7});
+  for (int total = 8; total < 300; total += 13)
+    for (const ints& b : {oracle::pyramid_kv(8, 64, total), oracle::pyramid_infer(8, 64, total)}) {
+      CHECK(sum(b) == total);
+      CHECK(std::is_sorted(b.rbegin(), b.rend()));
+      CHECK((b.back() >= 1 && b.front() <= 64));
+    }
+}
+
+TEST_CASE("the oracle's head budgets", "[oracle]") {
+  const mat scores = {{9, 8, 7, 6, 5}, {1, 2, 3, 4, 0}};
+  CHECK(oracle::ada_budgets(scores, 6, 0) == ints{5, 1});
+  CHECK(oracle::ada_budgets(scores, 4, 0) == ints{4, 0});
+  CHECK(oracle::ada_budgets(scores, 4, 0.5) == ints{3, 1});
+  CHECK(oracle::ada_budgets(scores, 4, 1) == ints{2, 2});
+  CHECK(oracle::ada_budgets(scores, 10) == ints{5, 5});
+  CHECK(oracle::ada_budgets({{1, 1}, {1, 1}}, 3, 0) == ints{2, 1});
+  CHECK_THROWS_AS(oracle::ada_budgets(scores, 11), std::invalid_argument);
+}

@@ -1,0 +1,21 @@
+// The whole oracle; see oracle_attention.hpp for what it is.
+#pragma once
+
+#include "oracle/attention.hpp"
+#include "oracle/attention_matching.hpp"
+#include "oracle/baselines.hpp"
+#include "oracle/budgets.hpp"
+#include "oracle/compare.hpp"
+#include "oracle/d2o.hpp"
+#include "oracle/ems.hpp"
+#include "oracle/fold.hpp"
+#include "oracle/foresight.hpp"
+#include "oracle/keepkv.hpp"
+#include "oracle/kvmerger.hpp"
+#include "oracle/linear.hpp"
+#include "oracle/match.hpp"
+#include "oracle/nnls.hpp"
+#include "oracle/plan.hpp"
+#include "oracle/policies.hpp"
+#include "oracle/rope.hpp"
+#include "oracle/zsmerge.hpp"
