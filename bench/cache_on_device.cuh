@@ -44,7 +44,7 @@ struct cache_on_device {
   explicit cache_on_device(const cache_shape& s)
       : shape(s),
         lengths(static_cast<std::size_t>(s.heads), s.length),
-        fresh(cuda::most_columns * slots()),
+        fresh(cuda::max_columns * slots()),
         keys(normal(slots() * n(s.dim))),
         values(normal(slots() * n(s.dim))),
         q(normal(n(s.heads * s.group * s.dim))),
@@ -52,7 +52,7 @@ struct cache_on_device {
         v(normal(n(s.heads * s.dim))),
         out(n(s.heads * s.group * s.dim)),
         log_mass(slots()),
-        columns(cuda::most_columns * slots()),
+        columns(cuda::max_columns * slots()),
         memory(n(s.heads) * 4),
         position(slots()),
         length(lengths),

@@ -99,13 +99,13 @@ void step(benchmark::State& state, const Policy& policy) {
   const cuda::workspace work{memory.data(), memory.size()};
   const auto run = [&] {
     cuda::step(policy, view, columns, kv.q.data(),
-               cuda::newcomers<bfloat16>{kv.k.data(), kv.v.data()}, {.target = target},
+               cuda::new_tokens<bfloat16>{kv.k.data(), kv.v.data()}, {.target = target},
                kv.out.data(), work, nullptr);
   };
   for (int i = 0; i < 3; ++i) {
     run();
   }
-  if (kv.length.host()[0] != target || kv.seen.host()[0] != target + 3) {
+  if (kv.length.host()[0] != target || kv.tokens_total.host()[0] != target + 3) {
     return state.SkipWithError("a head is not at its budget after steps");
   }
   for (auto _ : state) {
@@ -127,7 +127,7 @@ void steps(benchmark::State& state, const Policy& policy) {
   const auto run = [&] {
     for (index_t i = 0; i < round; ++i) {
       cuda::step(policy, view, columns, kv.q.data(),
-                 cuda::newcomers<bfloat16>{kv.k.data(), kv.v.data()}, limit, kv.out.data(),
+                 cuda::new_tokens<bfloat16>{kv.k.data(), kv.v.data()}, limit, kv.out.data(),
                  {memory.data(), memory.size()}, nullptr);
     }
   };
@@ -200,18 +200,18 @@ void apply(benchmark::State& state) {
   const std::size_t slots = kv.slots();
   std::vector<index_t> rows(cache_on_device::n(heads), n / 2),
       begin(cache_on_device::n(heads) * cache_on_device::n(n + 1));
-  std::vector<edge> edges(slots);
+  std::vector<merge_source> sources(slots);
   for (index_t h = 0; h < heads; ++h) {
     for (index_t s = 0; s < n; ++s) {
-      edges[cache_on_device::n(h) * cache_on_device::n(n) + cache_on_device::n(s)] = {s, 0.5F,
-                                                                                      0.5F};
+      sources[cache_on_device::n(h) * cache_on_device::n(n) + cache_on_device::n(s)] = {s, 0.5F,
+                                                                                        0.5F};
     }
     for (index_t r = 0; r <= n / 2; ++r) {
       begin[cache_on_device::n(h) * cache_on_device::n(n + 1) + cache_on_device::n(r)] = 2 * r;
     }
   }
   const buffer<index_t> on_rows(rows), on_begin(begin);
-  const buffer<edge> on_edges(edges);
+  const buffer<merge_source> on_edges(sources);
   const buffer<float> mass(slots);
   const cuda::plan_view plan{on_rows.data(), on_begin.data(), on_edges.data(), mass.data()};
   const auto columns = kv.state(streaming_llm{});

@@ -56,7 +56,7 @@ struct scene {
     const auto from = kv.head(0);
     for (index_t h = 1; h < heads; ++h) {
       const auto to = kv.head(h);
-      to.restore(from.length(), from.seen());
+      to.restore(from.length(), from.tokens_total());
       for (index_t i = 0; i < from.length(); ++i) {
         std::copy_n(from.key(i).data, dim, to.key(i).data);
         std::copy_n(from.value(i).data, dim, to.value(i).data);

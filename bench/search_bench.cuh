@@ -35,14 +35,14 @@ inline void select_half(benchmark::State& state) {
   kv.columns = score;
   const buffer<index_t> rows(cache_on_device::n(heads)),
       begin(cache_on_device::n(heads) * cache_on_device::n(n + 1));
-  const buffer<edge> edges(kv.slots());
+  const buffer<merge_source> sources(kv.slots());
   const buffer<float> mass(kv.slots());
-  const cuda::plan_view plan{rows.data(), begin.data(), edges.data(), mass.data()};
+  const cuda::plan_view plan{rows.data(), begin.data(), sources.data(), mass.data()};
   const budget limit{.target = n / 2};
   const auto rule = cuda::rule_of(policy, limit);
   const auto run = [&] { cuda::select(rule, kv.view(), columns, limit, plan, nullptr); };
   run();
-  const auto kept = edges.host();
+  const auto kept = sources.host();
   std::vector<char> stays(cache_on_device::n(n), 0);
   for (index_t r = 0; r < n / 2; ++r) {
     stays[cache_on_device::n(kept[cache_on_device::n(r)].source)] = 1;
@@ -77,12 +77,12 @@ inline void match_half(benchmark::State& state) {
     const auto at = static_cast<index_t>(i % cache_on_device::n(n));
     odd[i] = 2 * (at % (n / 2)) + 1, even[i] = 2 * (at % (n / 2));
   }
-  const buffer<index_t> leaving(odd), kept(even),
+  const buffer<index_t> removed(odd), kept(even),
       count(std::vector<index_t>(cache_on_device::n(heads), n / 2)), into(kv.slots());
   const buffer<float> similarity(kv.slots());
   const buffer<char> memory(cuda::match_workspace_bytes(heads, n));
   const auto run = [&] {
-    cuda::match(cuda::cosine_similarity{}, view, {leaving.data(), count.data()},
+    cuda::match(cuda::cosine_similarity{}, view, {removed.data(), count.data()},
                 {kept.data(), count.data()}, {into.data(), similarity.data()},
                 {memory.data(), memory.size()}, nullptr);
   };

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "kvfold/any_policy.hpp"
-#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "topic.hpp"
 
 namespace {
@@ -190,7 +190,7 @@ bool soak(const kvfold::any_policy& policy, index_t slots, const setting& by,
   const double grown = resident_kib() - early_kib;
   to_window.end(), to_all.end(), mass.end();
   const bool good = finite && grown <= 64 && to_window.bounded() && head.length() <= slots &&
-                    head.seen() == by.tokens;
+                    head.tokens_total() == by.tokens;
   std::printf(
       "| %-18s | %5d | %8.0f | %6.0f | %.3f | %.3f | %.3f | %.3f | %.3f | %+.2f | %+.2f | %s |\n",
       std::string(policy.name()).c_str(), slots, by.tokens / spent.count(), grown, to_window.first,

@@ -11,7 +11,7 @@ struct lowest_norm {
   kvfold::index_t recent = 16;  ///< latest tokens that never leave
 
   static constexpr std::string_view name() { return "lowest_norm"; }
-  kvfold::index_t least() const { return recent + 1; }
+  kvfold::index_t min_budget() const { return recent + 1; }
 
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, kvfold::index_t target,
             kvfold::merge_plan& out) const {

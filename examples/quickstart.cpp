@@ -37,7 +37,8 @@ int main() {
   kvfold::step(policy, kv, state, q, k, v, budget, out);              // one token: attend, observe,
                                                                       // back to the budget
   // clang-format on
-  fmt::print("{} tokens in {} slots a head: {:.1f} MiB instead of {:.1f}\n", kv.head(0).seen(),
-             kv.head(0).length(), static_cast<double>(kv.bytes() + state.bytes()) / 1048576.0,
+  fmt::print("{} tokens in {} slots a head: {:.1f} MiB instead of {:.1f}\n",
+             kv.head(0).tokens_total(), kv.head(0).length(),
+             static_cast<double>(kv.bytes() + state.bytes()) / 1048576.0,
              2.0 * heads * dim * sizeof(float) * (prompt + 1) / 1048576.0);
 }

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/merge/append_only.hpp"
 #include "kvfold/memory/paged.hpp"
+#include "kvfold/merge/append_only.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 #include "support/own_engine.hpp"
 
@@ -229,12 +229,12 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
     kvfold::observe(policy, head, state[0], own);
   }
 
-  kvfold::merge_plan plan, newcomers;
+  kvfold::merge_plan plan, new_tokens;
   kvfold::plan(policy, head, state[0], target, plan);
-  kvfold::append_only(plan, head, sealed, newcomers);  // the first slots stay as they are
-  kvfold::apply(policy, newcomers, head, state[0]);    // the model's cache
-  newcomers.forget_corrections();                      // they are for its dim
-  kvfold::apply(newcomers, draft.head(0));             // the draft model's
+  kvfold::append_only(plan, head, sealed, new_tokens);  // the first slots stay as they are
+  kvfold::apply(policy, new_tokens, head, state[0]);    // the model's cache
+  new_tokens.forget_corrections();                      // they are for its dim
+  kvfold::apply(new_tokens, draft.head(0));             // the draft model's
 
   CHECK((head.length() >= target && head.length() < tokens));
   REQUIRE(draft.head(0).length() == head.length());
@@ -250,7 +250,7 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
   kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = capacity}};
   const kvfold::h2o policy{.recent = 0.25F};
   kvfold::state state = kvfold::make_state(policy, kv);
-  kvfold::merge_plan plan, newcomers;
+  kvfold::merge_plan plan, new_tokens;
   std::vector<float> out(heads * group * dim);
   for (int t = 0; t < tokens; ++t) {  // no budget is reached: append, attend, observe
     kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
@@ -259,8 +259,8 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
       kvfold::plan(policy, head, state[h], target, plan);
-      kvfold::append_only(plan, head, std::max(head.length() - open, 0), newcomers);
-      kvfold::apply(policy, newcomers, head, state[h]);
+      kvfold::append_only(plan, head, std::max(head.length() - open, 0), new_tokens);
+      kvfold::apply(policy, new_tokens, head, state[h]);
     }
   }
   for (int h = 0; h < heads; ++h) {

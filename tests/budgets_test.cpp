@@ -1,10 +1,11 @@
 // Budgets of layers and heads: the oracle's, exact sums, monotone in the variance.
+#include "oracle/budgets.hpp"
+
 #include <catch2/catch.hpp>
 #include <numeric>
 
 #include "kvfold/layer_budgets.hpp"
 #include "support/fixtures.hpp"
-#include "oracle/budgets.hpp"
 
 using fixtures::index_t;
 

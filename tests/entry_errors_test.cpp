@@ -42,7 +42,7 @@ TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
     decode d(p);
     d.refuses_budget(name_of(p) + ": a budget of at least 1 slot expected, 0 came", budget{0});
     d.refuses_budget("at least 1 slot expected, -7 came", budget{-7});
-    const index_t least = kvfold::traits::least(p);
+    const index_t least = kvfold::traits::min_budget(p);
     if (least > 1) {
       d.refuses_budget("a budget of at least " + std::to_string(least), budget{least - 1});
       d.refuses_budget(std::to_string(least - 1) + " came", budget{least - 1});

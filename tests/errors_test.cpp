@@ -236,7 +236,7 @@ TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
                                             {0, 5, "5 came"},
                                             {0, -2, "-2 came"},
                                             {3, 3, "3 came"}}) {
-    const kvfold::departure d{leaving, into, 0.5F, 0.5F, 1};
+    const kvfold::slot_removal d{leaving, into, 0.5F, 0.5F, 1};
     refuses(
         came, [&] { apply(d, head, state); }, everything);
   }

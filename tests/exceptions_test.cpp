@@ -20,14 +20,14 @@ struct moody {
 
   static constexpr std::string_view name() { return "moody"; }
   static constexpr std::array<kvfold::column, 1> columns() {
-    return {kvfold::column{kvfold::column_fold::sum, 1}};
+    return {kvfold::column{kvfold::column_merge::sum, 1}};
   }
   void observe(const kvfold::kv_head auto&, kvfold::head_state& state,
-               const observation& seen) const {
+               const observation& observed) const {
     if (!scores) {
       throw std::runtime_error("a scorer's own");
     }
-    std::ranges::copy(seen.attention, state.column(0).begin());
+    std::ranges::copy(observed.attention, state.column(0).begin());
   }
   template <class T>
   void observe(const kvfold::kv_head auto&, kvfold::head_state&,
@@ -93,7 +93,7 @@ struct fixture {
   }
   bool untouched(index_t h) {
     return fixtures::bytes_of(kv.head(h)) == before[static_cast<std::size_t>(h)] &&
-           kv.head(h).seen() == tokens;
+           kv.head(h).tokens_total() == tokens;
   }
 };
 
@@ -123,7 +123,7 @@ TEST_CASE("what a policy throws in a step comes out with the newcomer in, as the
   (scoring ? f.policies[2].scores : f.policies[2].plans) = false;
   CHECK_THROWS_AS(f.step(), std::runtime_error);
   for (index_t h = 0; h < heads; ++h) {
-    CHECK(f.kv.head(h).seen() == (h < 3 ? tokens + 1 : tokens));
+    CHECK(f.kv.head(h).tokens_total() == (h < 3 ? tokens + 1 : tokens));
     CHECK(f.kv.head(h).length() == (h == 2 ? tokens + 1 : tokens));
   }
   CHECK(f.untouched(3));
@@ -132,7 +132,7 @@ TEST_CASE("what a policy throws in a step comes out with the newcomer in, as the
   f.policies[2] = {};
   f.step();  // it goes on
   CHECK(f.kv.head(2).length() == tokens);
-  CHECK(f.kv.head(2).seen() == tokens + 2);
+  CHECK(f.kv.head(2).tokens_total() == tokens + 2);
 }
 
 TEST_CASE("what an executor throws leaves the heads that it did not run as they were",
@@ -144,7 +144,7 @@ TEST_CASE("what an executor throws leaves the heads that it did not run as they 
   for (index_t h = 0; h < heads; ++h) {
     const bool ran = heads - 1 - h < after;
     CHECK(compressed.kv.head(h).length() == (ran ? 8 : tokens));
-    CHECK(stepped.kv.head(h).seen() == (ran ? tokens + 1 : tokens));
+    CHECK(stepped.kv.head(h).tokens_total() == (ran ? tokens + 1 : tokens));
     CHECK((ran || (compressed.untouched(h) && stepped.untouched(h))));
   }
 }

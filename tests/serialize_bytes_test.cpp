@@ -23,7 +23,7 @@ struct tiny {
   tiny() {
     kv.append(0, std::vector<float>{9, 9, 1, -2}, std::vector<float>{9, 9, 3, 4});
     state[0].extend(2);
-    kvfold::apply(kvfold::departure{.leaving = 0}, kv.head(0), state[0]);
+    kvfold::apply(kvfold::slot_removal{.removed = 0}, kv.head(0), state[0]);
     kv.head(0).log_mass(0) = 2.5F;
     state[0].column(0)[0] = 8, state[0].column(1)[0] = -0.25F;
     state[0].memory()[0] = std::bit_cast<float>(0x7FA00001);  // a signalling NaN
@@ -230,9 +230,9 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
     std::istringstream in(saved(from, kv, state_from));
     kvfold::load(in, to, kv, state_to);
   };
-  using kvfold::column_fold, kvfold::zsmerge, kvfold::fold, kvfold::keepkv;
+  using kvfold::column_merge, kvfold::zsmerge, kvfold::fold, kvfold::keepkv;
   refuses("fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came",
-          [&] { swap(zsmerge{}, zsmerge{.merged_score = column_fold::sum}); });
+          [&] { swap(zsmerge{}, zsmerge{.merged_score = column_merge::sum}); });
   refuses("columns 2 expected, 8 came",
           [&] { swap(keepkv{.as = keepkv::mode::code, .window = 8}, keepkv{}); });
   refuses("floats of memory", [&] { swap(fold{}, fold{.decode = {.queries = 8}}); });

@@ -15,16 +15,19 @@ extern template void any_policy::plan(const head_view<float>&, const head_state&
                                       merge_plan&) const;
 extern template void any_policy::plan(const head_view<float>&, const head_state&,
                                       const query_view<float>&, index_t, merge_plan&) const;
-extern template void any_policy::ask(const head_view<float>&, head_state&, index_t, probe&) const;
-extern template bool any_policy::leaving(const head_view<float>&, const head_state&, index_t,
-                                         departure&, const probe&) const;
-extern template void any_policy::carry(const head_view<float>&, head_state&,
-                                       const departure&) const;
-extern template void any_policy::carry(const head_view<float>&, head_state&,
-                                       const merge_plan&) const;
-extern template void any_policy::settle(const head_view<float>&, head_state&, index_t) const;
+extern template void any_policy::predict_victim(const head_view<float>&, head_state&, index_t,
+                                                key_comparison&) const;
+extern template bool any_policy::choose_victim(const head_view<float>&, const head_state&, index_t,
+                                               slot_removal&, const key_comparison&) const;
+extern template void any_policy::update_memory(const head_view<float>&, head_state&,
+                                               const slot_removal&) const;
+extern template void any_policy::update_memory(const head_view<float>&, head_state&,
+                                               const merge_plan&) const;
+extern template void any_policy::after_compress(const head_view<float>&, head_state&,
+                                                index_t) const;
 extern template void any_policy::attend(const head_view<float>&, const head_state&, const float*,
-                                        float*, std::span<float>, std::span<float>, probe*) const;
+                                        float*, std::span<float>, std::span<float>,
+                                        key_comparison*) const;
 
 // The verbs.
 extern template void observe(const any_policy&, const head_view<float>&, head_state&, workspace&,
@@ -48,7 +51,7 @@ extern template void step(const any_policy&, cache<float>&, state&, std::span<co
 
 // What most of them call, and those who use a head without a policy.
 extern template void attend(const head_view<float>&, const float*, float*, std::span<float>,
-                            std::span<float>, probe*);
+                            std::span<float>, key_comparison*);
 extern template void column_scores(const head_view<float>&, const query_view<float>&,
                                    const column_options&, const column_sums&);
 

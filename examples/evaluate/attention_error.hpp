@@ -4,7 +4,7 @@
 #include <cmath>  // std::sqrt
 #include <span>
 
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 
 namespace evaluate {
 

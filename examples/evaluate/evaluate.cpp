@@ -74,13 +74,13 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   }
   bar.expect(work);
   const workers on(o.threads, bar);
-  material m;
+  dataset m;
   std::vector<outcome> outcomes;
   std::vector<task_outcome> tasks_done;
   try {
     prepare(m, o, todo, model, tokens, text, needles, on, bar);
-    const auto habits = mean_habits(m.cases);
-    todo.set_whole_heads(by_retrieval(habits, model.shape().group()), o.prompt);
+    const auto stats = mean_head_stats(m.cases);
+    todo.set_whole_heads(by_retrieval(stats, model.shape().group()), o.prompt);
     const table shown(columns_of(o.tasks), todo.policies);
     for (const group& g : todo.groups) {
       std::vector<table_line> lines;

@@ -6,14 +6,14 @@
 
 namespace evaluate {
 
-std::vector<head_habits> habits_of(const engine::config& shape, const engine::record& r,
-                                   index_t count, index_t fact, index_t fact_tokens) {
-  std::vector<head_habits> habits;
+std::vector<head_stats> head_stats_of(const engine::config& shape, const engine::record& r,
+                                      index_t count, index_t fact, index_t fact_tokens) {
+  std::vector<head_stats> stats;
   const double scale = 1 / std::sqrt(static_cast<double>(shape.dim));
   for (const engine::layer_record& l : r.layers) {
     const Eigen::Index tokens = l.q.rows();
     for (index_t h = 0; h < shape.heads; ++h) {
-      head_habits& mean = habits.emplace_back();
+      head_stats& mean = stats.emplace_back();
       const auto keys = l.k.middleCols(Eigen::Index{h / shape.group()} * shape.dim, shape.dim);
       for (Eigen::Index t = tokens - count; t < tokens; ++t) {
         const Eigen::VectorXd logits =
@@ -28,15 +28,15 @@ std::vector<head_habits> habits_of(const engine::config& shape, const engine::re
       }
     }
   }
-  return habits;
+  return stats;
 }
 
-std::vector<index_t> by_retrieval(const std::vector<head_habits>& habits, index_t group) {
-  const auto heads = static_cast<index_t>(habits.size()) / group;
+std::vector<index_t> by_retrieval(const std::vector<head_stats>& stats, index_t group) {
+  const auto heads = static_cast<index_t>(stats.size()) / group;
   std::vector<double> most(static_cast<std::size_t>(heads));
-  for (std::size_t i = 0; i < habits.size(); ++i) {
+  for (std::size_t i = 0; i < stats.size(); ++i) {
     double& x = most[i / static_cast<std::size_t>(group)];
-    x = std::max(x, habits[i].retrieval);
+    x = std::max(x, stats[i].retrieval);
   }
   std::vector<index_t> order(most.size());
   std::iota(order.begin(), order.end(), 0);

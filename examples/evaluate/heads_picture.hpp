@@ -11,19 +11,19 @@
 namespace evaluate {
 
 /// A panel for each habit, layers over query heads `[layers · heads]`; empty: nothing to show.
-inline std::string heads_picture(const std::vector<head_habits>& habits, index_t heads) {
-  if (habits.empty()) {
+inline std::string heads_picture(const std::vector<head_stats>& stats, index_t heads) {
+  if (stats.empty()) {
     return {};
   }
   struct panel {
     std::string title;
-    double head_habits::*share;
+    double head_stats::*share;
   };
   const std::array panels = {
-      panel{"the fact asked for", &head_habits::retrieval},
-      panel{fmt::format("the latest {} tokens", local_tokens), &head_habits::local},
-      panel{fmt::format("the first {} tokens", sink_tokens), &head_habits::sink}};
-  const auto layers = static_cast<index_t>(habits.size()) / heads;
+      panel{"the fact asked for", &head_stats::retrieval},
+      panel{fmt::format("the latest {} tokens", local_tokens), &head_stats::local},
+      panel{fmt::format("the first {} tokens", sink_tokens), &head_stats::sink}};
+  const auto layers = static_cast<index_t>(stats.size()) / heads;
   constexpr int width = 800, height = 330;
   std::string script = picture("heads", width, height);
   script += fmt::format(
@@ -50,7 +50,7 @@ inline std::string heads_picture(const std::vector<head_habits>& habits, index_t
     script += "$share << end\n";
     for (index_t at = 0; at < layers * heads; ++at) {
       script += fmt::format("{} {} {:.4g}\n", at % heads, at / heads,
-                            100 * habits[static_cast<std::size_t>(at)].*panels[i].share);
+                            100 * stats[static_cast<std::size_t>(at)].*panels[i].share);
     }
     const double left = begin + static_cast<double>(i) * step;
     script += fmt::format(

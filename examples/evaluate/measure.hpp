@@ -29,7 +29,7 @@ inline double bytes_held(const contender& c, const prompt& p) {
 /// All that was asked for of one policy at one budget.
 inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const engine::decoder& model, const engine::tokenizer& tokens,
-                           const material& m, const workers& on, progress& bar) {
+                           const dataset& m, const workers& on, progress& bar) {
   const contender& c = e.who;
   outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.target},
             .needle_after = {},

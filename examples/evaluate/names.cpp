@@ -5,7 +5,7 @@
 #include <cmath>      // std::floor
 #include <sstream>    // std::istringstream
 
-#include "evaluate/division.hpp"
+#include "evaluate/budget_allocation.hpp"
 #include "evaluate/parameters.hpp"
 #include "evaluate/usage.hpp"
 
@@ -78,10 +78,10 @@ void set_source(named_policy& p, const std::string& word) {
   }
 }
 
-division parse_division(const named_policy& p, const std::string& word) {
+budget_allocation parse_budget_allocation(const named_policy& p, const std::string& word) {
   const auto* const found =
-      std::ranges::find(divisions, word, [](const auto& d) { return d.first; });
-  require(found != divisions.end(),
+      std::ranges::find(budget_allocations, word, [](const auto& d) { return d.first; });
+  require(found != budget_allocations.end(),
           "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv or +duo_attention expected, '+" +
               word + "' came");
   require(!by_scores(found->second) || p.policy.column_count() > 0,
@@ -113,7 +113,7 @@ named_policy parse_policy(const std::string& word) {
     }
   }
   if (!divided.empty()) {
-    p.budgets = parse_division(p, divided.substr(1));
+    p.budgets = parse_budget_allocation(p, divided.substr(1));
   }
   if (!source.empty()) {
     set_source(p, source.substr(1));

@@ -1,5 +1,5 @@
 /// A policy from its name on the command line:
-/// `name[:parameter=value,...][+division][@source[:queries]]`.
+/// `name[:parameter=value,...][+budget_allocation][@source[:queries]]`.
 #pragma once
 
 #include <string>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 
 namespace evaluate {
 

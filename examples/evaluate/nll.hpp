@@ -3,7 +3,7 @@
 
 #include <cmath>  // std::log
 
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 
 namespace evaluate {
 

@@ -44,9 +44,9 @@ struct options {
   index_t cases = 40;  ///< needle prompts
   index_t needles = 4;
   index_t digits = 5;
-  index_t samples = 20;          ///< prompts of each task of chain, ruler and stream_needle
-  index_t future = 64;           ///< true future queries that `attention_error` is the mean of
-  kvfold::lookahead ahead = {};  ///< where foreseen queries go
+  index_t samples = 20;  ///< prompts of each task of chain, ruler and stream_needle
+  index_t future = 64;   ///< true future queries that `attention_error` is the mean of
+  kvfold::future_positions ahead = {};  ///< where foreseen queries go
   std::string needle = " The secret code of {key} is {value}. ";
   std::string question = "\nQuestion: what is the secret code of {key}? Answer:";
   index_t threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

@@ -15,7 +15,7 @@ namespace evaluate {
 
 /// Draws what there is to show, and says where, or why not.
 inline void draw_pictures(const options& o, const plan& todo, const engine::config& shape,
-                          const material& m, const std::vector<outcome>& outcomes,
+                          const dataset& m, const std::vector<outcome>& outcomes,
                           std::ostream& out) {
   std::vector<row> rows;
   for (const outcome& x : outcomes) {
@@ -25,7 +25,7 @@ inline void draw_pictures(const options& o, const plan& todo, const engine::conf
        {std::pair<std::string, std::string>{"error", error_picture(rows, o.prompt)},
         {"needle", needle_picture(outcomes)},
         {"stream", stream_picture(outcomes)},
-        {"heads", heads_picture(mean_habits(m.cases), shape.heads)},
+        {"heads", heads_picture(mean_head_stats(m.cases), shape.heads)},
         {"retention", retention_picture(todo, shape, m)}}) {
     if (script.empty()) {
       continue;

@@ -13,8 +13,8 @@ std::string refusal_of(const any_policy& p, index_t slots) {
     kvfold::check(p, budget{slots}, slots);
     return {};
   } catch (const kvfold::invalid_argument& e) {
-    return p.least() > slots ? fmt::format("refused: needs at least {} slots", p.least())
-                             : fmt::format("refused: {}", e.what());
+    return p.min_budget() > slots ? fmt::format("refused: needs at least {} slots", p.min_budget())
+                                  : fmt::format("refused: {}", e.what());
   }
 }
 
@@ -23,10 +23,10 @@ std::string refusal_of(const any_policy& p, index_t slots) {
 void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
   for (group& g : groups) {
     for (entry& e : g.entries) {
-      if (e.who.budgets == division::duo_attention && e.refusal.empty()) {
+      if (e.who.budgets == budget_allocation::duo_attention && e.refusal.empty()) {
         const index_t slots = e.who.limit.target;
-        const index_t count =
-            whole_heads(static_cast<index_t>(order.size()), slots, tokens, e.who.policy.least());
+        const index_t count = whole_heads(static_cast<index_t>(order.size()), slots, tokens,
+                                          e.who.policy.min_budget());
         e.who.whole.assign(order.size(), 0);
         for (index_t i = 0; i < count; ++i) {
           e.who.whole[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = 1;
@@ -83,13 +83,14 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
         const contender who{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
-        g.entries.push_back({.who = who,
-                             .name = p.policies[i].name,
-                             .given = b.given,
-                             .stream_tokens = who.streams() ? stream_tokens : 0,
-                             .refusal = who.budgets == division::duo_attention && !o.tasks.needle
-                                            ? "refused: --tasks needle finds its heads"
-                                            : detail::refusal_of(who.policy, slots)});
+        g.entries.push_back(
+            {.who = who,
+             .name = p.policies[i].name,
+             .given = b.given,
+             .stream_tokens = who.streams() ? stream_tokens : 0,
+             .refusal = who.budgets == budget_allocation::duo_attention && !o.tasks.needle
+                            ? "refused: --tasks needle finds its heads"
+                            : detail::refusal_of(who.policy, slots)});
       }
     }
   }

@@ -48,8 +48,8 @@ struct plan {
       }
     }
   }
-  /// Who keeps all, for divisions that ask for it: KV heads in the order `by_retrieval` `[layers ·
-  /// KV heads]`, after a prompt of `tokens`.
+  /// Who keeps all, for budget_allocations that ask for it: KV heads in the order `by_retrieval`
+  /// `[layers · KV heads]`, after a prompt of `tokens`.
   void set_whole_heads(const std::vector<index_t>& order, index_t tokens);
   /// The model's rotation, to all who turn keys or queries.
   void set_rope(const kvfold::rope& rope) {

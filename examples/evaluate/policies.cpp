@@ -12,17 +12,18 @@ std::vector<named_policy> all_policies() {
       list.back().queries = query_source::spread;
     }
   }
-  list.push_back(
-      {.name = "snapkv+pyramid_kv", .policy = kvfold::snapkv{}, .budgets = division::pyramid_kv});
+  list.push_back({.name = "snapkv+pyramid_kv",
+                  .policy = kvfold::snapkv{},
+                  .budgets = budget_allocation::pyramid_kv});
   list.push_back({.name = "snapkv+pyramid_infer",
                   .policy = kvfold::snapkv{},
-                  .budgets = division::pyramid_infer});
+                  .budgets = budget_allocation::pyramid_infer});
   list.push_back(
-      {.name = "snapkv+ada_kv", .policy = kvfold::snapkv{}, .budgets = division::ada_kv});
+      {.name = "snapkv+ada_kv", .policy = kvfold::snapkv{}, .budgets = budget_allocation::ada_kv});
   list.push_back({.name = "streaming_llm+duo_attention",
                   .policy = kvfold::streaming_llm{},
-                  .budgets = division::duo_attention});
-  list.push_back({.name = "d2o+d2o", .policy = kvfold::d2o{}, .budgets = division::d2o});
+                  .budgets = budget_allocation::duo_attention});
+  list.push_back({.name = "d2o+d2o", .policy = kvfold::d2o{}, .budgets = budget_allocation::d2o});
   return list;
 }
 
@@ -42,7 +43,7 @@ void set_table(any_policy& policy, index_t slots) {
   });
 }
 
-void set_lookahead(any_policy& policy, const kvfold::lookahead& ahead) {
+void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead) {
   policy.visit([&](auto& p) {
     if constexpr (requires { p.decode.ahead = ahead; }) {
       p.decode.ahead = ahead;

@@ -20,16 +20,16 @@ using any_policy = kvfold::any_policy_with<custom::lowest_norm>;
 /// the spread ones moved to the positions to come.
 enum class query_source { own, window, spread, replay, foresight };
 
-/// How budgets are divided between layers and heads; see division.hpp.
-enum class division { uniform, pyramid_kv, pyramid_infer, d2o, ada_kv, duo_attention };
+/// How budgets are divided between layers and heads; see budget_allocation.hpp.
+enum class budget_allocation { uniform, pyramid_kv, pyramid_infer, d2o, ada_kv, duo_attention };
 
 struct named_policy {
   std::string name;
   any_policy policy;
   query_source queries = query_source::own;
-  index_t queries_taken = 0;     ///< of its source; 0: 32 of the window, 256 of the others
-  kvfold::lookahead ahead = {};  ///< where foreseen queries go
-  division budgets = division::uniform;
+  index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
+  kvfold::future_positions ahead = {};  ///< where foreseen queries go
+  budget_allocation budgets = budget_allocation::uniform;
 };
 
 /// All of them, with their default parameters and sources, and every division of budgets.
@@ -45,7 +45,7 @@ void set_rope(any_policy& policy, const kvfold::rope& rope);
 void set_table(any_policy& policy, index_t slots);
 
 /// Where a decode step's remembered queries are moved to.
-void set_lookahead(any_policy& policy, const kvfold::lookahead& ahead);
+void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead);
 
 }  // namespace evaluate
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 #include "evaluate/replay.hpp"
 #include "evaluate/speed.hpp"
 #include "evaluate/weights.hpp"
@@ -24,7 +24,7 @@ inline std::vector<needle_text> draw_needles(const options& o, const engine::tok
 }
 
 /// Reads prompts, needle cases and streams, as far as the tasks need them.
-inline void prepare(material& m, const options& o, const plan& todo, const engine::decoder& model,
+inline void prepare(dataset& m, const options& o, const plan& todo, const engine::decoder& model,
                     const engine::tokenizer& tokens, std::span<const int> text,
                     std::span<const needle_text> needles, const workers& on, progress& bar) {
   const index_t slots = std::max(o.prompt, todo.most_slots);

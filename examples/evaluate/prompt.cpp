@@ -51,7 +51,8 @@ kvfold::cache<float> prompt::layer(std::size_t l) const {
   return kv;
 }
 
-kvfold::query_view<float> second_reading::of(const engine::config& shape, std::size_t layer) const {
+kvfold::query_view<float> replayed_prompt::of(const engine::config& shape,
+                                              std::size_t layer) const {
   if (positions.empty()) {
     return {};
   }
@@ -87,7 +88,7 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
 
 prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
-               const second_reading& again) {
+               const replayed_prompt& again) {
   prompt p{.body = std::move(body),
            .tail = {},
            .measured = {},
@@ -143,8 +144,8 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
                            ? reference->view()
                            : kvfold::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
                                                     kv.heads(), kv.shape().group, kv.shape().dim);
-  const auto after_prompt =
-      divide(c.budgets, c.policy, c.limit.target, p.tokens, p.measured[c.index], c.whole, layer);
+  const auto after_prompt = allocate_budgets(c.budgets, c.policy, c.limit.target, p.tokens,
+                                             p.measured[c.index], c.whole, layer);
   for (index_t h = 0; h < kv.heads(); ++h) {
     const budget& b = after_prompt[static_cast<std::size_t>(h)];
     if (c.keeps_all(layer, h, kv.heads())) {

@@ -8,7 +8,7 @@
 
 #include "engine/decoder.hpp"
 #include "engine/prefill.hpp"
-#include "evaluate/division.hpp"
+#include "evaluate/budget_allocation.hpp"
 
 namespace evaluate {
 
@@ -54,7 +54,7 @@ inline kvfold::query_view<float> queries_of(const engine::config& shape,
 
 /// Queries `[layers]` `[tokens, heads · dim]` of a second reading of a prompt, and their positions;
 /// empty: there was none.
-struct second_reading {
+struct replayed_prompt {
   std::vector<row_major_matrix> queries;
   std::vector<index_t> positions;
 
@@ -70,7 +70,7 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
 /// All of `r`, which begins with `body`, measured by every policy.
 prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
-               const second_reading& again = {});
+               const replayed_prompt& again = {});
 
 /// Goes on where `r` ends, through the full cache; `r.logits` are the last token's.
 void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens);
@@ -80,7 +80,7 @@ struct contender {
   std::size_t index = 0;  ///< among the policies of `measure`
   any_policy policy;
   budget limit;  ///< most slots between steps, of all heads on average
-  division budgets = division::uniform;
+  budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
 
   bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
@@ -88,7 +88,7 @@ struct contender {
            whole[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)] != 0;
   }
   /// Can it decode from an empty cache? A division needs a prompt to go by.
-  bool streams() const { return policy.decodes() && budgets == division::uniform; }
+  bool streams() const { return policy.decodes() && budgets == budget_allocation::uniform; }
   /// In decode: never more slots than `slots`, with the slack that the policy likes.
   budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
   /// Who decodes: behind a method for prompts alone, all that comes is kept.

@@ -17,9 +17,9 @@ bool wants_replay(std::span<const named_policy> policies) {
 
 }  // namespace
 
-second_reading replay(const engine::decoder& model, const engine::record& r,
-                      std::span<const int> tokens) {
-  second_reading again;
+replayed_prompt replay(const engine::decoder& model, const engine::record& r,
+                       std::span<const int> tokens) {
+  replayed_prompt again;
   const auto count = static_cast<index_t>(tokens.size());
   for (const auto& layer : r.layers) {
     again.queries.emplace_back(count, layer.q.cols());
@@ -39,9 +39,9 @@ second_reading replay(const engine::decoder& model, const engine::record& r,
   return again;
 }
 
-second_reading replay_for(std::span<const named_policy> policies, const engine::decoder& model,
-                          const engine::record& r, std::span<const int> tokens) {
-  return wants_replay(policies) ? replay(model, r, tokens) : second_reading{};
+replayed_prompt replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+                           const engine::record& r, std::span<const int> tokens) {
+  return wants_replay(policies) ? replay(model, r, tokens) : replayed_prompt{};
 }
 
 }  // namespace evaluate

@@ -8,11 +8,11 @@
 namespace evaluate {
 
 /// Reads `tokens`, of which `r` is the record, once more.
-second_reading replay(const engine::decoder& model, const engine::record& r,
-                      std::span<const int> tokens);
+replayed_prompt replay(const engine::decoder& model, const engine::record& r,
+                       std::span<const int> tokens);
 
 /// The second reading if one of the policies measures on it; else nothing.
-second_reading replay_for(std::span<const named_policy> policies, const engine::decoder& model,
-                          const engine::record& r, std::span<const int> tokens);
+replayed_prompt replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+                           const engine::record& r, std::span<const int> tokens);
 
 }  // namespace evaluate

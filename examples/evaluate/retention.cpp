@@ -30,7 +30,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {
         auto& slot = rows[static_cast<std::size_t>(r)];
-        for (const kvfold::edge& e : work.plan.row(r)) {
+        for (const kvfold::merge_source& e : work.plan.row(r)) {
           const auto& from = members[static_cast<std::size_t>(e.source)];
           slot.insert(slot.end(), from.begin(), from.end());
         }
@@ -39,7 +39,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
       kvfold::apply(p, work.plan, head, state[0]);
     }
     if (head.length() <= b.target) {
-      kvfold::traits::settle(p, head, state[0], b.target);
+      kvfold::traits::after_compress(p, head, state[0], b.target);
     }
 
     auto& now = fates.emplace_back(static_cast<std::size_t>(steps), fate::to_come);

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 
 namespace evaluate {
 

@@ -38,10 +38,10 @@ inline std::string retention_legend(double x, double y, double w, double h) {
 
 /// Of the middle layer's first KV head; empty: nothing to show.
 inline std::string retention_picture(const plan& todo, const engine::config& shape,
-                                     const material& m) {
+                                     const dataset& m) {
   std::vector<const named_policy*> policies;
   for (const named_policy& p : todo.policies) {
-    if (p.policy.bounded() && p.policy.decodes() && p.budgets == division::uniform &&
+    if (p.policy.bounded() && p.policy.decodes() && p.budgets == budget_allocation::uniform &&
         detail::refusal_of(p.policy, retention_slots).empty()) {
       policies.push_back(&p);
     }

@@ -3,7 +3,7 @@
 namespace evaluate {
 
 double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
-                        const material& m, const prompt& read) {
+                        const dataset& m, const prompt& read) {
   const engine::record& r = m.timed;
   std::vector<double> times;
   for (int round = 0; round < 3; ++round) {
@@ -14,8 +14,8 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
       const auto own = queries_of(shape, r.layers[l]);
       sum += seconds_of([&] {
         const auto chosen = reference_of(p, shape.rope, kv, own, m.again.of(shape, l));
-        const auto limits = divide(c.budgets, c.policy, c.limit.target, read.tokens,
-                                   read.measured[c.index], c.whole, l);
+        const auto limits = allocate_budgets(c.budgets, c.policy, c.limit.target, read.tokens,
+                                             read.measured[c.index], c.whole, l);
         kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own,
                          std::span<const budget>(limits));
       });

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <vector>
 
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 
 namespace evaluate {
 
@@ -37,7 +37,7 @@ inline double prefill_seconds(const engine::decoder& model, std::span<const int>
 /// All layers of the first prompt, `read`, measured and compressed; with its second reading, if
 /// that is what `p` measures on.
 double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
-                        const material& m, const prompt& read);
+                        const dataset& m, const prompt& read);
 
 /// Decoding behind the compressed prompt and behind the whole one, by turns, so that what else the
 /// machine does meets both alike: medians over the turns.

@@ -4,8 +4,8 @@
 #include <algorithm>  // std::copy
 #include <vector>
 
-#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "llama_cpp/nodes.hpp"
 
 namespace kvfold::llama {
@@ -13,14 +13,14 @@ namespace kvfold::llama {
 /// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, or in row `s`
 /// where there are no `cells`.
 template <storage_scalar Scalar>
-class cell_head : public head_records {
+class cell_head : public head_base {
  public:
   using scalar = Scalar;
   using plane = typename head_view<Scalar>::plane;
 
   cell_head(plane keys, plane values, const index_t* cells, const records& slots,
             const extent& shape)
-      : head_records(slots, shape), keys_(keys), values_(values), cells_(cells) {}
+      : head_base(slots, shape), keys_(keys), values_(values), cells_(cells) {}
 
   index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
   row<Scalar> key(index_t s) const { return key_in(cell(s)); }
@@ -69,7 +69,7 @@ template <storage_scalar Scalar>
 class layer {
  public:
   struct slots {
-    slot_records records;
+    cache_metadata records;
     head_state state;
     budget limit;
     std::vector<index_t> cells;  ///< [length] in the engine's memory
@@ -87,7 +87,7 @@ class layer {
       one.capacity = capacities[h];
       const std::size_t room = static_cast<std::size_t>(one.capacity);
       heads_.push_back(
-          {slot_records(one),
+          {cache_metadata(one),
            head_state(traits::columns(p), traits::memory(p, one.dim, one.group, one.capacity),
                       one.capacity),
            limits[h],

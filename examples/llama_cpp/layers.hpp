@@ -240,7 +240,7 @@ class layers {
   void observe_step(layer<Scalar>& of, index_t h, std::span<const float> p,
                     std::span<const float> log_sum_exp, const float* q) {
     auto& state = of.at(h).state;
-    const observation seen{.probabilities = p, .log_sum_exp = log_sum_exp, .query = q};
+    const observation observed{.probabilities = p, .log_sum_exp = log_sum_exp, .query = q};
     if (needs_.probabilities) {
       observe(policy_, of.head(h), state, work_, seen);
     } else {  // of queries alone
@@ -261,9 +261,9 @@ class layers {
         observe(policy_, head, state, queries.of(h));
       }
       if (limit.reached(head.length()) && (prompt_ || traits::decodes(policy_))) {
-        departure one;
+        slot_removal one;
         if (!prompt_ && head.length() == limit.target + 1 &&
-            traits::leaving(policy_, head, state, limit.target, one)) {
+            traits::choose_victim(policy_, head, state, limit.target, one)) {
           apply(policy_, one, head, state);
         } else {
           plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.target,
@@ -273,7 +273,7 @@ class layers {
       }
       cells.resize(std::min(cells.size(), static_cast<std::size_t>(head.length())));
       if (head.length() <= limit.target) {
-        traits::settle(policy_, head, state, limit.target);
+        traits::after_compress(policy_, head, state, limit.target);
       }
     }
   }

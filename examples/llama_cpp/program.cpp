@@ -11,7 +11,7 @@
 #include "evaluate/names.hpp"
 #include "evaluate/options.hpp"
 #include "evaluate/progress.hpp"
-#include "llama_cpp/words.hpp"
+#include "llama_cpp/vocabulary.hpp"
 
 namespace kvfold::llama {
 
@@ -92,7 +92,7 @@ llama_context_params parameters_of(const program_options& o, index_t cells) {
 /// Reads the prompt and goes on: with `given` tokens where there are any, else with the likeliest
 /// until one ends the text.
 measured measure(session& s, const program_options& o, const std::vector<int>& prompt,
-                 const words& language, const std::vector<int>* given, evaluate::progress& bar,
+                 const vocabulary& language, const std::vector<int>* given, evaluate::progress& bar,
                  const std::string& stage, std::ostream* out) {
   measured m;
   std::vector<float> last;
@@ -144,7 +144,7 @@ std::string rate(double tokens, double seconds) {
 
 int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   const auto model = load_model(o.model);
-  const words language(model.get());
+  const vocabulary language(model.get());
   std::ifstream in(o.prompt_file, std::ios::binary);
   require(in.good(), "--prompt-file: a file expected, '" + o.prompt_file + "' is none");
   std::ostringstream text;

@@ -83,11 +83,11 @@ class basic_any_policy {
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
     return visit([&](const auto& p) { return traits::memory(p, dim, group, capacity); });
   }
-  index_t least() const {
-    return visit([](const auto& p) { return traits::least(p); });
+  index_t min_budget() const {
+    return visit([](const auto& p) { return traits::min_budget(p); });
   }
-  index_t slack(index_t slots) const {
-    return visit([&](const auto& p) { return traits::slack(p, slots); });
+  index_t eviction_batch(index_t slots) const {
+    return visit([&](const auto& p) { return traits::eviction_batch(p, slots); });
   }
   void validate() const {
     visit([](const auto& p) { traits::validate(p); });
@@ -108,7 +108,7 @@ class basic_any_policy {
     return visit([](const auto& p) { return traits::plans_on_queries(p); });
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const;
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const;
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const;
   void plan(const kv_head auto& head, const head_state& state, index_t target,
@@ -116,15 +116,16 @@ class basic_any_policy {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, merge_plan& out) const;
-  void ask(const kv_head auto& head, head_state& state, index_t target, probe& look) const;
-  bool leaving(const kv_head auto& head, const head_state& state, index_t target, departure& out,
-               const probe& seen = {}) const;
+  void predict_victim(const kv_head auto& head, head_state& state, index_t target,
+                      key_comparison& comparison) const;
+  bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                     slot_removal& out, const key_comparison& comparison = {}) const;
   template <class Change>
-  void carry(const kv_head auto& head, head_state& state, const Change& change) const;
-  void settle(const kv_head auto& head, head_state& state, index_t target) const;
+  void update_memory(const kv_head auto& head, head_state& state, const Change& change) const;
+  void after_compress(const kv_head auto& head, head_state& state, index_t target) const;
   void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
               std::span<float> probabilities, std::span<float> log_sum_exp,
-              probe* look = nullptr) const;
+              key_comparison* comparison = nullptr) const;
 
   /// `f` is called with the policy inside, however deep.
   template <class F>
@@ -170,8 +171,8 @@ class basic_any_policy {
 
 template <policy... Policies>
 void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
-                                            const observation& seen) const {
-  std::visit([&](const auto& p) { traits::observe(p, head, state, seen); }, policy_);
+                                            const observation& observed) const {
+  std::visit([&](const auto& p) { traits::observe(p, head, state, observed); }, policy_);
 }
 
 template <policy... Policies>
@@ -196,40 +197,44 @@ void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_st
 }
 
 template <policy... Policies>
-void basic_any_policy<Policies...>::ask(const kv_head auto& head, head_state& state, index_t target,
-                                        probe& look) const {
-  std::visit([&](const auto& p) { traits::ask(p, head, state, target, look); }, policy_);
+void basic_any_policy<Policies...>::predict_victim(const kv_head auto& head, head_state& state,
+                                                   index_t target,
+                                                   key_comparison& comparison) const {
+  std::visit([&](const auto& p) { traits::predict_victim(p, head, state, target, comparison); },
+             policy_);
 }
 
 template <policy... Policies>
-bool basic_any_policy<Policies...>::leaving(const kv_head auto& head, const head_state& state,
-                                            index_t target, departure& out,
-                                            const probe& seen) const {
+bool basic_any_policy<Policies...>::choose_victim(const kv_head auto& head, const head_state& state,
+                                                  index_t target, slot_removal& out,
+                                                  const key_comparison& comparison) const {
   return std::visit(
-      [&](const auto& p) { return traits::leaving(p, head, state, target, out, seen); }, policy_);
+      [&](const auto& p) { return traits::choose_victim(p, head, state, target, out, comparison); },
+      policy_);
 }
 
 template <policy... Policies>
 template <class Change>
-void basic_any_policy<Policies...>::carry(const kv_head auto& head, head_state& state,
-                                          const Change& change) const {
-  std::visit([&](const auto& p) { traits::carry(p, head, state, change); }, policy_);
+void basic_any_policy<Policies...>::update_memory(const kv_head auto& head, head_state& state,
+                                                  const Change& change) const {
+  std::visit([&](const auto& p) { traits::update_memory(p, head, state, change); }, policy_);
 }
 
 template <policy... Policies>
-void basic_any_policy<Policies...>::settle(const kv_head auto& head, head_state& state,
-                                           index_t target) const {
-  std::visit([&](const auto& p) { traits::settle(p, head, state, target); }, policy_);
+void basic_any_policy<Policies...>::after_compress(const kv_head auto& head, head_state& state,
+                                                   index_t target) const {
+  std::visit([&](const auto& p) { traits::after_compress(p, head, state, target); }, policy_);
 }
 
 template <policy... Policies>
 void basic_any_policy<Policies...>::attend(const kv_head auto& head, const head_state& state,
                                            const float* q, float* out,
                                            std::span<float> probabilities,
-                                           std::span<float> log_sum_exp, probe* look) const {
+                                           std::span<float> log_sum_exp,
+                                           key_comparison* comparison) const {
   std::visit(
       [&](const auto& p) {
-        traits::attend(p, head, state, q, out, probabilities, log_sum_exp, look);
+        traits::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
       },
       policy_);
 }

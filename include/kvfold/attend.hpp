@@ -8,9 +8,9 @@
 #include <limits>     // std::numeric_limits
 #include <span>
 
+#include "kvfold/memory/view.hpp"
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/tile_products.hpp"
-#include "kvfold/memory/view.hpp"
 
 namespace kvfold {
 
@@ -21,7 +21,7 @@ inline constexpr index_t tile_slots = 128;
 /// Floats that stay in the nearest cache, and those of rows that are converted: they share it with
 /// the rows that are asked for meanwhile.
 inline constexpr index_t near_floats = 4096, converted_floats = 2048;
-inline constexpr index_t most_dim = 16384;
+inline constexpr index_t max_dim = 16384;
 /// What a vector of any machine divides.
 inline constexpr index_t whole_vectors = 16;
 inline index_t padded(index_t count) {
@@ -70,7 +70,7 @@ template <kv_head Head, class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
             std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
-            probe* look = nullptr) {
+            key_comparison* comparison = nullptr) {
   using Eigen::Map;
   const index_t n = head.length(), dim = head.dim(), group = head.group();
   expects(n > 0, "attend: at least 1 slot expected, an empty head came");
@@ -90,11 +90,11 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
     return std::clamp(floats / dim, index_t{1}, detail::tile_slots);
   };
   const index_t near = rows_of(detail::near_floats),
-                rows = rows_of(converts ? detail::converted_floats : detail::most_dim);
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::most_dim];
+                rows = rows_of(converts ? detail::converted_floats : detail::max_dim);
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::max_dim];
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[detail::sweep_group][detail::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
-  const bool asks = look != nullptr && look->asked();
+  const bool compares = comparison != nullptr && comparison->requested();
 
   for (index_t g0 = 0; g0 < group; g0 += detail::sweep_group) {
     const index_t heads = std::min(detail::sweep_group, group - g0);
@@ -108,9 +108,9 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       const auto keys =
           detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
       detail::each_few(keys, near, [&](index_t i, const detail::tile& few) {
-        detail::tile_dots(queries, heads, few, mass[0] + i, detail::tile_slots);
-        if (g0 == 0 && asks) {
-          look->see_keys(first + i, few);
+        detail::qk_tile(queries, heads, few, mass[0] + i, detail::tile_slots);
+        if (g0 == 0 && compares) {
+          comparison->add_keys(first + i, few);
         }
       });
       for (index_t g = 0; g < heads; ++g) {
@@ -135,10 +135,10 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       const auto values =
           detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
       detail::each_few(values, near, [&](index_t i, const detail::tile& few) {
-        detail::tile_sums(mass[0] + i, detail::tile_slots, heads, few,
-                          out + std::ptrdiff_t{g0} * dim);
-        if (g0 == 0 && asks && look->asked_values()) {
-          look->see_values(first + i, few);
+        detail::pv_tile(mass[0] + i, detail::tile_slots, heads, few,
+                        out + std::ptrdiff_t{g0} * dim);
+        if (g0 == 0 && compares && comparison->values_requested()) {
+          comparison->add_values(first + i, few);
         }
       });
     }
@@ -167,8 +167,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
 /// Attention with log-mass.
 template <kv_head Head>
 void attend(const Head& head, const float* q, float* out, std::span<float> probabilities = {},
-            std::span<float> log_sum_exp = {}, probe* look = nullptr) {
-  attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp, look);
+            std::span<float> log_sum_exp = {}, key_comparison* comparison = nullptr) {
+  attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp, comparison);
 }
 
 }  // namespace kvfold

@@ -42,25 +42,26 @@ state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
 /// Refused: probabilities that are not `[group, length]`.
 template <policy P>
 void observe(const P& p, const kv_head auto& head, head_state& state, workspace& work,
-             observation seen) {
+             observation observed) {
   const auto n = static_cast<std::size_t>(head.length()),
              group = static_cast<std::size_t>(head.group());
-  expects(seen.probabilities.size() == group * n, "observe: probabilities [", group, ", ", n,
-          "] expected, ", seen.probabilities.size(), " floats came");
-  expects(seen.log_sum_exp.empty() || seen.log_sum_exp.size() == group, "observe: log_sum_exp [",
-          group, "] expected, ", seen.log_sum_exp.size(), " floats came");
+  expects(observed.probabilities.size() == group * n, "observe: probabilities [", group, ", ", n,
+          "] expected, ", observed.probabilities.size(), " floats came");
+  expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
+          "observe: log_sum_exp [", group, "] expected, ", observed.log_sum_exp.size(),
+          " floats came");
   state.extend(head.length());
   if (!traits::measures(p)) {
     return;
   }
-  seen.attention = seen.probabilities.first(n);
+  observed.attention = observed.probabilities.first(n);
   if (group > 1) {
     work.reserve(head.group(), head.capacity());
-    seen.attention = combine_group(seen.probabilities, head.group(), traits::combine(p),
-                                   std::span(work.combined).first(n));
+    observed.attention = combine_group(observed.probabilities, head.group(), traits::combine(p),
+                                       std::span(work.combined).first(n));
   }
   state.count_queries(1);
-  traits::observe(p, head, state, seen);
+  traits::observe(p, head, state, observed);
 }
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
@@ -107,7 +108,7 @@ void compress(const P& p, const kv_head auto& head, head_state& state, workspace
     plan(p, head, state, queries, b.target, work.plan);
     apply(p, work.plan, head, state);
   }
-  traits::settle(p, head, state, b.target);
+  traits::after_compress(p, head, state, b.target);
 }
 
 /// After a prompt: measures every head on `queries` and brings it to `b.target` slots.
@@ -157,7 +158,8 @@ void check_step(const P& p, const kv_head auto& head, const budget& b) {
   expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
           head.capacity(), " slots are in use");
   detail::expect_pages(head, head.length(), head.length() + 1);
-  expects(head.seen() < std::numeric_limits<index_t>::max(), p.name(), ": positions end at int32");
+  expects(head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
+          ": positions end at int32");
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": a capacity of at least ", b.trigger_length(),
           " slots expected (the budget and the newcomer), ", head.capacity(), " came");
@@ -181,18 +183,18 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
           .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
   const bool full = traits::bounded(p) && b.reached(head.length());
   const bool one_leaves = full && head.length() == b.target + 1;
-  work.look.forget();
+  work.comparison.reset();
   if (one_leaves) {
-    traits::ask(p, head, state, b.target, work.look);
+    traits::predict_victim(p, head, state, b.target, work.comparison);
   }
-  traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.look);
+  traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
   if (!probabilities.empty()) {
     observe(p, head, state, work,
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (full) {
-    departure one;
-    if (one_leaves && traits::leaving(p, head, state, b.target, one, work.look)) {
+    slot_removal one;
+    if (one_leaves && traits::choose_victim(p, head, state, b.target, one, work.comparison)) {
       apply(p, one, head, state);
     } else {
       plan(p, head, state, b.target, work.plan);
@@ -200,7 +202,7 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
     }
   }
   if (head.length() <= b.target) {
-    traits::settle(p, head, state, b.target);
+    traits::after_compress(p, head, state, b.target);
   }
 }
 

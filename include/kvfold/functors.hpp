@@ -9,7 +9,7 @@
 namespace kvfold {
 
 /// What becomes of a column's numbers when slots are merged.
-enum class column_fold { sum, max, anchor };
+enum class column_merge { sum, max, anchor };
 
 /// How the attention of a group's query heads becomes one number per slot.
 enum class group_combine { sum, mean, max };
@@ -27,8 +27,8 @@ inline float multiply_add(float a, float b, float c) {
 }
 
 /// `a` of the row's anchor and `b` of another source as one.
-KVFOLD_HD inline float folded(column_fold fold, float a, float b) {
-  return fold == column_fold::sum ? a + b : fold == column_fold::max ? (a < b ? b : a) : a;
+KVFOLD_HD inline float merged_column(column_merge fold, float a, float b) {
+  return fold == column_merge::sum ? a + b : fold == column_merge::max ? (a < b ? b : a) : a;
 }
 
 }  // namespace detail

@@ -92,7 +92,7 @@ void plan(const P& p, const kv_head auto& head, const head_state& state, index_t
 /// Carries out a plan or a departure, and takes the policy's memory along.
 template <policy P, class Change>
 void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state) {
-  traits::carry(p, head, state, change);
+  traits::update_memory(p, head, state, change);
   apply(change, head, state);
 }
 
@@ -100,7 +100,7 @@ void apply(const P& p, const Change& change, const kv_head auto& head, head_stat
 /// the policy likes: it frees several slots at once, now and then.
 template <policy P>
 budget budget_within(const P& p, index_t slots) {
-  const index_t free = std::min(traits::slack(p, slots), slots - traits::least(p));
+  const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
   return {std::max(slots - std::max(free, index_t{0}), index_t{1}), slots + 1};
 }
 
@@ -112,8 +112,9 @@ void check(const P& p, const budget& b, index_t capacity) {
     return;
   }
   expects(b.target > 0, p.name(), ": a budget of at least 1 slot expected, ", b.target, " came");
-  expects(b.target >= traits::least(p), p.name(), ": a budget of at least ", traits::least(p),
-          " slots expected (protected tokens and one more), ", b.target, " came");
+  expects(b.target >= traits::min_budget(p), p.name(), ": a budget of at least ",
+          traits::min_budget(p), " slots expected (protected tokens and one more), ", b.target,
+          " came");
   expects(b.target <= capacity, p.name(), ": a capacity of at least the budget of ", b.target,
           " slots expected, ", capacity, " came");
   expects(b.trigger == 0 || b.trigger > b.target, p.name(), ": a trigger above the target of ",

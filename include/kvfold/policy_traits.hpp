@@ -5,8 +5,8 @@
 #include <concepts>
 #include <span>
 
-#include "kvfold/merge/apply.hpp"
 #include "kvfold/attend.hpp"
+#include "kvfold/merge/apply.hpp"
 #include "kvfold/score/observation.hpp"
 
 namespace kvfold::traits {
@@ -40,18 +40,18 @@ std::size_t memory(const P& p, index_t dim, index_t group, index_t capacity) {
 }
 
 template <class P>
-index_t least(const P& p) {
-  if constexpr (requires { p.least(); }) {
-    return p.least();
+index_t min_budget(const P& p) {
+  if constexpr (requires { p.min_budget(); }) {
+    return p.min_budget();
   } else {
     return 1;
   }
 }
 
 template <class P>
-index_t slack(const P& p, index_t slots) {
-  if constexpr (requires { p.slack(slots); }) {
-    return p.slack(slots);
+index_t eviction_batch(const P& p, index_t slots) {
+  if constexpr (requires { p.eviction_batch(slots); }) {
+    return p.eviction_batch(slots);
   } else {
     return 0;
   }
@@ -104,8 +104,8 @@ bool measures(const P& p) {
   if constexpr (requires { p.measures(); }) {
     return p.measures();
   } else {
-    return requires(const head_view<float>& head, head_state& state, const observation& seen) {
-      p.observe(head, state, seen);
+    return requires(const head_view<float>& head, head_state& state, const observation& observed) {
+      p.observe(head, state, observed);
     };
   }
 }
@@ -124,9 +124,9 @@ bool plans_on_queries(const P& p) {
 }
 
 template <class P>
-void observe(const P& p, const kv_head auto& head, head_state& state, const observation& seen) {
-  if constexpr (requires { p.observe(head, state, seen); }) {
-    p.observe(head, state, seen);
+void observe(const P& p, const kv_head auto& head, head_state& state, const observation& observed) {
+  if constexpr (requires { p.observe(head, state, observed); }) {
+    p.observe(head, state, observed);
   }
 }
 
@@ -151,31 +151,32 @@ void plan(const P& p, const kv_head auto& head, const head_state& state,
 
 /// What the policy wants to know from the step's attention; nothing, if it asks nothing.
 template <class P>
-void ask(const P& p, const kv_head auto& head, head_state& state, index_t target, probe& look) {
-  look.forget();
-  if constexpr (requires { p.ask(head, state, target, look); }) {
-    p.ask(head, state, target, look);
+void predict_victim(const P& p, const kv_head auto& head, head_state& state, index_t target,
+                    key_comparison& comparison) {
+  comparison.reset();
+  if constexpr (requires { p.predict_victim(head, state, target, comparison); }) {
+    p.predict_victim(head, state, target, comparison);
   }
 }
 
 /// One slot's departure: the policy's own, or none offered (false). `seen`: what attention has
 /// answered, if it was asked.
 template <class P>
-bool leaving(const P& p, const kv_head auto& head, const head_state& state, index_t target,
-             departure& out, const probe& seen = {}) {
+bool choose_victim(const P& p, const kv_head auto& head, const head_state& state, index_t target,
+                   slot_removal& out, const key_comparison& comparison = {}) {
   if constexpr (requires {
-                  { p.leaving(head, state, target, out, seen) } -> std::same_as<bool>;
+                  { p.choose_victim(head, state, target, out, comparison) } -> std::same_as<bool>;
                 }) {
-    return p.leaving(head, state, target, out, seen);
-  } else if constexpr (requires { p.leaving(head, state, target, seen); }) {
-    out = p.leaving(head, state, target, seen);
+    return p.choose_victim(head, state, target, out, comparison);
+  } else if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
+    out = p.choose_victim(head, state, target, comparison);
     return true;
   } else if constexpr (requires {
-                         { p.leaving(head, state, target, out) } -> std::same_as<bool>;
+                         { p.choose_victim(head, state, target, out) } -> std::same_as<bool>;
                        }) {
-    return p.leaving(head, state, target, out);
-  } else if constexpr (requires { p.leaving(head, state, target); }) {
-    out = p.leaving(head, state, target);
+    return p.choose_victim(head, state, target, out);
+  } else if constexpr (requires { p.choose_victim(head, state, target); }) {
+    out = p.choose_victim(head, state, target);
     return true;
   } else {
     return false;
@@ -183,16 +184,16 @@ bool leaving(const P& p, const kv_head auto& head, const head_state& state, inde
 }
 
 template <class P, class Change>
-void carry(const P& p, const kv_head auto& head, head_state& state, const Change& change) {
-  if constexpr (requires { p.carry(head, state, change); }) {
-    p.carry(head, state, change);
+void update_memory(const P& p, const kv_head auto& head, head_state& state, const Change& change) {
+  if constexpr (requires { p.update_memory(head, state, change); }) {
+    p.update_memory(head, state, change);
   }
 }
 
 template <class P>
-void settle(const P& p, const kv_head auto& head, head_state& state, index_t target) {
-  if constexpr (requires { p.settle(head, state, target); }) {
-    p.settle(head, state, target);
+void after_compress(const P& p, const kv_head auto& head, head_state& state, index_t target) {
+  if constexpr (requires { p.after_compress(head, state, target); }) {
+    p.after_compress(head, state, target);
   }
 }
 
@@ -200,13 +201,15 @@ void settle(const P& p, const kv_head auto& head, head_state& state, index_t tar
 template <class P>
 void attend(const P& p, const kv_head auto& head, const head_state& state, const float* q,
             float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-            probe* look = nullptr) {
-  if constexpr (requires { p.attend(head, state, q, out, probabilities, log_sum_exp, look); }) {
-    p.attend(head, state, q, out, probabilities, log_sum_exp, look);
+            key_comparison* comparison = nullptr) {
+  if constexpr (requires {
+                  p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+                }) {
+    p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
   } else if constexpr (requires { p.mass(head, state); }) {
-    kvfold::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, look);
+    kvfold::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
   } else {
-    kvfold::attend(head, q, out, probabilities, log_sum_exp, look);
+    kvfold::attend(head, q, out, probabilities, log_sum_exp, comparison);
   }
 }
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/detail/bytes.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/detail/bytes.hpp"
 
 namespace kvfold {
 
@@ -72,7 +72,7 @@ void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field fiel
 
 /// Of one head, what says how many bytes follow, and what counts tokens and queries.
 struct saved_counts {
-  index_t length = 0, measured = 0, seen = 0;
+  index_t length = 0, measured = 0, tokens_total = 0;
   std::int64_t observed = 0;
 };
 
@@ -140,7 +140,7 @@ void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     to.put(kv.head(h).length());
     to.put(state[h].length());
-    to.put(kv.head(h).seen());
+    to.put(kv.head(h).tokens_total());
     to.put(state[h].observed());
   }
   for (index_t h = 0; h < kv.heads(); ++h) {
@@ -180,15 +180,15 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     auto& n = counts[static_cast<std::size_t>(h)];
     n.length = from.get<index_t>(), n.measured = from.get<index_t>();
-    n.seen = from.get<index_t>(), n.observed = from.get<std::int64_t>();
+    n.tokens_total = from.get<index_t>(), n.observed = from.get<std::int64_t>();
     const auto head = kv.head(h);
     expects(n.length >= 0 && n.length <= head.capacity(), "load: a length of 0 to ",
             head.capacity(), " slots expected, ", n.length, " came");
     detail::expect_pages(head, 0, n.length);
     expects(n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
             " slots with columns expected, ", n.measured, " came");
-    expects(n.seen >= n.length, "load: at least ", n.length, " tokens seen expected, ", n.seen,
-            " came");
+    expects(n.tokens_total >= n.length, "load: at least ", n.length,
+            " tokens tokens_total expected, ", n.tokens_total, " came");
     expects(n.observed >= 0, "load: at least 0 queries observed expected, ", n.observed, " came");
     const std::size_t row = 2 * sizeof(*head.key(0).data) * static_cast<std::size_t>(head.dim());
     size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
@@ -203,7 +203,7 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   const unsigned char* next = bytes.data();
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto& n = counts[static_cast<std::size_t>(h)];
-    kv.head(h).restore(n.length, n.seen);
+    kv.head(h).restore(n.length, n.tokens_total);
     state[h].truncate(0);
     state[h].extend(n.measured);
     state[h].count_queries(n.observed - state[h].observed());

@@ -15,7 +15,7 @@ namespace kvfold {
 
 /// One float per slot: how it merges, and what a fresh slot has.
 struct column {
-  column_fold fold = column_fold::sum;
+  column_merge fold = column_merge::sum;
   float initial = 0;
 };
 
@@ -32,7 +32,7 @@ class head_state {
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
   index_t columns() const { return static_cast<index_t>(kinds_.size()); }
-  column_fold fold(index_t c) const { return kinds_[static_cast<std::size_t>(c)].fold; }
+  column_merge fold(index_t c) const { return kinds_[static_cast<std::size_t>(c)].fold; }
 
   /// Column `c` `[length]`.
   std::span<float> column(index_t c) {
@@ -87,7 +87,7 @@ struct workspace {
   std::vector<float> log_sum_exp;  ///< [group] of the last step
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
   merge_plan plan;                 ///< the last plan made
-  probe look;                      ///< what the last step's attention has answered
+  key_comparison comparison;       ///< what the last step's attention has answered
 
   void reserve(index_t group, index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);

@@ -4,8 +4,8 @@
 #ifdef CONSUMER_SINGLE_HEADER
 #include "kvfold.hpp"
 #else
-#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/policies/d2o.hpp"
 #include "kvfold/policies/h2o.hpp"
 #include "kvfold/policies/zsmerge.hpp"

@@ -9,17 +9,18 @@
 namespace kvfold::cuda {
 namespace {
 
-const std::vector<column_fold> columns = {column_fold::sum, column_fold::max, column_fold::anchor};
+const std::vector<column_merge> columns = {column_merge::sum, column_merge::max,
+                                           column_merge::anchor};
 
 struct device_plan {
   device_buffer<index_t> rows, begin;
-  device_buffer<edge> edges;
+  device_buffer<merge_source> sources;
   device_buffer<float> log_mass, key_delta, value_delta;
 
   device_plan(const cache_case& c, bool corrected)
       : rows(n(c.heads)),
         begin(n(c.heads * (c.capacity + 1))),
-        edges(n(c.heads * c.capacity)),
+        sources(n(c.heads * c.capacity)),
         log_mass(n(c.heads * c.capacity)),
         key_delta(corrected ? n(c.heads * c.capacity * c.dim) : 0, 0),
         value_delta(corrected ? n(c.heads * c.capacity * c.dim) : 0, 0) {}
@@ -28,7 +29,7 @@ struct device_plan {
   plan_view view() {
     return {rows.data(),
             begin.data(),
-            edges.data(),
+            sources.data(),
             log_mass.data(),
             key_delta.size() == 0 ? nullptr : key_delta.data(),
             value_delta.size() == 0 ? nullptr : value_delta.data()};
@@ -39,7 +40,7 @@ struct device_plan {
 /// weight a power of two, so that sums are exact.
 void random_plan(device_plan& plan, const cache_case& c, index_t h, index_t length,
                  emulator::chance& random) {
-  std::vector<std::vector<edge>> rows;
+  std::vector<std::vector<merge_source>> rows;
   for (index_t s = 0; s < length; ++s) {
     if (random.below(5) < 3) {
       rows.push_back({{s}});
@@ -62,8 +63,8 @@ void random_plan(device_plan& plan, const cache_case& c, index_t h, index_t leng
     plan.begin[std::ptrdiff_t{h} * (c.capacity + 1) + static_cast<index_t>(r)] = e;
     plan.log_mass[std::ptrdiff_t{h} * c.capacity + static_cast<index_t>(r)] =
         static_cast<float>(random.below(8));
-    for (const edge& x : rows[r]) {
-      plan.edges[std::ptrdiff_t{h} * c.capacity + e++] = x;
+    for (const merge_source& x : rows[r]) {
+      plan.sources[std::ptrdiff_t{h} * c.capacity + e++] = x;
     }
     if (plan.key_delta.size() > 0 && random.below(2) == 0) {
       for (index_t i = 0; i < c.dim; ++i) {
@@ -105,24 +106,24 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
     const index_t rows = stays ? lengths[static_cast<std::size_t>(h)] : plan.rows[h];
     REQUIRE(after.length[h] == rows);
     for (index_t r = 0; r < rows; ++r) {
-      const edge self{r};
+      const merge_source self{r};
       const index_t* const b = plan.begin.data() + std::ptrdiff_t{h} * (c.capacity + 1) + r;
-      const edge* const first = stays ? &self : plan.edges.data() + before.at(h, b[0]);
-      const edge* const last = stays ? &self + 1 : plan.edges.data() + before.at(h, b[1]);
+      const merge_source* const first = stays ? &self : plan.sources.data() + before.at(h, b[0]);
+      const merge_source* const last = stays ? &self + 1 : plan.sources.data() + before.at(h, b[1]);
       for (index_t i = 0; i < c.dim; ++i) {
         double key = 0, value = 0;
         if (corrected && !stays) {
           key = plan.key_delta[before.at(h, r) * c.dim + i];
           value = plan.value_delta[before.at(h, r) * c.dim + i];
         }
-        for (const edge* e = first; e != last; ++e) {
+        for (const merge_source* e = first; e != last; ++e) {
           key += double{e->key_weight} * double{to_float(before.key(h, e->source)[i])};
           value += double{e->value_weight} * double{to_float(before.value(h, e->source)[i])};
         }
         ok = ok && same(after.key(h, r)[i], key) && same(after.value(h, r)[i], value);
       }
       float sum = 0, most = before.column(1, h, first->source);
-      for (const edge* e = first; e != last; ++e) {
+      for (const merge_source* e = first; e != last; ++e) {
         sum += before.column(0, h, e->source);
         most = std::max(most, before.column(1, h, e->source));
       }

@@ -52,7 +52,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = lengths[static_cast<std::size_t>(h)];
     for (index_t i = 0; i < what.count; ++i) {
-      const index_t at = what.positions ? position[i] : kv.seen[h] - what.count + i;
+      const index_t at = what.positions ? position[i] : kv.tokens_total[h] - what.count + i;
       std::vector<double> all(static_cast<std::size_t>(n));
       for (index_t g = 0; g < c.group; ++g) {
         std::vector<double> p(static_cast<std::size_t>(n));

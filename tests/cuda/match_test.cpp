@@ -27,7 +27,7 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
               << keep_one_in << ", seed " << seed);
   device_cache<Scalar> kv(c, lengths, seed);
   emulator::chance random{seed + 1};
-  device_buffer<index_t> leaving(kv.slots()), kept(kv.slots()),
+  device_buffer<index_t> removed(kv.slots()), kept(kv.slots()),
       leaves(static_cast<std::size_t>(c.heads), 0), stays(static_cast<std::size_t>(c.heads), 0);
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = lengths[static_cast<std::size_t>(h)];
@@ -35,7 +35,7 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
       if (keep_one_in > 0 && random.below(keep_one_in) == 0) {
         kept[kv.at(h, stays[h]++)] = s;
       } else {
-        leaving[kv.at(h, leaves[h]++)] = s;
+        removed[kv.at(h, leaves[h]++)] = s;
       }
       if (random.below(3) == 0) {  // many keys are the same, some are zero
         const index_t twin = static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)));
@@ -49,12 +49,12 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
   device_buffer<float> value(kv.slots());
   device_buffer<unsigned char> memory(match_workspace_bytes(c.heads, c.capacity));
   const workspace space{memory.data(), memory.size()};
-  const slot_lists away{leaving.data(), leaves.data()}, stay{kept.data(), stays.data()};
+  const slot_lists away{removed.data(), leaves.data()}, stay{kept.data(), stays.data()};
   match(similarity, kv.view(), away, stay, {into_again.data(), value.data()}, space,
         order(seed + 1));
   match(similarity, kv.view(), away, stay, {into.data(), value.data()}, space, order(seed));
   CHECK(into.bytes() == into_again.bytes());
-  CHECK((into.intact() && value.intact() && memory.intact() && leaving.intact()));
+  CHECK((into.intact() && value.intact() && memory.intact() && removed.intact()));
   kv.check_guards();
   bool ok = true;
   for (index_t h = 0; h < c.heads; ++h) {
@@ -66,7 +66,7 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
       return dot;
     };
     for (index_t e = 0; e < leaves[h]; ++e) {
-      const index_t a = leaving[kv.at(h, e)];
+      const index_t a = removed[kv.at(h, e)];
       index_t best = -1;
       double most = 0;
       for (index_t k = 0; k < stays[h]; ++k) {
@@ -101,12 +101,12 @@ void check_ward(index_t n, bool among, std::uint64_t seed) {
   INFO("length " << n << ", among " << among << ", seed " << seed);
   device_cache<Scalar> kv({.heads = 1, .capacity = n, .dim = 24}, {n}, seed);
   emulator::chance random{seed + 1};
-  device_buffer<index_t> leaving(kv.slots()), kept(kv.slots()), counts(2, 0), into(kv.slots());
+  device_buffer<index_t> removed(kv.slots()), kept(kv.slots()), counts(2, 0), into(kv.slots());
   device_buffer<float> mass(kv.slots()), value(kv.slots());
   for (index_t s = 0; s < n; ++s) {
     mass[s] = static_cast<float>(1 + random.below(4));  // many weigh the same
     if (among || s % 3 == 0) {
-      leaving[counts[0]++] = s;
+      removed[counts[0]++] = s;
     }
     if (among || s % 3 != 0) {
       kept[counts[1]++] = s;
@@ -117,12 +117,12 @@ void check_ward(index_t n, bool among, std::uint64_t seed) {
   }
   mass[n / 2] = std::numeric_limits<float>::quiet_NaN();
   device_buffer<unsigned char> memory(match_workspace_bytes(1, n));
-  match(ward_similarity{mass.data(), among}, kv.view(), {leaving.data(), &counts[0]},
+  match(ward_similarity{mass.data(), among}, kv.view(), {removed.data(), &counts[0]},
         {kept.data(), &counts[1]}, {into.data(), value.data()}, {memory.data(), memory.size()},
         order(seed));
   bool ok = true;
   for (index_t e = 0; e < counts[0]; ++e) {
-    const index_t a = leaving[e];
+    const index_t a = removed[e];
     index_t best = -1;
     float least = 0;
     for (index_t k = 0; k < counts[1]; ++k) {

@@ -12,7 +12,7 @@ struct every_kernel {
     attend_observe(position_rule{}, cache, state, q, out, nullptr, memory, stream);
     attend_observe(sum_rule{}, cache, state, q, out, nullptr, memory, stream);
     attend_observe(window_rule{}, cache, state, q, out, nullptr, memory, stream);
-    attend_observe(residual_rule{}, cache, state, q, out, nullptr, memory, stream);
+    attend_observe(zsmerge_rule{}, cache, state, q, out, nullptr, memory, stream);
   }
 };
 

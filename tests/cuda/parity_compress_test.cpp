@@ -45,7 +45,7 @@ TEST_CASE("compress takes prompts of several blocks") {
 }
 
 TEST_CASE("compress refuses what it cannot do") {
-  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_fold::sum});
+  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_merge::sum});
   CHECK_THROWS_WITH(compress(h2o{}, kv.view(), kv.state, {}, {4}, {}, order()),
                     Catch::Contains("h2o with a target of 8 to 9 expected, 4 came"));
   CHECK_THROWS_WITH(compress(h2o{}, kv.view(), kv.state, {}, {8}, {}, order()),

@@ -101,11 +101,12 @@ TEST_CASE("step: ems, a long stream over several tiles and splits") {
 
 TEST_CASE("step refuses a state without ems's memory") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1,
-                         std::vector<column_fold>(5, column_fold::anchor), 7);
+                         std::vector<column_merge>(5, column_merge::anchor), 7);
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
       cuda::step(ems{.window = 8}, kv.view(), kv.state, x.data(),
-                 newcomers<float>{x.data(), x.data()}, budget{.target = 32}, x.data(), {}, order()),
+                 new_tokens<float>{x.data(), x.data()}, budget{.target = 32}, x.data(), {},
+                 order()),
       Catch::Contains("cuda ems: a state of 726 floats of memory a head expected, 7 came"));
 }
 

@@ -87,7 +87,7 @@ TEST_CASE("compress: fold with other parameters and shapes") {
 }
 
 TEST_CASE("compress refuses fold's polish") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_fold::sum}, 626);
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 626);
   float x = 0;
   const fold p{.prompt = {.polish = 3}};
   device_buffer<unsigned char> memory(workspace_bytes(p, kv.view(), 1), 0);
@@ -97,10 +97,10 @@ TEST_CASE("compress refuses fold's polish") {
 }
 
 TEST_CASE("step refuses a state without fold's memory") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_fold::sum}, 7);
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 7);
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
-      cuda::step(fold{}, kv.view(), kv.state, x.data(), newcomers<float>{x.data(), x.data()},
+      cuda::step(fold{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()},
                  budget{.target = 32}, x.data(), {}, order()),
       Catch::Contains("cuda fold: a state of 626 floats of memory a head expected"));
 }

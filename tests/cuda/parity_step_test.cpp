@@ -35,7 +35,7 @@ TEST_CASE("step: zsmerge") {
   check_decode(zsmerge{}, 32, 41);
   check_decode(
       zsmerge{
-          .residual = 3, .sinks = 0, .newcomer_competes = false, .merged_score = column_fold::sum},
+          .residual = 3, .sinks = 0, .newcomer_competes = false, .merged_score = column_merge::sum},
       24, 51);
 }
 
@@ -62,9 +62,9 @@ TEST_CASE("step: captured in a graph") {
 #endif
 
 TEST_CASE("step refuses what it cannot do") {
-  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_fold::sum});
+  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_merge::sum});
   std::vector<float> x(64);
-  const newcomers<float> fresh{x.data(), x.data()};
+  const new_tokens<float> fresh{x.data(), x.data()};
   const auto step_with = [&](const auto& p, const budget& b) {
     cuda::step(p, kv.view(), kv.state, x.data(), fresh, b, x.data(), {}, order());
   };
@@ -82,11 +82,11 @@ TEST_CASE("step refuses what it cannot do") {
 }
 
 TEST_CASE("step: a head without room gives NaN and stays as it is") {
-  device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {column_fold::sum});
+  device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {column_merge::sum});
   const auto keys = kv.keys.bytes(), columns = kv.columns.bytes();
   device_buffer<float> x(32, 0), out(32, 0);
   device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()), 0);
-  cuda::step(h2o{}, kv.view(), kv.state, x.data(), newcomers<float>{x.data(), x.data()},
+  cuda::step(h2o{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()},
              budget{.target = 8}, out.data(), {memory.data(), memory.size()}, order());
   CHECK(out[0] != out[0]);
   CHECK(kv.keys.bytes() == keys);

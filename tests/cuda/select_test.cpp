@@ -13,15 +13,15 @@ namespace {
 
 struct device_plan {
   device_buffer<index_t> rows, begin;
-  device_buffer<edge> edges;
+  device_buffer<merge_source> sources;
   device_buffer<float> log_mass;
 
   device_plan(index_t heads, index_t capacity)
       : rows(static_cast<std::size_t>(heads)),
         begin(static_cast<std::size_t>(heads * (capacity + 1))),
-        edges(static_cast<std::size_t>(heads * capacity)),
+        sources(static_cast<std::size_t>(heads * capacity)),
         log_mass(static_cast<std::size_t>(heads * capacity)) {}
-  plan_view view() { return {rows.data(), begin.data(), edges.data(), log_mass.data()}; }
+  plan_view view() { return {rows.data(), begin.data(), sources.data(), log_mass.data()}; }
 };
 
 /// Scores of kinds that a quick implementation trips over.
@@ -56,7 +56,7 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
   const cache_case c{.heads = heads,
                      .capacity = std::max(*std::max_element(lengths.begin(), lengths.end()), 1),
                      .dim = 8};
-  device_cache<float> kv(c, lengths, seed, {column_fold::sum});
+  device_cache<float> kv(c, lengths, seed, {column_merge::sum});
   emulator::chance random{seed};
   for (index_t h = 0; h < heads; ++h) {
     for (index_t s = 0; s < c.capacity; ++s) {
@@ -69,11 +69,11 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
   select(rule, kv.view(), kv.state, {.target = target}, plan.view(), order(seed));
   if (twice) {
     select(rule, kv.view(), kv.state, {.target = target}, again.view(), order(seed + 5));
-    CHECK(plan.edges.bytes() == again.edges.bytes());
+    CHECK(plan.sources.bytes() == again.sources.bytes());
     CHECK(plan.begin.bytes() == again.begin.bytes());
   }
-  CHECK(
-      (plan.rows.intact() && plan.begin.intact() && plan.edges.intact() && plan.log_mass.intact()));
+  CHECK((plan.rows.intact() && plan.begin.intact() && plan.sources.intact() &&
+         plan.log_mass.intact()));
   for (index_t h = 0; h < heads; ++h) {
     const index_t n = lengths[static_cast<std::size_t>(h)];
     if (n <= target) {
@@ -99,7 +99,7 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
     bool ok = true;
     for (index_t r = 0; r < plan.rows[h]; ++r) {
       const index_t s = stays[static_cast<std::size_t>(r)];
-      ok = ok && plan.edges[kv.at(h, r)] == edge{s} &&
+      ok = ok && plan.sources[kv.at(h, r)] == merge_source{s} &&
            plan.begin[std::ptrdiff_t{h} * (c.capacity + 1) + r] == r &&
            plan.log_mass[kv.at(h, r)] == kv.log_mass[kv.at(h, s)];
     }
@@ -129,8 +129,8 @@ TEST_CASE("select takes 128k slots") {
 
 TEST_CASE("select waits for the trigger, and apply carries its plan out") {
   const cache_case c{.heads = 3, .capacity = 40, .dim = 32};
-  device_cache<half> kv(c, {40, 30, 20}, 5, {column_fold::sum});
-  device_cache<half> before(c, {40, 30, 20}, 5, {column_fold::sum});
+  device_cache<half> kv(c, {40, 30, 20}, 5, {column_merge::sum});
+  device_cache<half> before(c, {40, 30, 20}, 5, {column_merge::sum});
   device_plan plan(3, 40);
   const budget limit{.target = 20, .trigger = 32};
   select(position_rule{{}, 4}, kv.view(), kv.state, limit, plan.view(), order());

@@ -1,13 +1,12 @@
 // A block's sort and order statistic against the standard library's: every length around whole
 // warps and blocks, keys of every width, many of them equal.
-#include "kvfold/cuda/device/block_sort.cuh"
-
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <numeric>
 
 #include "cuda/device_cache.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/device/block_sort.cuh"
 
 namespace kvfold::cuda {
 namespace {

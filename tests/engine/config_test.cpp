@@ -1,9 +1,10 @@
 /// config.json: every form that is read, and what is refused.
+#include "engine/config.hpp"
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "engine/config.hpp"
 #include "engine/test_files.hpp"
 
 namespace {

@@ -1,4 +1,6 @@
 /// The decoder against Hugging Face transformers' logits, and its own paths against each other.
+#include "engine/decoder.hpp"
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "engine/causal.hpp"
-#include "engine/decoder.hpp"
 #include "engine/prefill.hpp"
 #include "engine/test_files.hpp"
 

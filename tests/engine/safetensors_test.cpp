@@ -1,4 +1,6 @@
 /// safetensors: values of every type that is read, and every malformed file by its message.
+#include "engine/safetensors.hpp"
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "engine/checkpoint.hpp"
-#include "engine/safetensors.hpp"
 #include "engine/test_files.hpp"
 
 namespace {

@@ -1,11 +1,12 @@
 /// Tokenizers: SentencePiece's own results, fragments, bytes, and refusals.
+#include "engine/tokenizer.hpp"
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "engine/config.hpp"
-#include "engine/tokenizer.hpp"
 #include "engine/test_files.hpp"
 
 namespace {

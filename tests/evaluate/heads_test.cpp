@@ -1,7 +1,8 @@
 /// What heads look at, and in which order they retrieve.
+#include "evaluate/heads.hpp"
+
 #include <catch2/catch.hpp>
 
-#include "evaluate/heads.hpp"
 #include "evaluate/random.hpp"
 
 namespace {
@@ -17,7 +18,7 @@ engine::row_major_matrix random_rows(evaluate::random_source& random, Eigen::Ind
 
 }  // namespace
 
-TEST_CASE("a head's habits are shares of its causal attention") {
+TEST_CASE("a head's stats are shares of its causal attention") {
   engine::config shape;
   shape.layers = 2, shape.heads = 4, shape.kv_heads = 2, shape.dim = 3;
   evaluate::random_source random(1, 2, 3);
@@ -27,8 +28,8 @@ TEST_CASE("a head's habits are shares of its causal attention") {
     r.layers.push_back({random_rows(random, tokens, 12), random_rows(random, tokens, 6),
                         random_rows(random, tokens, 6)});
   }
-  const auto habits = evaluate::habits_of(shape, r, count, fact, fact_tokens);
-  REQUIRE(habits.size() == 8);
+  const auto stats = evaluate::head_stats_of(shape, r, count, fact, fact_tokens);
+  REQUIRE(stats.size() == 8);
   for (int l = 0; l < shape.layers; ++l) {
     for (int h = 0; h < shape.heads; ++h) {
       double retrieval = 0, local = 0, sink = 0;
@@ -49,7 +50,7 @@ TEST_CASE("a head's habits are shares of its causal attention") {
         retrieval += at_fact / all / count, local += at_latest / all / count,
             sink += at_first / all / count;
       }
-      const auto& found = habits[static_cast<std::size_t>(l * shape.heads + h)];
+      const auto& found = stats[static_cast<std::size_t>(l * shape.heads + h)];
       CHECK(found.retrieval == Approx(retrieval).epsilon(1e-4));
       CHECK(found.local == Approx(local).epsilon(1e-4));
       CHECK(found.sink == Approx(sink).epsilon(1e-4));
@@ -58,8 +59,8 @@ TEST_CASE("a head's habits are shares of its causal attention") {
 }
 
 TEST_CASE("a KV head retrieves as much as the best of its query heads, ties in order") {
-  const std::vector<evaluate::head_habits> habits = {{0.1}, {0.2}, {0.0}, {0.9},
-                                                     {0.2}, {0.0}, {0.3}, {0.1}};
-  CHECK(evaluate::by_retrieval(habits, 2) == std::vector<evaluate::index_t>{1, 3, 0, 2});
+  const std::vector<evaluate::head_stats> stats = {{0.1}, {0.2}, {0.0}, {0.9},
+                                                   {0.2}, {0.0}, {0.3}, {0.1}};
+  CHECK(evaluate::by_retrieval(stats, 2) == std::vector<evaluate::index_t>{1, 3, 0, 2});
   CHECK(evaluate::by_retrieval({}, 2).empty());
 }

@@ -1,7 +1,8 @@
 /// Prompts that all policies and budgets share, and who keeps what of them.
+#include "evaluate/prompt.hpp"
+
 #include <catch2/catch.hpp>
 
-#include "evaluate/prompt.hpp"
 #include "evaluate/replay.hpp"
 #include "support/tiny_model.hpp"
 
@@ -30,24 +31,25 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
   const auto prompt = evaluate::measure(model.shape(), r, policies, body);
   for (std::size_t i = 0; i < policies.size(); ++i) {
     CAPTURE(policies[i].name);
-    if (policies[i].budgets == evaluate::division::duo_attention) {
+    if (policies[i].budgets == evaluate::budget_allocation::duo_attention) {
       continue;  // a head that keeps all is no matter of compress
     }
     for (const kvfold::budget limit : {kvfold::budget{40}, kvfold::budget{60}}) {
       kvfold::index_t slots = 0;  // of all layers: what was asked for
       for (std::size_t l = 0; l < prompt.tail.size(); ++l) {
         for (const kvfold::budget& b :
-             evaluate::divide(policies[i].budgets, policies[i].policy, limit.target, prompt.tokens,
-                              prompt.measured[i], {}, l)) {
+             evaluate::allocate_budgets(policies[i].budgets, policies[i].policy, limit.target,
+                                        prompt.tokens, prompt.measured[i], {}, l)) {
           slots += b.target;
-          CHECK(b.target >= policies[i].policy.least());
+          CHECK(b.target >= policies[i].policy.min_budget());
         }
       }
       CHECK(slots == limit.target * model.shape().layers * model.shape().kv_heads);
       evaluate::compressed_layer ours({i, policies[i].policy, limit, policies[i].budgets}, prompt,
                                       1);
-      const auto limits = evaluate::divide(policies[i].budgets, policies[i].policy, limit.target,
-                                           prompt.tokens, prompt.measured[i], {}, 1);
+      const auto limits =
+          evaluate::allocate_budgets(policies[i].budgets, policies[i].policy, limit.target,
+                                     prompt.tokens, prompt.measured[i], {}, 1);
       auto kv = prompt.layer(1);
       auto state = kvfold::make_state(policies[i].policy, kv);
       const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
@@ -112,7 +114,7 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   const std::vector<evaluate::named_policy> policies = {
       {.name = "duo",
        .policy = kvfold::streaming_llm{},
-       .budgets = evaluate::division::duo_attention}};
+       .budgets = evaluate::budget_allocation::duo_attention}};
   const auto prompt =
       evaluate::measure(model.shape(), r, policies,
                         std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));

@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     load(in, into.policy, into.kv, into.state);
     for (int h = 0; h < 2; ++h) {
       const auto head = into.kv.head(h);
-      fuzz::must(head.length() >= 0 && head.length() <= 8 && head.length() <= head.seen(),
+      fuzz::must(head.length() >= 0 && head.length() <= 8 && head.length() <= head.tokens_total(),
                  "length");
       fuzz::must(into.state[h].length() <= head.length(), "columns");
     }

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "bytes.hpp"
-#include "kvfold/merge/apply.hpp"
 #include "kvfold/memory/cache.hpp"
+#include "kvfold/merge/apply.hpp"
 #include "kvfold/merge/compose.hpp"
 
 namespace {
@@ -48,7 +48,7 @@ struct expected_rows {
       for (index_t i = 0; i < dim; ++i) {
         double x = delta.empty() ? 0.0 : double{delta[static_cast<std::size_t>(i)]};
         double all = std::abs(x);
-        for (const kvfold::edge& e : plan.row(r)) {
+        for (const kvfold::merge_source& e : plan.row(r)) {
           const auto row = values ? head.value(e.source) : head.key(e.source);
           const double term = double{values ? e.value_weight : e.key_weight} * double{row[i]};
           x += term, all += std::abs(term);
@@ -78,7 +78,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto x = static_cast<float>(t);
     kv.append(0, std::vector<float>{x, 2, -3 * x}, std::vector<float>{1 / x, x * x, 5 - x});
   }
-  const kvfold::column columns[] = {{kvfold::column_fold::sum, 1}};
+  const kvfold::column columns[] = {{kvfold::column_merge::sum, 1}};
   kvfold::head_state state(columns, 0, capacity);
   kvfold::merge_plan plan;
   plan.reset(in.below(4) == 0 ? static_cast<index_t>(in.next<std::int8_t>()) : head.length());
@@ -97,11 +97,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         plan.keep(in.below(capacity), in.number());
         break;
       case 4: {
-        const kvfold::departure d{in.next<std::int8_t>(), in.next<std::int8_t>(), in.number(),
-                                  in.number(), in.number()};
+        const kvfold::slot_removal d{in.next<std::int8_t>(), in.next<std::int8_t>(), in.number(),
+                                     in.number(), in.number()};
         const index_t length = head.length();
         if (!refused(head, [&] { apply(d, head, state); })) {
-          fuzz::must(head.length() == length - (d.leaving >= 0 ? 1 : 0), "one leaves");
+          fuzz::must(head.length() == length - (d.removed >= 0 ? 1 : 0), "one leaves");
         }
         break;
       }

@@ -7,8 +7,8 @@
 
 #include "bytes.hpp"
 #include "kvfold/any_policy.hpp"
-#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "kvfold/memory/paged.hpp"
 
 namespace {
@@ -67,7 +67,7 @@ struct life {
         add_row(h, s, all);
         all.insert(all.end(), {head.log_mass(s), static_cast<float>(head.position(s))});
       }
-      all.push_back(static_cast<float>(head.seen()));
+      all.push_back(static_cast<float>(head.tokens_total()));
       for (index_t c = 0; c < state[h].columns(); ++c) {
         all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
       }
@@ -79,9 +79,10 @@ struct life {
       const auto head = kv.head(h);
       fuzz::must(head.length() >= 0 && head.length() <= head.capacity(), "length");
       fuzz::must(state[h].length() <= head.length(), "columns");
-      std::vector<bool> there(static_cast<std::size_t>(head.seen()));
+      std::vector<bool> there(static_cast<std::size_t>(head.tokens_total()));
       for (index_t s = 0; s < head.length(); ++s) {
-        fuzz::must(head.position(s) >= 0 && head.position(s) < head.seen(), "positions are seen");
+        fuzz::must(head.position(s) >= 0 && head.position(s) < head.tokens_total(),
+                   "positions are seen");
         fuzz::must(!there[static_cast<std::size_t>(head.position(s))], "one position a slot");
         there[static_cast<std::size_t>(head.position(s))] = true;
         if (leaves_rows_alone(policy.name())) {

@@ -68,7 +68,7 @@ TEST_CASE(
         for (index_t h = 0; h < 2; ++h) {
           const auto i = static_cast<std::size_t>(2 * l + h);
           CHECK(all[l].head(h).length() == limits[i].target);
-          CHECK(all[l].head(h).seen() == 448);
+          CHECK(all[l].head(h).tokens_total() == 448);
           slots += all[l].head(h).length();
         }
       }

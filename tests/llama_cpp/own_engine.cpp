@@ -147,7 +147,7 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
     if (policy_.name() == "fold" || policy_.name() == "attention_matching") {
       kvfold::cache<float> one(
           {.heads = 1, .group = head.group(), .dim = head.dim(), .capacity = head.capacity()});
-      one.head(0).restore(0, head.seen());  // foresight and spread look at `seen` alone
+      one.head(0).restore(0, head.tokens_total());  // foresight and spread look at `seen` alone
       chosen = policy_.name() == "fold" ? kvfold::foresight(one, queries, model_.shape().rope)
                                         : kvfold::spread(one, queries);
       queries = chosen->view();
@@ -160,7 +160,7 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
     kvfold::apply(policy_, state.workspace().plan, head, state[h]);
   }
   if (head.length() <= b.target) {
-    policy_.settle(head, state[h], b.target);
+    policy_.after_compress(head, state[h], b.target);
   }
 }
 

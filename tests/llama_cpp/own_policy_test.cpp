@@ -26,15 +26,15 @@ struct onlooker {
       for (index_t s = 0; s < n; ++s) {
         double dot = 0;
         for (index_t i = 0; i < head.dim(); ++i) {
-          dot += double{seen.query[g * head.dim() + i]} * static_cast<float>(head.key(s)[i]);
+          dot += double{observed.query[g * head.dim() + i]} * static_cast<float>(head.key(s)[i]);
         }
         sum += std::exp(logits[static_cast<std::size_t>(s)] = head.scale() * dot);
       }
       const double whole = std::log(sum);
       const auto i = static_cast<std::size_t>(g);
-      *farthest = std::max(*farthest, std::abs(whole - seen.log_sum_exp[i]));
+      *farthest = std::max(*farthest, std::abs(whole - observed.log_sum_exp[i]));
       for (std::size_t s = 0; s < logits.size(); ++s) {
-        const double p = seen.probabilities[i * logits.size() + s];
+        const double p = observed.probabilities[i * logits.size() + s];
         *farthest = std::max(*farthest, std::abs(std::exp(logits[s] - whole) - p));
       }
     }

@@ -1,11 +1,12 @@
 // The program kvfold-llama on the bundled model: its options, and what its table counts.
+#include "llama_cpp/program.hpp"
+
 #include <catch2/catch.hpp>
 #include <sstream>
 
 #include "evaluate/options.hpp"
-#include "llama_cpp/program.hpp"
-#include "llama_cpp/words.hpp"
 #include "llama_cpp/files.hpp"
+#include "llama_cpp/vocabulary.hpp"
 
 namespace {
 

@@ -48,16 +48,16 @@ TEST_CASE("llama.cpp: keys are turned by the model's own rotation") {
   using kvfold::rope;
   struct kind {
     const char* arch;
-    rope turning;
+    rope rope_params;
   };
-  for (const auto& [arch, turning] :
+  for (const auto& [arch, rope_params] :
        {kind{"llama", {.base = 500'000}},
         {"exaone", {}},
         {"llama", {.base = 10'000, .llama3 = llama3_scaling{.factor = 8}}},
         {"llama", {.base = 10'000, .llama3 = llama3_scaling{.factor = 32}}}}) {
-    const double factor = turning.llama3 ? turning.llama3->factor : 1;
-    CAPTURE(arch, turning.base, factor);
-    twin models(7, rotated(turning), {}, arch);
+    const double factor = rope_params.llama3 ? rope_params.llama3->factor : 1;
+    CAPTURE(arch, rope_params.base, factor);
+    twin models(7, rotated(rope_params), {}, arch);
     const auto text = draw_tokens(1024, models.shape.vocab);
     const auto p = by_slots();
     const kvfold::budget limit{.target = 96};

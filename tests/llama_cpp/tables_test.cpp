@@ -1,9 +1,10 @@
 // The table that kvfold-llama-tables prints, on the bundled model.
+#include "llama_cpp/tables.hpp"
+
 #include <catch2/catch.hpp>
 #include <sstream>
 
 #include "evaluate/names.hpp"
-#include "llama_cpp/tables.hpp"
 #include "llama_cpp/bundled.hpp"
 
 namespace {

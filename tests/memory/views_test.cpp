@@ -20,7 +20,7 @@ std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 /// All that a head has to be; each of the `without`s lacks one thing.
 struct least_head {
   using scalar = float;
-  index_t length() const, capacity() const, dim() const, group() const, seen() const;
+  index_t length() const, capacity() const, dim() const, group() const, tokens_total() const;
   float scale() const;
   bool check_finite() const;
   row<float> key(index_t) const, value(index_t) const;
@@ -176,8 +176,8 @@ TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots
           auto a = kvfold::make_head_state(kvfold::h2o{}, e.kv.head(h)), b = a;
           apply(some_plan(lengths[at(h)]), e.kv.head(h), a);
           apply(some_plan(lengths[at(h)]), owning.head(h), b);
-          apply(kvfold::departure{0, 1, 0.5F, 0.25F, 2}, e.kv.head(h), a);
-          apply(kvfold::departure{0, 1, 0.5F, 0.25F, 2}, owning.head(h), b);
+          apply(kvfold::slot_removal{0, 1, 0.5F, 0.25F, 2}, e.kv.head(h), a);
+          apply(kvfold::slot_removal{0, 1, 0.5F, 0.25F, 2}, owning.head(h), b);
           CHECK(fixtures::bytes_of(e.kv.head(h)) == fixtures::bytes_of(owning.head(h)));
         }
         memory_is(e.keys, keys, owning, false, lengths);
@@ -197,7 +197,7 @@ TEMPLATE_TEST_CASE("a strided view reads what the engine wrote", "[views]", floa
       CHECK((e.kv.head(0).length() == 8 && e.kv.head(1).length() == 1));
       for (index_t h = 0; h < 2; ++h) {
         const auto head = e.kv.head(h);
-        CHECK(head.seen() == head.length());
+        CHECK(head.tokens_total() == head.length());
         for (index_t s = 0; s < head.length(); ++s) {
           CHECK((head.position(s) == s && head.log_mass(s) == 0));
           for (index_t i = 0; i < shape.dim; ++i) {
@@ -233,9 +233,10 @@ TEMPLATE_TEST_CASE("heads are ragged, and positions go on after slots were freed
   CHECK(head.length() == 6);
   head.log_mass(2) = head.log_mass(3) = -3;
   head.truncate(3);
-  CHECK((head.length() == 3 && head.seen() == 6 && kv.bytes() == 4 * slot));
+  CHECK((head.length() == 3 && head.tokens_total() == 6 && kv.bytes() == 4 * slot));
   kv.append(0, first(2), first(2));
-  CHECK((head.length() == 5 && head.seen() == 8));  // views are of the cache, not of a moment
+  CHECK(
+      (head.length() == 5 && head.tokens_total() == 8));  // views are of the cache, not of a moment
   const index_t positions[] = {0, 1, 2, 6, 7};
   const float masses[] = {0, 0, -3, 0, 0};
   for (index_t s = 0; s < 5; ++s) {
@@ -251,7 +252,7 @@ TEMPLATE_TEST_CASE("heads are ragged, and positions go on after slots were freed
   CHECK(newest_position(kv.head(1)) == -1);
   CHECK(fixtures::bytes_of(kv.head(2)) == last);
   head.truncate(0);
-  CHECK((head.length() == 0 && head.seen() == 8 && newest_position(head) == -1));
+  CHECK((head.length() == 0 && head.tokens_total() == 8 && newest_position(head) == -1));
 }
 
 TEST_CASE("a copy of a cache owns its own memory", "[views]") {

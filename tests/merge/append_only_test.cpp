@@ -37,12 +37,14 @@ TEST_CASE("sealed slots stay, and newcomers go as the plan says", "[append_only]
   check(out);
   REQUIRE(out.rows() == 6);
   for (index_t s = 0; s < 4; ++s) {
-    CHECK((out.row(s).size() == 1 && out.row(s)[0] == kvfold::edge{s}));
+    CHECK((out.row(s).size() == 1 && out.row(s)[0] == kvfold::merge_source{s}));
     CHECK(out.log_mass(s) == kv.head(0).log_mass(s));
   }
-  CHECK((out.row(4).size() == 1 && out.row(4)[0] == kvfold::edge{6} && out.log_mass(4) == 0));
+  CHECK(
+      (out.row(4).size() == 1 && out.row(4)[0] == kvfold::merge_source{6} && out.log_mass(4) == 0));
   REQUIRE(out.row(5).size() == 2);
-  CHECK((out.row(5)[0] == kvfold::edge{8, 0.5F, 0.25F} && out.row(5)[1] == kvfold::edge{7, 2, 3}));
+  CHECK((out.row(5)[0] == kvfold::merge_source{8, 0.5F, 0.25F} &&
+         out.row(5)[1] == kvfold::merge_source{7, 2, 3}));
   CHECK(out.log_mass(5) == 4);
   const std::vector<float> corrections(out.value_corrections().begin(),
                                        out.value_corrections().end());
@@ -109,7 +111,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
       auto kv = fixtures::random_cache(0, dim, group, steps + 1);
       const auto head = kv.head(0);
       auto state = kvfold::make_state(p, kv);
-      merge_plan whole, newcomers;
+      merge_plan whole, new_tokens;
       std::vector<float> out(group * dim), before;
       for (index_t t = 0; t < steps; ++t) {
         const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
@@ -118,8 +120,8 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
         before = fixtures::bytes_of(head);  // `step` too leaves them alone
         step(p, kv, state, std::span(q), std::span(k), std::span(v), never, std::span(out));
         plan(p, head, state[0], target, whole);
-        append_only(whole, head, sealed, newcomers);
-        apply(p, newcomers, head, state[0]);
+        append_only(whole, head, sealed, new_tokens);
+        apply(p, new_tokens, head, state[0]);
         REQUIRE((head.length() >= sealed && head.length() <= sealed + open));
         REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       }

@@ -9,12 +9,12 @@ namespace {
 
 using fixtures::random_bits;
 using fixtures::to_oracle;
-using kvfold::column_fold;
-using kvfold::departure;
-using kvfold::edge;
+using kvfold::column_merge;
 using kvfold::head_state;
 using kvfold::index_t;
 using kvfold::merge_plan;
+using kvfold::merge_source;
+using kvfold::slot_removal;
 
 std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
 index_t below(index_t n) { return std::uniform_int_distribution<index_t>(0, n - 1)(random_bits()); }
@@ -37,7 +37,8 @@ std::vector<Scalar> row_of(const kvfold::head_view<Scalar>& head, index_t s) {
 
 /// A state with one column of each fold, full of numbers.
 head_state numbered_state(index_t length, index_t capacity) {
-  const kvfold::column kinds[] = {{column_fold::sum}, {column_fold::max}, {column_fold::anchor, 7}};
+  const kvfold::column kinds[] = {
+      {column_merge::sum}, {column_merge::max}, {column_merge::anchor, 7}};
   head_state state(kinds, 0, capacity);
   state.extend(length);
   for (index_t c = 0; c < state.columns(); ++c) {
@@ -75,7 +76,7 @@ merge_plan random_plan(index_t length, index_t rows, double dropped, bool weight
   plan.reset(length);
   for (const auto& row : dealt) {
     for (const index_t s : row) {
-      plan.add(weighted ? edge{s, weights[below(6)], weights[below(6)]} : edge{s});
+      plan.add(weighted ? merge_source{s, weights[below(6)], weights[below(6)]} : merge_source{s});
     }
     plan.end_row(fixtures::normal(1)[0]);
   }
@@ -101,8 +102,8 @@ oracle::dense_plan dense_of(const merge_plan& plan) {
   std::vector<oracle::plan_row> rows;
   for (index_t r = 0; r < plan.rows(); ++r) {
     rows.push_back({{}, static_cast<double>(plan.log_mass(r))});
-    for (const edge& e : plan.row(r)) {
-      rows.back().edges.push_back(
+    for (const merge_source& e : plan.row(r)) {
+      rows.back().sources.push_back(
           {e.source, static_cast<double>(e.key_weight), static_cast<double>(e.value_weight)});
     }
   }
@@ -121,11 +122,11 @@ std::vector<std::vector<float>> folded_columns(const head_state& state, const me
     all.emplace_back();
     for (index_t r = 0; r < plan.rows(); ++r) {
       float x = state.column(c)[at(plan.anchor(r))];
-      for (const edge& e : plan.row(r).subspan(1)) {
+      for (const merge_source& e : plan.row(r).subspan(1)) {
         const float y = state.column(c)[at(e.source)];
-        x = state.fold(c) == column_fold::sum   ? x + y
-            : state.fold(c) == column_fold::max ? std::max(x, y)
-                                                : x;
+        x = state.fold(c) == column_merge::sum   ? x + y
+            : state.fold(c) == column_merge::max ? std::max(x, y)
+                                                 : x;
       }
       all.back().push_back(x);
     }
@@ -140,10 +141,10 @@ void apply_is_the_matrix_product(const merge_plan& plan, const kvfold::kv_head a
   head_state state = numbered_state(head.length(), head.capacity());
   const oracle::head before = to_oracle(head), expected = apply_plan(before, dense_of(plan));
   const auto columns = folded_columns(state, plan);
-  const index_t seen = head.seen();
+  const index_t seen = head.tokens_total();
   apply(plan, head, state);
   REQUIRE(head.length() == plan.rows());
-  CHECK(head.seen() == seen);
+  CHECK(head.tokens_total() == seen);
   const oracle::head after = to_oracle(head);
   double worst = 0;
   for (index_t r = 0; r < plan.rows(); ++r) {
@@ -256,15 +257,15 @@ TEST_CASE("compose is the dense product, and applying it is applying both", "[pl
 
 TEMPLATE_TEST_CASE("a departure is the plan it stands for", "[plan]", float, Eigen::half) {
   const index_t length = 6, dim = 67;
-  for (index_t leaving = departure::nowhere; leaving < length; ++leaving) {
-    for (index_t into = departure::nowhere; into < length; ++into) {
-      if (leaving == into || leaving == departure::nowhere) {
+  for (index_t leaving = slot_removal::nowhere; leaving < length; ++leaving) {
+    for (index_t into = slot_removal::nowhere; into < length; ++into) {
+      if (leaving == into || leaving == slot_removal::nowhere) {
         continue;
       }
       auto kv = fixtures::random_cache<TestType>(length, dim, 1);
       auto planned = kv;
       head_state state = numbered_state(length, length + 1), other = state;
-      apply(departure{leaving, into, 0.75F, 0.25F, 1.5F}, kv.head(0), state);
+      apply(slot_removal{leaving, into, 0.75F, 0.25F, 1.5F}, kv.head(0), state);
       merge_plan plan;
       plan.reset(length);
       for (index_t s = 0; s < length; ++s) {
@@ -294,6 +295,6 @@ TEMPLATE_TEST_CASE("a departure is the plan it stands for", "[plan]", float, Eig
   auto kv = fixtures::random_cache<TestType>(length, dim, 1);
   const auto before = fixtures::bytes_of(kv.head(0));
   head_state state = numbered_state(length, length);
-  apply(departure{}, kv.head(0), state);
+  apply(slot_removal{}, kv.head(0), state);
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
 }

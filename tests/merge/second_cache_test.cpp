@@ -135,7 +135,7 @@ TEST_CASE("a plan that evicts moves int8 rows byte for byte", "[int8]") {
       CHECK(second.head().value(r)[i] == before.head().value(plan.anchor(r))[i]);
     }
   }
-  apply(kvfold::departure{.leaving = 3}, second.head());
+  apply(kvfold::slot_removal{.removed = 3}, second.head());
   CHECK((second.length == 23 && second.head().position(3) == kv.head(0).position(23)));
 }
 

@@ -78,7 +78,7 @@ TEST_CASE("roco's next among equal means is the one before, however many vary", 
     state[0].column(kvfold::roco::squares)[s] = static_cast<float>(s);
     state[0].column(kvfold::roco::queries_seen)[s] = 10;
   }
-  CHECK(policy.leaving(kv.head(0), state[0], 19).leaving == 9);  // ten vary more: 10 to 19
+  CHECK(policy.choose_victim(kv.head(0), state[0], 19).removed == 9);  // ten vary more: 10 to 19
 }
 
 TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]") {
@@ -89,20 +89,20 @@ TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]"
   kvfold::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
   bool given = false;
   for (index_t target = 39; target >= 20; --target) {
-    const auto one = policy.leaving(kv.head(0), state[0], target);
-    given = given || one.heirs > 0;
+    const auto one = policy.choose_victim(kv.head(0), state[0], target);
+    given = given || one.share_count > 0;
     kvfold::apply(policy, one, kv.head(0), state[0]);
   }
   CHECK(given == merge_prompt);
 }
 
 TEST_CASE("centroids takes more than half a budget of newcomers for a prompt", "[centroids]") {
-  const index_t newcomers = GENERATE(15, 16);
+  const index_t new_tokens = GENERATE(15, 16);
   const kvfold::centroids policy{.window = 8};
   auto kv = fixtures::random_cache(30, 8, 1, 60);
   auto state = kvfold::make_state(policy, kv);
   kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
-  kv.append(0, fixtures::normal(newcomers * 8), fixtures::normal(newcomers * 8));
+  kv.append(0, fixtures::normal(new_tokens * 8), fixtures::normal(new_tokens * 8));
   kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::set<index_t> early;  // where tokens join one after another, the earliest slots stay
@@ -110,5 +110,5 @@ TEST_CASE("centroids takes more than half a budget of newcomers for a prompt", "
     early.insert(s);
   }
   const auto kept = positions(kv.head(0));
-  CHECK(std::ranges::includes(kept, early) == (newcomers == 15));
+  CHECK(std::ranges::includes(kept, early) == (new_tokens == 15));
 }

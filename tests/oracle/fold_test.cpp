@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
-#include "support/golden.hpp"
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
+#include "support/golden.hpp"
 
 using oracle::fold;
 using oracle::head;

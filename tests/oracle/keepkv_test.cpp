@@ -1,10 +1,10 @@
 // The oracle's KeepKV against the authors' vectors, the paper's theorem 3, and cases by hand.
 #include <catch2/catch.hpp>
 
-#include "support/golden.hpp"
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 #include "oracle/replay.hpp"
+#include "support/golden.hpp"
 
 using oracle::head;
 using oracle::keepkv;

@@ -4,9 +4,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "support/golden.hpp"
 #include "oracle/random.hpp"
 #include "oracle/replay.hpp"
+#include "support/golden.hpp"
 
 using oracle::decode;
 using oracle::head;

@@ -5,12 +5,12 @@
 
 namespace oracle {
 
-struct edge {
+struct merge_source {
   int source;
   double wk, wv;
 };
 struct plan_row {
-  std::vector<edge> edges;
+  std::vector<merge_source> sources;
   double log_mass = 0;  // of the slot the row makes; replaces what its sources had
 };
 
@@ -24,7 +24,7 @@ inline dense_plan dense(const std::vector<plan_row>& rows, int length, const mat
   dense_plan p;
   for (const plan_row& row : rows) {
     vec wk(static_cast<std::size_t>(length), 0.0), wv = wk;
-    for (const edge& e : row.edges) {
+    for (const merge_source& e : row.sources) {
       wk.at(static_cast<std::size_t>(e.source)) += e.wk;
       wv.at(static_cast<std::size_t>(e.source)) += e.wv;
     }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "oracle/attention.hpp"
-#include "random.hpp"
+#include "support/random.hpp"
 
 namespace oracle {
 

@@ -4,8 +4,8 @@
 #include <catch2/catch.hpp>
 #include <string>
 
-#include "support/golden.hpp"
 #include "oracle/oracle.hpp"
+#include "support/golden.hpp"
 
 namespace oracle {
 

@@ -53,7 +53,7 @@ TEST_CASE("zsmerge is its oracle", "[oracle]") {
         for (const bool chunked : {true, false}) {
           kvfold::zsmerge policy{
               .proximity = 0.2F, .residual = 3, .sinks = 0, .newcomer_competes = competes};
-          policy.merged_score = sum ? kvfold::column_fold::sum : kvfold::column_fold::max;
+          policy.merged_score = sum ? kvfold::column_merge::sum : kvfold::column_merge::max;
           policy.prompt = chunked ? kvfold::zsmerge::prompt_mode::chunked
                                   : kvfold::zsmerge::prompt_mode::nearest;
           oracle::zsmerge o{.proximity = 0.2, .residual = 3};

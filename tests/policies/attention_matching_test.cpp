@@ -5,8 +5,8 @@
 #include <catch2/catch.hpp>
 
 #include "kvfold/kvfold.hpp"
-#include "support/agree.hpp"
 #include "oracle/oracle.hpp"
+#include "support/agree.hpp"
 
 using fixtures::index_t;
 using kvfold::attention_matching;

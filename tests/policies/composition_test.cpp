@@ -163,7 +163,8 @@ TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
         return std::uniform_int_distribution<index_t>(from, to)(fixtures::random_bits());
       };
       // Now a slot more or less, now any, now with a trigger.
-      budget b{t % 3 == 0 ? draw(policy.least(), 60) : std::max(policy.least(), length + t % 2)};
+      budget b{t % 3 == 0 ? draw(policy.min_budget(), 60)
+                          : std::max(policy.min_budget(), length + t % 2)};
       b.trigger = t % 5 == 0 ? b.target + draw(1, 9) : 0;
       INFO("step " << t << ": " << length << " slots, target " << b.target << ", trigger "
                    << b.trigger);

@@ -60,7 +60,7 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   REQUIRE(plan.rows() == 2);
   CHECK(plan.note() == Approx((1 - std::sqrt(0.5)) / 2));
   REQUIRE(plan.row(0).size() == 2);
-  CHECK(plan.row(0)[1] == kvfold::edge{2, 0.5F, 0.5F});
+  CHECK(plan.row(0)[1] == kvfold::merge_source{2, 0.5F, 0.5F});
   CHECK(plan.row(1).size() == 1);
   SECTION("a plan that takes nobody away measures nothing") {
     kvfold::apply(policy, kvfold::identity(head), head, state[0]);

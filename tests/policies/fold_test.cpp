@@ -5,10 +5,10 @@
 #include <fstream>
 
 #include "kvfold/kvfold.hpp"
+#include "oracle/oracle.hpp"
 #include "support/agree.hpp"
 #include "support/fixtures.hpp"
 #include "support/golden.hpp"
-#include "oracle/oracle.hpp"
 
 using fixtures::index_t;
 using kvfold::budget;
@@ -49,7 +49,7 @@ void same(const Head& head, const golden::record& g, double tolerance) {
 }
 
 /// The prototypes' lookahead.
-kvfold::lookahead even(index_t horizon) {
+kvfold::future_positions even(index_t horizon) {
   return {.horizon = horizon, .fade = std::numeric_limits<float>::infinity()};
 }
 

@@ -4,8 +4,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "support/fixtures.hpp"
 #include "oracle/replay.hpp"
+#include "support/fixtures.hpp"
 
 using fixtures::index_t;
 using kvfold::budget;
@@ -120,7 +120,7 @@ TEST_CASE("zsmerge is the authors' code", "[golden]") {
                            .decay = static_cast<float>(g.real("decay")),
                            .newcomer_competes = false};
     policy.merged_score =
-        g.text("score_update") == "sum" ? kvfold::column_fold::sum : kvfold::column_fold::max;
+        g.text("score_update") == "sum" ? kvfold::column_merge::sum : kvfold::column_merge::max;
     // The authors' prompt keeps one token more in the ring than their decode does.
     const auto share = [&](const char* ring) {
       return static_cast<float>(g.number(ring)) / static_cast<float>(target);

@@ -3,9 +3,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "oracle/replay.hpp"
 #include "support/agree.hpp"
 #include "support/golden.hpp"
-#include "oracle/replay.hpp"
 
 using fixtures::index_t;
 using kvfold::budget;

@@ -53,7 +53,7 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
   const fixtures::queries queries(tokens, 2, 8);
   for (const bool gaps_break : {true, false}) {
     const kvmerger policy{.gaps_break = gaps_break};
-    for (index_t target = policy.least(); target <= tokens; ++target) {
+    for (index_t target = policy.min_budget(); target <= tokens; ++target) {
       auto copy = kv;
       auto state = kvfold::make_state(policy, copy);
       kvfold::compress(policy, copy, state, queries.view(), budget{target});

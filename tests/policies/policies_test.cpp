@@ -71,7 +71,7 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
       if (queries.count == 0 && !policy.decodes()) {
         continue;
       }
-      for (index_t target = policy.least(); target <= tokens + 2; target += 5) {
+      for (index_t target = policy.min_budget(); target <= tokens + 2; target += 5) {
         INFO(name << ", " << tokens << " tokens, target " << target << ", " << queries.count
                   << " queries");
         const auto before = fixtures::bytes_of(o.kv.head(0));
@@ -138,8 +138,8 @@ TEST_CASE("a departure is the plan for one slot less", "[laws]") {
       kvfold::plan(policy, copy.head(0), copy_state[0], kvfold::query_view<float>{}, target, plan);
       kvfold::check(plan);
       kvfold::apply(policy, plan, copy.head(0), copy_state[0]);
-      kvfold::departure one;
-      if (policy.leaving(head, o.state[0], target, one)) {
+      kvfold::slot_removal one;
+      if (policy.choose_victim(head, o.state[0], target, one)) {
         kvfold::apply(policy, one, head, o.state[0]);
       } else {
         kvfold::apply(policy, plan, head, o.state[0]);
@@ -151,7 +151,7 @@ TEST_CASE("a departure is the plan for one slot less", "[laws]") {
         std::ranges::sort(a), std::ranges::sort(b);
         REQUIRE(a == b);
       }
-      policy.settle(head, o.state[0], target);
+      policy.after_compress(head, o.state[0], target);
     }
   }
 }

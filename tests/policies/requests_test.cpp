@@ -137,11 +137,11 @@ TEST_CASE("a budget within so many slots is one that the policy takes, and uses 
   examples.push_back({"kvmerger, 8 at a time", kvfold::kvmerger{.period = 8}});
   for (const auto& example : examples) {
     const auto& policy = example.policy;
-    for (index_t slots = policy.least(); policy.bounded() && slots < 100; ++slots) {
+    for (index_t slots = policy.min_budget(); policy.bounded() && slots < 100; ++slots) {
       INFO(example.name << ", " << slots << " slots");
       const budget b = kvfold::budget_within(policy, slots);
       CHECK(b.trigger_length() == slots + 1);
-      CHECK(b.target >= policy.least());
+      CHECK(b.target >= policy.min_budget());
     }
   }
 }
@@ -171,11 +171,11 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
   for (const auto& example : every_policy()) {
     INFO(example.name);
     if (example.policy.bounded()) {
-      CHECK(example.policy.least() == expected.at(example.name));
+      CHECK(example.policy.min_budget() == expected.at(example.name));
     }
   }
-  CHECK(kvfold::keepkv{.recent = 0}.least() == 4 + 1);
-  CHECK(kvfold::zsmerge{.proximity = 0.5F, .residual = 3}.least() == 8 + 3 + 4 + 1);
+  CHECK(kvfold::keepkv{.recent = 0}.min_budget() == 4 + 1);
+  CHECK(kvfold::zsmerge{.proximity = 0.5F, .residual = 3}.min_budget() == 8 + 3 + 4 + 1);
 }
 
 TEST_CASE("a budget too small is refused with the number that would do", "[requests][errors]") {
@@ -207,8 +207,8 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
       }
     }
     for (index_t t = 0; t < 30 && policy.decodes(); ++t) {
-      one.step(budget{policy.least()});
-      REQUIRE(one.head().length() <= policy.least());
+      one.step(budget{policy.min_budget()});
+      REQUIRE(one.head().length() <= policy.min_budget());
     }
   }
 }

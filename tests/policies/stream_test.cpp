@@ -126,7 +126,7 @@ std::array<double, 2> stream(const kvfold::any_policy& policy, index_t trigger, 
   const auto head = kv.head(0);
   CHECK(head.length() >= budget.target);
   CHECK(head.length() < budget.trigger_length());
-  CHECK(head.seen() == tokens);
+  CHECK(head.tokens_total() == tokens);
   index_t sinks = 0;
   for (index_t s = 0; s < head.length(); ++s) {
     sinks += head.position(s) < 4 ? 1 : 0;

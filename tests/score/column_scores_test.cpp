@@ -70,7 +70,7 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
   std::vector<int> positions;
   index_t seeing = 0;
   for (index_t i = 0; i < queries.count; ++i) {
-    positions.push_back(queries.position_of(i, head.seen()));
+    positions.push_back(queries.position_of(i, head.tokens_total()));
     seeing += std::ranges::any_of(h.slots, [&](auto& s) { return s.position <= positions.back(); });
   }
   const auto theirs = oracle::column_scores(h, as_oracle(queries, group, head.dim()), positions,

@@ -13,7 +13,7 @@
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::probe;
+using kvfold::key_comparison;
 
 namespace {
 
@@ -31,9 +31,9 @@ std::pair<float, float> alone(const Head& head, bool keys, index_t s, index_t wi
 }
 
 /// `steps` tokens into two heads: `step`, which asks, and the same without anybody asked. Returns
-/// how often the guess was right. `spoilt`: what is added to key_diff's guess.
-int rides_unseen(const kvfold::any_policy& policy, index_t target, index_t dim, index_t steps,
-                 float spoilt = 0) {
+/// how often the guess was right. `memory_noise`: what is added to key_diff's guess.
+int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t target, index_t dim,
+                                     index_t steps, float memory_noise = 0) {
   INFO(policy.name());
   auto kv = fixtures::random_cache(2 * target, dim, 2, 2 * target + 1);
   auto state = kvfold::make_state(policy, kv);
@@ -45,8 +45,8 @@ int rides_unseen(const kvfold::any_policy& policy, index_t target, index_t dim, 
   for (index_t t = 0; t < steps; ++t) {
     const auto q = fixtures::normal(2 * dim), k = fixtures::normal(dim), v = fixtures::normal(dim);
     std::vector<float> a(q.size()), b(q.size());
-    for (float& x : state[0].memory().subspan(spoilt == 0 ? state[0].memory().size() : 1)) {
-      x += spoilt * fixtures::normal(1)[0];
+    for (float& x : state[0].memory().subspan(memory_noise == 0 ? state[0].memory().size() : 1)) {
+      x += memory_noise * fixtures::normal(1)[0];
     }
     kvfold::step(policy, kv, state, q, k, v, kvfold::budget{target}, a);
 
@@ -57,11 +57,11 @@ int rides_unseen(const kvfold::any_policy& policy, index_t target, index_t dim, 
     kvfold::traits::attend(policy, head, other_state[0], q.data(), b.data(), p, lse);
     kvfold::observe(policy, head, other_state[0], other_state.workspace(),
                     {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
-    kvfold::departure one;
-    REQUIRE(kvfold::traits::leaving(policy, head, other_state[0], target, one));
-    right += state.workspace().look.about(one.leaving, target + 1) ? 1 : 0;
+    kvfold::slot_removal one;
+    REQUIRE(kvfold::traits::choose_victim(policy, head, other_state[0], target, one));
+    right += state.workspace().comparison.is_about(one.removed, target + 1) ? 1 : 0;
     kvfold::apply(policy, one, head, other_state[0]);
-    kvfold::traits::settle(policy, head, other_state[0], target);
+    kvfold::traits::after_compress(policy, head, other_state[0], target);
 
     REQUIRE(a == b);
     REQUIRE(fixtures::bytes_of(kv.head(0)) == fixtures::bytes_of(head));
@@ -86,23 +86,25 @@ TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[probe
       const auto head = kv.head(0);
       const auto q = fixtures::normal(group * dim);
       std::vector<float> a(q.size()), b(q.size());
-      probe look;
-      kvfold::attend(head, q.data(), a.data(), {}, {}, &look);
-      CHECK_FALSE(look.about(s, length));
-      look.ask(head, s, true);
-      CHECK_FALSE(look.about(s, length));
-      kvfold::attend(head, q.data(), b.data(), {}, {}, &look);
+      key_comparison comparison;
+      kvfold::attend(head, q.data(), a.data(), {}, {}, &comparison);
+      CHECK_FALSE(comparison.is_about(s, length));
+      comparison.request(head, s, true);
+      CHECK_FALSE(comparison.is_about(s, length));
+      kvfold::attend(head, q.data(), b.data(), {}, {}, &comparison);
       CHECK(a == b);
-      REQUIRE(look.about(s, length));
-      CHECK_FALSE(look.about(s, length + 1));
-      CHECK_FALSE(look.about(s + 1, length));
+      REQUIRE(comparison.is_about(s, length));
+      CHECK_FALSE(comparison.is_about(s, length + 1));
+      CHECK_FALSE(comparison.is_about(s + 1, length));
       for (std::size_t r = 0; r < static_cast<std::size_t>(length); ++r) {
         const auto i = static_cast<index_t>(r);
-        REQUIRE(std::pair(look.keys().dot[r], look.keys().norm[r]) == alone(head, true, i, s));
-        REQUIRE(std::pair(look.values().dot[r], look.values().norm[r]) == alone(head, false, i, s));
+        REQUIRE(std::pair(comparison.keys().dot[r], comparison.keys().norm[r]) ==
+                alone(head, true, i, s));
+        REQUIRE(std::pair(comparison.values().dot[r], comparison.values().norm[r]) ==
+                alone(head, false, i, s));
       }
-      look.ask(head, probe::nobody);
-      CHECK_FALSE(look.asked());
+      comparison.request(head, key_comparison::npos);
+      CHECK_FALSE(comparison.requested());
     }
   }
 }
@@ -120,18 +122,18 @@ TEST_CASE("the nearest slot is the same, answered or swept for", "[probe]") {
     const auto odd = [](index_t r) { return r % 2 == 1; };
     for (const index_t c : {0, 17, 41, 90, 199}) {
       INFO("dim " << dim << ", slot " << c);
-      probe look;
-      look.ask(head, c);
-      kvfold::attend(head, q.data(), out.data(), {}, {}, &look);
-      const auto swept = kvfold::nearest_by_cosine(head, c, probe()),
-                 answered = kvfold::nearest_by_cosine(head, c, look);
+      key_comparison comparison;
+      comparison.request(head, c);
+      kvfold::attend(head, q.data(), out.data(), {}, {}, &comparison);
+      const auto swept = kvfold::nearest_by_cosine(head, c, key_comparison()),
+                 answered = kvfold::nearest_by_cosine(head, c, comparison);
       CHECK(std::pair(swept.slot, swept.cosine) == std::pair(answered.slot, answered.cosine));
       CHECK(kvfold::nearest_by_distance(head, c, odd) ==
-            kvfold::nearest_by_distance(head, c, odd, look));
+            kvfold::nearest_by_distance(head, c, odd, comparison));
       std::fill_n(head.key(3).data, dim, 1e30F);  // whose square is infinite
-      kvfold::attend(head, q.data(), out.data(), {}, {}, &look);
+      kvfold::attend(head, q.data(), out.data(), {}, {}, &comparison);
       CHECK(kvfold::nearest_by_distance(head, c, odd) ==
-            kvfold::nearest_by_distance(head, c, odd, look));
+            kvfold::nearest_by_distance(head, c, odd, comparison));
       std::fill_n(head.key(3).data, dim, 1.0F);
     }
   }
@@ -141,18 +143,19 @@ TEST_CASE("a step is what it would be without a guess, right or wrong", "[probe]
   const index_t dim = GENERATE(8, 33);
   int all = 0;
   for (const int right :
-       {rides_unseen(kvfold::d2o{}, 40, dim, 150),
-        rides_unseen(kvfold::keepkv{.similarity = 0}, 40, dim, 150),
-        rides_unseen(kvfold::ems{.window = 8, .threshold = 0.04F}, 40, dim, 150)}) {
+       {check_comparisons_change_nothing(kvfold::d2o{}, 40, dim, 150),
+        check_comparisons_change_nothing(kvfold::keepkv{.similarity = 0}, 40, dim, 150),
+        check_comparisons_change_nothing(kvfold::ems{.window = 8, .threshold = 0.04F}, 40, dim,
+                                         150)}) {
     CHECK(right > 15);  // else nothing was tested of the answers
     all += right;
   }
   CHECK(all < 3 * 150);  // nor of the second look
   // Who leaves the window is known beforehand.
-  CHECK(rides_unseen(kvfold::centroids{.window = 8}, 40, dim, 110) == 110);
-  rides_unseen(kvfold::key_diff{}, 40, dim, 150);
-  rides_unseen(kvfold::key_diff{}, 40, dim, 150, 0.1F);
-  rides_unseen(kvfold::key_diff{.sinks = 0, .window = 9}, 40, dim, 150);
+  CHECK(check_comparisons_change_nothing(kvfold::centroids{.window = 8}, 40, dim, 110) == 110);
+  check_comparisons_change_nothing(kvfold::key_diff{}, 40, dim, 150);
+  check_comparisons_change_nothing(kvfold::key_diff{}, 40, dim, 150, 0.1F);
+  check_comparisons_change_nothing(kvfold::key_diff{.sinks = 0, .window = 9}, 40, dim, 150);
 }
 
 TEST_CASE("who is least wanted is who comes first by score, the higher slot among equals",
@@ -171,13 +174,13 @@ TEST_CASE("who is least wanted is who comes first by score, the higher slot amon
       const auto at = [&](index_t i) { return kvfold::rank(x[static_cast<std::size_t>(i)]); };
       last = !stays(s) && (last < 0 || at(s) <= at(last)) ? s : last;
     }
-    REQUIRE(kvfold::least_wanted(331, stays, kvfold::by(x)) == last);
+    REQUIRE(kvfold::lowest_scored(331, stays, kvfold::column_score(x)) == last);
     const auto whole = [&](index_t s) { return (s * 37 + round) % 101; };
     last = -1;
     for (index_t s = 0; s < 331; ++s) {
       last = !stays(s) && (last < 0 || whole(s) <= whole(last)) ? s : last;
     }
-    REQUIRE(kvfold::least_wanted(331, stays, whole) == last);
+    REQUIRE(kvfold::lowest_scored(331, stays, whole) == last);
   }
 }
 

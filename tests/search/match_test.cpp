@@ -74,7 +74,7 @@ TEST_CASE("the nearest by cosine is that of all pairs, ties to the lower slot", 
   for (const index_t s : all) {
     const auto right = by_loops(head, s, staying), one = by_loops(head, s, all),
                got = best[static_cast<std::size_t>(s)],
-               alone = kvfold::nearest_by_cosine(head, s, kvfold::probe());
+               alone = kvfold::nearest_by_cosine(head, s, kvfold::key_comparison());
     INFO("slot " << s);
     CHECK(std::pair(got.slot, got.cosine) == std::pair(right.slot, right.cosine));
     CHECK(std::pair(alone.slot, alone.cosine) == std::pair(one.slot, one.cosine));

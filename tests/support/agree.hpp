@@ -90,8 +90,8 @@ inline void departs_as_planned(const kvfold::any_policy& policy, index_t target,
     kvfold::merge_plan plan;
     kvfold::plan(policy, copy.head(0), copy_state[0], target, plan);
     kvfold::apply(policy, plan, copy.head(0), copy_state[0]);
-    kvfold::departure one;
-    REQUIRE(kvfold::traits::leaving(policy, head, state[0], target, one));
+    kvfold::slot_removal one;
+    REQUIRE(kvfold::traits::choose_victim(policy, head, state[0], target, one));
     kvfold::apply(policy, one, head, state[0]);
     REQUIRE(head.length() == target);
     REQUIRE(as_set(head, state[0]) == as_set(copy.head(0), copy_state[0]));

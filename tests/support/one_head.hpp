@@ -72,7 +72,7 @@ struct stream : one_head {
 
   /// LAWS of any head at any time: all finite, one position a slot, none unseen, the sinks there.
   void check(index_t seen, index_t sinks) {
-    CHECK(head().seen() == seen);
+    CHECK(head().tokens_total() == seen);
     const auto numbers = bytes();
     CHECK(std::ranges::all_of(numbers, [](float x) { return std::isfinite(x); }));
     CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
 #include "support/fixtures.hpp"
 
 namespace own_engine {

@@ -28,7 +28,7 @@ words everything(kvfold::kv_cache auto& kv, const kvfold::state& state) {
       add(head.log_mass(s));
       all.push_back(static_cast<std::uint32_t>(head.position(s)));
     }
-    all.push_back(static_cast<std::uint32_t>(head.seen()));
+    all.push_back(static_cast<std::uint32_t>(head.tokens_total()));
     for (index_t c = 0; c < state[h].columns(); ++c) {
       std::ranges::for_each(state[h].column(c), add);
     }

@@ -8,7 +8,7 @@ namespace kvfold::cuda {
 
 /// One new token of every head.
 template <class Scalar>
-struct newcomers {
+struct new_tokens {
   const Scalar* keys = nullptr;    ///< [heads, dim]; null: none is appended
   const Scalar* values = nullptr;  ///< [heads, dim]
 };
@@ -35,7 +35,7 @@ struct attend_slots {
 
   cache_view<Scalar> cache;
   const Scalar* queries;  // [heads, group, dim]
-  newcomers<Scalar> fresh;
+  new_tokens<Scalar> fresh;
   partial_attention to;
   Masses masses;
   index_t lanes;  // of a row, a power of two
@@ -98,11 +98,11 @@ struct attend_slots {
             }
           }
           dot = reduce_sum(dot, lanes);
-          float seen = lowest_score;
-          logit[u][g] = s < end ? masses(cache, h, s, dot, mass, seen) : lowest_score;
+          float observed = lowest_score;
+          logit[u][g] = s < end ? masses(cache, h, s, dot, mass, observed) : lowest_score;
           if (to.logits != nullptr && s < end && g0 + g < cache.group &&
               lane() % lanes == g % lanes) {
-            to.logits[cache.slot(h, s) * cache.group + g0 + g] = seen;
+            to.logits[cache.slot(h, s) * cache.group + g0 + g] = observed;
           }
         }
       }
@@ -163,7 +163,7 @@ struct attend_slots {
       }
       if (thread_index() == 0) {
         cache.log_mass[cache.slot(h, n)] = 0;
-        cache.position[cache.slot(h, n)] = cache.seen[h];
+        cache.position[cache.slot(h, n)] = cache.tokens_total[h];
       }
       sync_block();
     }
@@ -241,7 +241,7 @@ index_t lanes_of(index_t dim, index_t packs) {
 
 template <class Scalar, index_t Packs, index_t Heads, class Masses>
 void attend_sweeps(const Masses& masses, const cache_view<Scalar>& cache, const Scalar* queries,
-                   const newcomers<Scalar>& fresh, const partial_attention& to, stream stream) {
+                   const new_tokens<Scalar>& fresh, const partial_attention& to, stream stream) {
   const auto sweeps = static_cast<unsigned>((cache.group + Heads - 1) / Heads);
   launch(
       attend_slots<Scalar, Packs, Heads, Masses>{
@@ -253,7 +253,7 @@ void attend_sweeps(const Masses& masses, const cache_view<Scalar>& cache, const 
 /// for the most part.
 template <class Scalar, index_t Packs, class Masses>
 void attend_group(const Masses& masses, const cache_view<Scalar>& cache, const Scalar* queries,
-                  const newcomers<Scalar>& fresh, const partial_attention& to, stream stream) {
+                  const new_tokens<Scalar>& fresh, const partial_attention& to, stream stream) {
   if (cache.group == 1) {
     attend_sweeps<Scalar, Packs, 1>(masses, cache, queries, fresh, to, stream);
   } else if (cache.group == 2) {
@@ -267,7 +267,7 @@ void attend_group(const Masses& masses, const cache_view<Scalar>& cache, const S
 
 template <class Scalar, class Masses>
 void attend_splits(const Masses& masses, const cache_view<Scalar>& cache, const Scalar* queries,
-                   const newcomers<Scalar>& fresh, const partial_attention& to, stream stream) {
+                   const new_tokens<Scalar>& fresh, const partial_attention& to, stream stream) {
   if constexpr (sizeof(Scalar) == 4) {
     if (cache.dim > 128) {
       return attend_group<Scalar, 2>(masses, cache, queries, fresh, to, stream);

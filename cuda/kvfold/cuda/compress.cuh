@@ -6,11 +6,11 @@
 #include <string_view>
 #include <type_traits>  // std::remove_const_t
 
-#include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/policies/fold/clusters.cuh"
-#include "kvfold/cuda/score/add_sums.cuh"
-#include "kvfold/cuda/step.cuh"
 #include "kvfold/cuda/policies/keepkv/estimates.cuh"
+#include "kvfold/cuda/score/add_sums.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 
@@ -78,11 +78,11 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
   if constexpr (rule_type::leaves) {
     policy.validate();
     detail::expect_memory(policy, cache, state);
-    expects(budget.target >= policy.least() && budget.target <= cache.capacity,
-            "cuda compress: ", Policy::name(), " with a target of ", policy.least(), " to ",
+    expects(budget.target >= policy.min_budget() && budget.target <= cache.capacity,
+            "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
-    carver from(memory);
-    const auto work = detail::carve_prompt(
+    workspace_allocator from(memory);
+    const auto work = detail::allocate_prompt(
         from, cache.heads, cache.capacity, cache.group, cache.dim, queries.count,
         detail::plan_needs::of(rule, queries.count, budget.target));
     from.check("cuda compress");

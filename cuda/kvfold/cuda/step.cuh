@@ -3,10 +3,10 @@
 
 #include <type_traits>  // std::remove_const_t
 
-#include "kvfold/cuda/policies/ems/step.cuh"
-#include "kvfold/cuda/search/nearest_step.cuh"
-#include "kvfold/cuda/score/observe.cuh"
 #include "kvfold/cuda/merge/plans.cuh"
+#include "kvfold/cuda/policies/ems/step.cuh"
+#include "kvfold/cuda/score/observe.cuh"
+#include "kvfold/cuda/search/nearest_step.cuh"
 
 namespace kvfold::cuda {
 
@@ -18,7 +18,7 @@ inline bool plans(const budget& budget) { return budget.trigger_length() != budg
 template <class Scalar, class Rule>
 void attend_observe_leave(const Rule& rule, const cache_view<Scalar>& cache,
                           const state_view& state, const Scalar* queries,
-                          const newcomers<Scalar>& fresh, const step_options& options,
+                          const new_tokens<Scalar>& fresh, const step_options& options,
                           partial_attention partial, Scalar* out, float* log_sum_exp,
                           stream stream) {
   expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
@@ -50,9 +50,9 @@ void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const sta
                     const Scalar* queries, Scalar* out, float* log_sum_exp, workspace memory,
                     stream stream) {
   check(cache), check(state);
-  carver from(memory);
+  workspace_allocator from(memory);
   const auto work =
-      detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
+      detail::allocate_step(from, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
   from.check("cuda attend");
   detail::attend_observe_leave(rule, cache, state, queries, {}, {}, work.partial, out, log_sum_exp,
                                stream);
@@ -78,7 +78,7 @@ void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out,
 /// not fit, policies and modes without a CUDA path.
 template <class Policy, class Scalar>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-          const Scalar* queries, const newcomers<Scalar>& fresh, const budget& budget, Scalar* out,
+          const Scalar* queries, const new_tokens<Scalar>& fresh, const budget& budget, Scalar* out,
           workspace memory, stream stream) {
   check(cache), check(state);
   expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: keys and values [",
@@ -93,16 +93,17 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::leaves) {
     policy.validate();
-    expects(budget.target >= policy.least(), "cuda step: ", Policy::name(),
-            " with a target of at least ", policy.least(), " expected, ", budget.target, " came");
+    expects(budget.target >= policy.min_budget(), "cuda step: ", Policy::name(),
+            " with a target of at least ", policy.min_budget(), " expected, ", budget.target,
+            " came");
   }
   bool plans = rule_type::leaves && (detail::plans(budget) || always_plans<rule_type>);
   if constexpr (shares_entries<rule_type>) {
     plans = plans || rule.takes_plans();
   }
-  carver from(memory);
-  const auto work = detail::carve_step(from, cache.heads, cache.capacity, cache.group, cache.dim,
-                                       plans, detail::plan_needs::of(rule));
+  workspace_allocator from(memory);
+  const auto work = detail::allocate_step(from, cache.heads, cache.capacity, cache.group, cache.dim,
+                                          plans, detail::plan_needs::of(rule));
   from.check("cuda step");
   detail::attend_observe_leave(rule, cache, state, queries, fresh,
                                {true, plans ? 0 : budget.target}, work.partial, out, nullptr,

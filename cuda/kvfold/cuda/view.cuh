@@ -72,10 +72,10 @@ struct cache_view {
   using scalar = Scalar;
 
   plane<Scalar> keys, values;
-  float* log_mass = nullptr;    ///< [heads, capacity]
-  index_t* position = nullptr;  ///< [heads, capacity]
-  index_t* length = nullptr;    ///< [heads] slots in use
-  index_t* seen = nullptr;      ///< [heads] tokens ever appended
+  float* log_mass = nullptr;        ///< [heads, capacity]
+  index_t* position = nullptr;      ///< [heads, capacity]
+  index_t* length = nullptr;        ///< [heads] slots in use
+  index_t* tokens_total = nullptr;  ///< [heads] tokens ever appended
   index_t heads = 0;
   index_t capacity = 0;
   index_t dim = 0;    ///< 1 to 256
@@ -93,14 +93,14 @@ struct cache_view {
   bool aligned() const { return keys.aligned() && values.aligned(); }
 };
 
-inline constexpr index_t most_dim = 256, most_group = 16, most_columns = 5;
+inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
 
 /// A policy's columns `[columns, heads, capacity]` and memory `[heads, floats]`.
 struct state_view {
   float* columns = nullptr;
-  index_t count = 0;  ///< columns, at most `most_columns`
-  column_fold fold[most_columns] = {};
-  float initial[most_columns] = {};
+  index_t count = 0;  ///< columns, at most `max_columns`
+  column_merge fold[max_columns] = {};
+  float initial[max_columns] = {};
   float* memory = nullptr;
   index_t floats = 0;  ///< of memory, a head
 };
@@ -109,7 +109,7 @@ struct state_view {
 struct plan_view {
   index_t* rows = nullptr;                  ///< [heads]
   index_t* begin = nullptr;                 ///< [heads, capacity + 1] row → its first edge
-  edge* edges = nullptr;                    ///< [heads, capacity]
+  merge_source* sources = nullptr;          ///< [heads, capacity]
   float* log_mass = nullptr;                ///< [heads, capacity] of the rows
   const float* key_correction = nullptr;    ///< [heads, capacity, dim], or null: none
   const float* value_correction = nullptr;  ///< the same
@@ -121,24 +121,24 @@ static_assert(std::is_trivially_copyable_v<cache_view<float>> &&
 /// Refuses a cache that the kernels cannot take.
 template <class Scalar>
 void check(const cache_view<Scalar>& cache) {
-  expects(cache.dim >= 1 && cache.dim <= most_dim, "cuda: a dim of 1 to ", most_dim, " expected, ",
+  expects(cache.dim >= 1 && cache.dim <= max_dim, "cuda: a dim of 1 to ", max_dim, " expected, ",
           cache.dim, " came");
-  expects(cache.group >= 1 && cache.group <= most_group, "cuda: a group of 1 to ", most_group,
+  expects(cache.group >= 1 && cache.group <= max_group, "cuda: a group of 1 to ", max_group,
           " expected, ", cache.group, " came");
   expects(cache.heads >= 0 && cache.capacity >= 1, "cuda: heads and a capacity expected, ",
           cache.heads, " and ", cache.capacity, " came");
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
-              cache.position != nullptr && cache.length != nullptr && cache.seen != nullptr,
-          "cuda: keys, values, log_mass, position, length and seen expected, null came");
+              cache.position != nullptr && cache.length != nullptr && cache.tokens_total != nullptr,
+          "cuda: keys, values, log_mass, position, length and tokens_total expected, null came");
 }
 
 inline void check(const state_view& state) {
-  expects(state.count >= 0 && state.count <= most_columns, "cuda: at most ", most_columns,
+  expects(state.count >= 0 && state.count <= max_columns, "cuda: at most ", max_columns,
           " columns expected, ", state.count, " came");
 }
 
 inline void check(const plan_view& plan, const char* what) {
-  expects(plan.rows != nullptr && plan.begin != nullptr && plan.edges != nullptr &&
+  expects(plan.rows != nullptr && plan.begin != nullptr && plan.sources != nullptr &&
               plan.log_mass != nullptr,
           what, ": rows, begin, edges and log_mass of a plan expected, null came");
 }

@@ -7,18 +7,18 @@
 
 namespace kvfold::cuda {
 
-/// The caller's memory. Calls carve from its beginning; what it holds between calls means nothing,
-/// but `tickets` must be 0 at first (`cudaMemset` it once): kernels leave them so.
+/// The caller's memory. Calls allocate from its beginning; what it holds between calls means
+/// nothing, but `tickets` must be 0 at first (`cudaMemset` it once): kernels leave them so.
 struct workspace {
   void* data = nullptr;
   std::size_t bytes = 0;
 };
 
 /// Gives out pieces one after another, each at a multiple of 256 bytes; without memory it counts.
-class carver {
+class workspace_allocator {
  public:
-  carver() = default;  ///< counts
-  explicit carver(workspace memory) : memory_(memory) {}
+  workspace_allocator() = default;  ///< counts
+  explicit workspace_allocator(workspace memory) : memory_(memory) {}
 
   template <class T>
   T* take(std::size_t count) {

@@ -17,7 +17,7 @@ namespace kvfold {
 class arena {
  public:
   arena(std::vector<float>& floats, std::size_t size) {
-    const std::size_t most = size + (most_parts + 1) * line;
+    const std::size_t most = size + (max_parts + 1) * line;
     floats.resize(std::max(floats.size(), most));
     void* begin = floats.data();
     std::size_t room = floats.size() * sizeof(float);
@@ -30,7 +30,7 @@ class arena {
   }
 
  private:
-  static constexpr std::size_t line = 16, most_parts = 16;
+  static constexpr std::size_t line = 16, max_parts = 16;
 
   float* take(std::ptrdiff_t n) {
     constexpr std::ptrdiff_t whole = line;

@@ -30,9 +30,9 @@ struct cache_shape {
 };
 
 /// The parts of a cache that an engine has no place for: log-mass, position, lengths.
-class slot_records {
+class cache_metadata {
  public:
-  explicit slot_records(const cache_shape& shape) : shape_(checked(shape)) {
+  explicit cache_metadata(const cache_shape& shape) : shape_(checked(shape)) {
     const auto heads = static_cast<std::size_t>(shape.heads);
     const std::size_t slots = heads * static_cast<std::size_t>(shape.capacity);
     log_mass_.resize(slots);
@@ -43,7 +43,7 @@ class slot_records {
 
   const cache_shape& shape() const { return shape_; }
 
-  head_records::records of(index_t h) {
+  slot_metadata of(index_t h) {
     expects(h >= 0 && h < shape_.heads, "head: 0 to ", shape_.heads - 1, " expected, ", h, " came");
     const auto first = static_cast<std::size_t>(h) * static_cast<std::size_t>(shape_.capacity);
     return {log_mass_.data() + first, position_.data() + first,
@@ -55,15 +55,15 @@ class slot_records {
     const auto slots = of(h);
     expects(tokens >= 0 && tokens <= shape_.capacity - *slots.length, "adopt: at most ",
             shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
-    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.seen,
+    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
             "adopt: positions end at int32");
     for (index_t i = 0; i < tokens; ++i) {
       slots.log_mass[*slots.length] = 0.0F;
-      slots.position[(*slots.length)++] = (*slots.seen)++;
+      slots.position[(*slots.length)++] = (*slots.tokens_total)++;
     }
   }
 
-  head_records::extent extent() const {
+  head_shape extent() const {
     return {shape_.capacity, shape_.dim, shape_.group, shape_.scale, shape_.check_finite};
   }
 
@@ -139,7 +139,7 @@ class cache {
            static_cast<std::size_t>(shape().dim);
   }
 
-  slot_records slots_;
+  cache_metadata slots_;
   std::vector<Scalar> keys_, values_;
 };
 
@@ -216,7 +216,7 @@ class strided_view {
     return l;
   }
 
-  slot_records slots_;
+  cache_metadata slots_;
   layout<Scalar> keys_, values_;
 };
 
@@ -233,8 +233,9 @@ void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<co
   expects(tokens <= static_cast<std::size_t>(head.capacity() - head.length()), "append: at most ",
           head.capacity() - head.length(), " more tokens fit, ", tokens, " came");
   detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
-  expects(tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.seen()),
-          "append: positions end at int32");
+  expects(
+      tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.tokens_total()),
+      "append: positions end at int32");
   if (head.check_finite()) {
     expect_finite("append: keys", keys.data(), static_cast<std::ptrdiff_t>(keys.size()));
     expect_finite("append: values", values.data(), static_cast<std::ptrdiff_t>(values.size()));

@@ -50,13 +50,13 @@ struct paged_layout {
 
 /// One KV head in pages: a `kv_head`. A view, as `head_view` is.
 template <storage_scalar Scalar>
-class paged_head : public head_records {
+class paged_head : public head_base {
  public:
   using scalar = Scalar;
 
   paged_head(const paged_layout<Scalar>& keys, const paged_layout<Scalar>& values,
-             const page_table& table, const records& slots, const extent& shape)
-      : head_records(slots, shape), keys_(keys), values_(values), table_(table) {}
+             const page_table& table, const slot_metadata& slots, const head_shape& shape)
+      : head_base(slots, shape), keys_(keys), values_(values), table_(table) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
   row<Scalar> value(index_t s) const { return at(values_, s); }
@@ -73,7 +73,7 @@ class paged_head : public head_records {
   template <class T>
   void push(const T* key, const T* value) const {
     expect_pages(length(), std::min(length() + 1, capacity()));
-    const index_t s = push_record();
+    const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
     detail::store_row(value, this->value(s), dim());
   }
@@ -92,7 +92,7 @@ static_assert(kv_head<paged_head<float>>);
 
 /// Does row `r` of a plan leave its slot's key and value as they are?
 inline bool keeps(const merge_plan& plan, index_t r) {
-  return plan.row(r).size() == 1 && plan.row(r).front() == edge{plan.anchor(r)} &&
+  return plan.row(r).size() == 1 && plan.row(r).front() == merge_source{plan.anchor(r)} &&
          !plan.has_correction();
 }
 
@@ -208,7 +208,7 @@ class paged_view {
     state.truncate(plan.rows());
   }
 
-  slot_records slots_;
+  cache_metadata slots_;
   paged_layout<Scalar> keys_, values_;
   page_table table_;
 };

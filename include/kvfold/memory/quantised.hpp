@@ -59,13 +59,13 @@ inline void copy_row(int8_row to, int8_row from, index_t dim) {
 
 /// `x ← Σ weight · row + delta` in float, then in int8 again: what merging costs in accuracy.
 template <class RowOf>
-void fold_rows(int8_row x, index_t dim, std::span<const edge> edges, float edge::*weight,
-               std::span<const float> delta, RowOf row_of) {
+void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
+                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
   std::array<float, 4096> sum{};  // the most dims that a cache has
   expects(dim <= static_cast<index_t>(sum.size()), "int8: dim 1 to ", sum.size(), " expected, ",
           dim, " came");
   std::copy(delta.begin(), delta.end(), sum.begin());
-  for (const edge& e : edges) {
+  for (const merge_source& e : sources) {
     const int8_row y = row_of(e.source);
     for (index_t i = 0; i < dim; ++i) {
       sum[static_cast<std::size_t>(i)] += e.*weight * y[i];

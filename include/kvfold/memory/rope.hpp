@@ -67,11 +67,10 @@ struct rope {
 /// nothing is allocated. The angle is exact (double, brought into one turn), its sine is a float's.
 class rotation {
  public:
-  static constexpr index_t most_dim = 4096;
+  static constexpr index_t max_dim = 4096;
 
   rotation(const rope& r, index_t dim) : layout_(r.layout), dim_(dim) {
-    expects(dim <= most_dim, "rotation: at most ", most_dim, " dimensions expected, ", dim,
-            " came");
+    expects(dim <= max_dim, "rotation: at most ", max_dim, " dimensions expected, ", dim, " came");
     frequency_.resize(dim / 2), angle_.resize(dim / 2), cosine_.resize(dim / 2);
     reduced_.resize(dim / 2), sine_.resize(dim / 2);
     const double ratio = std::pow(r.base, -2.0 / dim);
@@ -113,7 +112,7 @@ class rotation {
 
  private:
   template <class Scalar>
-  using pairs = Eigen::Array<Scalar, Eigen::Dynamic, 1, 0, most_dim / 2, 1>;
+  using pairs = Eigen::Array<Scalar, Eigen::Dynamic, 1, 0, max_dim / 2, 1>;
 
   rope::pairing layout_;
   index_t dim_;

@@ -14,14 +14,14 @@ using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynami
                         Eigen::Unaligned, Eigen::OuterStride<>>;
 
 /// Rows between two looks ahead.
-inline constexpr index_t rows_ahead = 8;
+inline constexpr index_t prefetch_distance = 8;
 
-/// Asks for the first lines of the row `rows_ahead` behind `row`: processors follow what is read in
-/// order by themselves, but start anew at every page.
+/// Asks for the first lines of the row `prefetch_distance` behind `row`: processors follow what is
+/// read in order by themselves, but start anew at every page.
 template <class Scalar>
-void look_ahead(const Scalar* row, std::ptrdiff_t stride) {
+void prefetch_rows(const Scalar* row, std::ptrdiff_t stride) {
   constexpr std::ptrdiff_t line = 64 / sizeof(Scalar), lines = 4;
-  const auto* const next = row + rows_ahead * stride;
+  const auto* const next = row + prefetch_distance * stride;
   for (std::ptrdiff_t i = 0; i < lines; ++i) {
     Eigen::internal::prefetch(next + i * line);
   }
@@ -46,22 +46,22 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
   const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - row_of(first).data : 0;
   for (index_t i = 0; i < count; ++i) {
     const auto row = row_of(first + i);
-    look_ahead(row.data, stride);
+    prefetch_rows(row.data, stride);
     to_floats(row, dim, buffer + std::ptrdiff_t{i} * dim);
   }
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }
 
 /// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
-inline constexpr index_t tile_most = 64, tile_room = 16384;
+inline constexpr index_t max_tile_slots = 64, tile_floats = 16384;
 
-/// Calls `use(first, tile)` for the keys of all slots, at most `tile_most` at a time. Nothing is
-/// allocated.
+/// Calls `use(first, tile)` for the keys of all slots, at most `max_tile_slots` at a time. Nothing
+/// is allocated.
 template <class Use>
 void each_tile_of_keys(const kv_head auto& head, Use use) {
-  float buffer[tile_room];
+  float buffer[tile_floats];
   const index_t n = head.length(), dim = head.dim(),
-                rows = std::clamp(tile_room / dim, index_t{1}, tile_most);
+                rows = std::clamp(tile_floats / dim, index_t{1}, max_tile_slots);
   for (index_t first = 0; first < n; first += rows) {
     use(first, load_tile([&](index_t s) { return head.key(s); }, first, std::min(rows, n - first),
                          dim, buffer));

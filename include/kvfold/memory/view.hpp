@@ -44,28 +44,30 @@ void store_row(const T* from, row<Scalar> to, index_t dim) {
 
 }  // namespace detail
 
-/// What a KV head has beside its rows, wherever these lie: a log-mass and a position per slot,
-/// lengths, and its shape. A view, as those of heads are that start from it.
-class head_records {
- public:
-  struct records {
-    float* log_mass = nullptr;    ///< [capacity]
-    index_t* position = nullptr;  ///< [capacity]
-    index_t* length = nullptr;    ///< slots in use
-    index_t* seen = nullptr;      ///< tokens ever appended: the next token's position
-  };
-  struct extent {
-    index_t capacity = 0;
-    index_t dim = 0;
-    index_t group = 1;          ///< query heads that share this KV head
-    float scale = 1;            ///< logit = scale · q·k + log-mass
-    bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
-  };
+/// What a KV head keeps beside its rows. A view of somebody else's memory.
+struct slot_metadata {
+  float* log_mass = nullptr;        ///< [capacity]
+  index_t* position = nullptr;      ///< [capacity]
+  index_t* length = nullptr;        ///< slots in use
+  index_t* tokens_total = nullptr;  ///< tokens ever appended: the next token's position
+};
 
-  head_records(const records& slots, const extent& shape) : slots_(slots), shape_(shape) {}
+struct head_shape {
+  index_t capacity = 0;
+  index_t dim = 0;
+  index_t group = 1;          ///< query heads that share this KV head
+  float scale = 1;            ///< logit = scale · q·k + log-mass
+  bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
+};
+
+/// A KV head without its rows, wherever these lie: a log-mass and a position per slot, lengths, and
+/// its shape. A view, as those of heads are that start from it.
+class head_base {
+ public:
+  head_base(const slot_metadata& slots, const head_shape& shape) : slots_(slots), shape_(shape) {}
 
   index_t length() const { return *slots_.length; }
-  index_t seen() const { return *slots_.seen; }
+  index_t tokens_total() const { return *slots_.tokens_total; }
   index_t capacity() const { return shape_.capacity; }
   index_t dim() const { return shape_.dim; }
   index_t group() const { return shape_.group; }
@@ -83,26 +85,26 @@ class head_records {
   }
 
   /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
-  void restore(index_t length, index_t seen) const {
-    expects(length >= 0 && length <= capacity() && length <= seen, "restore: 0 to ",
-            std::min(capacity(), seen), " slots expected, ", length, " came");
+  void restore(index_t length, index_t tokens_total) const {
+    expects(length >= 0 && length <= capacity() && length <= tokens_total, "restore: 0 to ",
+            std::min(capacity(), tokens_total), " slots expected, ", length, " came");
     *slots_.length = length;
-    *slots_.seen = seen;
+    *slots_.tokens_total = tokens_total;
   }
 
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
-  index_t push_record() const {
+  index_t push_metadata() const {
     expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
-    expects(seen() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
+    expects(tokens_total() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
     const index_t s = (*slots_.length)++;
     log_mass(s) = 0.0F;
-    position(s) = (*slots_.seen)++;
+    position(s) = (*slots_.tokens_total)++;
     return s;
   }
 
  private:
-  records slots_;
-  extent shape_;
+  slot_metadata slots_;
+  head_shape shape_;
 };
 
 /// One KV head's slots. `[capacity]` rows of keys and values, a log-mass and a position per slot;
@@ -110,7 +112,7 @@ class head_records {
 ///
 /// A view: trivially copyable, does not own, and shallow const as std::span is.
 template <storage_scalar Scalar>
-class head_view : public head_records {
+class head_view : public head_base {
  public:
   using scalar = Scalar;
 
@@ -121,8 +123,8 @@ class head_view : public head_records {
     std::ptrdiff_t element = 1;
   };
 
-  head_view(plane keys, plane values, const records& slots, const extent& shape)
-      : head_records(slots, shape), keys_(keys), values_(values) {}
+  head_view(plane keys, plane values, const slot_metadata& slots, const head_shape& shape)
+      : head_base(slots, shape), keys_(keys), values_(values) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
   row<Scalar> value(index_t s) const { return at(values_, s); }
@@ -130,7 +132,7 @@ class head_view : public head_records {
   /// Appends one token `[dim]` at the next position, with log-mass 0.
   template <class T>
   void push(const T* key, const T* value) const {
-    const index_t s = push_record();
+    const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
     detail::store_row(value, this->value(s), dim());
   }
@@ -150,7 +152,7 @@ concept kv_head = storage_scalar<typename H::scalar> && requires(const H& head, 
   { head.capacity() } -> std::same_as<index_t>;
   { head.dim() } -> std::same_as<index_t>;
   { head.group() } -> std::same_as<index_t>;
-  { head.seen() } -> std::same_as<index_t>;
+  { head.tokens_total() } -> std::same_as<index_t>;
   { head.scale() } -> std::same_as<float>;
   { head.check_finite() } -> std::same_as<bool>;
   { head.key(s) } -> std::same_as<row<typename H::scalar>>;
@@ -160,7 +162,7 @@ concept kv_head = storage_scalar<typename H::scalar> && requires(const H& head, 
   head.truncate(s);
 };
 
-/// What a plan can be carried out on: rows of any storage that `fold_rows` and `copy_row` know, a
+/// What a plan can be carried out on: rows of any storage that `merge_rows` and `copy_row` know, a
 /// log-mass and a position for each. Every `kv_head` is one; so is a second cache in int8.
 template <class H>
 concept slot_rows = requires(const H& head, index_t s) {

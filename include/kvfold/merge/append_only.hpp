@@ -40,12 +40,12 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
     if (anchor < sealed) {
       continue;
     }
-    const auto edges = plan.row(r);
-    if (std::ranges::any_of(edges, [&](const edge& e) { return e.source < sealed; })) {
+    const auto sources = plan.row(r);
+    if (std::ranges::any_of(sources, [&](const merge_source& e) { return e.source < sealed; })) {
       out.keep(anchor, head.log_mass(anchor));
       correct(keys, {}), correct(values, {});
     } else {
-      std::ranges::for_each(edges, [&](const edge& e) { out.add(e); });
+      std::ranges::for_each(sources, [&](const merge_source& e) { out.add(e); });
       out.end_row(plan.log_mass(r));
       correct(keys, plan.key_correction(r)), correct(values, plan.value_correction(r));
     }

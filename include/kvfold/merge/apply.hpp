@@ -4,36 +4,36 @@
 #include <algorithm>  // std::min
 
 #include "kvfold/memory/convert.hpp"
+#include "kvfold/memory/tile.hpp"
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/state.hpp"
-#include "kvfold/memory/tile.hpp"
 
 namespace kvfold {
 
-/// A plan that takes one slot away, for decode: `leaving` goes, its key and value weighted into
+/// A plan that takes one slot away, for decode: `removed` goes, its key and value weighted into
 /// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by the
-/// `heirs` slots that follow it, up to position `last_heir`: each takes 1/`heirs` of it. No other
-/// row is touched.
-struct departure {
+/// `share_count` slots that follow it, up to position `share_until_position`: each takes
+/// 1/`share_count` of it. No other row is touched.
+struct slot_removal {
   static constexpr index_t nowhere = -1;
 
-  index_t leaving = nowhere;                                    ///< `nowhere`: all stay
-  index_t into = nowhere;                                       ///< `nowhere`: what leaves is gone
-  float stay_weight = 1;                                        ///< of `into`'s own value, and key
-  float leave_weight = 0;                                       ///< of the leaving ones
-  float log_mass = 0;                                           ///< of `into` afterwards
-  float stay_key_weight = no_note, leave_key_weight = no_note;  ///< NaN: as the values'
-  float note = no_note;                                         ///< for the policy's own `carry`
-  index_t heirs = 0;                                            ///< who share the leaving value
-  index_t last_heir = nowhere;                                  ///< the position of the last
+  index_t removed = nowhere;  ///< `nowhere`: all stay
+  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
+  float kept_weight = 1;      ///< of `into`'s own value, and key
+  float removed_weight = 0;   ///< of the leaving ones
+  float log_mass = 0;         ///< of `into` afterwards
+  float kept_key_weight = no_note, removed_key_weight = no_note;  ///< NaN: as the values'
+  float note = no_note;                                           ///< for the policy's own `carry`
+  index_t share_count = 0;                                        ///< who share the leaving value
+  index_t share_until_position = nowhere;                         ///< the position of the last
 };
 
 namespace detail {
 
 /// `x ← Σ weight · row + delta`, in float, element by element: the sources may include `x` itself.
 template <class Scalar, class RowOf>
-void fold_rows(row<Scalar> x, index_t dim, std::span<const edge> edges, float edge::*weight,
-               std::span<const float> delta, RowOf row_of) {
+void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> sources,
+                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
   constexpr index_t chunk = 64;
   float sum[chunk], part[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
@@ -41,7 +41,7 @@ void fold_rows(row<Scalar> x, index_t dim, std::span<const edge> edges, float ed
     for (index_t i = 0; i < n; ++i) {
       sum[i] = delta.empty() ? 0.0F : delta[static_cast<std::size_t>(begin + i)];
     }
-    for (const edge& e : edges) {
+    for (const merge_source& e : sources) {
       const row<Scalar> y = row_of(e.source);
       to_floats(row<Scalar>{y.data + begin * y.step, y.step}, n, part);
       const float w = e.*weight;
@@ -85,7 +85,7 @@ void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
 void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
-  using detail::fold_rows;
+  using detail::merge_rows;
   expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
           plan.length(), " came");
   expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
@@ -96,24 +96,24 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
     return std::ranges::any_of(delta, [](float x) { return x != 0.0F; });
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
-    const auto edges = plan.row(r);
-    const index_t anchor = edges.front().source;
-    const bool alone = edges.size() == 1;
+    const auto sources = plan.row(r);
+    const index_t anchor = sources.front().source;
+    const bool alone = sources.size() == 1;
     const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
-    if (!alone || edges.front().key_weight != 1.0F || any(delta_k)) {
-      fold_rows(head.key(anchor), head.dim(), edges, &edge::key_weight, delta_k,
-                [&](index_t s) { return head.key(s); });
+    if (!alone || sources.front().key_weight != 1.0F || any(delta_k)) {
+      merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
+                 [&](index_t s) { return head.key(s); });
     }
-    if (!alone || edges.front().value_weight != 1.0F || any(delta_v)) {
-      fold_rows(head.value(anchor), head.dim(), edges, &edge::value_weight, delta_v,
-                [&](index_t s) { return head.value(s); });
+    if (!alone || sources.front().value_weight != 1.0F || any(delta_v)) {
+      merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight, delta_v,
+                 [&](index_t s) { return head.value(s); });
     }
     head.log_mass(anchor) = plan.log_mass(r);
     for (index_t c = 0; c < state.columns(); ++c) {
       const auto column = state.column(c);
       float& x = column[static_cast<std::size_t>(anchor)];
-      for (const edge& e : edges.subspan(1)) {
-        x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(e.source)]);
+      for (const merge_source& e : sources.subspan(1)) {
+        x = detail::merged_column(state.fold(c), x, column[static_cast<std::size_t>(e.source)]);
       }
     }
   }
@@ -129,19 +129,19 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
 namespace detail {
 
 /// The value of the slot that leaves goes in equal parts to those behind it.
-void share_value(const departure& d, const slot_rows auto& head) {
-  const index_t from = head.position(d.leaving);
-  float share[tile_room];
+void share_value(const slot_removal& d, const slot_rows auto& head) {
+  const index_t from = head.position(d.removed);
+  float share[tile_floats];
   const auto dim = static_cast<std::size_t>(head.dim());
-  to_floats(head.value(d.leaving), head.dim(), share);
+  to_floats(head.value(d.removed), head.dim(), share);
   for (float& x : std::span(share, dim)) {
-    x /= static_cast<float>(d.heirs);
+    x /= static_cast<float>(d.share_count);
   }
   for (index_t s = 0; s < head.length(); ++s) {
-    if (head.position(s) > from && head.position(s) <= d.last_heir) {
-      const edge own[] = {{s}};
-      fold_rows(head.value(s), head.dim(), own, &edge::value_weight, std::span(share, dim),
-                [&](index_t r) { return head.value(r); });
+    if (head.position(s) > from && head.position(s) <= d.share_until_position) {
+      const merge_source own[] = {{s}};
+      merge_rows(head.value(s), head.dim(), own, &merge_source::value_weight, std::span(share, dim),
+                 [&](index_t r) { return head.value(r); });
     }
   }
 }
@@ -149,37 +149,38 @@ void share_value(const departure& d, const slot_rows auto& head) {
 }  // namespace detail
 
 /// Carries out a departure: O(dim), no compaction; the last slot takes the freed one.
-void apply(const departure& d, const slot_rows auto& head, head_state& state) {
-  using detail::fold_rows;
-  if (d.leaving == departure::nowhere) {
+void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
+  using detail::merge_rows;
+  if (d.removed == slot_removal::nowhere) {
     return;
   }
-  expects(d.leaving >= 0 && d.leaving < head.length(), "departure: a slot of 0 to ",
-          head.length() - 1, " expected, ", d.leaving, " came");
-  expects(d.into >= departure::nowhere && d.into < head.length() && d.into != d.leaving,
+  expects(d.removed >= 0 && d.removed < head.length(), "departure: a slot of 0 to ",
+          head.length() - 1, " expected, ", d.removed, " came");
+  expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
           "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
   state.extend(head.length());
-  if (d.into != departure::nowhere) {
+  if (d.into != slot_removal::nowhere) {
     const auto of_key = [](float key, float value) { return std::isnan(key) ? value : key; };
-    const edge edges[] = {{d.into, of_key(d.stay_key_weight, d.stay_weight), d.stay_weight},
-                          {d.leaving, of_key(d.leave_key_weight, d.leave_weight), d.leave_weight}};
-    fold_rows(head.key(d.into), head.dim(), edges, &edge::key_weight, {},
-              [&](index_t s) { return head.key(s); });
-    fold_rows(head.value(d.into), head.dim(), edges, &edge::value_weight, {},
-              [&](index_t s) { return head.value(s); });
+    const merge_source sources[] = {
+        {d.into, of_key(d.kept_key_weight, d.kept_weight), d.kept_weight},
+        {d.removed, of_key(d.removed_key_weight, d.removed_weight), d.removed_weight}};
+    merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
+               [&](index_t s) { return head.key(s); });
+    merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
+               [&](index_t s) { return head.value(s); });
     head.log_mass(d.into) = d.log_mass;
     for (index_t c = 0; c < state.columns(); ++c) {
       const auto column = state.column(c);
       float& x = column[static_cast<std::size_t>(d.into)];
-      x = detail::folded(state.fold(c), x, column[static_cast<std::size_t>(d.leaving)]);
+      x = detail::merged_column(state.fold(c), x, column[static_cast<std::size_t>(d.removed)]);
     }
   }
-  if (d.heirs > 0) {
+  if (d.share_count > 0) {
     detail::share_value(d, head);
   }
   const index_t last = head.length() - 1;
-  if (d.leaving != last) {
-    detail::move_slot(head, state, d.leaving, last);
+  if (d.removed != last) {
+    detail::move_slot(head, state, d.removed, last);
   }
   head.truncate(last);
   state.truncate(last);

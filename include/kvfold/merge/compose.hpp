@@ -12,7 +12,7 @@ namespace detail {
 /// `Δ = W₂ Δ₁ + Δ₂`, `[rows of second, dim]`; empty when neither corrects.
 template <class CorrectionOf>
 std::vector<float> compose_corrections(const merge_plan& second, const merge_plan& first,
-                                       float edge::*weight, std::size_t dim,
+                                       float merge_source::*weight, std::size_t dim,
                                        CorrectionOf correction_of) {
   if (correction_of(first).empty() && correction_of(second).empty()) {
     return {};
@@ -24,7 +24,7 @@ std::vector<float> compose_corrections(const merge_plan& second, const merge_pla
   std::vector<float> delta(static_cast<std::size_t>(second.rows()) * dim);
   for (index_t r = 0; r < second.rows(); ++r) {
     float* d = delta.data() + static_cast<std::size_t>(r) * dim;
-    for (const edge& e : second.row(r)) {
+    for (const merge_source& e : second.row(r)) {
       const auto inner = row(first, e.source);
       for (std::size_t i = 0; i < inner.size(); ++i) {
         d[i] += e.*weight * inner[i];
@@ -52,8 +52,8 @@ inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
   merge_plan product;
   product.reset(first.length());
   for (index_t r = 0; r < second.rows(); ++r) {
-    for (const edge& outer : second.row(r)) {
-      for (const edge& inner : first.row(outer.source)) {
+    for (const merge_source& outer : second.row(r)) {
+      for (const merge_source& inner : first.row(outer.source)) {
         product.add({inner.source, outer.key_weight * inner.key_weight,
                      outer.value_weight * inner.value_weight});
       }
@@ -61,14 +61,14 @@ inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
     product.end_row(second.log_mass(r));
   }
   const index_t dim = first.has_correction() ? first.dim() : second.dim();
-  const auto delta = [&](float edge::*weight, auto correction_of) {
+  const auto delta = [&](float merge_source::*weight, auto correction_of) {
     return detail::compose_corrections(second, first, weight, static_cast<std::size_t>(dim),
                                        correction_of);
   };
   const auto keys =
-      delta(&edge::key_weight, [](const merge_plan& p) { return p.key_corrections(); });
+      delta(&merge_source::key_weight, [](const merge_plan& p) { return p.key_corrections(); });
   const auto values =
-      delta(&edge::value_weight, [](const merge_plan& p) { return p.value_corrections(); });
+      delta(&merge_source::value_weight, [](const merge_plan& p) { return p.value_corrections(); });
   if (!keys.empty()) {
     product.correct_keys(keys, dim);
   }

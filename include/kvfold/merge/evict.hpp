@@ -10,10 +10,11 @@ auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
   return [&head, in = protect(head, sinks, recent)](index_t s) { return in(head.position(s)); };
 }
 
-/// The plan that keeps the slots for which `stays(s)`, then those of the highest `score(s)`.
-template <class Stays, class Score>
-void evict(const kv_head auto& head, index_t target, Stays stays, Score score, merge_plan& out) {
-  select(head.length(), target, stays, score, out);
+/// The plan that keeps the slots for which `is_protected(s)`, then those of the highest `score(s)`.
+template <class Protected, class Score>
+void evict(const kv_head auto& head, index_t target, Protected is_protected, Score score,
+           merge_plan& out) {
+  select(head.length(), target, is_protected, score, out);
   keep_marked(head, out);
 }
 

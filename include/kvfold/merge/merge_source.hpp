@@ -7,12 +7,12 @@ namespace kvfold {
 
 /// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
 /// into its value.
-struct edge {
+struct merge_source {
   index_t source;
   float key_weight = 1;
   float value_weight = 1;
 
-  friend bool operator==(const edge&, const edge&) = default;
+  friend bool operator==(const merge_source&, const merge_source&) = default;
 };
 
 }  // namespace kvfold

@@ -9,8 +9,8 @@
 #include <utility>  // std::pair
 #include <vector>
 
-#include "kvfold/merge/merge_source.hpp"
 #include "kvfold/memory/view.hpp"
+#include "kvfold/merge/merge_source.hpp"
 
 namespace kvfold {
 
@@ -32,7 +32,7 @@ class merge_plan {
   index_t length() const { return length_; }                               ///< slots before
   index_t rows() const { return static_cast<index_t>(log_mass_.size()); }  ///< slots after
 
-  std::span<const edge> row(index_t r) const {
+  std::span<const merge_source> row(index_t r) const {
     const auto i = static_cast<std::size_t>(r);
     return std::span(edges_).subspan(begin_[i], begin_[i + 1] - begin_[i]);
   }
@@ -69,7 +69,7 @@ class merge_plan {
   }
 
   /// Adds an edge to the row being made; the first one is the anchor.
-  void add(edge e) { edges_.push_back(e); }
+  void add(merge_source e) { edges_.push_back(e); }
   /// Ends the row being made.
   void end_row(float log_mass) {
     begin_.push_back(edges_.size());
@@ -124,7 +124,7 @@ class merge_plan {
   }
 
   index_t length_ = 0;
-  std::vector<edge> edges_;
+  std::vector<merge_source> edges_;
   std::vector<std::size_t> begin_ = {0};                  // [rows + 1] into edges_
   std::vector<float> log_mass_;                           // [rows]
   std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
@@ -142,18 +142,19 @@ inline void check(const merge_plan& plan) {
   used.assign(static_cast<std::size_t>(plan.length()), 0);
   index_t before = -1;
   for (index_t r = 0; r < plan.rows(); ++r) {
-    const auto edges = plan.row(r);
-    expects(!edges.empty(), "merge_plan: row ", r, " has no source");
-    const index_t anchor = edges.front().source;
+    const auto sources = plan.row(r);
+    expects(!sources.empty(), "merge_plan: row ", r, " has no source");
+    const index_t anchor = sources.front().source;
     expects(anchor > before, "merge_plan: ascending anchors expected, row ", r, " has anchor ",
             anchor, " after ", before);
     before = anchor;
-    for (const edge& e : edges) {
+    for (const merge_source& e : sources) {
       expects(e.source >= 0 && e.source < plan.length(), "merge_plan: sources 0 to ",
               plan.length() - 1, " expected, row ", r, " names ", e.source);
-      char& seen = used[static_cast<std::size_t>(e.source)];
-      expects(seen == 0, "merge_plan: each source once expected, row ", r, " repeats ", e.source);
-      seen = 1;
+      char& used_before = used[static_cast<std::size_t>(e.source)];
+      expects(used_before == 0, "merge_plan: each source once expected, row ", r, " repeats ",
+              e.source);
+      used_before = 1;
       expects(std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
               "merge_plan: finite weights expected, row ", r, " gives source ", e.source, " ",
               e.key_weight, " and ", e.value_weight);

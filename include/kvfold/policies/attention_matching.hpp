@@ -36,7 +36,7 @@ struct attention_matching {
   static constexpr bool decodes = false;
 
   static constexpr std::string_view name() { return "attention_matching"; }
-  index_t least() const { return sinks + recent + 1; }
+  index_t min_budget() const { return sinks + recent + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "recent tokens", recent, 0);
@@ -58,9 +58,9 @@ struct attention_matching {
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
     const full_mass full(queries, keys, dense::log_mass(head), head.scale());
     slots kept, others;
-    const auto stays = protect(head, sinks, recent);
+    const auto is_protected = protect(head, sinks, recent);
     for (index_t s = 0; s < head.length(); ++s) {
-      (stays(head.position(s)) ? kept : others).push_back(s);
+      (is_protected(head.position(s)) ? kept : others).push_back(s);
     }
     expects(static_cast<index_t>(kept.size()) <= target,
             "attention_matching: a budget of at least ", kept.size(), " protected slots expected, ",

@@ -6,9 +6,9 @@
 
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/detail/random.hpp"
-#include "kvfold/score/column_scores.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
@@ -32,7 +32,7 @@ struct cam {
   static constexpr std::string_view name() { return "cam"; }
   static constexpr std::array<column, 1> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
-  index_t least() const {
+  index_t min_budget() const {
     return least_target(1,
                         [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
@@ -42,8 +42,8 @@ struct cam {
     expect_count(name(), "tokens to merge into", merge, 1);
   }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    accumulate(state.column(0), seen.attention);
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    accumulate(state.column(0), observed.attention);
     state.memory()[0] = 1;
   }
   template <class T>
@@ -55,7 +55,8 @@ struct cam {
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
     const auto score = state.column(0);
-    evict(head, target, protected_slots(head, sinks, share_of(recent, target)), by(score), out);
+    evict(head, target, protected_slots(head, sinks, share_of(recent, target)), column_score(score),
+          out);
     if (state.memory()[0] == 0 && !merge_prompt) {
       return;
     }
@@ -98,25 +99,26 @@ struct cam {
     }
   }
 
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state,
+                             index_t target) const {
     const auto score = state.column(0);
-    departure out;
-    out.leaving = least_wanted(head.length(),
-                               protected_slots(head, sinks, share_of(recent, target)), by(score));
+    slot_removal out;
+    out.removed = lowest_scored(
+        head.length(), protected_slots(head, sinks, share_of(recent, target)), column_score(score));
     if (state.memory()[0] == 0 && !merge_prompt) {
       return out;
     }
-    const index_t own = head.position(out.leaving), last = last_heir(head, own);
+    const index_t own = head.position(out.removed), last = share_until_position(head, own);
     double theirs = 0;
-    index_t heirs = 0;
+    index_t share_count = 0;
     for (index_t s = 0; s < head.length(); ++s) {
       if (head.position(s) > own && head.position(s) <= last) {
         theirs += double{score[static_cast<std::size_t>(s)]};
-        ++heirs;
+        ++share_count;
       }
     }
-    if (gives(own, score[static_cast<std::size_t>(out.leaving)], theirs, heirs)) {
-      out.heirs = heirs, out.last_heir = last;
+    if (gives(own, score[static_cast<std::size_t>(out.removed)], theirs, share_count)) {
+      out.share_count = share_count, out.share_until_position = last;
     }
     return out;
   }
@@ -130,7 +132,7 @@ struct cam {
   }
   /// The position up to which there are `merge` slots behind `position`; the newest's, if there are
   /// fewer.
-  index_t last_heir(const kv_head auto& head, index_t position) const {
+  index_t share_until_position(const kv_head auto& head, index_t position) const {
     const auto up_to = [&](index_t last) {
       index_t count = 0;
       for (index_t s = 0; s < head.length(); ++s) {

@@ -5,11 +5,11 @@
 #include <cmath>      // std::log
 #include <string_view>
 
-#include "kvfold/search/cluster.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/search/match.hpp"
-#include "kvfold/policy.hpp"
 #include "kvfold/merge/rows.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/search/cluster.hpp"
+#include "kvfold/search/match.hpp"
 
 namespace kvfold {
 
@@ -29,7 +29,7 @@ struct centroids {
 
   static constexpr std::string_view name() { return "centroids"; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // see `settle`
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
@@ -38,13 +38,13 @@ struct centroids {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    const auto stays = protected_slots(head, sinks, window);
+    const auto is_protected = protected_slots(head, sinks, window);
     auto& into = out.row_of();
     auto& others = out.order();
     into.clear(), others.clear();
     for (index_t s = 0; s < head.length(); ++s) {
       into.push_back(s);
-      if (!stays(s)) {
+      if (!is_protected(s)) {
         others.push_back(s);
       }
     }
@@ -70,43 +70,44 @@ struct centroids {
     write(head, out);
   }
 
-  void ask(const kv_head auto& head, const head_state& state, index_t target, probe& look) const {
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
+                      key_comparison& comparison) const {
     if (!prompt(head, state, target)) {
-      look.ask(head, latest(head));
+      comparison.request(head, latest(head));
     }
   }
   /// The latest of those that are not protected joins the nearest of the others.
-  bool leaving(const kv_head auto& head, const head_state& state, index_t target, departure& out,
-               const probe& seen = {}) const {
+  bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                     slot_removal& out, const key_comparison& comparison = {}) const {
     if (prompt(head, state, target)) {
       return false;
     }
-    const auto stays = protected_slots(head, sinks, window);
+    const auto is_protected = protected_slots(head, sinks, window);
     const index_t e = latest(head);
     const index_t into = nearest_by_distance(
-        head, e, [&](index_t r) { return !stays(r); }, seen);
+        head, e, [&](index_t r) { return !is_protected(r); }, comparison);
     const index_t members[] = {into, e};
     const weights made(head, members);
-    out = {.leaving = e,
+    out = {.removed = e,
            .into = into,
-           .stay_weight = made.of(head, into),
-           .leave_weight = made.of(head, e),
+           .kept_weight = made.of(head, into),
+           .removed_weight = made.of(head, e),
            .log_mass = made.log_mass()};
     return true;
   }
 
   /// Remembers how many tokens had come when the head was last within its budget.
-  void settle(const kv_head auto& head, head_state& state, index_t) const {
-    state.memory()[0] = std::bit_cast<float>(head.seen());
+  void after_compress(const kv_head auto& head, head_state& state, index_t) const {
+    state.memory()[0] = std::bit_cast<float>(head.tokens_total());
   }
 
  private:
   index_t latest(const kv_head auto& head) const {
-    return least_wanted(head.length(), protected_slots(head, sinks, window),
-                        [&](index_t s) { return -head.position(s); });
+    return lowest_scored(head.length(), protected_slots(head, sinks, window),
+                         [&](index_t s) { return -head.position(s); });
   }
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
-    return head.seen() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
+    return head.tokens_total() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
   }
 
   void cluster_prompt(const kv_head auto& head, index_t count, std::vector<index_t>& others,

@@ -8,9 +8,9 @@
 
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/policy.hpp"
 #include "kvfold/score/leverage.hpp"
 #include "kvfold/search/match.hpp"
-#include "kvfold/policy.hpp"
 
 namespace kvfold {
 
@@ -33,8 +33,8 @@ struct compactor {
   static constexpr std::string_view name() { return "compactor"; }
   static constexpr std::array<column, 1> columns() { return {}; }               // a_j, as received
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
-  index_t least() const { return sinks + window + 1; }
-  index_t slack(index_t slots) const { return slots / 16; }
+  index_t min_budget() const { return sinks + window + 1; }
+  index_t eviction_batch(index_t slots) const { return slots / 16; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
@@ -53,7 +53,8 @@ struct compactor {
     // the window or shares its chunk with newcomers.
     const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
     const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
-    const index_t open = queries.position == nullptr ? head.seen() - queries.count - window : 0;
+    const index_t open =
+        queries.position == nullptr ? head.tokens_total() - queries.count - window : 0;
     const dense::matrix keys = dense::keys(head),
                         all = dense::queries(reach, head.group(), head.dim());
     const dense::vector log_mass = dense::log_mass(head);
@@ -67,7 +68,7 @@ struct compactor {
       }
       std::vector<Eigen::Index> own;
       for (index_t i = 0; i < reach.count; ++i) {
-        const index_t at = reach.position_of(i, head.seen());
+        const index_t at = reach.position_of(i, head.tokens_total());
         if (std::ranges::binary_search(slots, at, {}, position_in(head))) {
           for (index_t g = 0; g < head.group(); ++g) {
             own.push_back(Eigen::Index{g} * reach.count + i);
@@ -91,7 +92,7 @@ struct compactor {
     const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
     arena scratch(out.numbers(), static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
-    auto score = scratch.column(n), lever = scratch.column(m), attended = scratch.column(m);
+    auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
     auto x = scratch.rows(dim, m);
     auto key = scratch.column(dim);
     auto upper = scratch.rows(dim, dim);  // row by row: column by column, it is the lower triangle
@@ -116,7 +117,7 @@ struct compactor {
                                       upper.block(j, i, width, height));
       }
     }
-    leverage(x, covariance, 0.01F, lever);
+    kvfold::leverage(x, covariance, 0.01F, leverage);
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
         const index_t s = others[static_cast<std::size_t>(j)];
@@ -129,16 +130,16 @@ struct compactor {
         attended[j] = (before + own + (j + 1 < m ? attended[j + 1] : 0.0F)) / 3;
         before = own;
       }
-      standardise(attended), standardise(lever);
+      standardise(attended), standardise(leverage);
       const float share = static_cast<float>(target) / static_cast<float>(n);
-      lever = (blend < 0 ? 1 - share : blend) * lever + attended;
+      leverage = (blend < 0 ? 1 - share : blend) * leverage + attended;
     }
     score.setZero();
     for (index_t j = 0; j < m; ++j) {
-      score[others[static_cast<std::size_t>(j)]] = lever[j];
+      score[others[static_cast<std::size_t>(j)]] = leverage[j];
     }
     evict(head, target, protected_slots(head, sinks, window),
-          by({score.data(), static_cast<std::size_t>(n)}), out);
+          column_score({score.data(), static_cast<std::size_t>(n)}), out);
   }
 
  private:
@@ -147,10 +148,10 @@ struct compactor {
   }
   /// The slots that may leave, in position order.
   void look_at(const kv_head auto& head, std::vector<index_t>& others) const {
-    const auto stays = protected_slots(head, sinks, window);
+    const auto is_protected = protected_slots(head, sinks, window);
     others.clear();
     for (index_t s = 0; s < head.length(); ++s) {
-      if (!stays(s)) {
+      if (!is_protected(s)) {
         others.push_back(s);
       }
     }

@@ -5,13 +5,13 @@
 #include <numbers>  // std::numbers::e_v
 #include <string_view>
 
-#include "kvfold/score/column_scores.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/search/match.hpp"
-#include "kvfold/policy.hpp"
 #include "kvfold/merge/rows.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/scorers.hpp"
 #include "kvfold/score/tile_products.hpp"
+#include "kvfold/search/match.hpp"
 
 namespace kvfold {
 
@@ -32,18 +32,18 @@ struct d2o {
 
   static constexpr std::string_view name() { return "d2o"; }
   enum column_name : index_t { score };
-  static constexpr std::array<column, 1> columns() { return {column{column_fold::anchor}}; }
+  static constexpr std::array<column, 1> columns() { return {column{column_merge::anchor}}; }
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
-  index_t least() const { return sinks + 1; }
+  index_t min_budget() const { return sinks + 1; }
   void validate() const {
     expect_share(name(), "recent", recent);
     expect_count(name(), "sinks", sinks, 0);
     expects(beta >= 0 && beta <= 1, "d2o: a beta in [0, 1] expected, ", beta, " came");
   }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    accumulate(state.column(score), seen.attention);
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    accumulate(state.column(score), observed.attention);
   }
 
   template <class T>
@@ -53,7 +53,8 @@ struct d2o {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    select(head.length(), target, stays(head, target), by(state.column(score)), out);
+    select(head.length(), target, is_protected(head, target), column_score(state.column(score)),
+           out);
     const auto u = match_by_cosine(head, out);
     const auto at = [](const auto& x, index_t s) -> auto& {
       return x[static_cast<std::size_t>(s)];
@@ -88,40 +89,42 @@ struct d2o {
     });
   }
 
-  void ask(const kv_head auto& head, const head_state& state, index_t target, probe& look) const {
-    look.ask(head, lowest(head, state, target));
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
+                      key_comparison& comparison) const {
+    comparison.request(head, lowest(head, state, target));
   }
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target,
-                    const probe& seen = {}) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison& comparison = {}) const {
     const index_t c = lowest(head, state, target);
-    const near_slot j = nearest_by_cosine(head, c, seen);
+    const near_slot j = nearest_by_cosine(head, c, comparison);
     if (j.cosine < next_threshold(state, j.cosine)) {
-      return {.leaving = c, .note = j.cosine};
+      return {.removed = c, .note = j.cosine};
     }
     const float z = e + std::exp(j.cosine);
-    return {.leaving = c,
+    return {.removed = c,
             .into = j.slot,
-            .stay_weight = e / z,
-            .leave_weight = std::exp(j.cosine) / z,
+            .kept_weight = e / z,
+            .removed_weight = std::exp(j.cosine) / z,
             .log_mass = head.log_mass(j.slot),
             .note = j.cosine};
   }
 
   /// eq. 10: what a change has measured enters the threshold.
-  void carry(const kv_head auto&, head_state& state, const merge_plan& change) const {
+  void update_memory(const kv_head auto&, head_state& state, const merge_plan& change) const {
     remember(state, change.note());
   }
-  void carry(const kv_head auto&, head_state& state, const departure& change) const {
+  void update_memory(const kv_head auto&, head_state& state, const slot_removal& change) const {
     remember(state, change.note);
   }
 
  private:
   index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
-    return least_wanted(head.length(), stays(head, target), by(state.column(score)));
+    return lowest_scored(head.length(), is_protected(head, target),
+                         column_score(state.column(score)));
   }
   static constexpr float e = std::numbers::e_v<float>;  // exp of the kept key's self-similarity
 
-  auto stays(const kv_head auto& head, index_t target) const {
+  auto is_protected(const kv_head auto& head, index_t target) const {
     return protected_slots(head, sinks, share_of(recent, target - sinks));
   }
   /// eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ.

@@ -7,14 +7,14 @@
 #include <utility>  // std::pair
 #include <vector>
 
-#include "kvfold/score/column_scores.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/merge/rows.hpp"
 #include "kvfold/policies/ems/attention.hpp"
-#include "kvfold/policies/ems/update_table.hpp"
 #include "kvfold/policies/ems/match.hpp"
 #include "kvfold/policies/ems/score.hpp"
+#include "kvfold/policies/ems/update_table.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/merge/rows.hpp"
+#include "kvfold/score/column_scores.hpp"
 
 namespace kvfold {
 
@@ -44,16 +44,17 @@ struct ems {
 
   static constexpr std::string_view name() { return "ems"; }
   static constexpr std::array<column, 5> columns() {  // of the centres: `ems_table::field`
-    constexpr column of_centre{column_fold::anchor}, norm{column_fold::anchor, -1};  // not counted
+    constexpr column of_centre{column_merge::anchor},
+        norm{column_merge::anchor, -1};  // not counted
     return {of_centre, of_centre, of_centre, norm, of_centre};
   }
   std::size_t memory(index_t, index_t group, index_t capacity) const {
     const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
-    expects(places < most_tokens, "ems: a table of less than ", most_tokens,
+    expects(places < max_tokens, "ems: a table of less than ", max_tokens,
             " tokens a head expected, ", places, " came");
     return ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "queries in the window", window, 1);
     expect_count(name(), "sinks", sinks, 0);
@@ -64,11 +65,11 @@ struct ems {
             " came");
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     const ems_table tokens(state, head.group());
     tokens.measure(head);
     const bool full = ++tokens.queries() >= static_cast<float>(window);
-    each_token_attention(head, tokens, seen, combine, [&](index_t t, float a) {
+    each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
       tokens.at(tokens.all, t) += a;
       tokens.at(tokens.current, t) += a;
       if (full) {  // the window becomes the past
@@ -121,7 +122,7 @@ struct ems {
             merge_plan& out) const {
     const ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
-    plan(head, tokens, by(s), target, gamma - 1, out);
+    plan(head, tokens, column_score(s), target, gamma - 1, out);
     out.set_note(1);  // for `carry`: the scores were pooled
   }
   /// Decode: all that are no centres are to be merged.
@@ -134,8 +135,8 @@ struct ems {
 
   /// The entry of least score joins the centre most like it, or leaves. (Keys compared as they were
   /// before RoPE take a plan.)
-  bool leaving(const kv_head auto& head, const head_state& state, index_t, departure& out,
-               const probe& seen = {}) const {
+  bool choose_victim(const kv_head auto& head, const head_state& state, index_t, slot_removal& out,
+                     const key_comparison& comparison = {}) const {
     if (!with_position) {
       return false;
     }
@@ -143,43 +144,45 @@ struct ems {
     const ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
     const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
-    const index_t e = least_wanted(head.length(), alone, ranked(head, weight));
+    const index_t e = lowest_scored(head.length(), alone, ranked(head, weight));
     const near_slot centre = ems_nearest(
-        head, e, [&](index_t s) { return s != e && !alone(s); }, seen);
-    out = {.leaving = e};
+        head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
+    out = {.removed = e};
     if (centre.slot < 0 || !(centre.cosine >= threshold)) {
       return true;
     }
     const index_t members[] = {centre.slot, e};
     out.into = centre.slot;
-    const auto add = [&](const edge& x) {
-      (x.source == e ? out.leave_weight : out.stay_weight) = x.value_weight;
-      (x.source == e ? out.leave_key_weight : out.stay_key_weight) = x.key_weight;
+    const auto add = [&](const merge_source& x) {
+      (x.source == e ? out.removed_weight : out.kept_weight) = x.value_weight;
+      (x.source == e ? out.removed_key_weight : out.kept_key_weight) = x.key_weight;
     };
     merge_entries(
         head, [&](index_t s) { return key_norm(head, s); }, weight, members,
         tokens.norm_of(head, centre.slot), add);
     return true;
   }
-  void ask(const kv_head auto& head, const head_state& state, index_t, probe& look) const {
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t,
+                      key_comparison& comparison) const {
     if (with_position) {
       const ems_table tokens(state, head.group());
       const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
-      look.ask(
+      comparison.request(
           head,
-          least_wanted(head.length(), protected_slots(head, sinks, window), ranked(head, weight)),
+          lowest_scored(head.length(), protected_slots(head, sinks, window), ranked(head, weight)),
           true);
     }
   }
 
-  void carry(const kv_head auto& head, head_state& state, const departure& change) const {
+  void update_memory(const kv_head auto& head, head_state& state,
+                     const slot_removal& change) const {
     const ems_table tokens(state, head.group());
     tokens.measure(head);
     carry_token(head, tokens, change, most_sharing(tokens, head.length() - 1),
                 [&] { return global_local(tokens, head.length()); });
   }
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
-  void carry(const kv_head auto& head, head_state& state, const merge_plan& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change) const {
     check(change);
     expects(change.length() == head.length(), "ems: a plan of ", head.length(), " slots expected, ",
             change.length(), " came");
@@ -190,7 +193,7 @@ struct ems {
       return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()));
     }
     const auto s = pooled(head, tokens);
-    carry_tokens(head, tokens, change, most, by(s));
+    carry_tokens(head, tokens, change, most, column_score(s));
   }
 
   auto mass(const kv_head auto& head, const head_state& state) const {
@@ -278,7 +281,7 @@ struct ems {
         return out.keep(members[0], 0);
       }
       merge_entries(head, at(length_of_key), at(weight), members, tokens.norm_of(head, members[0]),
-                    [&](const edge& e) { out.add(e); });
+                    [&](const merge_source& e) { out.add(e); });
       out.end_row(head.log_mass(members[0]));
     });
   }

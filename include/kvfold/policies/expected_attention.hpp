@@ -7,9 +7,9 @@
 
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/score/query_moments.hpp"
+#include "kvfold/search/match.hpp"
 
 namespace kvfold {
 
@@ -31,22 +31,22 @@ struct expected_attention {
   static std::size_t memory(index_t dim, index_t group, index_t) {
     return query_moments<float>::size(dim, group) + static_cast<std::size_t>(dim);
   }
-  index_t least() const { return sinks + window + 1; }
-  index_t slack(index_t slots) const { return slots / 16; }
+  index_t min_budget() const { return sinks + window + 1; }
+  index_t eviction_batch(index_t slots) const { return slots / 16; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
     expect_count(name(), "positions to come", future, 1);
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    expects(seen.query != nullptr, "expected_attention: the step's query expected, none came");
-    if (counts(head.seen() - 1)) {
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    expects(observed.query != nullptr, "expected_attention: the step's query expected, none came");
+    if (counts(head.tokens_total() - 1)) {
       const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
       moments(head, state)
           .count(
-              head.group(), head.seen() - 1, rope,
-              [&](index_t g) { return seen.query + std::ptrdiff_t{g} * head.dim(); },
+              head.group(), head.tokens_total() - 1, rope,
+              [&](index_t g) { return observed.query + std::ptrdiff_t{g} * head.dim(); },
               scratch.data());
     }
   }
@@ -60,7 +60,7 @@ struct expected_attention {
       const index_t end = std::min(first + most, queries.count);
       std::vector<index_t> counted;
       for (index_t i = first; i < end; ++i) {
-        if (counts(queries.position_of(i, head.seen()))) {
+        if (counts(queries.position_of(i, head.tokens_total()))) {
           counted.push_back(i);
         }
       }
@@ -68,7 +68,7 @@ struct expected_attention {
       x.resize(group * rows, dim);
       for (Eigen::Index r = 0; r < rows; ++r) {
         const index_t i = counted[static_cast<std::size_t>(r)];
-        turn.by(-queries.position_of(i, head.seen()));
+        turn.by(-queries.position_of(i, head.tokens_total()));
         for (index_t g = 0; g < group; ++g) {
           float* const row = &x(g * rows + r, 0);
           to_floats(kvfold::row<const T>{queries.at(g, i)}, dim, row);
@@ -82,7 +82,7 @@ struct expected_attention {
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim();
-    const auto stays = protected_slots(head, sinks, window);
+    const auto is_protected = protected_slots(head, sinks, window);
     const query_moments<const float> moments(state.memory(), dim);
     const index_t group = head.group();
     const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
@@ -113,7 +113,7 @@ struct expected_attention {
         const auto mean = moments.mean(g);
         const detail::tile rows(&sigma(Eigen::Index{g} * dim, 0), dim, dim,
                                 Eigen::OuterStride<>(dim));
-        detail::tile_dots(key.data(), slots, rows, spread.data(), dim);  // Σ' is symmetric
+        detail::qk_tile(key.data(), slots, rows, spread.data(), dim);  // Σ' is symmetric
         for (index_t i = 0; i < slots; ++i) {
           logit(g, first + i) = head.scale() * mean.dot(key.row(i)) +
                                 0.5F * head.scale() * head.scale() * key.row(i).dot(spread.row(i)) +
@@ -125,7 +125,7 @@ struct expected_attention {
     for (index_t g = 0; g < group; ++g) {
       auto mass = logit.row(g).array();
       for (index_t s = 0; s < n; ++s) {
-        mass[s] = stays(s) ? -std::numeric_limits<float>::infinity() : mass[s];
+        mass[s] = is_protected(s) ? -std::numeric_limits<float>::infinity() : mass[s];
       }
       mass = (mass - mass.maxCoeff()).exp();
       score += logit.row(g).transpose() / (mass.sum() * static_cast<float>(group));
@@ -133,7 +133,8 @@ struct expected_attention {
     for (index_t s = 0; s < n; ++s) {
       score[s] *= std::sqrt(dot(head.value(s), head.value(s), dim));
     }
-    evict(head, target, stays, by({score.data(), static_cast<std::size_t>(n)}), out);
+    evict(head, target, is_protected, column_score({score.data(), static_cast<std::size_t>(n)}),
+          out);
   }
 
  private:

@@ -32,18 +32,18 @@ struct fold {
 
   static constexpr std::string_view name() { return "fold"; }
   enum column_name : index_t { tokens };  ///< that a slot stands for
-  static constexpr std::array<column, 1> columns() { return {column{column_fold::sum, 1}}; }
+  static constexpr std::array<column, 1> columns() { return {column{column_merge::sum, 1}}; }
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return fold_memory_size(decode.queries, group, dim);
   }
-  index_t least() const {
+  index_t min_budget() const {
     index_t slots = sinks + 2;
     while (slots < sinks + recent_of(slots) + 2) {
       ++slots;
     }
     return slots;
   }
-  index_t slack(index_t slots) const { return decode.freed(slots) - 1; }
+  index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "recent tokens", recent, 0);
@@ -54,33 +54,34 @@ struct fold {
     decode.validate();
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    expects(seen.query != nullptr, "fold: the step's query expected, none came");
-    memory_of(head, state).remember(seen.query, head.seen() - 1, decode.stride);
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    expects(observed.query != nullptr, "fold: the step's query expected, none came");
+    memory_of(head, state).remember(observed.query, head.tokens_total() - 1, decode.stride);
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    memory_of(head, state).remember(queries.reference(queries.count + queries.before), head.seen());
+    memory_of(head, state)
+        .remember(queries.reference(queries.count + queries.before), head.tokens_total());
   }
 
   /// A prompt, on its reference queries.
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, merge_plan& out) const {
-    dense::vector lever(head.length());
+    dense::vector leverage(head.length());
     {
       dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
       x.colwise() -= x.rowwise().mean().eval();
       dense::matrix products(x.rows(), x.rows());
       dense::set_product_transposed(1, x, x, products);
       Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
-      leverage(x, covariance, prompt.leverage_ridge, lever);
+      kvfold::leverage(x, covariance, prompt.leverage_ridge, leverage);
     }
-    const std::span<float> levers(lever.data(), static_cast<std::size_t>(lever.size()));
+    const std::span<float> levers(leverage.data(), static_cast<std::size_t>(leverage.size()));
     average_pool(
         head, [](index_t) { return true; }, prompt.pool, false, levers);
-    pin(head, state, target, levers, prompt.outlier * lever.mean(), out);
+    pin(head, state, target, levers, prompt.outlier * leverage.mean(), out);
     prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, out);
   }
 
@@ -99,7 +100,7 @@ struct fold {
   }
 
   /// The moments of keys, before slots are merged.
-  void carry(const kv_head auto& head, head_state& state, const merge_plan&) const {
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan&) const {
     memory_of(head, state).count_keys(head, rope);
   }
 
@@ -113,7 +114,7 @@ struct fold {
   /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token those of
   /// the highest leverage above `least`, up to their share.
   void pin(const kv_head auto& head, const head_state& state, index_t slots,
-           std::span<const float> lever, float least, merge_plan& out) const {
+           std::span<const float> leverage, float least, merge_plan& out) const {
     const index_t latest = recent_of(slots);
     const auto outliers = std::max(
         index_t{0}, static_cast<index_t>(share * static_cast<float>(slots - sinks - latest)));
@@ -121,19 +122,19 @@ struct fold {
     const auto held = state.column(tokens);
     const auto outlying = [&](index_t s) {
       const auto i = static_cast<std::size_t>(s);
-      return held[i] == 1.0F && lever[i] > least;
+      return held[i] == 1.0F && leverage[i] > least;
     };
     index_t pinned = 0, candidates = 0;
     for (index_t s = 0; s < head.length(); ++s) {
-      const bool stays = always(head.position(s));
-      pinned += stays ? 1 : 0;
-      candidates += !stays && outlying(s) ? 1 : 0;
+      const bool is_protected = always(head.position(s));
+      pinned += is_protected ? 1 : 0;
+      candidates += !is_protected && outlying(s) ? 1 : 0;
     }
     select(
         head.length(), pinned + std::min(outliers, candidates),
         [&](index_t s) { return always(head.position(s)); },
         [&](index_t s) {
-          return outlying(s) ? rank(lever[static_cast<std::size_t>(s)])
+          return outlying(s) ? rank(leverage[static_cast<std::size_t>(s)])
                              : -std::numeric_limits<float>::infinity();
         },
         out);

@@ -3,9 +3,9 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/score/column_scores.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
@@ -22,7 +22,7 @@ struct h2o {
   static constexpr std::string_view name() { return "h2o"; }
   static constexpr std::array<column, 1> columns() { return {}; }
   /// The smallest budget in which the sinks and the window's share both fit.
-  index_t least() const {
+  index_t min_budget() const {
     return least_target(1,
                         [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
@@ -31,8 +31,8 @@ struct h2o {
     expect_count(name(), "sinks", sinks, 0);
   }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    accumulate(state.column(0), seen.attention);
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    accumulate(state.column(0), observed.attention);
   }
 
   template <class T>
@@ -42,15 +42,17 @@ struct h2o {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    evict(head, target, stays(head, target), by(state.column(0)), out);
+    evict(head, target, is_protected(head, target), column_score(state.column(0)), out);
   }
 
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
-    return {.leaving = least_wanted(head.length(), stays(head, target), by(state.column(0)))};
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state,
+                             index_t target) const {
+    return {.removed = lowest_scored(head.length(), is_protected(head, target),
+                                     column_score(state.column(0)))};
   }
 
  private:
-  auto stays(const kv_head auto& head, index_t target) const {
+  auto is_protected(const kv_head auto& head, index_t target) const {
     return protected_slots(head, sinks, share_of(recent, target));
   }
 };

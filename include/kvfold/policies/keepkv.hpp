@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/search/leaders.hpp"
+#include "kvfold/merge/rows.hpp"
 #include "kvfold/policies/keepkv/merge.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/merge/rows.hpp"
+#include "kvfold/search/leaders.hpp"
 
 namespace kvfold {
 
@@ -40,17 +40,17 @@ struct keepkv {
   float epsilon = 1e-6F;    ///< code: added to the mean of s
 
   static constexpr std::string_view name() { return "keepkv"; }
-  enum column_name : index_t { log_score, seen };  // S and W (paper); code: the window's rows
+  enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
   std::vector<column> columns() const {
     if (as == mode::paper) {
-      return {{column_fold::anchor}, {column_fold::anchor}};
+      return {{column_merge::anchor}, {column_merge::anchor}};
     }
     return std::vector<column>(static_cast<std::size_t>(window),
-                               {column_fold::anchor, logit_window::not_seen});
+                               {column_merge::anchor, logit_window::not_seen});
   }
   index_t column_count() const { return as == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return as == mode::paper ? 0 : 1; }
-  index_t least() const {
+  index_t min_budget() const {
     return least_target(sinks + 1,
                         [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
@@ -69,7 +69,7 @@ struct keepkv {
   /// A prompt's estimate is that of its own last queries: what was before does not count on.
   void forget(head_state& state) const {
     if (as == mode::paper) {
-      std::ranges::fill(state.column(seen), 0.0F);  // a slot that no query sees keeps its S
+      std::ranges::fill(state.column(weight_sum), 0.0F);  // a slot that no query sees keeps its S
     } else {
       logit_window::clear(state);
     }
@@ -77,7 +77,8 @@ struct keepkv {
   /// What takes in one more query.
   estimates taken(head_state& state) const {
     if (as == mode::paper) {
-      return {.score = state.column(log_score), .weight = state.column(seen), .average = {decay}};
+      return {
+          .score = state.column(log_score), .weight = state.column(weight_sum), .average = {decay}};
     }
     return {.score = logit_window::next(state), .weight = {}};
   }
@@ -111,7 +112,7 @@ struct keepkv {
     if (as == mode::code || !merge_first) {
       return plan(head, state, target, out);
     }
-    const auto held = stays(head, target);
+    const auto held = is_protected(head, target);
     const index_t n = head.length();
     auto& into = out.row_of();
     out.marks().assign(static_cast<std::size_t>(n), 0);
@@ -128,7 +129,7 @@ struct keepkv {
       ++rows;
     });
     if (rows > target) {
-      select(n, target, held, by(weight), out);
+      select(n, target, held, column_score(weight), out);
       for (index_t& to : into) {
         to = out.marks()[static_cast<std::size_t>(to)] != 0 ? to : -1;
       }
@@ -145,7 +146,7 @@ struct keepkv {
     for (index_t s = 0; s < n; ++s) {
       rank[static_cast<std::size_t>(s)] = ranks(head, state)(s);
     }
-    select(n, target, stays(head, target), by(rank), out);
+    select(n, target, is_protected(head, target), column_score(rank), out);
     const auto cosine = match_by_cosine(head, out);
     for (std::size_t s = 0; s < cosine.size(); ++s) {
       if (out.marks()[s] == 0 && !(cosine[s] >= similarity)) {
@@ -155,49 +156,51 @@ struct keepkv {
     write_rows(head, state, out);
   }
 
-  void ask(const kv_head auto& head, const head_state& state, index_t target, probe& look) const {
-    look.ask(head, lowest(head, state, target));
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
+                      key_comparison& comparison) const {
+    comparison.request(head, lowest(head, state, target));
   }
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target,
-                    const probe& answers = {}) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison& answers = {}) const {
     const index_t e = lowest(head, state, target);
     const near_slot c = nearest_by_cosine(head, e, answers);
     if (!(c.cosine >= similarity)) {
-      return {.leaving = e};
+      return {.removed = e};
     }
     const index_t members[] = {c.slot, e};
     const vote_merge made = merged(head, state, members);
     const float stay = made.share(log_weight(head, state, c.slot));
     const float leave = made.share(log_weight(head, state, e));
-    return {.leaving = e,
+    return {.removed = e,
             .into = c.slot,
-            .stay_weight = stay,
-            .leave_weight = leave,
+            .kept_weight = stay,
+            .removed_weight = leave,
             .log_mass = made.log_mass,
-            .stay_key_weight = made.key_scale * stay,
-            .leave_key_weight = made.key_scale * leave};
+            .kept_key_weight = made.key_scale * stay,
+            .removed_key_weight = made.key_scale * leave};
   }
 
   /// The merged slots' estimates, before their members go.
-  void carry(const kv_head auto& head, head_state& state, const merge_plan& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change) const {
     for (index_t r = 0; r < change.rows(); ++r) {
       if (const auto row = change.row(r); row.size() > 1) {
-        carry(
+        update_memory(
             head, state, row.size(), [&](std::size_t i) { return row[i].source; },
             change.log_mass(r));
       }
     }
   }
-  void carry(const kv_head auto& head, head_state& state, const departure& change) const {
-    if (change.into != departure::nowhere) {
-      const index_t members[] = {change.into, change.leaving};
-      carry(
+  void update_memory(const kv_head auto& head, head_state& state,
+                     const slot_removal& change) const {
+    if (change.into != slot_removal::nowhere) {
+      const index_t members[] = {change.into, change.removed};
+      update_memory(
           head, state, 2, [&](std::size_t i) { return members[i]; }, change.log_mass);
     }
   }
 
  private:
-  auto stays(const kv_head auto& head, index_t target) const {
+  auto is_protected(const kv_head auto& head, index_t target) const {
     return protected_slots(head, sinks, share_of(recent, target));
   }
   /// An estimate that is no number weighs nothing beside others.
@@ -223,14 +226,14 @@ struct keepkv {
   /// The slot that leaves first.
   index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
     if (as == mode::code) {
-      return least_wanted(head.length(), stays(head, target), ranks(head, state));
+      return lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
     }
     // `ranks` without asking for the mode slot by slot: compilers take many at once.
     const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
       return static_cast<float>(double{head.log_mass(i)} +
                                 finite(double{s[static_cast<std::size_t>(i)]}));
     };
-    return least_wanted(head.length(), stays(head, target), by_votes);
+    return lowest_scored(head.length(), is_protected(head, target), by_votes);
   }
 
   vote_merge merged(const kv_head auto& head, const head_state& state,
@@ -258,8 +261,8 @@ struct keepkv {
   /// S of the slot that `slot_of(0)` becomes with `slot_of(1 .. n−1)`: A − β. Code: of each query
   /// the vote-weighted mean of their s, as far back as `slot_of(0)` goes.
   template <class SlotOf>
-  void carry(const kv_head auto& head, head_state& state, std::size_t n, SlotOf slot_of,
-             float log_mass) const {
+  void update_memory(const kv_head auto& head, head_state& state, std::size_t n, SlotOf slot_of,
+                     float log_mass) const {
     const auto merged_score = [&](auto score_of) {
       const double a = log_sum(n, [&](std::size_t i) {
         const index_t s = slot_of(i);

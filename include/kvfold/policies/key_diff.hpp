@@ -8,8 +8,8 @@
 
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/search/match.hpp"
 
 namespace kvfold {
 
@@ -27,7 +27,7 @@ struct key_diff {
   static constexpr std::size_t memory(index_t dim, index_t, index_t) {
     return 1 + static_cast<std::size_t>(dim);
   }
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
@@ -38,39 +38,41 @@ struct key_diff {
         arena(out.numbers(), static_cast<std::size_t>(head.length())).column(head.length());
     each_score(head, [&](index_t s, float x) { score[s] = x; });
     evict(head, target, protected_slots(head, sinks, window),
-          by({score.data(), static_cast<std::size_t>(head.length())}), out);
+          column_score({score.data(), static_cast<std::size_t>(head.length())}), out);
   }
 
   /// The sum of k/‖k‖ in the last step, less who left, plus the newcomer: near enough to the
   /// present one to tell who may be the lowest. Attention compares it with all keys, and sums anew.
-  void ask(const kv_head auto& head, head_state& state, index_t, probe& look) const {
+  void predict_victim(const kv_head auto& head, head_state& state, index_t,
+                      key_comparison& comparison) const {
     const auto sum = state.memory().subspan(1);
     add_direction(head, head.length() - 1, 1, sum);
-    float guess[detail::tile_room];
+    float guess[detail::tile_floats];
     std::ranges::copy(sum, guess);
     std::ranges::fill(sum, 0.0F);
-    state.memory()[0] = std::bit_cast<float>(head.seen());
-    look.ask(head, head.length() - 1, std::span(guess, sum.size()), sum);
+    state.memory()[0] = std::bit_cast<float>(head.tokens_total());
+    comparison.request(head, head.length() - 1, std::span(guess, sum.size()), sum);
   }
-  departure leaving(const kv_head auto& head, const head_state& state, index_t,
-                    const probe& seen = {}) const {
-    const auto stays = protected_slots(head, sinks, window);
-    departure out;
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison& comparison = {}) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    slot_removal out;
     float lowest = 0;
     const auto compare = [&](index_t s, float x) {
       x = rank(x);
-      if ((out.leaving < 0 || x <= lowest) && !stays(s)) {  // as `least_wanted`
-        out.leaving = s, lowest = x;
+      if ((out.removed < 0 || x <= lowest) && !is_protected(s)) {  // as `lowest_scored`
+        out.removed = s, lowest = x;
       }
     };
-    if (!among_few(head, state, seen, stays, compare)) {
+    if (!among_few(head, state, comparison, is_protected, compare)) {
       each_score(head, compare);
     }
     return out;
   }
-  void carry(const kv_head auto& head, head_state& state, const departure& change) const {
-    if (state.memory()[0] == std::bit_cast<float>(head.seen())) {
-      add_direction(head, change.leaving, -1, state.memory().subspan(1));
+  void update_memory(const kv_head auto& head, head_state& state,
+                     const slot_removal& change) const {
+    if (state.memory()[0] == std::bit_cast<float>(head.tokens_total())) {
+      add_direction(head, change.removed, -1, state.memory().subspan(1));
     }
   }
 
@@ -80,7 +82,7 @@ struct key_diff {
   template <class See>
   static void each_score(const kv_head auto& head, See see) {
     const index_t dim = head.dim();
-    float mean[detail::tile_room], norm[detail::tile_most], dot[detail::tile_most];
+    float mean[detail::tile_floats], norm[detail::max_tile_slots], dot[detail::max_tile_slots];
     std::fill_n(mean, dim, 0.0F);
     detail::each_tile_of_keys(head, [&](index_t, const detail::tile& keys) {
       detail::row_norms(keys, norm);
@@ -104,17 +106,17 @@ struct key_diff {
   /// Calls `see` for those that may have the lowest score by what attention has answered, which was
   /// asked about `guess`. Its cosines differ from those with the sum itself by at most
   /// 2 ‖guess − sum‖/‖sum‖, and by rounding. False: they say too little.
-  template <class Stays, class See>
-  static bool among_few(const kv_head auto& head, const head_state& state, const probe& seen,
-                        Stays stays, See see) {
+  template <class Protected, class See>
+  static bool among_few(const kv_head auto& head, const head_state& state,
+                        const key_comparison& comparison, Protected is_protected, See see) {
     const index_t n = head.length(), dim = head.dim();
-    if (!seen.about(n - 1, n)) {
+    if (!comparison.is_about(n - 1, n)) {
       return false;
     }
     const float* const sum = state.memory().data() + 1;
-    const std::vector<float>&guess = seen.keys().row, &dot = seen.keys().dot,
-          &norm = seen.keys().norm;
-    float off[detail::tile_room];
+    const std::vector<float>&guess = comparison.keys().row, &dot = comparison.keys().dot,
+          &norm = comparison.keys().norm;
+    float off[detail::tile_floats];
     for (index_t i = 0; i < dim; ++i) {
       off[i] = guess[static_cast<std::size_t>(i)] - sum[i];
     }
@@ -129,14 +131,14 @@ struct key_diff {
       if (!(std::abs(x) <= 2)) {  // NaN
         return false;
       }
-      lowest = x < lowest && !stays(s) ? x : lowest;
+      lowest = x < lowest && !is_protected(s) ? x : lowest;
     }
     if (!(error < 1)) {
       return false;
     }
-    float key[detail::tile_room], exact = 0, own = 0;
+    float key[detail::tile_floats], exact = 0, own = 0;
     for (index_t s = 0; s < n; ++s) {
-      if (about(s) <= lowest + error && !stays(s)) {
+      if (about(s) <= lowest + error && !is_protected(s)) {
         to_floats(head.key(s), dim, key);
         detail::row_dots_and_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
         see(s, score(exact, own * length));
@@ -147,7 +149,7 @@ struct key_diff {
 
   /// `sum += sign · k_s/‖k_s‖`
   static void add_direction(const kv_head auto& head, index_t s, float sign, std::span<float> sum) {
-    float key[detail::tile_room];
+    float key[detail::tile_floats];
     to_floats(head.key(s), head.dim(), key);
     const float norm = norm_of(key, head.dim());
     if (norm > 0 && std::isfinite(norm)) {

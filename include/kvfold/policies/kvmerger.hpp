@@ -6,11 +6,11 @@
 #include <limits>  // std::numeric_limits
 #include <string_view>
 
-#include "kvfold/score/column_scores.hpp"
-#include "kvfold/search/match.hpp"
-#include "kvfold/policy.hpp"
 #include "kvfold/merge/rows.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/search/select.hpp"
 
 namespace kvfold {
@@ -40,12 +40,12 @@ struct kvmerger {
 
   static constexpr std::string_view name() { return "kvmerger"; }
   enum column_name : index_t { score };
-  static constexpr std::array<column, 1> columns() { return {column{column_fold::sum}}; }
-  index_t least() const {
+  static constexpr std::array<column, 1> columns() { return {column{column_merge::sum}}; }
+  index_t min_budget() const {
     return least_target(std::max(sinks, index_t{1}),
                         [&](index_t target) { return untouched(target) < target; });
   }
-  index_t slack(index_t slots) const {
+  index_t eviction_batch(index_t slots) const {
     return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
   }
   void validate() const {
@@ -60,8 +60,8 @@ struct kvmerger {
     expect_count(name(), "slots freed at once", period, 0);
   }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    accumulate(state.column(score), seen.attention);
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    accumulate(state.column(score), observed.attention);
   }
 
   template <class T>
@@ -73,7 +73,7 @@ struct kvmerger {
             merge_plan& out) const {
     mark_untouched(head, state, target, out);
     join(head, target, out);
-    name_by_pivot(by(state.column(score)), out);
+    name_by_pivot(column_score(state.column(score)), out);
     evict(state, target, out);
     out.reset(head.length());
     for_each_row(out, [&](std::span<const index_t> members) { write_row(head, members, out); });
@@ -94,16 +94,16 @@ struct kvmerger {
   void mark_untouched(const kv_head auto& head, const head_state& state, index_t target,
                       merge_plan& out) const {
     const auto latest = protect(head, 0, share_of(recent, target));
-    const auto stays = [&](index_t s) {
+    const auto is_protected = [&](index_t s) {
       return latest(head.position(s)) || head.position(s) < sinks;
     };
     index_t always = 0, places = heavy_places(target);
     for (index_t s = 0; s < head.length(); ++s) {
-      always += stays(s) ? 1 : 0;
-      places -= stays(s) && !latest(head.position(s)) ? 1 : 0;
+      always += is_protected(s) ? 1 : 0;
+      places -= is_protected(s) && !latest(head.position(s)) ? 1 : 0;
     }
-    select(head.length(), always + std::max(places, index_t{0}), stays, by(state.column(score)),
-           out);
+    select(head.length(), always + std::max(places, index_t{0}), is_protected,
+           column_score(state.column(score)), out);
   }
 
   /// Algorithm 1: marks who joins its left neighbour in position order, `out.order()`.
@@ -188,7 +188,7 @@ struct kvmerger {
       }
     }
     select(
-        n, target, [](index_t) { return false; }, by(total), out);
+        n, target, [](index_t) { return false; }, column_score(total), out);
     for (index_t& to : into) {
       to = mark(out, to) != 0 ? to : -1;
     }

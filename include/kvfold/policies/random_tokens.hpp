@@ -18,7 +18,7 @@ struct random_tokens {
   std::uint64_t seed = 0;
 
   static constexpr std::string_view name() { return "random"; }
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
@@ -27,9 +27,9 @@ struct random_tokens {
   void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window), lot(head), out);
   }
-  departure leaving(const kv_head auto& head, const head_state&, index_t) const {
-    return {.leaving =
-                least_wanted(head.length(), protected_slots(head, sinks, window), lot(head))};
+  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
+    return {.removed =
+                lowest_scored(head.length(), protected_slots(head, sinks, window), lot(head))};
   }
 
  private:

@@ -4,9 +4,9 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/score/each_query.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/each_query.hpp"
 
 namespace kvfold {
 
@@ -24,7 +24,7 @@ struct roco {
   static constexpr std::string_view name() { return "roco"; }
   enum column_name : index_t { mean, squares, queries_seen };  // `squares`: Σ (a − mean)²
   static constexpr std::array<column, 3> columns() { return {}; }
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
@@ -32,8 +32,8 @@ struct roco {
             " came");
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    count(head, state, seen.attention, head.seen());
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    count(head, state, observed.attention, head.tokens_total());
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
@@ -43,32 +43,34 @@ struct roco {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    const auto stays = protected_slots(head, sinks, window);
+    const auto is_protected = protected_slots(head, sinks, window);
     const auto [alone, varied] = held_back(head, target);
-    select(head.length(), alone + varied, stays, variances(state), out);
+    select(head.length(), alone + varied, is_protected, variances(state), out);
     out.row_of().assign(out.marks().begin(), out.marks().end());
     const auto chosen = [&](index_t s) { return out.row_of()[static_cast<std::size_t>(s)] != 0; };
-    evict(head, target, chosen, by(state.column(mean)), out);
+    evict(head, target, chosen, column_score(state.column(mean)), out);
   }
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
   /// Where attention moves on it is not: what was looked at once is lowest, and has varied most.
-  departure leaving(const kv_head auto& head, const head_state& state, index_t target) const {
-    const auto stays = protected_slots(head, sinks, window);
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state,
+                             index_t target) const {
+    const auto is_protected = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
-    const auto means = by(state.column(mean));
+    const auto means = column_score(state.column(mean));
     const variance_of variance = variances(state);
-    const index_t n = head.length(), lowest = least_wanted(n, stays, means);
+    const index_t n = head.length(), lowest = lowest_scored(n, is_protected, means);
     index_t ahead = 0;
     for (index_t s = 0; s < n; ++s) {
       const float x = variance(s), own = variance(lowest);
-      ahead += (x > own || (x == own && s < lowest)) && !stays(s) ? 1 : 0;
+      ahead += (x > own || (x == own && s < lowest)) && !is_protected(s) ? 1 : 0;
     }
     if (ahead >= varied) {
-      return {.leaving = lowest};
+      return {.removed = lowest};
     }
-    const kth_score bar = kth_largest(n, varied, stays, variance);
-    return {.leaving = least_wanted(
-                n, [&](index_t s) { return stays(s) || !bar.below(variance(s), s); }, means)};
+    const kth_score bar = kth_largest(n, varied, is_protected, variance);
+    return {
+        .removed = lowest_scored(
+            n, [&](index_t s) { return is_protected(s) || !bar.below(variance(s), s); }, means)};
   }
 
  private:
@@ -77,10 +79,10 @@ struct roco {
     index_t varied;  ///< slots held for their deviation
   };
   reserved held_back(const kv_head auto& head, index_t target) const {
-    const auto stays = protected_slots(head, sinks, window);
+    const auto is_protected = protected_slots(head, sinks, window);
     index_t alone = 0;
     for (index_t s = 0; s < head.length(); ++s) {
-      alone += stays(s) ? 1 : 0;
+      alone += is_protected(s) ? 1 : 0;
     }
     const index_t room = std::max(target - alone, index_t{0});
     return {alone, std::clamp(share_of(steady, target) - window, index_t{0}, room)};

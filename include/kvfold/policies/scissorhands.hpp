@@ -5,9 +5,9 @@
 #include <string_view>
 #include <utility>  // std::pair
 
-#include "kvfold/score/each_query.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/each_query.hpp"
 #include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
@@ -30,15 +30,15 @@ struct scissorhands {
   enum column_name : index_t { past, current };
   static constexpr std::array<column, 2> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);
     expect_count(name(), "tokens in the window", window, 0);
     expect_count(name(), "queries in the history", history, 1);
   }
 
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    mark(head, seen.attention, head.seen(), head.length(), state.column(current));
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    mark(head, observed.attention, head.tokens_total(), head.length(), state.column(current));
     count_in_window(state.memory()[0], history, state.column(current), state.column(past));
   }
   template <class T>
@@ -56,9 +56,9 @@ struct scissorhands {
             merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window), fewest(head, state), out);
   }
-  departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.leaving = least_wanted(head.length(), protected_slots(head, sinks, window),
-                                    fewest(head, state))};
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
+    return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                     fewest(head, state))};
   }
 
  private:

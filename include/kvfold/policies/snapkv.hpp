@@ -4,9 +4,9 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/score/column_scores.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/scorers.hpp"
 
 namespace kvfold {
@@ -31,15 +31,15 @@ struct snapkv {
   static constexpr std::size_t memory(index_t, index_t, index_t) {
     return 1;
   }  // queries in `current`
-  index_t least() const { return sinks + window + 1; }
+  index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "queries in the window", window, 1);
     expect_count(name(), "sinks", sinks, 0);
     expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
   }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    accumulate(state.column(current), seen.attention);
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    accumulate(state.column(current), observed.attention);
     count_in_window(state.memory()[0], window, state.column(current), state.column(past));
   }
 
@@ -56,12 +56,12 @@ struct snapkv {
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window),
-          by_sum(state.column(past), state.column(current)), out);
+          column_score_sum(state.column(past), state.column(current)), out);
   }
 
-  departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.leaving = least_wanted(head.length(), protected_slots(head, sinks, window),
-                                    by_sum(state.column(past), state.column(current)))};
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
+    return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                     column_score_sum(state.column(past), state.column(current)))};
   }
 };
 

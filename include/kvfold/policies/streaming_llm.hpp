@@ -3,9 +3,9 @@
 #include <algorithm>  // std::min
 #include <string_view>
 
+#include "kvfold/memory/rope.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
-#include "kvfold/memory/rope.hpp"
 
 namespace kvfold {
 
@@ -15,8 +15,8 @@ namespace kvfold {
 ///   match   nowhere: what leaves is gone
 /// `positions`: `original` leaves every key at the rotation of its own position. `cache_index` is
 /// the paper's: positions within the cache. RoPE knows distances only, and all kept tokens but the
-/// sinks are consecutive, so turning just the S sinks forward gives the paper's logits for O(S ·
-/// dim) a step.
+/// sinks are consecutive, so rope_params just the S sinks forward gives the paper's logits for O(S
+/// · dim) a step.
 struct streaming_llm {
   enum class position_mode { original, cache_index };
 
@@ -25,7 +25,7 @@ struct streaming_llm {
   kvfold::rope rope = {};  ///< used by `cache_index` only
 
   static constexpr std::string_view name() { return "streaming_llm"; }
-  index_t least() const { return sinks + 1; }
+  index_t min_budget() const { return sinks + 1; }
   void validate() const { expect_count(name(), "sinks", sinks, 0); }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
@@ -33,9 +33,9 @@ struct streaming_llm {
         head, target, sink_of(head), [&](index_t s) { return head.position(s); }, out);
   }
 
-  departure leaving(const kv_head auto& head, const head_state&, index_t) const {
-    return {.leaving = least_wanted(head.length(), sink_of(head),
-                                    [&](index_t s) { return head.position(s); })};
+  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
+    return {.removed = lowest_scored(head.length(), sink_of(head),
+                                     [&](index_t s) { return head.position(s); })};
   }
 
   /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates.
@@ -45,7 +45,7 @@ struct streaming_llm {
                : 1 + static_cast<std::size_t>(sinks) * static_cast<std::size_t>(dim);
   }
 
-  void settle(const kv_head auto& head, head_state& state, index_t) const {
+  void after_compress(const kv_head auto& head, head_state& state, index_t) const {
     if (positions == position_mode::original) {
       return;
     }

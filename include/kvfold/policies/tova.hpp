@@ -4,9 +4,9 @@
 #include <array>
 #include <string_view>
 
-#include "kvfold/score/column_scores.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 
 namespace kvfold {
 
@@ -20,11 +20,11 @@ struct tova {
 
   static constexpr std::string_view name() { return "tova"; }
   static constexpr std::array<column, 1> columns() { return {}; }
-  index_t least() const { return sinks + 1; }
+  index_t min_budget() const { return sinks + 1; }
   void validate() const { expect_count(name(), "sinks", sinks, 0); }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    std::copy(seen.attention.begin(), seen.attention.end(), state.column(0).begin());
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
@@ -33,11 +33,11 @@ struct tova {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target,
             merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, 0), by(state.column(0)), out);
+    evict(head, target, protected_slots(head, sinks, 0), column_score(state.column(0)), out);
   }
-  departure leaving(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.leaving =
-                least_wanted(head.length(), protected_slots(head, sinks, 0), by(state.column(0)))};
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
+    return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, 0),
+                                     column_score(state.column(0)))};
   }
 };
 

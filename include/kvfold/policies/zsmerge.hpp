@@ -5,10 +5,10 @@
 #include <cmath>  // std::log
 #include <string_view>
 
-#include "kvfold/score/column_scores.hpp"
-#include "kvfold/search/match.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/search/select.hpp"
 
 namespace kvfold {
@@ -34,15 +34,15 @@ struct zsmerge {
   /// May the token that has just left the ring be the one to go? Algorithm 1: yes; authors' code:
   /// no.
   bool newcomer_competes = true;
-  column_fold merged_score = column_fold::max;  ///< authors' default; or `sum`
+  column_merge merged_score = column_merge::max;  ///< authors' default; or `sum`
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "zsmerge"; }
   enum column_name : index_t { score, count, is_residual };
   std::array<column, 3> columns() const {
-    return {column{merged_score}, column{column_fold::sum, 1}, column{column_fold::max}};
+    return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
   }
-  index_t least() const {
+  index_t min_budget() const {
     return least_target(residual + sinks + 3,
                         [&](index_t target) { return context(target) > sinks; });
   }
@@ -53,11 +53,11 @@ struct zsmerge {
     expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",
             alpha, " came");
     expects(decay > 0 && decay <= 1, "zsmerge: a decay in (0, 1] expected, ", decay, " came");
-    expects(merged_score != column_fold::anchor, "zsmerge: a merged score of max or sum expected");
+    expects(merged_score != column_merge::anchor, "zsmerge: a merged score of max or sum expected");
   }
 
-  void observe(const kv_head auto&, head_state& state, const observation& seen) const {
-    accumulate(state.column(score), seen.attention, decay);
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    accumulate(state.column(score), observed.attention, decay);
   }
 
   template <class T>
@@ -72,8 +72,8 @@ struct zsmerge {
             merge_plan& out) const {
     const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
     select(head.length(), target - missing,
-           stays(head, state, target, missing == 0 && !newcomer_competes), by(state.column(score)),
-           out);
+           is_protected(head, state, target, missing == 0 && !newcomer_competes),
+           column_score(state.column(score)), out);
     auto& into = out.row_of();
     auto& rest = out.order();
     into.assign(static_cast<std::size_t>(head.length()), -1);
@@ -88,7 +88,7 @@ struct zsmerge {
     if (missing == residual && prompt == prompt_mode::chunked) {
       chunk(head, rest, into);
     } else {
-      std::ranges::sort(rest, [at = by(state.column(score))](index_t a, index_t b) {
+      std::ranges::sort(rest, [at = column_score(state.column(score))](index_t a, index_t b) {
         return at(a) > at(b) || (at(a) == at(b) && a < b);
       });
       for (std::size_t i = 0; i < rest.size(); ++i) {
@@ -103,13 +103,14 @@ struct zsmerge {
     write_rows(head, state, out);
   }
 
-  bool leaving(const kv_head auto& head, const head_state& state, index_t target,
-               departure& out) const {
+  bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                     slot_removal& out) const {
     if (residual_slots(head, state) < residual) {
       return false;  // a residual slot has to be made first
     }
-    const index_t c = least_wanted(head.length(), stays(head, state, target, !newcomer_competes),
-                                   by(state.column(score)));
+    const index_t c =
+        lowest_scored(head.length(), is_protected(head, state, target, !newcomer_competes),
+                      column_score(state.column(score)));
     const index_t r = nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
     const float wc = tokens(state, c), w = tokens(state, r) + wc;
     out = {c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
@@ -118,7 +119,7 @@ struct zsmerge {
 
   /// Names the residual slots: whatever is merged; then, while context overflows and a residual
   /// slot is free, the context's lowest (Algorithm 1, line 8), where it lies.
-  void settle(const kv_head auto& head, head_state& state, index_t target) const {
+  void after_compress(const kv_head auto& head, head_state& state, index_t target) const {
     const auto flag = state.column(is_residual);
     for (index_t s = 0; s < head.length(); ++s) {
       flag[static_cast<std::size_t>(s)] =
@@ -130,8 +131,9 @@ struct zsmerge {
       overflow += in_ring(head.position(s)) || residual_slot(state, s) ? 0 : 1;
     }
     for (; overflow > 0 && free > 0; --overflow, --free) {
-      const index_t s = least_wanted(head.length(), stays(head, state, target, !newcomer_competes),
-                                     by(state.column(score)));
+      const index_t s =
+          lowest_scored(head.length(), is_protected(head, state, target, !newcomer_competes),
+                        column_score(state.column(score)));
       flag[static_cast<std::size_t>(s)] = 1.0F;
     }
   }
@@ -154,8 +156,8 @@ struct zsmerge {
     return n;
   }
   /// Sinks, the ring and the residual slots; by the authors' rule, the newcomer to context too.
-  auto stays(const kv_head auto& head, const head_state& state, index_t target,
-             bool authors_rule) const {
+  auto is_protected(const kv_head auto& head, const head_state& state, index_t target,
+                    bool authors_rule) const {
     const index_t latest = ring(target) + (authors_rule ? 1 : 0);
     return [&head, absorbs = state.column(is_residual),
             kept = protect(head, sinks, latest)](index_t s) {

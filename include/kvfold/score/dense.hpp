@@ -6,10 +6,10 @@
 #include <algorithm>  // std::min
 #include <cstddef>    // std::ptrdiff_t
 
-#include "kvfold/memory/convert.hpp"
 #include "kvfold/detail/product.hpp"
-#include "kvfold/score/queries.hpp"
+#include "kvfold/memory/convert.hpp"
 #include "kvfold/memory/view.hpp"
+#include "kvfold/score/queries.hpp"
 
 namespace kvfold::dense {
 

@@ -23,7 +23,9 @@ void for_each_query(const kv_head auto& head, const query_view<T>& queries, grou
     query_view<T> block = queries;
     block.data += first * queries.row;
     block.count = std::min(most, queries.count - first);
-    const auto position_of = [&](index_t i) { return queries.position_of(first + i, head.seen()); };
+    const auto position_of = [&](index_t i) {
+      return queries.position_of(first + i, head.tokens_total());
+    };
     index_t earliest = position_of(0), latest = earliest;
     for (index_t i = 1; i < block.count; ++i) {
       earliest = std::min(earliest, position_of(i)), latest = std::max(latest, position_of(i));

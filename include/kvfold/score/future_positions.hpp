@@ -12,7 +12,7 @@ namespace kvfold {
 /// How queries are spread over the positions to come. Nobody knows how many there will be, and the
 /// next ones are sure: the density of queries `t` positions ahead is proportional to
 /// `1 / (t + fade)` up to the horizon.
-struct lookahead {
+struct future_positions {
   index_t horizon = 256;  ///< positions to come
   float fade = 16;        ///< positions ahead where the density is half; infinity: even throughout
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/score/tile_compare.hpp"
 #include "kvfold/memory/view.hpp"
+#include "kvfold/score/tile_compare.hpp"
 
 namespace kvfold {
 
@@ -15,9 +15,9 @@ namespace kvfold {
 /// time, for who leaves is known only after attention. So it guesses (`ask`) before; attention
 /// compares that slot with every tile of keys while it lies in the nearest cache. Whose guess was
 /// wrong (`about`) reads the keys again, and finds the same bits.
-class probe {
+class key_comparison {
  public:
-  static constexpr index_t nobody = -1;
+  static constexpr index_t npos = -1;
 
   /// Products of one row with all others, and their norms, `[length]` each.
   struct answer {
@@ -25,9 +25,9 @@ class probe {
   };
 
   /// Asks how slot `s` compares with all slots: by key, and by value too.
-  void ask(const kv_head auto& head, index_t s, bool values_too = false) {
-    forget();
-    if (s == nobody) {
+  void request(const kv_head auto& head, index_t s, bool values_too = false) {
+    reset();
+    if (s == npos) {
       return;
     }
     slot_ = s;
@@ -39,32 +39,32 @@ class probe {
   }
   /// Asks how any `row [dim]` compares with all keys, in slot `s`'s name; `directions [dim]` += the
   /// sum of all k/‖k‖.
-  void ask(const kv_head auto& head, index_t s, std::span<const float> row,
-           std::span<float> directions) {
-    ask(head, s);
+  void request(const kv_head auto& head, index_t s, std::span<const float> row,
+               std::span<float> directions) {
+    request(head, s);
     std::ranges::copy(row, keys_.row.begin());
     directions_ = directions.data();
   }
-  void forget() { slot_ = nobody, answered_ = 0, with_values_ = false, directions_ = nullptr; }
+  void reset() { slot_ = npos, compared_ = 0, with_values_ = false, directions_ = nullptr; }
 
-  bool asked() const { return slot_ != nobody; }
-  bool asked_values() const { return slot_ != nobody && with_values_; }
+  bool requested() const { return slot_ != npos; }
+  bool values_requested() const { return slot_ != npos && with_values_; }
   /// Has attention answered, for whichever slot among `length`? Then all norms are known.
-  bool answered(index_t length) const { return asked() && answered_ == length; }
+  bool complete(index_t length) const { return requested() && compared_ == length; }
   /// ... for slot `s`?
-  bool about(index_t s, index_t length) const { return s == slot_ && answered(length); }
+  bool is_about(index_t s, index_t length) const { return s == slot_ && complete(length); }
   const answer& keys() const { return keys_; }
   const answer& values() const { return values_; }
 
   /// Attention shows its tiles, in order.
-  void see_keys(index_t first, const detail::tile& tile) {
+  void add_keys(index_t first, const detail::tile& tile) {
     compare(tile, first, keys_);
     if (directions_ != nullptr) {
       detail::add_directions(tile, keys_.norm.data() + first, directions_);
     }
-    answered_ += static_cast<index_t>(tile.rows());
+    compared_ += static_cast<index_t>(tile.rows());
   }
-  void see_values(index_t first, const detail::tile& tile) { compare(tile, first, values_); }
+  void add_values(index_t first, const detail::tile& tile) { compare(tile, first, values_); }
 
  private:
   /// While a tile is compared memory would wait: the rows behind it are asked for meanwhile.
@@ -82,8 +82,8 @@ class probe {
     to_floats(row, head.dim(), a.row.data());
   }
 
-  index_t slot_ = nobody;
-  index_t answered_ = 0;
+  index_t slot_ = npos;
+  index_t compared_ = 0;
   bool with_values_ = false;
   float* directions_ = nullptr;
   answer keys_, values_;

@@ -30,9 +30,9 @@ struct key_moments {
   /// returns how many are in it then. As many at a time as fit the nearest caches, so that the
   /// triangle is swept less often.
   index_t add(const kv_head auto& head, const rope& rope, index_t from, index_t n) const {
-    static constexpr index_t floats = 4 * rotation::most_dim, most_keys = 64;
+    static constexpr index_t floats = 4 * rotation::max_dim, most_keys = 64;
     const index_t most = std::min(floats / dim, most_keys);
-    float x[floats], share_of[most_keys], sum[rotation::most_dim];
+    float x[floats], share_of[most_keys], sum[rotation::max_dim];
     rotation turn(rope, dim);
     index_t held = 0;
     const auto flush = [&] {
@@ -48,7 +48,7 @@ struct key_moments {
         // Row i of the triangle, in whole vectors.
         const index_t width = std::min((i / detail::lanes + 1) * detail::lanes, dim);
         std::fill_n(sum, width, 0.0F);
-        detail::tile_sums(share_of, 0, 1, {x, held, width, Eigen::OuterStride<>(dim)}, sum);
+        detail::pv_tile(share_of, 0, 1, {x, held, width, Eigen::OuterStride<>(dim)}, sum);
         float* const m = row_of_second(i);
         for (index_t j = 0; j <= i; ++j) {
           m[j] += sum[j] - lost * m[j];

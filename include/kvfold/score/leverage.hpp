@@ -4,8 +4,8 @@
 
 #include <Eigen/Cholesky>
 
-#include "kvfold/score/dense.hpp"
 #include "kvfold/memory/rope.hpp"
+#include "kvfold/score/dense.hpp"
 
 namespace kvfold {
 

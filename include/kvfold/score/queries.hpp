@@ -41,9 +41,9 @@ struct query_view {
   /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
   /// chosen.
   query_view reference(index_t window) const { return position != nullptr ? *this : last(window); }
-  /// Position of query `i`, for a head that has seen `seen` tokens.
-  index_t position_of(index_t i, index_t seen) const {
-    return position != nullptr ? position[i] : seen - count + i;
+  /// Position of query `i`, for a head that has seen `tokens_total` tokens.
+  index_t position_of(index_t i, index_t tokens_total) const {
+    return position != nullptr ? position[i] : tokens_total - count + i;
   }
 };
 

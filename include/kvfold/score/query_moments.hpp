@@ -4,8 +4,8 @@
 #include <algorithm>  // std::transform
 #include <span>
 
-#include "kvfold/score/dense.hpp"
 #include "kvfold/memory/rope.hpp"
+#include "kvfold/score/dense.hpp"
 
 namespace kvfold {
 

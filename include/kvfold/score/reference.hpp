@@ -6,9 +6,9 @@
 #include <cstddef>    // std::size_t
 #include <vector>
 
+#include "kvfold/memory/rope.hpp"
 #include "kvfold/score/future_positions.hpp"
 #include "kvfold/score/queries.hpp"
-#include "kvfold/memory/rope.hpp"
 
 namespace kvfold {
 
@@ -54,7 +54,7 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
     const auto span = std::int64_t{queries.count} - 1 - first;
     const index_t t =
         n == 1 ? queries.count - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
-    out.position(i) = queries.position_of(t, head.seen());
+    out.position(i) = queries.position_of(t, head.tokens_total());
     for (index_t h = 0; h < kv.heads(); ++h) {
       for (index_t g = 0; g < head.group(); ++g) {
         const T* q = queries.of(h).at(g, t);
@@ -69,12 +69,12 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
 /// How many queries foresight takes, and where they go.
 struct foresight_options {
   index_t count = 256;  ///< queries
-  lookahead ahead = {};
+  future_positions ahead = {};
 };
 
 /// Foresight (ours): queries spread over the prompt, un-rotated and rotated again to the positions
-/// to come, `N … N + horizon − 1` (see `lookahead`). A query's content repeats; its rotation does
-/// not.
+/// to come, `N … N + horizon − 1` (see `future_positions`). A query's content repeats; its rotation
+/// does not.
 template <class T>
 reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries, const rope& rope,
                             const foresight_options& options = {}) {
@@ -83,7 +83,7 @@ reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries, con
   reference_queries out = spread(kv, queries, options.count);
   rotation turn(rope, head.dim());
   for (index_t i = 0; i < out.count(); ++i) {
-    const index_t to = head.seen() + options.ahead(i, out.count());
+    const index_t to = head.tokens_total() + options.ahead(i, out.count());
     turn.by(to - out.position(i));
     out.position(i) = to;
     for (index_t h = 0; h < kv.heads(); ++h) {

@@ -99,7 +99,7 @@ inline void ask_for(const float* row, index_t dim) {
 }
 
 /// `dots [rows]` with `x [dim]` and `norms [rows]` from one look at each row; the same bits as
-/// `tile_dots` and `row_norms`. Asks for as many rows from `next` on, if there is one, meanwhile.
+/// `qk_tile` and `row_norms`. Asks for as many rows from `next` on, if there is one, meanwhile.
 inline void row_dots_and_norms(const tile& keys, const float* x, float* dots, float* norms,
                                const float* next = nullptr) {
   constexpr index_t some = sums_at_once / 2;
@@ -143,7 +143,7 @@ inline void add_directions(const tile& keys, const float* norms, float* sum) {
       if (all || weight[i] > 0) {
         const tile part(keys.data() + (first + i) * keys.outerStride(), all ? count : 1,
                         keys.cols(), Eigen::OuterStride<>(keys.outerStride()));
-        tile_sums(weight + i, 0, 1, part, sum);
+        pv_tile(weight + i, 0, 1, part, sum);
       }
     }
   }

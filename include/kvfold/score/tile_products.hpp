@@ -68,8 +68,8 @@ void dot_rows(const float* q, std::ptrdiff_t query, const tile& keys, float* dot
   const std::ptrdiff_t row = keys.outerStride();
   index_t s = 0;
   for (; s + some <= rows; s += some) {
-    if (some == rows_ahead || s % rows_ahead == 0) {
-      look_ahead(keys.data() + s * row, row);
+    if (some == prefetch_distance || s % prefetch_distance == 0) {
+      prefetch_rows(keys.data() + s * row, row);
     }
     dot_block<Q, some>(q, query, keys.data() + s * row, row, dim, dots + s, next);
   }
@@ -79,8 +79,8 @@ void dot_rows(const float* q, std::ptrdiff_t query, const tile& keys, float* dot
 }
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
-inline void tile_dots(const float* q, index_t queries, const tile& keys, float* dots,
-                      std::ptrdiff_t next) {
+inline void qk_tile(const float* q, index_t queries, const tile& keys, float* dots,
+                    std::ptrdiff_t next) {
   const std::ptrdiff_t dim = keys.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
@@ -107,11 +107,11 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   }
   const std::ptrdiff_t row = values.outerStride();
   const float* v = values.data() + i;
-  const Eigen::Index some = P > 1 ? Eigen::Index{rows_ahead} : values.rows();
+  const Eigen::Index some = P > 1 ? Eigen::Index{prefetch_distance} : values.rows();
   for (Eigen::Index begin = 0; begin < values.rows(); begin += some) {
     const Eigen::Index end = std::min(begin + some, values.rows());
     if constexpr (P > 1) {  // what is left over of a row has been asked for with the rest of it
-      look_ahead(v, row);
+      prefetch_rows(v, row);
     }
     for (Eigen::Index s = begin; s < end; ++s, v += row) {
       packet value[P];
@@ -157,8 +157,8 @@ void sum_rows(const float* p, std::ptrdiff_t next, const tile& values, float* ou
 }
 
 /// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
-inline void tile_sums(const float* p, std::ptrdiff_t next, index_t queries, const tile& values,
-                      float* out) {
+inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const tile& values,
+                    float* out) {
   const std::ptrdiff_t dim = values.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {

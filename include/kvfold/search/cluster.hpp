@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/score/dense.hpp"
 #include "kvfold/functors.hpp"
+#include "kvfold/score/dense.hpp"
 
 namespace kvfold {
 

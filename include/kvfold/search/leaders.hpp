@@ -34,13 +34,12 @@ class leading_keys {
   /// `best`, unless it holds a nearer one.
   void nearest(index_t first, const float* key, const float* own, index_t count,
                near_slot* best) const {
-    float dots[cosine_most * cosine_slots];
+    float dots[max_cosine_rows * cosine_slots];
     while (first < this->count()) {
       const index_t held = std::min(cosine_slots - first % cosine_slots, this->count() - first);
       std::fill_n(dots, count * held, 0.0F);
-      tile_sums(key, dim_, count,
-                {keys_.data() + place(first), dim_, held, Eigen::OuterStride<>(cosine_slots)},
-                dots);
+      pv_tile(key, dim_, count,
+              {keys_.data() + place(first), dim_, held, Eigen::OuterStride<>(cosine_slots)}, dots);
       for (index_t c = 0; c < count; ++c) {
         take_nearest(dots + std::ptrdiff_t{c} * held, norms_.data() + first, own[c],
                      slots_.data() + first, held, -1, best[c]);
@@ -128,7 +127,8 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   }
   std::erase_if(order, leads);
   if (static_cast<index_t>(order.size()) > most) {
-    std::nth_element(order.begin(), order.begin() + most, order.end(), falling(by(cosine)));
+    std::nth_element(order.begin(), order.begin() + most, order.end(),
+                     falling(column_score(cosine)));
     for (const index_t s : std::span(order).subspan(static_cast<std::size_t>(most))) {
       into[static_cast<std::size_t>(s)] = s;
     }

@@ -8,8 +8,8 @@
 #include <numeric>    // std::iota
 #include <span>
 
-#include "kvfold/score/dot.hpp"
 #include "kvfold/merge/plan.hpp"
+#include "kvfold/score/dot.hpp"
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/tile_compare.hpp"
 
@@ -19,7 +19,7 @@ namespace kvfold {
 /// last; -1: none.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate) {
-  float key[detail::tile_room], square[detail::tile_most];
+  float key[detail::tile_floats], square[detail::max_tile_slots];
   to_floats(head.key(c), head.dim(), key);
   index_t best = -1;
   float least = 0;
@@ -41,13 +41,13 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
 /// rounding leaves that undecided, the distances themselves.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate,
-                            const probe& seen) {
+                            const key_comparison& comparison) {
   const index_t n = head.length();
-  if (!seen.about(c, n)) {
+  if (!comparison.is_about(c, n)) {
     return nearest_by_distance(head, c, candidate);
   }
-  const float* const dot = seen.keys().dot.data();
-  const float* const norm = seen.keys().norm.data();
+  const float* const dot = comparison.keys().dot.data();
+  const float* const norm = comparison.keys().norm.data();
   const float own = norm[c], unsure = static_cast<float>(head.dim() + 16) * 2.5e-7F;
   const auto about = [&](index_t r) { return norm[r] * norm[r] - 2 * dot[r] + own * own; };
   const auto off = [&](index_t r) { return unsure * (norm[r] + own) * (norm[r] + own); };
@@ -61,7 +61,7 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
       within = most;
     }
   }
-  float key[detail::tile_room], other[detail::tile_room];
+  float key[detail::tile_floats], other[detail::tile_floats];
   index_t best = -1;
   float least = 0;
   to_floats(head.key(c), head.dim(), key);
@@ -114,7 +114,7 @@ struct near_slot {
 namespace detail {
 
 /// Slots compared at a time, and how many others with them.
-inline constexpr index_t cosine_slots = tile_most, cosine_most = 64;
+inline constexpr index_t cosine_slots = max_tile_slots, max_cosine_rows = 64;
 
 /// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
 /// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
@@ -160,13 +160,13 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
 template <class Candidate>
 void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leaving,
                        Candidate candidate, std::span<near_slot> best) {
-  using detail::cosine_most, detail::cosine_slots;
-  constexpr index_t floats = detail::tile_room;
+  using detail::max_cosine_rows, detail::cosine_slots;
+  constexpr index_t floats = detail::tile_floats;
   const index_t n = head.length(), dim = head.dim();
-  const index_t some = std::clamp(floats / dim, index_t{1}, cosine_most);
+  const index_t some = std::clamp(floats / dim, index_t{1}, max_cosine_rows);
   const index_t rows = std::clamp(floats / dim, index_t{1}, cosine_slots);
-  float key[floats], buffer[floats], dots[cosine_most * cosine_slots], norm[cosine_slots],
-      own[cosine_most];
+  float key[floats], buffer[floats], dots[max_cosine_rows * cosine_slots], norm[cosine_slots],
+      own[max_cosine_rows];
   index_t slot[cosine_slots];
   for (std::size_t begin = 0; begin < leaving.size(); begin += static_cast<std::size_t>(some)) {
     const auto together =
@@ -192,7 +192,7 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
       if (count == 1) {
         detail::row_dots_and_norms(keys, key, dots, norm);
       } else {
-        detail::tile_dots(key, count, keys, dots, cosine_slots);
+        detail::qk_tile(key, count, keys, dots, cosine_slots);
         detail::row_norms(keys, norm);
       }
       for (std::size_t c = 0; c < together.size(); ++c) {
@@ -205,28 +205,28 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
 
 /// For one slot among all, as decode needs it; from `seen`, if attention was asked about this slot,
 /// and with its norms, if about another.
-near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const probe& seen) {
+near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_comparison& comparison) {
   near_slot best;
   const index_t n = head.length();
-  if (!seen.answered(n)) {
+  if (!comparison.complete(n)) {
     nearest_by_cosine(head, {&c, 1}, [](index_t) { return true; }, {&best, 1});
     return best;
   }
-  const float* const norm = seen.keys().norm.data();
+  const float* const norm = comparison.keys().norm.data();
   index_t slot[detail::cosine_slots];
   const auto take = [&](index_t first, index_t count, const float* dots) {
     std::iota(slot, slot + count, first);
     detail::take_nearest(dots, norm + first, norm[c], slot, count, c, best);
   };
-  if (seen.about(c, n)) {
+  if (comparison.is_about(c, n)) {
     for (index_t first = 0; first < n; first += detail::cosine_slots) {
-      take(first, std::min(detail::cosine_slots, n - first), seen.keys().dot.data() + first);
+      take(first, std::min(detail::cosine_slots, n - first), comparison.keys().dot.data() + first);
     }
   } else {
-    float key[detail::tile_room], dots[detail::tile_most];
+    float key[detail::tile_floats], dots[detail::max_tile_slots];
     to_floats(head.key(c), head.dim(), key);
     detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-      detail::tile_dots(key, 1, keys, dots, detail::tile_most);
+      detail::qk_tile(key, 1, keys, dots, detail::max_tile_slots);
       take(first, static_cast<index_t>(keys.rows()), dots);
     });
   }
@@ -244,7 +244,7 @@ std::span<const float> match_by_cosine(const kv_head auto& head, merge_plan& out
   auto& into = out.row_of();
   into.resize(n);
   const auto kept = [&](index_t s) { return out.marks()[static_cast<std::size_t>(s)] != 0; };
-  constexpr std::size_t most = detail::cosine_most;
+  constexpr std::size_t most = detail::max_cosine_rows;
   index_t leaving[most];
   near_slot best[most];
   std::size_t held = 0;

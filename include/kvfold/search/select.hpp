@@ -20,12 +20,12 @@ protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
 }
 
 /// Float counts exactly up to here: as many tokens as a policy's parameter may protect.
-inline constexpr index_t most_tokens = 1 << 24;
+inline constexpr index_t max_tokens = 1 << 24;
 
 /// Refuses counts of tokens (sinks, a window) below `least`, and so many that sums of them
 /// overflow.
 inline void expect_count(std::string_view policy, const char* what, index_t n, index_t least) {
-  expects(n >= least && n <= most_tokens, policy, ": ", least, " to ", most_tokens, " ", what,
+  expects(n >= least && n <= max_tokens, policy, ": ", least, " to ", max_tokens, " ", what,
           " expected, ", n, " came");
 }
 
@@ -38,35 +38,36 @@ inline void expect_share(std::string_view policy, const char* what, float share)
 /// The least target from `first` on that `fits`. Asked one by one: shares of it are rounded.
 template <class Fits>
 index_t least_target(index_t first, Fits fits) {
-  while (!fits(first) && first < most_tokens) {
+  while (!fits(first) && first < max_tokens) {
     ++first;
   }
   return first;
 }
 
 /// A column of scores as what `select` ranks by.
-inline auto by(std::span<const float> score) {
+inline auto column_score(std::span<const float> score) {
   return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
 }
 
 /// The sum of two columns as what `select` ranks by.
-inline auto by_sum(std::span<const float> a, std::span<const float> b) {
+inline auto column_score_sum(std::span<const float> a, std::span<const float> b) {
   return [a, b](index_t s) {
     return rank(a[static_cast<std::size_t>(s)] + b[static_cast<std::size_t>(s)]);
   };
 }
 
-/// Marks in `scratch.marks()` the `target` slots that stay: those for which `stays(s)`, then those
-/// of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
-template <class Stays, class Score>
-void select(index_t length, index_t target, Stays stays, Score score, merge_plan& scratch) {
+/// Marks in `scratch.marks()` the `target` slots that stay: those for which `is_protected(s)`, then
+/// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
+template <class Protected, class Score>
+void select(index_t length, index_t target, Protected is_protected, Score score,
+            merge_plan& scratch) {
   auto& marks = scratch.marks();
   auto& order = scratch.order();
   marks.assign(static_cast<std::size_t>(length), 0);
   order.clear();
   index_t free = target;
   for (index_t s = 0; s < length; ++s) {
-    if (stays(s)) {
+    if (is_protected(s)) {
       marks[static_cast<std::size_t>(s)] = 1;
       --free;
     } else {
@@ -96,11 +97,11 @@ struct kth_score {
   bool below(float x, index_t s) const { return x < score || (x == score && s > slot); }
 };
 
-/// The `k`-th best of the slots for which not `stays(s)`, `1 ≤ k ≤` their count, by `score(s)`, no
-/// NaN, ties to the lower slot: what `select` would choose last. Byte by byte of the scores' bits:
-/// O(length), nothing allocated.
-template <class Stays, class Score>
-kth_score kth_largest(index_t length, index_t k, Stays stays, Score score) {
+/// The `k`-th best of the slots for which not `is_protected(s)`, `1 ≤ k ≤` their count, by
+/// `score(s)`, no NaN, ties to the lower slot: what `select` would choose last. Byte by byte of the
+/// scores' bits: O(length), nothing allocated.
+template <class Protected, class Score>
+kth_score kth_largest(index_t length, index_t k, Protected is_protected, Score score) {
   const auto ordered = [&](index_t s) {  // unsigned, as the scores are ordered; −0 is 0
     const auto bits = std::bit_cast<std::uint32_t>(score(s) + 0.0F);
     return bits ^ (bits >> 31 != 0 ? 0xffffffffU : 0x80000000U);
@@ -110,7 +111,7 @@ kth_score kth_largest(index_t length, index_t k, Stays stays, Score score) {
     std::array<index_t, 256> count{};
     for (index_t s = 0; s < length; ++s) {
       const std::uint64_t x = ordered(s);
-      if (x >> (shift + 8) == found && !stays(s)) {
+      if (x >> (shift + 8) == found && !is_protected(s)) {
         ++count[x >> shift & 255];
       }
     }
@@ -121,7 +122,7 @@ kth_score kth_largest(index_t length, index_t k, Stays stays, Score score) {
     found = found << 8 | byte;
   }
   index_t last = 0;
-  while (stays(last) || ordered(last) != found || --k > 0) {
+  while (is_protected(last) || ordered(last) != found || --k > 0) {
     ++last;
   }
   return {score(last), last};
@@ -130,8 +131,8 @@ kth_score kth_largest(index_t length, index_t k, Stays stays, Score score) {
 /// The slot that `select` would let go first: the lowest score among those that may leave, the
 /// higher slot on ties; -1 when none may. Scores in double, and pairs, are taken for computed ones,
 /// which are asked for once a slot; other numbers for ones that are read.
-template <class Stays, class Score>
-index_t least_wanted(index_t length, Stays stays, Score score) {
+template <class Protected, class Score>
+index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   using number = decltype(score(index_t{}));
   constexpr index_t most = 64;
   index_t least = -1;
@@ -142,14 +143,14 @@ index_t least_wanted(index_t length, Stays stays, Score score) {
       // Is there anybody to look at more closely? Without branches, so that compilers take many.
       int any = least < 0 ? 1 : 0;
       for (index_t s = first; s < end; ++s) {
-        any |= static_cast<int>(score(s) <= lowest) & static_cast<int>(!stays(s));
+        any |= static_cast<int>(score(s) <= lowest) & static_cast<int>(!is_protected(s));
       }
       if (any == 0) {
         continue;
       }
     }
     for (index_t s = first; s < end; ++s) {
-      if (const auto x = score(s); (least < 0 || x <= lowest) && !stays(s)) {
+      if (const auto x = score(s); (least < 0 || x <= lowest) && !is_protected(s)) {
         least = s, lowest = x;
       }
     }

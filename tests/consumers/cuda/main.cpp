@@ -10,5 +10,5 @@
 int main() {
   const kvfold::cuda_error error("cudaMalloc", 2, "out of memory", "main.cpp", 1);
   std::puts(error.what());
-  return kvfold::edge{1} == kvfold::edge{1} ? 0 : 1;
+  return kvfold::merge_source{1} == kvfold::merge_source{1} ? 0 : 1;
 }

@@ -108,12 +108,12 @@ struct device_cache {
   device_buffer<Scalar> keys, values;
   device_buffer<index_t> table;
   device_buffer<float> log_mass;
-  device_buffer<index_t> position, length, seen;
+  device_buffer<index_t> position, length, tokens_total;
   device_buffer<float> columns, memory;
   state_view state;
 
   device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
-               std::vector<column_fold> folds = {}, index_t floats = 0)
+               std::vector<column_merge> folds = {}, index_t floats = 0)
       : shape(c),
         side(c.dim + c.odd),
         row(side * c.together()),
@@ -124,7 +124,7 @@ struct device_cache {
         log_mass(slots()),
         position(slots()),
         length(lengths),
-        seen(lengths),
+        tokens_total(lengths),
         columns(slots() * folds.size()),
         memory(static_cast<std::size_t>(c.heads * floats), 0) {
     emulator::chance random{seed};
@@ -191,7 +191,7 @@ struct device_cache {
             log_mass.data(),
             position.data(),
             length.data(),
-            seen.data(),
+            tokens_total.data(),
             shape.heads,
             shape.capacity,
             shape.dim,
@@ -201,7 +201,7 @@ struct device_cache {
 
   void check_guards() const {
     CHECK((keys.intact() && values.intact() && table.intact() && log_mass.intact() &&
-           position.intact() && length.intact() && seen.intact() && columns.intact() &&
+           position.intact() && length.intact() && tokens_total.intact() && columns.intact() &&
            memory.intact()));
   }
 

@@ -1,6 +1,6 @@
-/// The thin layer of `kvfold/cuda/device/device.cuh` without a GPU: blocks run one after another, their
-/// threads as fibers, in an order that the stream's seed shuffles. What a GPU would leave undefined
-/// (a barrier not met by all, a mask not agreed on, a race in shared memory) is thrown as
+/// The thin layer of `kvfold/cuda/device/device.cuh` without a GPU: blocks run one after another,
+/// their threads as fibers, in an order that the stream's seed shuffles. What a GPU would leave
+/// undefined (a barrier not met by all, a mask not agreed on, a race in shared memory) is thrown as
 /// `emulator::error`; overruns of global memory are for the tests' guards and AddressSanitizer.
 #pragma once
 
@@ -53,7 +53,7 @@ inline void sync_warp(unsigned mask = all_lanes, const char* file = __builtin_FI
                       int line = __builtin_LINE()) {
   emulator::now().meet({"sync_warp", 0, mask, {file, line}}, "", 0, true);
 }
-inline void publish() {}
+inline void thread_fence() {}
 
 template <class T>
 T shuffle(T x, index_t from, unsigned mask = all_lanes, const char* file = __builtin_FILE(),

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/memory/cache.hpp"
 #include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
 
 namespace kvfold::cuda {
 
@@ -46,7 +46,7 @@ struct mirror {
     }
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
-      device.seen[h] = head.seen();
+      device.tokens_total[h] = head.tokens_total();
       std::copy_n(state[h].memory().begin(), state[h].memory().size(),
                   device.memory.data() + std::ptrdiff_t{h} * device.state.floats);
       for (index_t s = 0; s < head.length(); ++s) {
@@ -68,7 +68,7 @@ struct mirror {
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
       REQUIRE(device.length[h] == head.length());
-      REQUIRE(device.seen[h] == head.seen());
+      REQUIRE(device.tokens_total[h] == head.tokens_total());
       double worst = 0;
       const auto near = [&worst, this](float a, float b) {
         if (nan && a != a && b != b) {
@@ -138,8 +138,8 @@ struct mirror {
     return n;
   }
   template <class Policy>
-  static std::vector<column_fold> folds(const Policy& p) {
-    std::vector<column_fold> f;
+  static std::vector<column_merge> folds(const Policy& p) {
+    std::vector<column_merge> f;
     for (const auto& c : traits::columns(p)) {
       f.push_back(c.fold);
     }

@@ -31,11 +31,11 @@ inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t 
     const index_t* const begin = theirs.begin + std::ptrdiff_t{h} * (capacity + 1) + r;
     const auto row = ours.row(r);
     REQUIRE(begin[1] - begin[0] == static_cast<index_t>(row.size()));
-    const edge* e = theirs.edges + std::ptrdiff_t{h} * capacity + begin[0];
+    const merge_source* e = theirs.sources + std::ptrdiff_t{h} * capacity + begin[0];
     const auto near = [&](float a, float b) {
       return std::abs(a - b) <= tolerance * (1 + std::abs(b));
     };
-    for (const edge& x : row) {
+    for (const merge_source& x : row) {
       same = same && e->source == x.source && near(e->key_weight, x.key_weight) &&
              near(e->value_weight, x.value_weight);
       ++e;
@@ -121,10 +121,10 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
-    carver from(space);
+    workspace_allocator from(space);
     const auto made =
-        detail::carve_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
-                             detail::plan_needs::of(rule_of(p, budget{}), device.count, target));
+        detail::allocate_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
+                                detail::plan_needs::of(rule_of(p, budget{}), device.count, target));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {
@@ -166,7 +166,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
     fill(fq, dq), fill(fk, k), fill(fv, v);
     kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
     cuda::step(p, twin.device.view(), twin.device.state, dq.data(),
-               newcomers<scalar>{k.data(), v.data()}, limit, out.data(), space, order(seed));
+               new_tokens<scalar>{k.data(), v.data()}, limit, out.data(), space, order(seed));
     twin.check_same(kv, state, tolerance);
   }
   if (what.steps > 0) {

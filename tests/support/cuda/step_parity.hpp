@@ -43,7 +43,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     }
   }
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
-    traits::settle(p, kv.head(h), state[h], limit.target);
+    traits::after_compress(p, kv.head(h), state[h], limit.target);
   }
   using scalar = typename mirror<Scalar>::scalar;
   mirror<Scalar> twin(p, kv, state, c);
@@ -63,7 +63,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
     kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
     cuda::step(p, twin.device.view(), twin.device.state, q.data(),
-               newcomers<scalar>{k.data(), v.data()}, limit, out.data(),
+               new_tokens<scalar>{k.data(), v.data()}, limit, out.data(),
                {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));
     if (kind == data::integers) {
       INFO("step " << step);

@@ -58,14 +58,14 @@ struct device_stream {
   }
   void step(const stream& on) {
     cuda::step(policy, twin.device.view(), twin.device.state, q.data(),
-               newcomers<float>{k.data(), v.data()}, limit, out.data(),
+               new_tokens<float>{k.data(), v.data()}, limit, out.data(),
                {memory.data(), memory.size()}, on);
   }
   /// All that a step may change.
   auto bytes() const {
     const auto& d = twin.device;
     return std::vector{d.keys.bytes(),     d.values.bytes(), d.log_mass.bytes(),
-                       d.position.bytes(), d.length.bytes(), d.seen.bytes(),
+                       d.position.bytes(), d.length.bytes(), d.tokens_total.bytes(),
                        d.columns.bytes(),  d.memory.bytes(), out.bytes()};
   }
 };
@@ -87,7 +87,7 @@ void check_stream(const Policy& p, const cache_case& c, const budget& limit) {
     finite = finite && std::isfinite(one.out.data()[i]);
   }
   for (index_t h = 0; h < c.heads; ++h) {
-    CHECK(device.seen[h] == steps);
+    CHECK(device.tokens_total[h] == steps);
     CHECK(device.length[h] >= std::min(limit.target / 2, steps));
     CHECK(device.length[h] < limit.trigger_length());
     std::set<index_t> positions;

@@ -34,7 +34,7 @@
 ///     commit_async(), wait_async<n>()             ... until all groups but the last n are there
 ///     array.pair(i)                               two 16-bit elements of it in a register
 ///     mma_16x8x16<T>(c, a, b)                     c += a b on the tensor cores, T half or bfloat16
-///     publish()                                   earlier writes are seen by all blocks
+///     thread_fence()                              earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
 ///     multiply_add(a, b, c)                       a · b + c of float, rounded once

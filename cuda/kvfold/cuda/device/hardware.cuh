@@ -34,7 +34,7 @@ __device__ inline extent grid() { return {gridDim.x, gridDim.y, gridDim.z}; }
 
 __device__ inline void sync_block() { __syncthreads(); }
 __device__ inline void sync_warp(unsigned mask = all_lanes) { __syncwarp(mask); }
-__device__ inline void publish() { __threadfence(); }
+__device__ inline void thread_fence() { __threadfence(); }
 
 template <class T>
 __device__ T shuffle(T x, index_t from, unsigned mask = all_lanes) {

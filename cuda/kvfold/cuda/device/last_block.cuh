@@ -1,8 +1,8 @@
 /// The best of a head's tiles, for whichever of its blocks finishes last.
 #pragma once
 
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/device/block_collectives.cuh"
+#include "kvfold/cuda/memory/work_memory.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -18,19 +18,19 @@ KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
                                         of_warps<candidate, Threads>& shared,
                                         const partial_attention& to, index_t h, index_t tile,
                                         index_t tiles, candidate mine) {
-  candidate* const of_tiles = to.leaving + std::ptrdiff_t{h} * tiles;
+  candidate* const of_tiles = to.removed + std::ptrdiff_t{h} * tiles;
   mine = block_max(shared, mine);
   if (thread_index() == 0) {
     of_tiles[tile] = mine;
   }
-  publish();
+  thread_fence();
   sync_block();
   if (thread_index() == 0) {
     const index_t done = add_global(to.tickets + h, 1);
     ticket[0] = done;
   }
   sync_block();
-  publish();
+  thread_fence();
   if (ticket[0] != tiles - 1) {
     return {false, 0};
   }

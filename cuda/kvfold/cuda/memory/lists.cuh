@@ -20,22 +20,22 @@ struct matches {
 namespace detail {
 
 /// Who stays and who leaves, and whereto, while a plan that merges is made.
-struct division {
+struct keep_evict_partition {
   static constexpr index_t gone = -1;
   static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was to leave
 
   index_t* rows;            ///< [heads] of the plan; −1: this head stays as it is
-  index_t *kept, *leaving;  ///< [heads, capacity] slots; ascending where `select` made them
-  index_t *kept_count, *leaving_count;  ///< [heads]
+  index_t *kept, *removed;  ///< [heads, capacity] slots; ascending where `select` made them
+  index_t *kept_count, *removed_count;  ///< [heads]
   index_t* into;                        ///< [heads, capacity] slot ↦ its row's anchor, or `gone`
   matches nearest;                      ///< of the leaving
   float* similarity;                    ///< [heads, capacity] the same by slot
 
   slot_lists kept_list() const { return {kept, kept_count}; }
-  slot_lists leaving_list() const { return {leaving, leaving_count}; }
+  slot_lists leaving_list() const { return {removed, removed_count}; }
 
   KVFOLD_DEVICE void none(index_t h) const {
-    rows[h] = -1, kept_count[h] = 0, leaving_count[h] = 0;
+    rows[h] = -1, kept_count[h] = 0, removed_count[h] = 0;
   }
   template <class Scalar>
   KVFOLD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
@@ -43,11 +43,11 @@ struct division {
   }
   template <class Scalar>
   KVFOLD_DEVICE void leave(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
-    leaving[cache.slot(h, i)] = s, into[cache.slot(h, s)] = gone;
+    removed[cache.slot(h, i)] = s, into[cache.slot(h, s)] = gone;
   }
   template <class Scalar>
   KVFOLD_DEVICE void end(const cache_view<Scalar>&, index_t h, index_t stay, index_t leave) const {
-    rows[h] = 0, kept_count[h] = stay, leaving_count[h] = leave;
+    rows[h] = 0, kept_count[h] = stay, removed_count[h] = leave;
   }
 };
 

@@ -13,7 +13,7 @@ namespace kvfold::cuda::detail {
 /// What plans of fold's work in, beside the division.
 struct fold_scratch {
   float* factor;       ///< [heads, dim, dim] covariance, then L⁻¹, column by column
-  float* lever;        ///< [heads, capacity]
+  float* leverage;     ///< [heads, capacity]
   float* sum;          ///< [heads, capacity] probabilities summed over the queries
   float* mass;         ///< [heads, capacity]
   float* foreseen;     ///< [heads, group, queries, pitch]
@@ -72,7 +72,7 @@ struct entry_scratch {
 /// What plans are made in. Evictions need the plan alone.
 struct plan_memory {
   plan_view plan;
-  division divided;
+  keep_evict_partition divided;
   entry_scratch entries;
   fold_scratch fold;
   prompt_scratch prompt;
@@ -81,10 +81,10 @@ struct plan_memory {
 /// What plans by a rule need beside the plan.
 struct plan_needs {
   bool merges = false;
-  index_t remembered = 0;              ///< fold's queries per query head
-  index_t reference = 0;               ///< a prompt's, for fold
-  index_t rows = 0;                    ///< whose values are fitted; 0: none are
-  entry_rule entries = {.window = 0};  ///< EMS's; window 0: it is another policy
+  index_t remembered = 0;            ///< fold's queries per query head
+  index_t reference = 0;             ///< a prompt's, for fold
+  index_t rows = 0;                  ///< whose values are fitted; 0: none are
+  ems_rule entries = {.window = 0};  ///< EMS's; window 0: it is another policy
 
   template <class Rule>
   static plan_needs of(const Rule& rule, [[maybe_unused]] index_t reference = 0,
@@ -99,8 +99,9 @@ struct plan_needs {
   }
 };
 
-inline prompt_scratch carve_prompt_scratch(carver& from, index_t heads, index_t capacity,
-                                           index_t group, index_t dim, const plan_needs& needs) {
+inline prompt_scratch carve_prompt_scratch(workspace_allocator& from, index_t heads,
+                                           index_t capacity, index_t group, index_t dim,
+                                           const plan_needs& needs) {
   const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity),
              d = static_cast<std::size_t>(dim), pitch = static_cast<std::size_t>(pitch_of(dim));
   prompt_scratch m{};
@@ -126,8 +127,8 @@ inline prompt_scratch carve_prompt_scratch(carver& from, index_t heads, index_t 
   return m;
 }
 
-inline entry_scratch carve_entries(carver& from, index_t heads, index_t capacity, index_t dim,
-                                   const entry_rule& rule) {
+inline entry_scratch carve_entries(workspace_allocator& from, index_t heads, index_t capacity,
+                                   index_t dim, const ems_rule& rule) {
   entry_scratch m{};
   m.places = rule.places(capacity), m.names = capacity + m.places, m.pitch = pitch_of(dim);
   const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity),
@@ -143,19 +144,19 @@ inline entry_scratch carve_entries(carver& from, index_t heads, index_t capacity
   return m;
 }
 
-inline plan_memory carve_plan(carver& from, index_t heads, index_t capacity, index_t group,
-                              index_t dim, const plan_needs& needs) {
+inline plan_memory carve_plan(workspace_allocator& from, index_t heads, index_t capacity,
+                              index_t group, index_t dim, const plan_needs& needs) {
   const auto n = static_cast<std::size_t>(heads), slots = n * static_cast<std::size_t>(capacity);
   plan_memory m{};
   m.plan.rows = from.take<index_t>(n);
   m.plan.begin = from.take<index_t>(slots + n);
-  m.plan.edges = from.take<edge>(slots);
+  m.plan.sources = from.take<merge_source>(slots);
   m.plan.log_mass = from.take<float>(slots);
   if (needs.merges) {
-    division& d = m.divided;
+    keep_evict_partition& d = m.divided;
     d.rows = m.plan.rows;
-    d.kept = from.take<index_t>(slots), d.leaving = from.take<index_t>(slots);
-    d.kept_count = from.take<index_t>(n), d.leaving_count = from.take<index_t>(n);
+    d.kept = from.take<index_t>(slots), d.removed = from.take<index_t>(slots);
+    d.kept_count = from.take<index_t>(n), d.removed_count = from.take<index_t>(n);
     d.into = from.take<index_t>(slots);
     d.nearest = {from.take<index_t>(slots), from.take<float>(slots)};
     d.similarity = from.take<float>(slots);  // until then the norms of `match`

@@ -7,17 +7,17 @@ namespace kvfold::cuda {
 
 /// RoPE of one dim: pair `p` of a row turns by `frequency[p]` radians a position. An odd last
 /// element stays.
-struct turning {
+struct rope_params {
   struct angle {
     float cosine, sine;
   };
 
-  double frequency[most_dim / 2] = {};
+  double frequency[max_dim / 2] = {};
   bool halves = true;  ///< pairs (p, p + dim/2); else (2p, 2p + 1)
 
   /// As `kvfold::rotation` has it: the angle exact (double, brought into one turn), its sine a
   /// float's.
-  KVFOLD_DEVICE angle by(index_t p, index_t positions) const {
+  KVFOLD_DEVICE angle column_score(index_t p, index_t positions) const {
     constexpr double whole = 6.283185307179586476925;
     const double x = static_cast<double>(positions) * frequency[p];
     const auto reduced = static_cast<float>(x - whole * nearest_integer(x / whole));
@@ -34,7 +34,7 @@ struct turning {
       return;
     }
     const index_t i = halves ? p : 2 * p, j = halves ? p + dim / 2 : 2 * p + 1;
-    const angle turn = by(p, positions);
+    const angle turn = column_score(p, positions);
     const float a = to_float(row[i]), b = to_float(row[j]);
     put(i, a * turn.cosine - b * turn.sine);
     put(j, b * turn.cosine + a * turn.sine);
@@ -43,12 +43,12 @@ struct turning {
   KVFOLD_DEVICE static index_t pairs(index_t dim) { return (dim + 1) / 2; }
 };
 
-/// The turning of a `kvfold::rope`.
+/// The rope_params of a `kvfold::rope`.
 template <class Rope>
-turning turning_of(const Rope& rope, index_t dim) {
-  turning x;
+rope_params rope_params_of(const Rope& rope, index_t dim) {
+  rope_params x;
   x.halves = rope.layout == decltype(rope.layout)::half_split;
-  for (index_t p = 0; p < dim / 2 && p < most_dim / 2; ++p) {
+  for (index_t p = 0; p < dim / 2 && p < max_dim / 2; ++p) {
     x.frequency[p] = rope.frequency(p, dim);
   }
   return x;

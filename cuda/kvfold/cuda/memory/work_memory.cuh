@@ -25,7 +25,7 @@ struct partial_attention {
   float* max;        // [heads, splits, group] of the logits
   float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
   float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
-  unsigned long long* leaving;  // [heads, near_tiles] best candidate of each tile of a launch
+  unsigned long long* removed;  // [heads, near_tiles] best candidate of each tile of a launch
   index_t* victims;             // [heads] who leaves for the nearest; −1: nobody
   index_t splits;
   index_t tiles;
@@ -45,8 +45,8 @@ inline index_t splits_of(index_t heads, index_t capacity) {
 }
 
 /// All but the tickets.
-inline void carve(partial_attention& p, carver& from, index_t heads, index_t capacity,
-                  index_t group, index_t dim) {
+inline void allocate(partial_attention& p, workspace_allocator& from, index_t heads,
+                     index_t capacity, index_t group, index_t dim) {
   p.splits = splits_of(heads, capacity);
   p.tiles = (capacity + slots_a_tile - 1) / slots_a_tile;
   p.near_tiles = (capacity + slots_a_near_tile - 1) / slots_a_near_tile;
@@ -56,7 +56,7 @@ inline void carve(partial_attention& p, carver& from, index_t heads, index_t cap
   p.max = from.take<float>(parts);
   p.sum = from.take<float>(parts);
   p.out = from.take<float>(parts * static_cast<std::size_t>(dim));
-  p.leaving = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
+  p.removed = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
   p.victims = from.take<index_t>(n);
 }
 
@@ -66,12 +66,12 @@ struct step_memory {
   plan_memory plan;
 };
 
-inline step_memory carve_step(carver& from, index_t heads, index_t capacity, index_t group,
-                              index_t dim, bool plans, const plan_needs& needs) {
+inline step_memory allocate_step(workspace_allocator& from, index_t heads, index_t capacity,
+                                 index_t group, index_t dim, bool plans, const plan_needs& needs) {
   step_memory m{};
   m.partial.tickets = from.take<index_t>(static_cast<std::size_t>(heads));
-  carver plan = from;
-  carve(m.partial, from, heads, capacity, group, dim);
+  workspace_allocator plan = from;
+  allocate(m.partial, from, heads, capacity, group, dim);
   if (plans) {
     m.plan = carve_plan(plan, heads, capacity, group, dim, needs);
     from.reserve(plan.used());
@@ -89,11 +89,12 @@ struct prompt_memory {
   plan_memory plan;
 };
 
-inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity, index_t group,
-                                  index_t dim, index_t queries, const plan_needs& needs) {
+inline prompt_memory allocate_prompt(workspace_allocator& from, index_t heads, index_t capacity,
+                                     index_t group, index_t dim, index_t queries,
+                                     const plan_needs& needs) {
   const std::size_t slots = static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
   from.take<index_t>(static_cast<std::size_t>(heads));  // the tickets of steps stay 0
-  carver measure = from;
+  workspace_allocator measure = from;
   prompt_memory m{};
   m.sums = measure.take<float>(slots);
   m.last = needs.entries.window > 0 ? measure.take<float>(slots) : nullptr;
@@ -110,8 +111,8 @@ inline prompt_memory carve_prompt(carver& from, index_t heads, index_t capacity,
 /// Bytes of workspace for `attend` and `attend_observe`.
 template <class Scalar>
 std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
-  carver count;
-  detail::carve_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
+  workspace_allocator count;
+  detail::allocate_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
   return count.used();
 }
 
@@ -122,13 +123,14 @@ template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                             index_t queries = 0, index_t target = 0) {
   const auto rule = rule_of(policy, budget{});
-  carver prompt;
-  detail::carve_prompt(prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries,
-                       detail::plan_needs::of(rule, queries, target > 0 ? target : cache.capacity));
+  workspace_allocator prompt;
+  detail::allocate_prompt(
+      prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries,
+      detail::plan_needs::of(rule, queries, target > 0 ? target : cache.capacity));
   for (const bool plans : {false, static_cast<bool>(rule.leaves)}) {
-    carver decode;
-    detail::carve_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, plans,
-                       detail::plan_needs::of(rule));
+    workspace_allocator decode;
+    detail::allocate_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, plans,
+                          detail::plan_needs::of(rule));
     prompt.reserve(decode.used());
   }
   return prompt.used();

@@ -42,16 +42,16 @@ struct apply_rows {
     if (rows < 0) {
       return;
     }
-    const edge* const edges = plan.edges + cache.slot(h, 0);
+    const merge_source* const sources = plan.sources + cache.slot(h, 0);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     if (part == 2 * slices) {
-      records(h, rows, begin, edges);
+      records(h, rows, begin, sources);
     } else if (part < slices) {
-      slice(cache.keys.of(h), &edge::key_weight, part, correction(plan.key_correction, h), rows,
-            begin, edges);
+      slice(cache.keys.of(h), &merge_source::key_weight, part, correction(plan.key_correction, h),
+            rows, begin, sources);
     } else {
-      slice(cache.values.of(h), &edge::value_weight, part - slices,
-            correction(plan.value_correction, h), rows, begin, edges);
+      slice(cache.values.of(h), &merge_source::value_weight, part - slices,
+            correction(plan.value_correction, h), rows, begin, sources);
     }
   }
 
@@ -60,15 +60,15 @@ struct apply_rows {
     return of_heads == nullptr ? nullptr : of_heads + cache.slot(h, 0) * cache.dim;
   }
 
-  KVFOLD_DEVICE void slice(const head_rows<Scalar>& x, float edge::*weight, index_t part,
+  KVFOLD_DEVICE void slice(const head_rows<Scalar>& x, float merge_source::*weight, index_t part,
                            const float* delta, index_t rows, const index_t* begin,
-                           const edge* edges) const {
+                           const merge_source* sources) const {
     const index_t i = (part * lanes + thread_index() % lanes) * width;  // of the row's elements
     const index_t first = thread_index() / lanes;
     if (i < cache.dim) {
       for (index_t r = first; r < rows; r += at_once) {
         fold(x, weight, i, delta == nullptr ? nullptr : delta + std::ptrdiff_t{r} * cache.dim,
-             edges + begin[r], begin[r + 1] - begin[r]);
+             sources + begin[r], begin[r + 1] - begin[r]);
       }
     }
     for (index_t r0 = 0; r0 < rows; r0 += at_once * unroll) {
@@ -77,7 +77,7 @@ struct apply_rows {
       KVFOLD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
         const index_t r = r0 + u * at_once + first;
-        from[u] = r < rows && i < cache.dim ? edges[begin[r]].source : r;
+        from[u] = r < rows && i < cache.dim ? sources[begin[r]].source : r;
         if (from[u] != r) {
           held[u] = load_row(x.at(from[u]), i, cache.dim, aligned);
         }
@@ -94,9 +94,9 @@ struct apply_rows {
   }
 
   /// `x ← Σ weight · row + delta` for 16 bytes of a row, summed in float in the plan's order.
-  KVFOLD_DEVICE void fold(const head_rows<Scalar>& x, float edge::*weight, index_t i,
-                          const float* delta, const edge* edges, index_t count) const {
-    bool changes = count > 1 || edges[0].*weight != 1.0F;
+  KVFOLD_DEVICE void fold(const head_rows<Scalar>& x, float merge_source::*weight, index_t i,
+                          const float* delta, const merge_source* sources, index_t count) const {
+    bool changes = count > 1 || sources[0].*weight != 1.0F;
     float sum[width];
     KVFOLD_UNROLL
     for (index_t j = 0; j < width; ++j) {
@@ -107,8 +107,8 @@ struct apply_rows {
       return;
     }
     for (index_t e = 0; e < count; ++e) {
-      const float w = edges[e].*weight;
-      const auto y = load_row(x.at(edges[e].source), i, cache.dim, aligned);
+      const float w = sources[e].*weight;
+      const auto y = load_row(x.at(sources[e].source), i, cache.dim, aligned);
       KVFOLD_UNROLL
       for (index_t j = 0; j < width; ++j) {
         sum[j] += w * to_float(y[j]);
@@ -119,35 +119,35 @@ struct apply_rows {
     for (index_t j = 0; j < width; ++j) {
       merged[j] = from_float<Scalar>(sum[j]);
     }
-    store_row(x.at(edges[0].source), i, cache.dim, aligned, merged);
+    store_row(x.at(sources[0].source), i, cache.dim, aligned, merged);
   }
 
   /// Log-mass, position, columns: a thread a row.
   KVFOLD_DEVICE void records(index_t h, index_t rows, const index_t* begin,
-                             const edge* edges) const {
+                             const merge_source* sources) const {
     float* const log_mass = cache.log_mass + cache.slot(h, 0);
     index_t* const position = cache.position + cache.slot(h, 0);
     for (index_t r = thread_index(); r < rows; r += threads) {
-      const index_t anchor = edges[begin[r]].source;
+      const index_t anchor = sources[begin[r]].source;
       log_mass[anchor] = plan.log_mass[cache.slot(h, r)];
       for (index_t c = 0; c < state.count; ++c) {
         float* const column = column_of(c, h);
         float x = column[anchor];
         for (index_t e = begin[r] + 1; e < begin[r + 1]; ++e) {
-          x = kvfold::detail::folded(state.fold[c], x, column[edges[e].source]);
+          x = kvfold::detail::merged_column(state.fold[c], x, column[sources[e].source]);
         }
         column[anchor] = x;
       }
     }
     for (index_t r0 = 0; r0 < rows; r0 += threads) {
       const index_t r = r0 + thread_index();
-      const index_t from = r < rows ? edges[begin[r]].source : r;
-      float mass = 0, numbers[most_columns] = {};
+      const index_t from = r < rows ? sources[begin[r]].source : r;
+      float mass = 0, numbers[max_columns] = {};
       index_t where = 0;
       if (from != r) {
         mass = log_mass[from], where = position[from];
         KVFOLD_UNROLL
-        for (index_t c = 0; c < most_columns; ++c) {
+        for (index_t c = 0; c < max_columns; ++c) {
           numbers[c] = c < state.count ? column_of(c, h)[from] : 0.0F;
         }
       }
@@ -155,7 +155,7 @@ struct apply_rows {
       if (from != r) {
         log_mass[r] = mass, position[r] = where;
         KVFOLD_UNROLL
-        for (index_t c = 0; c < most_columns; ++c) {
+        for (index_t c = 0; c < max_columns; ++c) {
           if (c < state.count) {
             column_of(c, h)[r] = numbers[c];
           }

@@ -14,7 +14,7 @@ struct join_above {
 
   template <class Scalar, index_t Threads>
   KVFOLD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
-                                const division&, const state_view&, index_t) const {
+                                const keep_evict_partition&, const state_view&, index_t) const {
     return similarity;
   }
 };
@@ -22,13 +22,14 @@ struct join_above {
 /// D2O, eq. 10: those at or above a threshold that follows the mean of what leaves, and is
 /// remembered.
 struct join_above_mean {
-  absorb_rule rule;
+  d2o_rule rule;
 
   template <class Scalar, index_t Threads>
   KVFOLD_DEVICE float threshold(of_warps<double, Threads>& shared, const cache_view<Scalar>& cache,
-                                const division& from, const state_view& state, index_t h) const {
+                                const keep_evict_partition& from, const state_view& state,
+                                index_t h) const {
     const head_context head = context_of(cache, state, h, 0);
-    const index_t count = from.leaving_count[h];
+    const index_t count = from.removed_count[h];
     double sum = 0;
     for (index_t i = thread_index(); i < count; i += Threads) {
       sum += static_cast<double>(from.nearest.similarity[cache.slot(h, i)]);
@@ -37,7 +38,7 @@ struct join_above_mean {
     const float now = rule.next_threshold(head, m);
     sync_block();  // all have read the old one
     if (thread_index() == 0 && m == m) {
-      head.memory[absorb_rule::threshold] = now, head.memory[absorb_rule::has_threshold] = 1;
+      head.memory[d2o_rule::threshold] = now, head.memory[d2o_rule::has_threshold] = 1;
     }
     return now;
   }
@@ -50,7 +51,7 @@ struct absorb_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h, const head_context&,
-                                edge* row, index_t size, float&) const {
+                                merge_source* row, index_t size, float&) const {
     const auto weight = [&](index_t i) {
       return i == 0 ? own_weight : exponential(similarity[cache.slot(h, row[i].source)]);
     };
@@ -97,7 +98,8 @@ struct vote_merge {
                               : vote_merge{a, 1.0F, static_cast<float>(a - mean)};
   }
   /// ... by a warp, for a row of a plan.
-  KVFOLD_DEVICE static vote_merge of_row(const head_context& head, const edge* row, index_t size) {
+  KVFOLD_DEVICE static vote_merge of_row(const head_context& head, const merge_source* row,
+                                         index_t size) {
     return of(
         head,
         [&](auto take) {
@@ -121,7 +123,7 @@ struct vote_merge {
     return static_cast<double>(head.log_mass[s]);
   }
   KVFOLD_DEVICE static double weight(const head_context& head, index_t s) {
-    return votes(head, s) + static_cast<double>(vote_rule::estimate(head, s));
+    return votes(head, s) + static_cast<double>(keepkv_rule::estimate(head, s));
   }
 };
 
@@ -130,7 +132,7 @@ struct vote_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context& head,
-                                edge* row, index_t size, float& log_mass) const {
+                                merge_source* row, index_t size, float& log_mass) const {
     const auto made = vote_merge::of_row(head, row, size);
     for (index_t i = lane(); i < size; i += 32) {
       const float w = made.share(head, row[i].source);
@@ -139,7 +141,7 @@ struct vote_weights {
     sync_warp();
     if (lane() == 0) {
       log_mass = made.log_mass;
-      head.column(vote_rule::log_score, row[0].source) = made.score();
+      head.column(keepkv_rule::log_score, row[0].source) = made.score();
     }
   }
 };

@@ -3,17 +3,17 @@
 
 #include <type_traits>  // std::is_same_v
 
+#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/search/drop_rows.cuh"
+#include "kvfold/cuda/merge/joins.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/ems/plans.cuh"
 #include "kvfold/cuda/policies/fold/plans.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/policies/keepkv/leaders.cuh"
-#include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
-#include "kvfold/cuda/policies/zsmerge/residual.cuh"
-#include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/kvmerger/runs.cuh"
+#include "kvfold/cuda/policies/zsmerge/residual.cuh"
+#include "kvfold/cuda/search/drop_rows.cuh"
+#include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda::detail {
@@ -30,7 +30,7 @@ void match_divided(const Similarity& similarity, const cache_view<Scalar>& cache
 
 /// From a division to the rows of the plan: four launches.
 template <class Scalar>
-void merge_divided(const residual_rule& rule, const cache_view<Scalar>& cache,
+void merge_divided(const zsmerge_rule& rule, const cache_view<Scalar>& cache,
                    const state_view& state, index_t target, const plan_memory& work,
                    stream stream) {
   launch(place_residuals<Scalar>{cache, state, rule, work.divided},
@@ -42,16 +42,16 @@ void merge_divided(const residual_rule& rule, const cache_view<Scalar>& cache,
 
 /// Two launches more for the norms and the matches, then the rows.
 template <class Scalar>
-void merge_divided(const absorb_rule& rule, const cache_view<Scalar>& cache,
-                   const state_view& state, index_t target, const plan_memory& work,
-                   stream stream) {
+void merge_divided(const d2o_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   index_t target, const plan_memory& work, stream stream) {
   match_divided(cosine_similarity{}, cache, work, stream);
   write_rows(cache, state, work.divided, work.plan, join_above_mean{rule},
              absorb_weights{work.divided.similarity}, target, stream);
 }
 template <class Scalar>
-void merge_divided(const vote_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   index_t target, const plan_memory& work, stream stream) {
+void merge_divided(const keepkv_rule& rule, const cache_view<Scalar>& cache,
+                   const state_view& state, index_t target, const plan_memory& work,
+                   stream stream) {
   match_divided(cosine_similarity{}, cache, work, stream);
   write_rows(cache, state, work.divided, work.plan, join_above{rule.similarity}, vote_weights{},
              target, stream);
@@ -59,10 +59,11 @@ void merge_divided(const vote_rule& rule, const cache_view<Scalar>& cache, const
 
 /// Eight launches: neighbours joined into runs, rows, and, where they are too many, fewer rows.
 template <class Scalar>
-void merge_divided(const run_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   index_t target, const plan_memory& work, stream stream) {
+void merge_divided(const kvmerger_rule& rule, const cache_view<Scalar>& cache,
+                   const state_view& state, index_t target, const plan_memory& work,
+                   stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
-  const division& d = work.divided;
+  const keep_evict_partition& d = work.divided;
   launch(order_by_position<Scalar>{cache, d}, {heads}, stream);
   using cosines = pair_cosines<Scalar>;
   launch(cosines{cache, d, rule.gaps_break, cache.aligned()},
@@ -78,7 +79,7 @@ void merge_divided(const run_rule& rule, const cache_view<Scalar>& cache, const 
 }
 
 template <class Scalar, index_t Depth>
-void walk(const vote_rule& rule, const cache_view<Scalar>& cache, const plan_memory& work,
+void walk(const keepkv_rule& rule, const cache_view<Scalar>& cache, const plan_memory& work,
           float* norm, stream stream) {
   norms(cache, norm, stream);
   launch(
@@ -88,10 +89,10 @@ void walk(const vote_rule& rule, const cache_view<Scalar>& cache, const plan_mem
 
 /// KeepKV's prompt: merged first, then evicted. Ten launches.
 template <class Scalar>
-void merge_first(const vote_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+void merge_first(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                  index_t target, const plan_memory& work, stream stream) {
   const extent heads{static_cast<unsigned>(cache.heads)};
-  const division& d = work.divided;
+  const keep_evict_partition& d = work.divided;
   launch(order_walkers<Scalar>{cache, state, rule, target, d}, heads, stream);
   if (cache.dim <= 128) {
     walk<Scalar, 128>(rule, cache, work, work.plan.log_mass, stream);
@@ -101,7 +102,7 @@ void merge_first(const vote_rule& rule, const cache_view<Scalar>& cache, const s
   launch(limit_joins<Scalar>{cache, d, target}, heads, stream);
   write_rows(cache, state, d, work.plan, join_all{}, row_votes{d.similarity}, target, stream);
   launch(
-      drop_rows<Scalar, protected_rows<vote_rule>>{cache, state, {rule}, d, target, d.similarity},
+      drop_rows<Scalar, protected_rows<keepkv_rule>>{cache, state, {rule}, d, target, d.similarity},
       heads, stream);
   write_rows(cache, state, d, work.plan, join_all{}, vote_weights{}, target, stream);
   apply(work.plan, cache, state, stream);
@@ -111,7 +112,7 @@ void merge_first(const vote_rule& rule, const cache_view<Scalar>& cache, const s
 template <class Scalar, class Rule>
 void settle(const Rule&, const cache_view<Scalar>&, const state_view&, index_t, stream) {}
 template <class Scalar>
-void settle(const residual_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+void settle(const zsmerge_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
             index_t target, stream stream) {
   launch(settle_residuals<Scalar>{cache, state, rule, target}, {static_cast<unsigned>(cache.heads)},
          stream);

@@ -249,9 +249,9 @@ struct spare_pinned {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
-      const index_t anchor = plan.edges[cache.slot(h, begin[r])].source;
+      const index_t anchor = plan.sources[cache.slot(h, begin[r])].source;
       for (index_t i = lane(); i < cache.dim; i += 32) {
-        if ((into[cache.slot(h, anchor)] & division::fresh) == 0) {
+        if ((into[cache.slot(h, anchor)] & keep_evict_partition::fresh) == 0) {
           correction[cache.slot(h, r) * cache.dim + i] = 0;
         }
       }

@@ -1,9 +1,9 @@
 /// From who goes where to the rows of a plan.
 #pragma once
 
+#include "kvfold/cuda/device/block_sort.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/device/block_sort.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -12,7 +12,7 @@ struct join_all {
   /// By the whole block: the least similarity at which slots join.
   template <class Scalar, index_t Threads>
   KVFOLD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
-                                const division&, const state_view&, index_t) const {
+                                const keep_evict_partition&, const state_view&, index_t) const {
     return lowest_score;
   }
 };
@@ -31,7 +31,7 @@ struct make_rows {
 
   cache_view<Scalar> cache;
   state_view state;
-  division from;
+  keep_evict_partition from;
   plan_view plan;
   Join join;
 
@@ -44,37 +44,39 @@ struct make_rows {
     const index_t n = cache.length[h];
     index_t* const into = from.into + cache.slot(h, 0);
     index_t* const order = from.kept + cache.slot(h, 0);
-    index_t* const spare = from.leaving + cache.slot(h, 0);
+    index_t* const spare = from.removed + cache.slot(h, 0);
     const float least = join.threshold(shared.sum, cache, from, state, h);
-    for (index_t e = thread_index(); e < from.leaving_count[h]; e += threads) {
+    for (index_t e = thread_index(); e < from.removed_count[h]; e += threads) {
       const float similarity = from.nearest.similarity[cache.slot(h, e)];
-      into[spare[e]] = similarity < least ? division::gone : from.nearest.into[cache.slot(h, e)];
+      into[spare[e]] =
+          similarity < least ? keep_evict_partition::gone : from.nearest.into[cache.slot(h, e)];
       from.similarity[cache.slot(h, spare[e])] = similarity;
     }
     sync_block();
     index_t goes = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       order[s] = s;
-      goes += into[s] != division::gone ? 1 : 0;
+      goes += into[s] != keep_evict_partition::gone ? 1 : 0;
     }
     goes = block_sum(shared.sort.number, goes);
     const auto key = [&](index_t s) {
-      const index_t to = into[s] & ~division::fresh;
-      return into[s] == division::gone ? 2U * static_cast<unsigned>(n)
-                                       : 2U * static_cast<unsigned>(to) + (to == s ? 0U : 1U);
+      const index_t to = into[s] & ~keep_evict_partition::fresh;
+      return into[s] == keep_evict_partition::gone
+                 ? 2U * static_cast<unsigned>(n)
+                 : 2U * static_cast<unsigned>(to) + (to == s ? 0U : 1U);
     };
     const index_t* const sorted =
         block_sort(shared.sort, order, spare, n, 2U * static_cast<unsigned>(n), key);
-    edge* const edges = plan.edges + cache.slot(h, 0);
+    merge_source* const sources = plan.sources + cache.slot(h, 0);
     index_t* const begin = plan.begin + cache.bound(h, 0);
     index_t rows = 0;
     for (index_t base = 0, turn = 0; base < goes; base += threads, turn ^= 1) {
       const index_t e = base + thread_index();
       const index_t s = e < goes ? sorted[e] : 0;
-      const bool leads = e < goes && (into[s] & ~division::fresh) == s;
+      const bool leads = e < goes && (into[s] & ~keep_evict_partition::fresh) == s;
       const auto before = block_prefix(shared.sort.prefix, turn, leads ? 1 : 0, 0);
       if (e < goes) {
-        edges[e] = {s, 1.0F, 1.0F};
+        sources[e] = {s, 1.0F, 1.0F};
       }
       if (leads) {
         begin[rows + before.a] = e;
@@ -98,7 +100,7 @@ struct weigh_rows {
 
   cache_view<Scalar> cache;
   state_view state;
-  division from;
+  keep_evict_partition from;
   plan_view plan;
   Weights weights;
 
@@ -108,9 +110,10 @@ struct weigh_rows {
     const head_context head = context_of(cache, state, h, 0);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
-      edge* const row = plan.edges + cache.slot(h, begin[r]);
+      merge_source* const row = plan.sources + cache.slot(h, begin[r]);
       const index_t size = begin[r + 1] - begin[r];
-      const bool was_kept = (from.into[cache.slot(h, row[0].source)] & division::fresh) == 0;
+      const bool was_kept =
+          (from.into[cache.slot(h, row[0].source)] & keep_evict_partition::fresh) == 0;
       if (size > 1 || weights.alone(head, row[0].source, was_kept)) {
         weights(cache, h, head, row, size, plan.log_mass[cache.slot(h, r)]);
       }
@@ -120,9 +123,9 @@ struct weigh_rows {
 
 /// Rows and their weights: two launches.
 template <class Scalar, class Join, class Weights>
-void write_rows(const cache_view<Scalar>& cache, const state_view& state, const division& from,
-                const plan_view& plan, const Join& join, const Weights& weights, index_t target,
-                stream stream) {
+void write_rows(const cache_view<Scalar>& cache, const state_view& state,
+                const keep_evict_partition& from, const plan_view& plan, const Join& join,
+                const Weights& weights, index_t target, stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
   launch(make_rows<Scalar, Join>{cache, state, from, plan, join}, {heads}, stream);
   launch(weigh_rows<Scalar, Weights>{cache, state, from, plan, weights},

@@ -41,12 +41,12 @@ struct joining {
 /// Rows, log-mass and columns of `leaving` into `into`'s. A barrier before and one after.
 template <index_t Threads, class Scalar>
 KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view& state,
-                              const head_context& head, index_t h, index_t into, index_t leaving,
+                              const head_context& head, index_t h, index_t into, index_t removed,
                               const joining& how) {
   sync_block();  // all have read what `how` was made from
   const auto merge = [&](const head_rows<Scalar>& rows, const two_weights& w) {
     Scalar* const to = rows.at(into);
-    const Scalar* const away = rows.at(leaving);
+    const Scalar* const away = rows.at(removed);
     for (index_t i = thread_index(); i < cache.dim; i += Threads) {
       to[i] = from_float<Scalar>(w.stay * to_float(to[i]) + w.leave * to_float(away[i]));
     }
@@ -55,7 +55,8 @@ KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
   merge(cache.values.of(h), how.values);
   if (thread_index() < state.count) {
     float& x = head.column(thread_index(), into);
-    x = kvfold::detail::folded(state.fold[thread_index()], x, head.column(thread_index(), leaving));
+    x = kvfold::detail::merged_column(state.fold[thread_index()], x,
+                                      head.column(thread_index(), removed));
   }
   if (thread_index() == 0) {
     cache.log_mass[cache.slot(h, into)] = how.log_mass;
@@ -67,7 +68,7 @@ KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
 template <class Scalar>
 KVFOLD_DEVICE void count_slots(const cache_view<Scalar>& cache, index_t h, index_t left) {
   cache.length[h] = left;
-  cache.seen[h] += 1;
+  cache.tokens_total[h] += 1;
 }
 
 }  // namespace kvfold::cuda::detail

@@ -12,7 +12,7 @@ struct no_rule {
 
   KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
   KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
   KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
 };
 
@@ -21,7 +21,7 @@ struct position_rule : no_rule {
   static constexpr bool leaves = true;
   index_t sinks = 4;
 
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return head.position[s] < sinks;
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
@@ -42,7 +42,7 @@ struct sum_rule {
     score = max ? (score < a ? a : score) : accumulated(score, a, decay);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return protection{sinks, recent, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
@@ -72,7 +72,7 @@ struct window_rule {
   KVFOLD_DEVICE void observed(const head_context& head) const {
     head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
   }
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return protection{sinks, window, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {

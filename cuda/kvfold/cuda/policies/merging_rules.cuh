@@ -7,7 +7,7 @@ namespace kvfold::cuda {
 
 /// ZSMerge: decayed sums; what leaves goes into the nearest residual slot by dot product. Its plans
 /// depend on how many residual slots there are already (`counted`): those missing are made.
-struct residual_rule {
+struct zsmerge_rule {
   static constexpr bool observes = true, leaves = true, merges = true;
   enum column_name : index_t { score, count, is_residual };
   group_combine combine = group_combine::sum;
@@ -31,7 +31,7 @@ struct residual_rule {
     x = accumulated(x, a, decay);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     const index_t latest = ring + (newcomer_competes ? 0 : 1);
     return protection{sinks, latest, head.newest}(head.position[s]) ||
            head.column(is_residual, s) != 0.0F;
@@ -42,7 +42,7 @@ struct residual_rule {
 };
 
 /// D2O: sums as H2O's; what leaves goes into the nearest of all others by cosine, or nowhere.
-struct absorb_rule : sum_rule {
+struct d2o_rule : sum_rule {
   static constexpr bool merges = true, nearest = true;
   enum memory_name : index_t { threshold, has_threshold };
   float beta = 0.7F;
@@ -57,9 +57,9 @@ struct absorb_rule : sum_rule {
 
 /// KeepKV: log-mass (votes) and the estimate S of ln mean_g exp(scale · q_g·k), by a moving average
 /// with its weight W; what leaves goes into the nearest of all others by cosine, or nowhere.
-struct vote_rule {
+struct keepkv_rule {
   static constexpr bool observes = true, leaves = true, merges = true, nearest = true;
-  enum column_name : index_t { log_score, seen };
+  enum column_name : index_t { log_score, weight_sum };
   group_combine combine = group_combine::sum;
   index_t sinks = 4, recent = 0;
   float similarity = 0.8F, decay = 0.9F;
@@ -92,11 +92,11 @@ struct vote_rule {
     for (index_t g = 0; g < group; ++g) {
       sum += exponential(logit[g] - most);
     }
-    average(head.column(log_score, s), head.column(seen, s),
+    average(head.column(log_score, s), head.column(weight_sum, s),
             most + logarithm(sum / static_cast<float>(group)) - head.log_mass[s]);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return protection{sinks, recent, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
@@ -106,7 +106,7 @@ struct vote_rule {
 
 /// KVMerger: sums as H2O's; runs of neighbours merge, several slots at once always. A plan selects
 /// those that take no part: the last, and the sinks and the best of the others together.
-struct run_rule : sum_rule {
+struct kvmerger_rule : sum_rule {
   static constexpr bool merges = true, always_plans = true;
   index_t heavy = 4;
   bool by_threshold = false;
@@ -115,7 +115,7 @@ struct run_rule : sum_rule {
 
   /// Sinks that are not among the last take places of the best.
   KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
-    return stays(head, s) && !protection{0, recent, head.newest}(head.position[s]);
+    return is_protected(head, s) && !protection{0, recent, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE void prepare(index_t taken) { heavy = heavy > taken ? heavy - taken : 0; }
   KVFOLD_DEVICE index_t free(index_t, index_t) const { return heavy; }

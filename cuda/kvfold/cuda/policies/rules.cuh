@@ -67,43 +67,43 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
     return window_rule{policy.combine, policy.sinks, policy.window};
   } else if constexpr (name == "zsmerge") {
     const index_t share = share_of(policy.proximity, budget.target), ring = share < 2 ? 2 : share;
-    return residual_rule{policy.combine,
-                         policy.sinks,
-                         ring,
-                         policy.residual,
-                         budget.target - ring - policy.residual,
-                         policy.decay,
-                         policy.alpha,
-                         policy.newcomer_competes,
-                         policy.prompt == decltype(policy.prompt)::chunked};
+    return zsmerge_rule{policy.combine,
+                        policy.sinks,
+                        ring,
+                        policy.residual,
+                        budget.target - ring - policy.residual,
+                        policy.decay,
+                        policy.alpha,
+                        policy.newcomer_competes,
+                        policy.prompt == decltype(policy.prompt)::chunked};
   } else if constexpr (name == "d2o") {
-    return absorb_rule{
+    return d2o_rule{
         {policy.combine, policy.sinks, share_of(policy.recent, budget.target - policy.sinks)},
         policy.beta};
   } else if constexpr (name == "kvmerger") {
     const index_t share = share_of(policy.heavy, budget.target);
-    return run_rule{{policy.combine, policy.sinks, share_of(policy.recent, budget.target)},
-                    share > policy.sinks ? share : policy.sinks,
-                    policy.joins == decltype(policy.joins)::threshold,
-                    policy.epsilon,
-                    policy.sigma,
-                    policy.scale_values,
-                    policy.gaps_break};
+    return kvmerger_rule{{policy.combine, policy.sinks, share_of(policy.recent, budget.target)},
+                         share > policy.sinks ? share : policy.sinks,
+                         policy.joins == decltype(policy.joins)::threshold,
+                         policy.epsilon,
+                         policy.sigma,
+                         policy.scale_values,
+                         policy.gaps_break};
   } else if constexpr (name == "ems") {
-    return entry_rule{policy.combine,
-                      policy.sinks,
-                      policy.window,
-                      policy.kernel,
-                      policy.gamma,
-                      policy.threshold,
-                      policy.with_position,
-                      policy.table,
-                      policy.with_position ? turning{} : turning_of(policy.rope, dim)};
+    return ems_rule{policy.combine,
+                    policy.sinks,
+                    policy.window,
+                    policy.kernel,
+                    policy.gamma,
+                    policy.threshold,
+                    policy.with_position,
+                    policy.table,
+                    policy.with_position ? rope_params{} : rope_params_of(policy.rope, dim)};
   } else if constexpr (name == "keepkv") {
     expects(policy.as == decltype(policy.as)::paper,
             "cuda keepkv: the paper's mode expected, the code's came");
-    return vote_rule{group_combine::sum, policy.sinks, share_of(policy.recent, budget.target),
-                     policy.similarity, policy.decay};
+    return keepkv_rule{group_combine::sum, policy.sinks, share_of(policy.recent, budget.target),
+                       policy.similarity, policy.decay};
   } else if constexpr (name == "fold") {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
@@ -118,7 +118,7 @@ auto rule_of(const Policy& policy, const budget& budget, [[maybe_unused]] index_
                      decode.ahead.horizon,
                      double{decode.ahead.fade},
                      {p.pool, p.leverage_ridge, p.outlier, p.rounds, p.floor, p.ridge},
-                     turning_of(policy.rope, dim)};
+                     rope_params_of(policy.rope, dim)};
   } else {
     static_assert(detail::no_cuda_path<Policy>, "kvfold::cuda: this policy has no CUDA path yet");
   }

@@ -1,8 +1,8 @@
 /// A prompt's column sums into a policy's scores.
 #pragma once
 
-#include "kvfold/cuda/policies/rules.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/policies/rules.cuh"
 
 namespace kvfold::cuda::detail {
 

@@ -53,7 +53,7 @@ struct slot_sums {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t n = cache.length[h], seen = cache.seen[h];
+    const index_t n = cache.length[h], tokens_total = cache.tokens_total[h];
     if (s0 >= n || !queries.asks(h)) {
       return;
     }
@@ -80,7 +80,7 @@ struct slot_sums {
     }
     earliest = -reduce_max(-earliest);
 
-    const auto position_of = [&](index_t i) { return queries.position_of(h, i, seen); };
+    const auto position_of = [&](index_t i) { return queries.position_of(h, i, tokens_total); };
     const auto next = [&](index_t i0) {  // the next tile with a query that sees a slot
       for (; i0 < queries.count; i0 += shape::columns) {
         bool sees = false;
@@ -231,7 +231,7 @@ void column_scores(const cache_view<Scalar>& cache, const query_rows<Scalar>& qu
           options.window, " came");
   float* log_sum_exp = nullptr;
   if (options.log_sum_exp == nullptr) {
-    carver from(memory);
+    workspace_allocator from(memory);
     log_sum_exp = from.take<float>(
         column_scores_workspace_bytes(cache.heads, cache.group, queries.count) / sizeof(float));
     from.check("cuda column_scores");

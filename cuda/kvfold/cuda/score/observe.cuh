@@ -4,9 +4,9 @@
 #include <type_traits>  // std::is_same_v
 
 #include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/merge/slot_removals.cuh"
 #include "kvfold/cuda/policies/ems/attention.cuh"
-#include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/policies/zsmerge/residual_step.cuh"
 
 namespace kvfold::cuda::detail {
@@ -27,8 +27,8 @@ template <class Scalar, class Rule>
 struct observe_and_leave {
   static constexpr index_t threads = 256;
   struct shared_memory {
-    shared_array<float, most_splits * most_group> scale;  // of each split's output
-    shared_array<float, most_group> max, inverse;
+    shared_array<float, most_splits * max_group> scale;  // of each split's output
+    shared_array<float, max_group> max, inverse;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
     shared_array<index_t, 1> ticket;
@@ -50,8 +50,8 @@ struct observe_and_leave {
     const auto tile = static_cast<index_t>(block_index().y);
     const bool full = options.appended && cache.length[h] >= cache.capacity;
     const index_t n = cache.length[h] + (options.appended && !full ? 1 : 0);
-    const head_context head =
-        context_of(cache, state, h, options.appended ? cache.seen[h] : cache.seen[h] - 1);
+    const head_context head = context_of(
+        cache, state, h, options.appended ? cache.tokens_total[h] : cache.tokens_total[h] - 1);
     combine(shared, h, tile, full);
     const candidate mine = full ? candidate{0} : observe(shared, head, h, tile, n);
     if (!Rule::observes && !remembers<Rule> && !options.appended) {
@@ -77,7 +77,7 @@ struct observe_and_leave {
       for (index_t p = lane(); p < from.splits; p += 32) {
         const float m = from.max[parts + p * cache.group + g];
         const float scale = m == lowest_score ? 0.0F : exponential(m - max);
-        shared.scale[p * most_group + g] = scale;
+        shared.scale[p * max_group + g] = scale;
         sum += scale * from.sum[parts + p * cache.group + g];
       }
       sum = reduce_sum(sum);
@@ -97,7 +97,7 @@ struct observe_and_leave {
       const index_t g = e / cache.dim;
       float x = 0;
       for (index_t p = 0; p < from.splits; ++p) {
-        x += shared.scale[p * most_group + g] * from.out[(parts + p * cache.group) * cache.dim + e];
+        x += shared.scale[p * max_group + g] * from.out[(parts + p * cache.group) * cache.dim + e];
       }
       out[std::ptrdiff_t{h} * cache.group * cache.dim + e] =
           from_float<Scalar>(x * shared.inverse[g]);
@@ -130,7 +130,7 @@ struct observe_and_leave {
                      }));
       }
       if constexpr (Rule::leaves && !shares_entries<Rule>) {
-        if (options.target > 0 && !rule.stays(head, s)) {
+        if (options.target > 0 && !rule.is_protected(head, s)) {
           const candidate c = least_candidate(rule.order(head, s), s);
           best = c > best ? c : best;
         }
@@ -141,10 +141,10 @@ struct observe_and_leave {
 
   /// One block, when all of the head is observed.
   KVFOLD_DEVICE void finish(shared_memory& shared, const head_context& head, index_t h, index_t n,
-                            index_t leaving) const {
+                            index_t removed) const {
     const bool fresh = n > cache.length[h];  // else there was no room
     bool leaves =
-        Rule::leaves && fresh && options.target > 0 && n == options.target + 1 && leaving >= 0;
+        Rule::leaves && fresh && options.target > 0 && n == options.target + 1 && removed >= 0;
     if constexpr (remembers<Rule>) {
       if (fresh || !options.appended) {
         key_memory{state.memory, state.floats, rule.queries}
@@ -171,22 +171,22 @@ struct observe_and_leave {
     if constexpr (seeks_nearest<Rule>) {
       if (options.target > 0) {  // another launch looks for the nearest
         if (thread_index() == 0) {
-          from.victims[h] = leaves ? leaving : -1;
+          from.victims[h] = leaves ? removed : -1;
         }
         return;
       }
     }
-    if constexpr (std::is_same_v<Rule, residual_rule>) {
+    if constexpr (std::is_same_v<Rule, zsmerge_rule>) {
       if (leaves) {
         leaves = merge_into_residual(rule, shared.number, shared.best, cache, state, head, h, n,
-                                     leaving);
+                                     removed);
       }
     }
-    if (leaves && leaving != n - 1) {
-      move_slot<threads>(cache, state, head, h, leaving, n - 1, aligned);
+    if (leaves && removed != n - 1) {
+      move_slot<threads>(cache, state, head, h, removed, n - 1, aligned);
     }
     const index_t left = leaves ? n - 1 : n;
-    if constexpr (std::is_same_v<Rule, residual_rule>) {
+    if constexpr (std::is_same_v<Rule, zsmerge_rule>) {
       sync_block();
       if (options.target > 0 && left <= options.target) {
         settle(rule, shared.number, shared.best, head, left);

@@ -24,9 +24,9 @@ struct query_rows {
   KVFOLD_DEVICE const Scalar* at(index_t h, index_t g, index_t i) const {
     return data + h * head + g * group + i * row;
   }
-  /// Of query `i`, for a head that has seen `seen` tokens.
-  KVFOLD_DEVICE index_t position_of(index_t, index_t i, index_t seen) const {
-    return position == nullptr ? seen - count + i : position[i];
+  /// Of query `i`, for a head that has seen `tokens_total` tokens.
+  KVFOLD_DEVICE index_t position_of(index_t, index_t i, index_t tokens_total) const {
+    return position == nullptr ? tokens_total - count + i : position[i];
   }
   /// Does anybody ask head `h`?
   KVFOLD_DEVICE bool asks(index_t) const { return true; }
@@ -54,12 +54,12 @@ using product_scalar =
     std::conditional_t<std::is_same_v<Scalar, typename Queries::scalar>, Scalar, float>;
 
 /// The mass function of all policies but those that share entries: `ℓ = scale · q·k + log-mass`;
-/// that is also what observing starts from, `seen`.
+/// that is also what observing starts from, `observed`.
 struct log_masses {
   template <class Scalar>
   KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t, index_t, float dot,
-                                 float mass, float& seen) const {
-    return seen = cache.scale * dot + mass;
+                                 float mass, float& observed) const {
+    return observed = cache.scale * dot + mass;
   }
 };
 
@@ -90,7 +90,7 @@ struct query_log_sums {
     const auto h = static_cast<index_t>(block_index().x);
     const auto g = static_cast<index_t>(block_index().y);
     const index_t i0 = static_cast<index_t>(block_index().z) * shape::rows;
-    const index_t n = cache.length[h], seen = cache.seen[h];
+    const index_t n = cache.length[h], tokens_total = cache.tokens_total[h];
     if (!queries.asks(h)) {
       return;
     }
@@ -106,12 +106,12 @@ struct query_log_sums {
       KVFOLD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t q = i0 + shape::row(m, 2 * i);
-        own[m][i] = q < queries.count ? queries.position_of(h, q, seen) : -1;
+        own[m][i] = q < queries.count ? queries.position_of(h, q, tokens_total) : -1;
         max[m][i] = lowest_score, sum[m][i] = 0;
       }
     }
     for (index_t r = lane(); r < shape::rows && i0 + r < queries.count; r += 32) {
-      const index_t p = queries.position_of(h, i0 + r, seen);
+      const index_t p = queries.position_of(h, i0 + r, tokens_total);
       latest = p > latest ? p : latest;
     }
     latest = reduce_max(latest);

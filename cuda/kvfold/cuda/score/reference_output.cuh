@@ -10,10 +10,10 @@ namespace kvfold::cuda::detail {
 struct query_tile {
   static constexpr index_t threads = 256, queries = 16, some = 32;
   static constexpr index_t own = queries / (threads / 32);  // queries of a warp
-  static constexpr index_t parts = most_dim / 32;           // elements of a row in a lane
-  static constexpr index_t pitch = most_dim + 1;            // lanes meet different banks
+  static constexpr index_t parts = max_dim / 32;            // elements of a row in a lane
+  static constexpr index_t pitch = max_dim + 1;             // lanes meet different banks
   struct memory {
-    shared_array<float, queries * most_dim> query;
+    shared_array<float, queries * max_dim> query;
     shared_array<float, some * pitch> row;
     shared_array<float, queries * some> weight;
   };
@@ -28,7 +28,7 @@ struct query_tile {
                                          index_t q0, index_t all, index_t dim) {
     for (index_t e = thread_index(); e < queries * dim; e += threads) {
       const index_t q = q0 + e / dim, i = e % dim;
-      shared.query[e / dim * most_dim + i] =
+      shared.query[e / dim * max_dim + i] =
           q < all ? to_float(of.at(h, q / of.count, q % of.count)[i]) : 0.0F;
     }
   }
@@ -46,7 +46,7 @@ struct query_tile {
   KVFOLD_DEVICE static float product(memory& shared, index_t dim, index_t u) {
     float dot = 0;
     for (index_t i = 0; i < dim; ++i) {
-      dot += shared.query[query(u) * most_dim + i] * shared.row[lane() * pitch + i];
+      dot += shared.query[query(u) * max_dim + i] * shared.row[lane() * pitch + i];
     }
     return dot;
   }
@@ -145,13 +145,13 @@ struct merge_rows {
     const auto h = static_cast<index_t>(block_index().x);
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
-    const edge* const edges = plan.edges + cache.slot(h, 0);
+    const merge_source* const sources = plan.sources + cache.slot(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       for (index_t i = lane(); i < cache.dim; i += 32) {
         float k = 0, v = 0;
         for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
-          k += edges[e].key_weight * to_float(keys.at(edges[e].source)[i]);
-          v += edges[e].value_weight * to_float(values.at(edges[e].source)[i]);
+          k += sources[e].key_weight * to_float(keys.at(sources[e].source)[i]);
+          v += sources[e].value_weight * to_float(values.at(sources[e].source)[i]);
         }
         to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
       }

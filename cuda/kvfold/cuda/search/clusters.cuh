@@ -2,9 +2,9 @@
 /// to which.
 #pragma once
 
-#include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -15,7 +15,7 @@ template <class Scalar>
 struct mean_centres {
   static constexpr index_t threads = 256;
   struct shared_memory {
-    shared_array<float, threads / 32 * most_dim> key;
+    shared_array<float, threads / 32 * max_dim> key;
   };
 
   cache_view<Scalar> cache;
@@ -49,7 +49,7 @@ struct mean_centres {
     const auto pull = [&](index_t e) {
       return size == 1 ? 1.0F : space.pull[cache.slot(h, slots[e])];
     };
-    const index_t own = warp() * most_dim;
+    const index_t own = warp() * max_dim;
     float total = 0, half = 0;
     for (index_t e = 0; e < size; ++e) {
       total += pull(e);

@@ -1,9 +1,9 @@
 /// Rows of a plan that is too long: which of them go.
 #pragma once
 
+#include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/device/block_radix_select.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -13,12 +13,12 @@ template <class Rule>
 struct protected_rows {
   Rule rule;
   KVFOLD_DEVICE bool operator()(const head_context& head, index_t s, index_t) const {
-    return rule.stays(head, s);
+    return rule.is_protected(head, s);
   }
 };
 struct marked_rows {
   KVFOLD_DEVICE bool operator()(const head_context&, index_t, index_t into) const {
-    return (into & division::fresh) != 0;
+    return (into & keep_evict_partition::fresh) != 0;
   }
 };
 
@@ -35,8 +35,8 @@ struct drop_rows {
 
   cache_view<Scalar> cache;
   state_view state;
-  Protected stays;
-  division of;
+  Protected is_protected;
+  keep_evict_partition of;
   index_t target;
   const float* weight;  // [heads, capacity] of the anchors
 
@@ -51,12 +51,12 @@ struct drop_rows {
     index_t* const into = of.into + cache.slot(h, 0);
     index_t* const drops = of.nearest.into + cache.slot(h, 0);
     const auto competes = [&](index_t s) {
-      return (into[s] & ~division::fresh) == s && !stays(head, s, into[s]);
+      return (into[s] & ~keep_evict_partition::fresh) == s && !is_protected(head, s, into[s]);
     };
     const auto order = [&](index_t s) { return ordered(weight[cache.slot(h, s)]); };
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
-      held += stays(head, s, into[s]) ? 1 : 0;
+      held += is_protected(head, s, into[s]) ? 1 : 0;
       drops[s] = 0;
     }
     held = block_sum(shared.number, held);
@@ -64,8 +64,8 @@ struct drop_rows {
                                                competes, order, [&](index_t s) { drops[s] = 1; });
     sync_block();
     for (index_t s = thread_index(); s < n; s += threads) {
-      if (drops[into[s] & ~division::fresh] != 0) {
-        into[s] = division::gone;
+      if (drops[into[s] & ~keep_evict_partition::fresh] != 0) {
+        into[s] = keep_evict_partition::gone;
       }
     }
   }

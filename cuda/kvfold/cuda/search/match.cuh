@@ -3,10 +3,10 @@
 
 #include <cstddef>  // std::size_t
 
+#include "kvfold/cuda/device/block_collectives.cuh"
+#include "kvfold/cuda/device/tile.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/device/tile.cuh"
-#include "kvfold/cuda/device/block_collectives.cuh"
 #include "kvfold/cuda/workspace.cuh"
 
 namespace kvfold::cuda {
@@ -131,14 +131,14 @@ struct nearest_kept {
   using shape = tile_shape<Scalar, Depth>;
   static constexpr index_t threads = shape::threads;
   struct shared_memory {
-    typename shape::row_array leaving;
+    typename shape::row_array removed;
     typename shape::column_array kept[2];
     shared_array<index_t, shape::columns> slot[2];  // −1: none
     shared_array<float, shape::columns> norm[2], mass[2];
   };
 
   cache_view<Scalar> cache;
-  slot_lists leaving, kept;
+  slot_lists removed, kept;
   const float* norm;  // [heads, capacity], or null: not needed
   matches out;
   Similarity similarity;
@@ -148,15 +148,15 @@ struct nearest_kept {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t count = leaving.count[h], candidates = kept.count[h];
+    const index_t count = removed.count[h], candidates = kept.count[h];
     if (e0 >= count) {
       return;
     }
-    const index_t* const away = leaving.slots + cache.slot(h, 0);
+    const index_t* const away = removed.slots + cache.slot(h, 0);
     const index_t* const stay = kept.slots + cache.slot(h, 0);
     const auto keys = cache.keys.of(h);
     shape::template load<shape::rows>(
-        shared.leaving, [&](index_t r) { return e0 + r < count ? keys.at(away[e0 + r]) : nullptr; },
+        shared.removed, [&](index_t r) { return e0 + r < count ? keys.at(away[e0 + r]) : nullptr; },
         cache.keys.data, cache.dim, aligned);
     commit_async();
     const auto facts_of = [&](index_t s) {
@@ -200,7 +200,7 @@ struct nearest_kept {
       wait_async<1>();
       sync_block();
       typename shape::products x;
-      shape::multiply(shared.leaving, shared.kept[turn], cache.dim, x);
+      shape::multiply(shared.removed, shared.kept[turn], cache.dim, x);
       KVFOLD_UNROLL
       for (index_t c = 0; c < shape::column_tiles; ++c) {
         KVFOLD_UNROLL
@@ -224,10 +224,10 @@ struct nearest_kept {
 };
 
 template <class Scalar, index_t Depth, class Similarity>
-void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& leaving,
+void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& removed,
            const slot_lists& kept, const float* norm, const matches& out, stream stream) {
   using shape = tile_shape<Scalar, Depth>;
-  launch(nearest_kept<Scalar, Depth, Similarity>{cache, leaving, kept, norm, out, similarity,
+  launch(nearest_kept<Scalar, Depth, Similarity>{cache, removed, kept, norm, out, similarity,
                                                  cache.aligned()},
          {static_cast<unsigned>(cache.heads),
           static_cast<unsigned>((cache.capacity + shape::rows - 1) / shape::rows)},
@@ -236,12 +236,12 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
 
 template <class Similarity, class Scalar>
 void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
-              const slot_lists& leaving, const slot_lists& kept, const float* norm,
+              const slot_lists& removed, const slot_lists& kept, const float* norm,
               const matches& out, stream stream) {
   if (cache.dim <= 128) {
-    match<Scalar, 128>(similarity, cache, leaving, kept, norm, out, stream);
+    match<Scalar, 128>(similarity, cache, removed, kept, norm, out, stream);
   } else {
-    match<Scalar, 256>(similarity, cache, leaving, kept, norm, out, stream);
+    match<Scalar, 256>(similarity, cache, removed, kept, norm, out, stream);
   }
 }
 
@@ -264,20 +264,20 @@ inline std::size_t match_workspace_bytes(index_t heads, index_t capacity) {
 /// slot; NaN is the least similar. Lists stay on the device. Products in float: half and bfloat16
 /// on tensor cores. Two launches, one when the similarity needs no norms.
 template <class Similarity, class Scalar>
-void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& leaving,
+void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& removed,
            const slot_lists& kept, const matches& out, workspace memory, stream stream) {
   check(cache);
-  expects(leaving.slots != nullptr && leaving.count != nullptr && kept.slots != nullptr &&
+  expects(removed.slots != nullptr && removed.count != nullptr && kept.slots != nullptr &&
               kept.count != nullptr && out.into != nullptr && out.similarity != nullptr,
           "cuda match: lists of slots and room for the matches expected, null came");
   float* norm = nullptr;
   if constexpr (Similarity::norms) {
-    carver from(memory);
+    workspace_allocator from(memory);
     norm = from.take<float>(match_workspace_bytes(cache.heads, cache.capacity) / sizeof(float));
     from.check("cuda match");
     detail::norms(cache, norm, stream);
   }
-  detail::match_by(similarity, cache, leaving, kept, norm, out, stream);
+  detail::match_by(similarity, cache, removed, kept, norm, out, stream);
 }
 
 }  // namespace kvfold::cuda

@@ -1,22 +1,22 @@
 /// A step's third launch for D2O and KeepKV: what leaves goes into the nearest of all others.
 #pragma once
 
-#include "kvfold/cuda/merge/slot_removals.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/device/last_block.cuh"
+#include "kvfold/cuda/merge/joins.cuh"
+#include "kvfold/cuda/merge/slot_removals.cuh"
 #include "kvfold/cuda/search/nearest_tile.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// D2O, eqs. 10–12, for one slot; the threshold is remembered.
 template <class Scalar>
-KVFOLD_DEVICE joining join_nearest(const absorb_rule& rule, const cache_view<Scalar>& cache,
+KVFOLD_DEVICE joining join_nearest(const d2o_rule& rule, const cache_view<Scalar>& cache,
                                    const head_context& head, index_t h, index_t into, index_t,
                                    float cosine) {
   const float now = rule.next_threshold(head, cosine);
   sync_block();  // all have read the old one
   if (thread_index() == 0 && cosine == cosine) {
-    head.memory[absorb_rule::threshold] = now, head.memory[absorb_rule::has_threshold] = 1;
+    head.memory[d2o_rule::threshold] = now, head.memory[d2o_rule::has_threshold] = 1;
   }
   const float theirs = exponential(cosine), z = own_weight + theirs;
   const two_weights both{own_weight / z, theirs / z};
@@ -25,20 +25,20 @@ KVFOLD_DEVICE joining join_nearest(const absorb_rule& rule, const cache_view<Sca
 
 /// KeepKV's merge of two; the merged slot's estimate is written.
 template <class Scalar>
-KVFOLD_DEVICE joining join_nearest(const vote_rule& rule, const cache_view<Scalar>&,
-                                   const head_context& head, index_t, index_t into, index_t leaving,
+KVFOLD_DEVICE joining join_nearest(const keepkv_rule& rule, const cache_view<Scalar>&,
+                                   const head_context& head, index_t, index_t into, index_t removed,
                                    float cosine) {
   const auto same = [](double x) { return x; };
   const auto made = vote_merge::of(
-      head, [&](auto take) { take(into), take(leaving); }, same, same);
-  const two_weights values{made.share(head, into), made.share(head, leaving)};
+      head, [&](auto take) { take(into), take(removed); }, same, same);
+  const two_weights values{made.share(head, into), made.share(head, removed)};
   const joining how{cosine >= rule.similarity,
                     {made.key_scale * values.stay, made.key_scale * values.leave},
                     values,
                     made.log_mass};
   sync_block();  // all have read the members' estimates
   if (thread_index() == 0 && how.joins) {
-    head.column(vote_rule::log_score, into) = made.score();
+    head.column(keepkv_rule::log_score, into) = made.score();
   }
   return how;
 }
@@ -64,8 +64,8 @@ struct leave_for_nearest {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const auto tile = static_cast<index_t>(block_index().y);
-    const index_t leaving = from.victims[h];
-    if (leaving < 0) {
+    const index_t removed = from.victims[h];
+    if (removed < 0) {
       if (tile == 0 && thread_index() == 0 && cache.length[h] < cache.capacity) {
         count_slots(cache, h, cache.length[h] + 1);
       }
@@ -73,41 +73,41 @@ struct leave_for_nearest {
     }
     const index_t n = cache.length[h] + 1;
     const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.near_tiles,
-                                    nearest(h, tile, n, leaving));
+                                    nearest(h, tile, n, removed));
     if (best.last) {
-      leave(h, n, leaving, best.of);  // lengths change when all blocks of the head have read them
+      leave(h, n, removed, best.of);  // lengths change when all blocks of the head have read them
     }
   }
 
  private:
-  KVFOLD_DEVICE candidate nearest(index_t h, index_t tile, index_t n, index_t leaving) const {
+  KVFOLD_DEVICE candidate nearest(index_t h, index_t tile, index_t n, index_t removed) const {
     candidate best = 0;
     sweep_tile<Scalar, threads>(tile, n, cache.dim, [&](const tile_rows& rows) {
       float cosine[tile_rows::many];
-      cosines(cache.keys.of(h), leaving, rows, cache.dim, aligned, cosine);
+      cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, cosine);
       KVFOLD_UNROLL
       for (index_t u = 0; u < tile_rows::many; ++u) {
         const index_t s = rows.slot(u);
         const candidate c =
-            s < rows.end && s != leaving ? most_candidate(ordered(cosine[u]), s) : candidate{0};
+            s < rows.end && s != removed ? most_candidate(ordered(cosine[u]), s) : candidate{0};
         best = c > best ? c : best;
       }
     });
     return best;
   }
 
-  KVFOLD_DEVICE void leave(index_t h, index_t n, index_t leaving, candidate best) const {
+  KVFOLD_DEVICE void leave(index_t h, index_t n, index_t removed, candidate best) const {
     const head_context head = context_of(cache, state, h, 0);
     if (best != 0) {
       const index_t into = most_slot(best);
-      const joining how = join_nearest(rule, cache, head, h, into, leaving,
+      const joining how = join_nearest(rule, cache, head, h, into, removed,
                                        number_of(static_cast<unsigned>(best >> 32)));
       if (how.joins) {
-        merge_slot<threads>(cache, state, head, h, into, leaving, how);
+        merge_slot<threads>(cache, state, head, h, into, removed, how);
       }
     }
-    if (leaving != n - 1) {
-      move_slot<threads>(cache, state, head, h, leaving, n - 1, aligned);
+    if (removed != n - 1) {
+      move_slot<threads>(cache, state, head, h, removed, n - 1, aligned);
     }
     if (thread_index() == 0) {
       from.tickets[h] = 0;

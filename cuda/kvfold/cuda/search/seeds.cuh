@@ -13,18 +13,18 @@ namespace kvfold::cuda::detail {
 template <class Scalar>
 struct farthest_first {
   static constexpr index_t threads = 512;
-  static constexpr index_t own = most_dim / 32;  // elements of a row in a lane
+  static constexpr index_t own = max_dim / 32;  // elements of a row in a lane
   struct shared_memory {
     of_warps<candidate, threads> best;
     of_warps<float, threads> sum;
     shared_array<index_t, 2 * threads / 32> fresh;  // of two turns
-    shared_array<float, most_dim> key;
+    shared_array<float, max_dim> key;
     prefix_memory<threads> prefix;
   };
 
   cache_view<Scalar> cache;
   cluster_space space;
-  division of;
+  keep_evict_partition of;
   centre_rows seeds;
   float* distance;  // [heads, capacity] by place in the list of the leaving
   index_t* met;     // [heads, capacity] how many seeds it was compared with; −1: it is one
@@ -36,8 +36,8 @@ struct farthest_first {
     if (of.rows[h] < 0) {
       return;
     }
-    const index_t* const list = of.leaving + cache.slot(h, 0);
-    const index_t size = of.leaving_count[h], count = target - of.kept_count[h];
+    const index_t* const list = of.removed + cache.slot(h, 0);
+    const index_t size = of.removed_count[h], count = target - of.kept_count[h];
     for (index_t e = thread_index(); e < size; e += threads) {
       const bool any = of.nearest.into[cache.slot(h, e)] >= 0;
       const float d =
@@ -154,7 +154,7 @@ struct farthest_first {
     half = block_sum(shared.sum, half);
     if (i == 0) {
       seeds.half[std::ptrdiff_t{h} * seeds.most + now] = half;
-      of.into[cache.slot(h, s)] = s | division::fresh;
+      of.into[cache.slot(h, s)] = s | keep_evict_partition::fresh;
     }
   }
 
@@ -163,7 +163,7 @@ struct farthest_first {
     index_t kept = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
       const index_t s = base + thread_index();
-      const bool is = s < n && of.into[cache.slot(h, s)] == (s | division::fresh);
+      const bool is = s < n && of.into[cache.slot(h, s)] == (s | keep_evict_partition::fresh);
       const auto before = block_prefix(shared.prefix, turn, is ? 1 : 0, 0);
       if (is) {
         of.kept[cache.slot(h, kept + before.a)] = s;

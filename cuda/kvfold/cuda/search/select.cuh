@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kvfold/budget.hpp"
+#include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/device/block_radix_select.cuh"
 
 namespace kvfold::cuda {
 
@@ -18,7 +18,7 @@ struct evictions {
   template <class Scalar>
   KVFOLD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s,
                           index_t row) const {
-    plan.edges[cache.slot(h, row)] = {s, 1.0F, 1.0F};
+    plan.sources[cache.slot(h, row)] = {s, 1.0F, 1.0F};
     plan.begin[cache.bound(h, row)] = row;
     plan.log_mass[cache.slot(h, row)] = cache.log_mass[cache.slot(h, s)];
   }
@@ -64,7 +64,7 @@ struct select_slots {
     const Rule mine = prepared(rule, shared.number, head, n);
     index_t stay = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
-      stay += mine.stays(head, s) ? 1 : 0;
+      stay += mine.is_protected(head, s) ? 1 : 0;
     }
     stay = block_sum(shared.number, stay);
     index_t free = limit.target - stay;
@@ -73,7 +73,7 @@ struct select_slots {
     }
     const statistic least = block_statistic<threads>::highest(
         shared.statistic, n, free < n - stay ? free : n - stay,
-        [&](index_t s) { return !mine.stays(head, s); },
+        [&](index_t s) { return !mine.is_protected(head, s); },
         [&](index_t s) { return mine.order(head, s); });
     write(shared, mine, head, h, n, least);
   }
@@ -89,10 +89,10 @@ struct select_slots {
       KVFOLD_UNROLL
       for (index_t i = 0; i < own; ++i) {
         const index_t s = base + thread_index() * own + i;
-        const bool stays = s < n && mine.stays(head, s);
-        const unsigned x = s < n && !stays ? mine.order(head, s) : 0;
-        sure[i] = stays || (s < n && x > least.least);
-        equal[i] = s < n && !stays && x == least.least;
+        const bool is_protected = s < n && mine.is_protected(head, s);
+        const unsigned x = s < n && !is_protected ? mine.order(head, s) : 0;
+        sure[i] = is_protected || (s < n && x > least.least);
+        equal[i] = s < n && !is_protected && x == least.least;
         sure_mine += sure[i] ? 1 : 0, equal_mine += equal[i] ? 1 : 0;
       }
       const auto before = block_prefix(shared.prefix, turn, sure_mine, equal_mine);

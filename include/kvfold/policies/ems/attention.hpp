@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/score/observation.hpp"
 #include "kvfold/policies/ems/table.hpp"
+#include "kvfold/score/observation.hpp"
 
 namespace kvfold {
 
@@ -47,17 +47,17 @@ struct ems_mass {
 /// query.
 template <class Take>
 void each_token_attention(const kv_head auto& head, const ems_table<head_state>& table,
-                          const observation& seen, group_combine how, Take take) {
+                          const observation& observed, group_combine how, Take take) {
   const index_t n = head.length(), group = head.group();
   const auto slope = table.scratch().data(), log_sum = slope + group;
   for (index_t s = 0; s < n; ++s) {
     if (!table.shared(s)) {
-      take(s, seen.attention[static_cast<std::size_t>(s)]);
+      take(s, observed.attention[static_cast<std::size_t>(s)]);
       continue;
     }
-    expects(seen.query != nullptr, "ems: the step's query expected, none came");
+    expects(observed.query != nullptr, "ems: the step's query expected, none came");
     for (index_t g = 0; g < group; ++g) {
-      const row<const float> query{seen.query + std::ptrdiff_t{g} * head.dim()};
+      const row<const float> query{observed.query + std::ptrdiff_t{g} * head.dim()};
       slope[g] = ems_slope(head, table, s, dot(query, head.key(s), head.dim()));
       log_sum[g] = ems_log_sum(table, s, slope[g]);
     }
@@ -66,8 +66,8 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
       float attention = 0;
       for (index_t g = 0; g < group; ++g) {
         const float entry =
-            seen.probabilities[static_cast<std::size_t>(g) * static_cast<std::size_t>(n) +
-                               static_cast<std::size_t>(s)];
+            observed.probabilities[static_cast<std::size_t>(g) * static_cast<std::size_t>(n) +
+                                   static_cast<std::size_t>(s)];
         const float own = entry * std::exp(slope[g] * norm - log_sum[g]);
         attention = how == group_combine::max ? std::max(attention, own) : attention + own;
       }
@@ -88,7 +88,7 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
   const ems_mass<std::remove_cvref_t<decltype(head)>> mass{head, {state, head.group()}};
   std::vector<float> query(group * dim), p(group * n), combined(n);
   for (index_t i = 0; i < queries.count; ++i) {
-    const index_t position = queries.position_of(i, head.seen());
+    const index_t position = queries.position_of(i, head.tokens_total());
     for (std::size_t g = 0; g < group; ++g) {
       float* q = query.data() + g * dim;
       const T* from = queries.at(static_cast<index_t>(g), i);

@@ -4,9 +4,9 @@
 #include <span>
 
 #include "kvfold/memory/convert.hpp"
+#include "kvfold/memory/rope.hpp"
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/policies/ems/table.hpp"
-#include "kvfold/memory/rope.hpp"
 
 namespace kvfold {
 
@@ -80,7 +80,8 @@ void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float th
 /// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the
 /// earlier token, NaN last. From `seen`, if attention was asked about slot `e`, else tile by tile.
 template <class Candidate>
-near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate, const probe& seen) {
+near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
+                      const key_comparison& comparison) {
   const index_t n = head.length(), dim = head.dim();
   const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
   near_slot best;
@@ -90,9 +91,9 @@ near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate, 
       take_nearer(head, {s, both}, best);
     }
   };
-  if (seen.about(e, n)) {
-    const probe::answer &keys = seen.keys(), &values = seen.values();
-    const auto of = [&](const probe::answer& x, index_t s) {
+  if (comparison.is_about(e, n)) {
+    const key_comparison::answer &keys = comparison.keys(), &values = comparison.values();
+    const auto of = [&](const key_comparison::answer& x, index_t s) {
       const auto at = [](const std::vector<float>& y, index_t i) {
         return y[static_cast<std::size_t>(i)];
       };
@@ -128,7 +129,7 @@ near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate, 
 
 /// A row of a plan: the centre `members[0]` with those that join it, by their weights S `[length]`
 /// (all equal if they sum to 0). Key: Σ S_i k_i/‖k_i‖, made as long as `norm`, the centre's own;
-/// value: Σ S_i v_i / Σ S_i. `key_norm(s)`, `weight(s)`; calls `add(edge)` for each.
+/// value: Σ S_i v_i / Σ S_i. `key_norm(s)`, `weight(s)`; calls `add(merge_source)` for each.
 template <class Norm, class Weight, class Add>
 void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
                    std::span<const index_t> members, float norm, Add add) {
@@ -157,7 +158,7 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
     const auto scaled = static_cast<float>(double{norm} * unit(s) / length);
     const float key =
         length > 1e-6 ? (std::isfinite(scaled) ? scaled : 0.0F) : (s == members[0] ? 1.0F : 0.0F);
-    add(edge{s, key, static_cast<float>(share(s))});
+    add(merge_source{s, key, static_cast<float>(share(s))});
   }
 }
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <type_traits>  // std::is_const_v
 
-#include "kvfold/search/match.hpp"
 #include "kvfold/merge/plan.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/state.hpp"
 
 namespace kvfold {

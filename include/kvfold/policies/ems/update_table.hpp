@@ -61,7 +61,7 @@ void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
   }
   const auto each_source = [&](auto see) {
     for (index_t r = 0; r < change.rows(); ++r) {
-      for (const edge& e : change.row(r)) {
+      for (const merge_source& e : change.row(r)) {
         char& mark = centre[static_cast<std::size_t>(e.source)];
         see(e.source, e.source != change.anchor(r) ? &mark : nullptr);
       }
@@ -71,7 +71,7 @@ void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
     detail::make_room(tokens, each_source, score);
   }
   for (index_t r = 0; r < change.rows(); ++r) {
-    for (const edge& e : change.row(r).subspan(1)) {
+    for (const merge_source& e : change.row(r).subspan(1)) {
       tokens.join(head, change.anchor(r), e.source,
                   centre[static_cast<std::size_t>(e.source)] == detail::taken_along);
     }
@@ -81,21 +81,21 @@ void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
 /// The same for a departure; `score_of_tokens()` is asked for where tokens have to make room.
 template <class ScoreOf>
 void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
-                 const departure& change, index_t most, ScoreOf score_of_tokens) {
-  const bool joins = change.into != departure::nowhere;
+                 const slot_removal& change, index_t most, ScoreOf score_of_tokens) {
+  const bool joins = change.into != slot_removal::nowhere;
   char centre = detail::taken_along;
   if (!joins) {
-    tokens.remove_sharing(change.leaving);
+    tokens.remove_sharing(change.removed);
   }
   if (index_t more = tokens.sharing() + (joins ? 1 : 0) - most; more > 0) {
     const auto score = score_of_tokens();
     const auto each_source = [&](auto see) {
       for (index_t s = 0; s < head.length(); ++s) {
-        if (s != change.leaving) {
+        if (s != change.removed) {
           see(s, static_cast<char*>(nullptr));
         }
         if (s == change.into) {
-          see(change.leaving, &centre);
+          see(change.removed, &centre);
         }
       }
     };
@@ -104,7 +104,7 @@ void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
     }
   }
   if (joins) {
-    tokens.join(head, change.into, change.leaving, centre == detail::taken_along);
+    tokens.join(head, change.into, change.removed, centre == detail::taken_along);
   }
 }
 

@@ -6,12 +6,12 @@
 #include <span>
 
 #include "kvfold/detail/arena.hpp"
-#include "kvfold/merge/fit.hpp"
-#include "kvfold/score/leverage.hpp"
-#include "kvfold/score/future_positions.hpp"
-#include "kvfold/policies/fold/memory.hpp"
-#include "kvfold/search/select.hpp"
 #include "kvfold/memory/tile.hpp"
+#include "kvfold/merge/fit.hpp"
+#include "kvfold/policies/fold/memory.hpp"
+#include "kvfold/score/future_positions.hpp"
+#include "kvfold/score/leverage.hpp"
+#include "kvfold/search/select.hpp"
 #include "kvfold/search/ward.hpp"
 
 namespace kvfold {
@@ -19,10 +19,10 @@ namespace kvfold {
 /// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
 /// use.
 struct fold_decode {
-  lookahead ahead = {};  ///< where the queries are moved to
-  index_t queries = 64;  ///< remembered, per query head
-  index_t stride = 4;    ///< every so many steps one is remembered
-  index_t period = 0;    ///< slots freed at once; 0: a sixteenth of the budget
+  future_positions ahead = {};  ///< where the queries are moved to
+  index_t queries = 64;         ///< remembered, per query head
+  index_t stride = 4;           ///< every so many steps one is remembered
+  index_t period = 0;           ///< slots freed at once; 0: a sixteenth of the budget
 
   index_t freed(index_t slots) const { return period > 0 ? period : std::max(slots / 16, 1); }
   void validate() const {
@@ -50,7 +50,7 @@ struct fold_decode {
     constexpr index_t some = 16;  // keys transposed at a time, a line of each element
     arena scratch(out.numbers(), 2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d +
                                      key_moments::floats(dim));
-    auto lever = scratch.column(n), of_row = scratch.column(rows);
+    auto leverage = scratch.column(n), of_row = scratch.column(rows);
     auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
     Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
     const key_moments moments = memory.counting_keys(
@@ -77,11 +77,11 @@ struct fold_decode {
           mean[i] * mean.head(i + 1).transpose();
     }
     kvfold::leverage(x, covariance, 0.01F, of_row);
-    lever.setZero();
+    leverage.setZero();
     for (index_t r = 0; r < rows; ++r) {
-      lever[order[static_cast<std::size_t>(r)]] = of_row[r];
+      leverage[order[static_cast<std::size_t>(r)]] = of_row[r];
     }
-    return {lever.data(), static_cast<std::size_t>(n)};
+    return {leverage.data(), static_cast<std::size_t>(n)};
   }
 
   /// `out.marks()` says which slots keep their bytes; of the others, the cheapest to fold go.
@@ -162,7 +162,7 @@ struct fold_decode {
     const index_t count = memory.count();
     rotation turn(rope, head.dim());
     for (index_t i = 0; i < count; ++i) {
-      turn.by(head.seen() + ahead(i, count) - memory.position(i));
+      turn.by(head.tokens_total() + ahead(i, count) - memory.position(i));
       for (index_t g = 0; g < head.group(); ++g) {
         float* q = &foreseen(Eigen::Index{g} * count + i, 0);
         std::copy_n(memory.query(g, i), head.dim(), q);

@@ -43,11 +43,11 @@ class fold_memory {
 
   /// Reference queries: as many as there is room for, evenly spread. `seen`: tokens so far.
   template <class T>
-  void remember(const query_view<T>& reference, index_t seen) {
+  void remember(const query_view<T>& reference, index_t tokens_total) {
     const index_t n = std::min(most_, reference.count);
     for (index_t i = 0; i < n; ++i) {
       const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
-      set(header + static_cast<std::size_t>(i), reference.position_of(from, seen));
+      set(header + static_cast<std::size_t>(i), reference.position_of(from, tokens_total));
       for (index_t g = 0; g < group_; ++g) {
         const T* q = reference.at(g, from);
         std::transform(q, q + dim_, at(g, i), [](T x) { return static_cast<float>(x); });
@@ -60,7 +60,7 @@ class fold_memory {
   /// slots are merged: until then they are all there to be read.
   void count_keys(const kv_head auto& head, const rope& rope) {
     set(keys, key_moments(moments(), dim_).add(head, rope, get(counted), get(keys)));
-    set(counted, head.seen());
+    set(counted, head.tokens_total());
   }
   /// The moments as they would be then, in `to [key_moments::floats(dim)]`.
   key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {

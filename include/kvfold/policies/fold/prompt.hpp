@@ -4,9 +4,9 @@
 #include <Eigen/Cholesky>
 #include <cmath>  // std::sqrt
 
-#include "kvfold/search/cluster.hpp"
 #include "kvfold/merge/fit.hpp"
 #include "kvfold/merge/polish.hpp"
+#include "kvfold/search/cluster.hpp"
 #include "kvfold/search/select.hpp"
 
 namespace kvfold {

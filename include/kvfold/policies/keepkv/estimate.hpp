@@ -7,8 +7,8 @@
 #include <span>
 
 #include "kvfold/score/dense.hpp"
-#include "kvfold/search/match.hpp"
 #include "kvfold/score/observation.hpp"
+#include "kvfold/search/match.hpp"
 #include "kvfold/state.hpp"
 
 namespace kvfold {
@@ -32,21 +32,21 @@ double log_sum(std::size_t n, F f) {
 /// q_g·k_s)` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
 /// these have underflown, from the query. O(group · length), nothing allocated.
 template <class Take>
-void each_log_score(const kv_head auto& head, const observation& seen, Take take) {
+void each_log_score(const kv_head auto& head, const observation& observed, Take take) {
   const index_t n = head.length(), group = head.group();
   const auto logit = [&](index_t g, index_t s) {
-    const row<const float> q{seen.query + std::ptrdiff_t{g} * head.dim()};
+    const row<const float> q{observed.query + std::ptrdiff_t{g} * head.dim()};
     return head.scale() * dot(head.key(s), q, head.dim());
   };
   const float heads = std::log(static_cast<float>(group));
-  const float top = *std::ranges::max_element(seen.log_sum_exp);
+  const float top = *std::ranges::max_element(observed.log_sum_exp);
   for (index_t first = 0; first < n; first += dense::array_size) {
     const index_t count = std::min(dense::array_size, n - first);
     dense::array mass = dense::array::Zero();
     for (index_t g = 0; g < group; ++g) {
       const auto at = static_cast<std::size_t>(g);
-      const float share = std::exp(seen.log_sum_exp[at] - top);
-      const float* p = seen.probabilities.data() + std::ptrdiff_t{g} * n + first;
+      const float share = std::exp(observed.log_sum_exp[at] - top);
+      const float* p = observed.probabilities.data() + std::ptrdiff_t{g} * n + first;
       for (index_t i = 0; i < count; ++i) {
         mass[i] += share * p[i];
       }
@@ -84,7 +84,7 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
               .template cast<float>();
     }
   }
-  static_assert(detail::tile_most <= dense::array_size);
+  static_assert(detail::max_tile_slots <= dense::array_size);
   dense::matrix logit = dense::matrix::Zero(queries.rows(), dense::array_size);
   detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
     const auto count = static_cast<index_t>(keys.rows());
@@ -101,14 +101,14 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
         sum += (of(g) - most).exp();
       }
       const dense::array now = most + (sum / static_cast<float>(group)).log();
-      const auto sees = [&, position = q.position_of(i, head.seen())](index_t s) {
+      const auto sees = [&, position = q.position_of(i, head.tokens_total())](index_t s) {
         return head.position(s) <= position;
       };
-      index_t seen = 0;
+      index_t visible = 0;
       for (index_t s = first; s < first + count; ++s) {
-        seen += sees(s) ? 1 : 0;
+        visible += sees(s) ? 1 : 0;
       }
-      if (seen == count) {
+      if (visible == count) {
         take(i, first, now, count);
         continue;
       }
@@ -126,32 +126,33 @@ struct moving_average {
   float decay = 0;  ///< a
 
   /// Of a block of slots.
-  void operator()(float* log_score, float* seen, const dense::array& now, index_t count) const {
+  void operator()(float* log_score, float* weight_sum, const dense::array& now,
+                  index_t count) const {
     dense::array before = dense::array::Zero(), weight = dense::array::Zero();
     std::copy_n(log_score, count, before.data());
-    std::copy_n(seen, count, weight.data());
+    std::copy_n(weight_sum, count, weight.data());
     const dense::array old = decay * weight, top = before.max(now);
     const dense::array after =
         top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
     for (index_t i = 0; i < count; ++i) {
       if (old[i] > 0 && std::isfinite(before[i]) && std::isfinite(now[i])) {
         log_score[i] = after[i];
-        seen[i] = old[i] + 1;
+        weight_sum[i] = old[i] + 1;
       } else {
-        (*this)(log_score[i], seen[i], now[i]);
+        (*this)(log_score[i], weight_sum[i], now[i]);
       }
     }
   }
 
-  void operator()(float& log_score, float& seen, float now) const {
-    const float old = decay * seen;
-    seen = old + 1;
+  void operator()(float& log_score, float& weight_sum, float now) const {
+    const float old = decay * weight_sum;
+    weight_sum = old + 1;
     if (old == 0 || !std::isfinite(log_score)) {
       log_score = now;
     } else if (now > log_score) {
-      log_score = now + std::log((old * std::exp(log_score - now) + 1) / seen);
+      log_score = now + std::log((old * std::exp(log_score - now) + 1) / weight_sum);
     } else {
-      log_score += std::log((old + std::exp(now - log_score)) / seen);
+      log_score += std::log((old + std::exp(now - log_score)) / weight_sum);
     }
   }
 };

@@ -36,23 +36,23 @@ struct entry_masses {
 
   template <class Scalar>
   KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t h, index_t s, float dot,
-                                 float mass, float& seen) const {
+                                 float mass, float& observed) const {
     const entry_table tokens = entry_table::of(cache, state, h, 0, places);
     if (s >= cache.length[h] || !tokens.shared(s)) {  // a newcomer has no numbers yet
-      return seen = cache.scale * dot + mass;
+      return observed = cache.scale * dot + mass;
     }
-    seen = entry_slope(tokens, s, cache.scale, dot);
-    return entry_log_sum(tokens, s, seen);
+    observed = entry_slope(tokens, s, cache.scale, dot);
+    return entry_log_sum(tokens, s, observed);
   }
 };
 
 /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
-/// `probability(g, ℓ)` makes a share. `seen [group]` is what `entry_masses` has left. A key that
-/// came is measured first.
+/// `probability(g, ℓ)` makes a share. `observed [group]` is what `entry_masses` has left. A key
+/// that came is measured first.
 template <class Scalar, class Probability>
-KVFOLD_DEVICE void observe_entry(const entry_rule& rule, const cache_view<Scalar>& cache,
-                                 const entry_table& tokens, index_t h, index_t s, const float* seen,
-                                 Probability probability) {
+KVFOLD_DEVICE void observe_entry(const ems_rule& rule, const cache_view<Scalar>& cache,
+                                 const entry_table& tokens, index_t h, index_t s,
+                                 const float* observed, Probability probability) {
   float& own = tokens.at(entry_table::norm, s);
   if (own < 0) {
     const Scalar* const key = cache.keys.of(h).at(s);
@@ -67,7 +67,7 @@ KVFOLD_DEVICE void observe_entry(const entry_rule& rule, const cache_view<Scalar
     const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
     tokens.credit(t,
                   combined(rule.combine, cache.group,
-                           [&](index_t g) { return probability(g, norm * seen[g]); }),
+                           [&](index_t g) { return probability(g, norm * observed[g]); }),
                   full);
   });
 }
@@ -82,7 +82,7 @@ struct measure_entries {
 
   cache_view<Scalar> cache;
   state_view state;
-  entry_rule rule;
+  ems_rule rule;
   budget limit;
   float *key_length, *value_length;  // [heads, capacity], or null: norms alone
   float* turned;                     // [heads, capacity, pitch], or null
@@ -111,7 +111,7 @@ struct measure_entries {
       }
       if (turned != nullptr) {
         float* const row = turned + cache.slot(h, s) * pitch;
-        for (index_t p = lane(); p < turning::pairs(cache.dim); p += 32) {
+        for (index_t p = lane(); p < rope_params::pairs(cache.dim); p += 32) {
           rule.turn.pair(keys.at(s), cache.dim, p, -head.position[s],
                          [&](index_t i, float x) { row[i] = x; });
         }
@@ -164,7 +164,7 @@ struct credit_tokens {
       });
     }
     for (index_t i0 = 0; !alone && i0 < queries.count; i0 += 32) {
-      ask(tokens, h, s, i0 + lane());
+      add_query(tokens, h, s, i0 + lane());
     }
   }
 
@@ -174,13 +174,13 @@ struct credit_tokens {
     tokens.at(entry_table::past, t) += late;
   }
 
-  KVFOLD_DEVICE void ask(const entry_table& tokens, index_t h, index_t s, index_t i) const {
-    const bool sees =
-        i < queries.count && tokens.head.position[s] <= queries.position_of(h, i, cache.seen[h]);
+  KVFOLD_DEVICE void add_query(const entry_table& tokens, index_t h, index_t s, index_t i) const {
+    const bool sees = i < queries.count &&
+                      tokens.head.position[s] <= queries.position_of(h, i, cache.tokens_total[h]);
     const bool shared = tokens.shared(s), late = i >= queries.count - window;
-    float slope[most_group], log_sum[most_group];
+    float slope[max_group], log_sum[max_group];
     KVFOLD_UNROLL
-    for (index_t g = 0; g < most_group; ++g) {
+    for (index_t g = 0; g < max_group; ++g) {
       slope[g] = 0, log_sum[g] = lowest_score;
       if (sees && g < cache.group) {
         const float x = dot(queries.at(h, g, i), cache.keys.of(h).at(s));
@@ -193,7 +193,7 @@ struct credit_tokens {
       const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
       float a = 0;
       KVFOLD_UNROLL
-      for (index_t g = 0; g < most_group; ++g) {
+      for (index_t g = 0; g < max_group; ++g) {
         const float p =
             log_sum[g] == lowest_score ? 0.0F : exponential(slope[g] * norm - log_sum[g]);
         a = combine != group_combine::max ? a + p : p > a ? p : a;

@@ -3,8 +3,8 @@
 
 #include <type_traits>  // std::is_same_v
 
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/device/tile.cuh"
+#include "kvfold/cuda/memory/work_memory.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -28,7 +28,7 @@ struct most_redundant {
   using shape = tile_shape<Product, depth>;
   static constexpr index_t threads = shape::threads;
   struct shared_memory {
-    typename shape::row_array leaving;
+    typename shape::row_array removed;
     typename shape::column_array kept;
     shared_array<index_t, shape::columns> slot, position;  // −1: none
     shared_array<float, shape::columns> key_length, value_length;
@@ -36,18 +36,18 @@ struct most_redundant {
 
   cache_view<Scalar> cache;
   entry_scratch entries;
-  division from;
+  keep_evict_partition from;
   bool aligned;
 
   /// Grid: heads, tiles of leaving slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t count = from.leaving_count[h], centres = from.kept_count[h];
+    const index_t count = from.removed_count[h], centres = from.kept_count[h];
     if (e0 >= count) {
       return;
     }
-    const index_t* const away = from.leaving + cache.slot(h, 0);
+    const index_t* const away = from.removed + cache.slot(h, 0);
     const index_t* const stay = from.kept + cache.slot(h, 0);
     const auto length = [&](const float* of, index_t s) {
       return s < 0 ? 0.0F : of[cache.slot(h, s)];
@@ -137,13 +137,13 @@ struct most_redundant {
       const auto part = [&](index_t s) { return s < 0 ? nullptr : rows.at(s) + i; };
       sync_block();  // the last part is used up
       shape::template load<shape::rows>(
-          shared.leaving, [&](index_t r) { return part(row_of(r)); }, rows.data, some, aligned);
+          shared.removed, [&](index_t r) { return part(row_of(r)); }, rows.data, some, aligned);
       shape::template load<shape::columns>(
           shared.kept, [&](index_t c) { return part(column_of(c)); }, rows.data, some, aligned);
       commit_async();
       wait_async<0>();
       sync_block();
-      shape::accumulate(shared.leaving, shared.kept, some, x);
+      shape::accumulate(shared.removed, shared.kept, some, x);
     }
   }
 };
@@ -164,7 +164,7 @@ struct entry_merge {
       sum += static_cast<double>(weight(member(i)));
     }
     entry_merge x{reduce_sum(sum), 0, norm, size};
-    constexpr index_t own = most_dim / 32;
+    constexpr index_t own = max_dim / 32;
     double key[own] = {};
     const auto keys = cache.keys.of(h);
     for (index_t i = 0; i < size; ++i) {
@@ -190,7 +190,8 @@ struct entry_merge {
     return total > 0 ? static_cast<double>(weight) / total : 1.0 / size;
   }
   /// Directions that cancel, to float's precision, leave the centre's own.
-  KVFOLD_DEVICE edge of_member(index_t s, bool centre, float weight, float key_length) const {
+  KVFOLD_DEVICE merge_source of_member(index_t s, bool centre, float weight,
+                                       float key_length) const {
     const auto scaled =
         static_cast<float>(static_cast<double>(norm) * unit(weight, key_length) / length);
     const float key = length > 1e-6 ? (scaled - scaled == 0 ? scaled : 0.0F) : centre ? 1.0F : 0.0F;
@@ -210,7 +211,8 @@ struct entry_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
-                                const head_context& head, edge* row, index_t size, float&) const {
+                                const head_context& head, merge_source* row, index_t size,
+                                float&) const {
     const float *const w = weight + head.first, *const length = key_length + head.first;
     const auto made = entry_merge::of(
         cache, h, size, head.column(entry_table::norm, row[0].source),

@@ -2,17 +2,17 @@
 #pragma once
 
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/score/column_scores.cuh"
-#include "kvfold/cuda/policies/ems/update_table.cuh"
-#include "kvfold/cuda/policies/ems/match.cuh"
-#include "kvfold/cuda/policies/ems/scores.cuh"
 #include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/ems/match.cuh"
+#include "kvfold/cuda/policies/ems/scores.cuh"
+#include "kvfold/cuda/policies/ems/update_table.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
 
 namespace kvfold::cuda::detail {
 
 template <class Scalar>
-void measure_slots(const entry_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const budget& limit, const entry_scratch& to, stream stream) {
   using measure = measure_entries<Scalar>;
   launch(measure{cache, state, rule, limit, to.key_length, to.value_length, to.turned, to.pitch,
@@ -25,9 +25,8 @@ void measure_slots(const entry_rule& rule, const cache_view<Scalar>& cache, cons
 /// A prompt's attention into the tokens' scores. Four launches. Column sums of heads whose entries
 /// are shared are made in vain: which these are stays on the device.
 template <class Scalar, index_t Depth>
-void observe_tokens(const entry_rule& rule, const cache_view<Scalar>& cache,
-                    const state_view& state, const query_rows<Scalar>& queries,
-                    const prompt_memory& work, stream stream) {
+void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                    const query_rows<Scalar>& queries, const prompt_memory& work, stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
@@ -52,10 +51,10 @@ void observe_tokens(const entry_rule& rule, const cache_view<Scalar>& cache,
 /// Brings every head that `limit` asks to `limit.target` slots; `prompt`: as after one. Eight
 /// launches.
 template <class Scalar>
-void merge_entries(const entry_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const budget& limit, bool prompt, const plan_memory& work, stream stream) {
   const extent heads{static_cast<unsigned>(cache.heads)};
-  const division& d = work.divided;
+  const keep_evict_partition& d = work.divided;
   const entry_scratch& own = work.entries;
   measure_slots(rule, cache, state, limit, own, stream);
   launch(weigh_entries<Scalar>{cache, state, rule, limit, own, prompt, nullptr}, heads, stream);

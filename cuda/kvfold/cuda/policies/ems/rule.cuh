@@ -3,21 +3,21 @@
 
 #include <cstring>  // std::memcpy
 
-#include "kvfold/cuda/policies/context.cuh"
 #include "kvfold/cuda/memory/rope_params.cuh"
+#include "kvfold/cuda/policies/context.cuh"
 
 namespace kvfold::cuda {
 
 /// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores. Nobody's
 /// order is known before all tokens are, so slots leave in launches of their own.
-struct entry_rule {
+struct ems_rule {
   static constexpr bool observes = true, leaves = true, merges = true, shares = true;
   group_combine combine = group_combine::sum;
   index_t sinks = 4, window = 32, kernel = 7;
   float gamma = 4, threshold = 0.6F;
   bool with_position = true;
   index_t table = 0;
-  turning turn = {};  ///< without position only
+  rope_params turn = {};  ///< without position only
 
   /// (γ − 1) times so many, rounded.
   KVFOLD_HD double beyond(index_t slots) const {
@@ -42,7 +42,7 @@ struct entry_rule {
   KVFOLD_DEVICE void observed(const head_context& head) const {
     head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
   }
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return protection{sinks, window, head.newest}(head.position[s]);
   }
 };

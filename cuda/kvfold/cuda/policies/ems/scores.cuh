@@ -1,9 +1,9 @@
 /// EMS: the scores of tokens, the weights of entries, and who is a centre.
 #pragma once
 
-#include "kvfold/cuda/policies/ems/attention.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/policies/ems/attention.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -22,7 +22,7 @@ struct weigh_entries {
 
   cache_view<Scalar> cache;
   state_view state;
-  entry_rule rule;
+  ems_rule rule;
   budget limit;
   entry_scratch to;
   bool prompt;
@@ -115,7 +115,7 @@ struct weigh_entries {
     candidate best = 0;
     index_t own = -1;
     for (index_t s = thread_index(); s < n; s += threads) {
-      if (!rule.stays(tokens.head, s)) {
+      if (!rule.is_protected(tokens.head, s)) {
         const candidate c = least_candidate(ordered(weight[s]), tokens.head.position[s]);
         own = c > best ? s : own;
         best = c > best ? c : best;
@@ -138,10 +138,10 @@ struct divide_entries {
 
   cache_view<Scalar> cache;
   state_view state;
-  entry_rule rule;
+  ems_rule rule;
   budget limit;
   entry_scratch from;
-  division to;
+  keep_evict_partition to;
   bool prompt;  // what is beyond the band goes
 
   /// Grid: heads.
@@ -161,10 +161,10 @@ struct divide_entries {
     index_t others = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
       const index_t s = base + thread_index();
-      const bool other = s < n && !rule.stays(head, s);
+      const bool other = s < n && !rule.is_protected(head, s);
       const auto before = block_prefix(shared.sort.prefix, turn, other ? 1 : 0, 0);
       if (s < n) {
-        to.into[cache.slot(h, s)] = other ? division::gone : s;
+        to.into[cache.slot(h, s)] = other ? keep_evict_partition::gone : s;
       }
       if (other) {
         order[others + before.a] = s;

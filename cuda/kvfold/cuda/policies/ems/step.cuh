@@ -1,10 +1,10 @@
 /// EMS in a step: the entry of least score joins the centre most like it, or leaves.
 #pragma once
 
+#include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/merge/slot_removals.cuh"
 #include "kvfold/cuda/policies/ems/match.cuh"
 #include "kvfold/cuda/policies/ems/scores.cuh"
-#include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/search/nearest_tile.cuh"
 
 namespace kvfold::cuda::detail {
@@ -24,7 +24,7 @@ struct leave_for_centre {
   cache_view<Scalar> cache;
   state_view state;
   partial_attention from;
-  entry_rule rule;
+  ems_rule rule;
   entry_scratch entries;
   bool aligned;
 
@@ -32,32 +32,32 @@ struct leave_for_centre {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const auto tile = static_cast<index_t>(block_index().y);
-    const index_t leaving = from.victims[h];
-    if (leaving < 0) {
+    const index_t removed = from.victims[h];
+    if (removed < 0) {
       return;
     }
     const index_t n = cache.length[h];
     const entry_table tokens =
         entry_table::of(cache, state, h, cache.position[cache.slot(h, n - 1)], entries.places);
     const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.near_tiles,
-                                    most_like(tokens, h, tile, n, leaving));
+                                    most_like(tokens, h, tile, n, removed));
     if (best.last) {
-      leave(shared, tokens, h, n, leaving, best.of);
+      leave(shared, tokens, h, n, removed, best.of);
     }
   }
 
  private:
   KVFOLD_DEVICE candidate most_like(const entry_table& tokens, index_t h, index_t tile, index_t n,
-                                    index_t leaving) const {
+                                    index_t removed) const {
     candidate best = 0;
     sweep_tile<Scalar, threads>(tile, n, cache.dim, [&](const tile_rows& rows) {
       float keys[tile_rows::many], values[tile_rows::many];
-      cosines(cache.keys.of(h), leaving, rows, cache.dim, aligned, keys);
-      cosines(cache.values.of(h), leaving, rows, cache.dim, aligned, values);
+      cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, keys);
+      cosines(cache.values.of(h), removed, rows, cache.dim, aligned, values);
       KVFOLD_UNROLL
       for (index_t u = 0; u < tile_rows::many; ++u) {
         const index_t s = rows.slot(u);
-        const bool centre = s < rows.end && s != leaving && !rule.stays(tokens.head, s);
+        const bool centre = s < rows.end && s != removed && !rule.is_protected(tokens.head, s);
         const candidate c = centre ? most_candidate(ordered(redundancy(keys[u], values[u])),
                                                     tokens.head.position[s])
                                    : candidate{0};
@@ -68,27 +68,27 @@ struct leave_for_centre {
   }
 
   KVFOLD_DEVICE void leave(shared_memory& shared, const entry_table& tokens, index_t h, index_t n,
-                           index_t leaving, candidate best) const {
+                           index_t removed, candidate best) const {
     const bool joins = best != 0 && number_of(static_cast<unsigned>(best >> 32)) >= rule.threshold;
     index_t into = -1;
     for (index_t s = thread_index(); s < n && joins; s += threads) {
       into = tokens.head.position[s] == most_slot(best) ? s : into;
     }
     into = block_max(shared.number, into);
-    const bool along = make_room(shared, tokens, h, n, leaving, into);
+    const bool along = make_room(shared, tokens, h, n, removed, into);
     if (thread_index() == 0) {
       if (joins) {
         const index_t end = tokens.last(into);
-        tokens.join(end, leaving, along ? tokens.take_place() : entry_table::none);
+        tokens.join(end, removed, along ? tokens.take_place() : entry_table::none);
       }
       from.tickets[h] = 0;
     }
     if (joins) {
-      merge_slot<threads>(cache, state, tokens.head, h, into, leaving,
-                          joined(tokens, h, into, leaving));
+      merge_slot<threads>(cache, state, tokens.head, h, into, removed,
+                          joined(tokens, h, into, removed));
     }
-    if (leaving != n - 1) {
-      move_slot<threads>(cache, state, tokens.head, h, leaving, n - 1, aligned);
+    if (removed != n - 1) {
+      move_slot<threads>(cache, state, tokens.head, h, removed, n - 1, aligned);
     }
     if (thread_index() == 0) {
       cache.length[h] = n - 1;
@@ -99,10 +99,10 @@ struct leave_for_centre {
   /// later in the table, where the leaving's come behind those of `into`. May the centre of the
   /// leaving come along?
   KVFOLD_DEVICE bool make_room(shared_memory& shared, const entry_table& tokens, index_t h,
-                               index_t n, index_t leaving, index_t into) const {
+                               index_t n, index_t removed, index_t into) const {
     if (thread_index() == 0 && into < 0) {
-      while (tokens.shared(leaving)) {
-        tokens.remove_after(leaving);
+      while (tokens.shared(removed)) {
+        tokens.remove_after(removed);
       }
     }
     sync_block();
@@ -114,7 +114,7 @@ struct leave_for_centre {
     for (; more > 0; --more) {
       const auto each_candidate = [&](auto see) {  // see(score, place in the table)
         for (index_t s = thread_index(); s < n; s += threads) {
-          const bool leaves = s == leaving;
+          const bool leaves = s == removed;
           candidate place = static_cast<candidate>(leaves ? into : s) << 32 |
                             static_cast<unsigned>(leaves ? tokens.names() : 0);
           tokens.each(s, [&](index_t t) {
@@ -142,7 +142,7 @@ struct leave_for_centre {
       if (of_leaving && step == 0) {
         along = false;
       } else if (thread_index() == 0) {
-        index_t before = of_leaving ? leaving : row;
+        index_t before = of_leaving ? removed : row;
         for (; step > 1; --step) {
           before = tokens.after(before);
         }
@@ -154,16 +154,16 @@ struct leave_for_centre {
   }
 
   KVFOLD_DEVICE joining joined(const entry_table& tokens, index_t h, index_t into,
-                               index_t leaving) const {
+                               index_t removed) const {
     const float* const weight = entries.weight + cache.slot(h, 0);
     const float lengths[2] = {length(cache.keys.of(h).at(into)),
-                              length(cache.keys.of(h).at(leaving))};
+                              length(cache.keys.of(h).at(removed))};
     const auto made = entry_merge::of(
         cache, h, 2, tokens.at(entry_table::norm, into),
-        [&](index_t i) { return i == 0 ? into : leaving; }, [&](index_t s) { return weight[s]; },
+        [&](index_t i) { return i == 0 ? into : removed; }, [&](index_t s) { return weight[s]; },
         [&](index_t s) { return s == into ? lengths[0] : lengths[1]; });
-    const edge stay = made.of_member(into, true, weight[into], lengths[0]);
-    const edge leave = made.of_member(leaving, false, weight[leaving], lengths[1]);
+    const merge_source stay = made.of_member(into, true, weight[into], lengths[0]);
+    const merge_source leave = made.of_member(removed, false, weight[removed], lengths[1]);
     return {true,
             {stay.key_weight, leave.key_weight},
             {stay.value_weight, leave.value_weight},
@@ -182,7 +182,7 @@ struct leave_for_centre {
 
 /// Two launches, for the heads that the step has asked.
 template <class Scalar>
-void leave_entry(const entry_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+void leave_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                  const budget& limit, const step_memory& work, stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
   launch(weigh_entries<Scalar>{cache, state, rule, limit, work.plan.entries, false,

@@ -22,7 +22,7 @@ struct carry_entries {
 
   cache_view<Scalar> cache;
   state_view state;
-  entry_rule rule;
+  ems_rule rule;
   plan_view plan;
   entry_scratch work;
 
@@ -36,36 +36,36 @@ struct carry_entries {
     const entry_table tokens = entry_table::of(cache, state, h, 0, work.places);
     const index_t n = cache.length[h];
     const index_t* const begin = plan.begin + cache.bound(h, 0);
-    const edge* const edges = plan.edges + cache.slot(h, 0);
+    const merge_source* const sources = plan.sources + cache.slot(h, 0);
     index_t* const mark = work.mark + work.at(h, 0);
     const index_t sharing = static_cast<index_t>(tokens.counted(entry_table::sharing));
     sync_block();  // all have read
-    mark_members(mark, edges, begin, rows, n);
+    mark_members(mark, sources, begin, rows, n);
     const index_t gone = free_lists(shared, tokens, mark, h, n);
     const index_t joining = begin[rows] - rows;
     const index_t most = rule.most_sharing(rows, work.places);
     const index_t more = sharing - gone + joining - most;
     index_t freed = gone;
     if (more > 0) {
-      freed += make_room(shared, tokens, edges, begin[rows], mark, h, more, gone);
+      freed += make_room(shared, tokens, sources, begin[rows], mark, h, more, gone);
     }
-    take_places(shared, tokens, edges, begin[rows], mark, h, sharing, freed);
-    join(tokens, edges, begin, rows, mark, h);
+    take_places(shared, tokens, sources, begin[rows], mark, h, sharing, freed);
+    join(tokens, sources, begin, rows, mark, h);
   }
 
  private:
   /// What becomes of a token, in `mark`.
   enum fate : index_t { left_behind, taken_along, anchor, away };
 
-  KVFOLD_DEVICE static void mark_members(index_t* mark, const edge* edges, const index_t* begin,
-                                         index_t rows, index_t n) {
+  KVFOLD_DEVICE static void mark_members(index_t* mark, const merge_source* sources,
+                                         const index_t* begin, index_t rows, index_t n) {
     for (index_t s = thread_index(); s < n; s += threads) {
       mark[s] = away;
     }
     sync_block();
     for (index_t r = thread_index(); r < rows; r += threads) {
       for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
-        mark[edges[e].source] = e == begin[r] ? anchor : taken_along;
+        mark[sources[e].source] = e == begin[r] ? anchor : taken_along;
       }
     }
     sync_block();
@@ -91,15 +91,15 @@ struct carry_entries {
   /// The `more` of least score leave: centres are marked, others taken out of their lists and put
   /// behind `freed`. Returns how many of these there are.
   KVFOLD_DEVICE index_t make_room(shared_memory& shared, const entry_table& tokens,
-                                  const edge* edges, index_t count, index_t* mark, index_t h,
-                                  index_t more, index_t freed) const {
+                                  const merge_source* sources, index_t count, index_t* mark,
+                                  index_t h, index_t more, index_t freed) const {
     index_t* const order = work.order + work.at(h, 0);
     const float* const score = work.score + work.at(h, 0);
     index_t candidates = 0;
     const auto own = [&](index_t e) {  // tokens of this source that may leave
-      return e < count
-                 ? tokens.count(edges[e].source) - (mark[edges[e].source] == taken_along ? 0 : 1)
-                 : 0;
+      return e < count ? tokens.count(sources[e].source) -
+                             (mark[sources[e].source] == taken_along ? 0 : 1)
+                       : 0;
     };
     for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
       candidates += block_prefix(shared.sort.prefix, turn, own(base + thread_index()), 0).all_a;
@@ -110,7 +110,7 @@ struct carry_entries {
       const index_t e = base + thread_index();
       const auto before = block_prefix(shared.sort.prefix, turn, own(e), 0);
       index_t at = later - before.a;
-      const index_t s = e < count ? edges[e].source : entry_table::none;
+      const index_t s = e < count ? sources[e].source : entry_table::none;
       tokens.each(s, [&](index_t t) {
         if (t != s || mark[s] == taken_along) {
           order[--at] = t;
@@ -140,7 +140,7 @@ struct carry_entries {
     }
     sync_block();
     for (index_t e = thread_index(); e < count; e += threads) {
-      for (index_t t = edges[e].source; t != entry_table::none; t = tokens.after(t)) {
+      for (index_t t = sources[e].source; t != entry_table::none; t = tokens.after(t)) {
         index_t next = tokens.after(t);
         while (next != entry_table::none && mark[next] == left_behind) {
           next = tokens.after(next);
@@ -153,14 +153,14 @@ struct carry_entries {
 
   /// The freed become one list; every centre that joins gets a place, in `order` by edge.
   KVFOLD_DEVICE void take_places(shared_memory& shared, const entry_table& tokens,
-                                 const edge* edges, index_t count, const index_t* mark, index_t h,
-                                 index_t sharing, index_t freed) const {
+                                 const merge_source* sources, index_t count, const index_t* mark,
+                                 index_t h, index_t sharing, index_t freed) const {
     index_t* const place = work.order + work.at(h, 0);
     const index_t* const free = work.freed + work.at(h, 0);
     index_t wanted = 0;
     for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
       const index_t e = base + thread_index();
-      const bool joins = e < count && mark[edges[e].source] == taken_along;
+      const bool joins = e < count && mark[sources[e].source] == taken_along;
       const auto before = block_prefix(shared.sort.prefix, turn, joins ? 1 : 0, 0);
       const index_t k = wanted + before.a;
       if (joins) {  // or a number, for those that are not freed now
@@ -180,7 +180,7 @@ struct carry_entries {
     sync_block();
     const index_t held = shared.held[0], left = freed - wanted > 0 ? freed - wanted : 0;
     for (index_t e = thread_index(); e < count; e += threads) {
-      if (mark[edges[e].source] == taken_along && place[e] < 0) {
+      if (mark[sources[e].source] == taken_along && place[e] < 0) {
         const index_t k = -2 - place[e];
         place[e] = k < held ? older[k] : tokens.slots + used + k - held;
       }
@@ -204,13 +204,14 @@ struct carry_entries {
   }
 
   /// A thread a row.
-  KVFOLD_DEVICE void join(const entry_table& tokens, const edge* edges, const index_t* begin,
-                          index_t rows, const index_t* mark, index_t h) const {
+  KVFOLD_DEVICE void join(const entry_table& tokens, const merge_source* sources,
+                          const index_t* begin, index_t rows, const index_t* mark,
+                          index_t h) const {
     const index_t* const place = work.order + work.at(h, 0);
     for (index_t r = thread_index(); r < rows; r += threads) {
-      index_t end = begin[r + 1] - begin[r] > 1 ? tokens.last(edges[begin[r]].source) : 0;
+      index_t end = begin[r + 1] - begin[r] > 1 ? tokens.last(sources[begin[r]].source) : 0;
       for (index_t e = begin[r] + 1; e < begin[r + 1]; ++e) {
-        const index_t s = edges[e].source;
+        const index_t s = sources[e].source;
         end = tokens.join(end, s, mark[s] == taken_along ? place[e] : entry_table::none);
       }
     }

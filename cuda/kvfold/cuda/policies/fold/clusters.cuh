@@ -1,19 +1,20 @@
 /// fold's plan of a prompt, launch by launch.
 #pragma once
 
-#include "kvfold/cuda/search/clusters.cuh"
+#include "kvfold/cuda/merge/ridge.cuh"
 #include "kvfold/cuda/policies/fold/plans.cuh"
 #include "kvfold/cuda/policies/fold/space.cuh"
 #include "kvfold/cuda/score/reference_output.cuh"
-#include "kvfold/cuda/merge/ridge.cuh"
+#include "kvfold/cuda/search/clusters.cuh"
 #include "kvfold/cuda/search/seeds.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// The nearest of `count` centres to every slot of `rows`.
 template <class Scalar, index_t Depth>
-void find_centres(const cache_view<Scalar>& cache, const division& d, const slot_lists& rows,
-                  const index_t* count, const centre_rows& centres, stream stream) {
+void find_centres(const cache_view<Scalar>& cache, const keep_evict_partition& d,
+                  const slot_lists& rows, const index_t* count, const centre_rows& centres,
+                  stream stream) {
   using kernel = nearest_centre<Scalar, Depth>;
   constexpr index_t tile = kernel::shape::rows;
   launch(kernel{cache, d.rows, rows, count, centres, d.nearest, cache.aligned()},
@@ -32,7 +33,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
-  const division& d = work.divided;
+  const keep_evict_partition& d = work.divided;
   const prompt_scratch& own = work.prompt;
   const index_t all = queries.count * cache.group, dim = cache.dim;
   const bool primal = target <= all;
@@ -88,7 +89,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
-  const division& d = work.divided;
+  const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
   const prompt_scratch& more = work.prompt;
   const prompt_options& options = rule.prompt;
@@ -105,10 +106,10 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          {heads}, stream);
   using leverage = measure_leverage<Scalar>;
   const extent slots{heads, shares(cache.capacity, leverage::slots)};
-  launch(leverage{cache, nullptr, all, rule.turn, d.rows, own.factor, own.lever}, slots, stream);
-  launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.lever, more.least},
+  launch(leverage{cache, nullptr, all, rule.turn, d.rows, own.factor, own.leverage}, slots, stream);
+  launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage, more.least},
          {heads}, stream);
-  select_into(d, pin_rule{rule, own.lever, more.least, limit.target, false}, cache, state, limit,
+  select_into(d, pin_rule{rule, own.leverage, more.least, limit.target, false}, cache, state, limit,
               stream);
 
   // The mass of slots, and the space.
@@ -124,9 +125,9 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   using metric = query_metric<Scalar>;
   launch(metric{cache, queries, more.space.metric}, {heads, shares(cache.dim, metric::rows)},
          stream);
-  launch(space_squares<Scalar>{cache, d.rows, more.space.metric, own.lever, more.distance}, slots,
-         stream);
-  launch(weigh_space<Scalar>{cache, d.rows, own.lever, more.distance, own.mass, options.floor,
+  launch(space_squares<Scalar>{cache, d.rows, more.space.metric, own.leverage, more.distance},
+         slots, stream);
+  launch(weigh_space<Scalar>{cache, d.rows, own.leverage, more.distance, own.mass, options.floor,
                              more.space.inverse, more.space.square, more.space.pull},
          {heads}, stream);
 
@@ -154,7 +155,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
     launch(group_members<Scalar>{cache, d.rows, d.leaving_list(), d.nearest.into, d.kept_count,
                                  more.members, more.met, more.centre, work.plan.begin},
            {heads}, stream);
-    place({more.members, d.leaving_count}, work.plan.begin);
+    place({more.members, d.removed_count}, work.plan.begin);
   }
   find();
   launch(name_clusters<Scalar>{cache, d}, {heads}, stream);

@@ -3,8 +3,8 @@
 
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/cholesky.cuh"
-#include "kvfold/cuda/policies/fold/rule.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/policies/fold/rule.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -17,12 +17,12 @@ struct add_moments {
   static constexpr index_t rows = 16;  // of the triangle, a block
   static constexpr index_t most = 1 << 24;
   struct shared_memory {
-    shared_array<float, some * most_dim> x;
+    shared_array<float, some * max_dim> x;
   };
 
   cache_view<Scalar> cache;
   key_memory moments;
-  turning turn;
+  rope_params turn;
   budget limit;
   index_t* planned;  // [heads] 0: the head is brought back to the budget; −1: it is not
 
@@ -50,13 +50,13 @@ struct add_moments {
         continue;  // the same in every warp
       }
       const index_t held = count_lanes(fresh);
-      const index_t pairs = turning::pairs(cache.dim);
+      const index_t pairs = rope_params::pairs(cache.dim);
       sync_block();  // the last keys are used up
       for (index_t e = thread_index(); e < some * pairs; e += threads) {
         const index_t r = e / pairs;
         if ((fresh >> r & 1U) != 0) {
           turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -position[s0 + r],
-                    [&](index_t i, float x) { shared.x[r * most_dim + i] = x; });
+                    [&](index_t i, float x) { shared.x[r * max_dim + i] = x; });
         }
       }
       sync_block();
@@ -69,13 +69,13 @@ struct add_moments {
           float sum = 0;
           for (unsigned left = fresh; left != 0; left &= left - 1) {
             const index_t r = lowest_lane(left);
-            sum += share * shared.x[r * most_dim + i] * shared.x[r * most_dim + j];
+            sum += share * shared.x[r * max_dim + i] * shared.x[r * max_dim + j];
           }
           row[j] += sum - lost * row[j];
         }
         float sum = 0;
         for (unsigned left = fresh; left != 0; left &= left - 1) {
-          sum += share * shared.x[lowest_lane(left) * most_dim + i];
+          sum += share * shared.x[lowest_lane(left) * max_dim + i];
         }
         if (lane() == 0) {
           float& mean = memory.mean()[i];
@@ -139,7 +139,7 @@ struct invert_covariance {
       constexpr index_t most = add_moments<Scalar>::most;
       count += note.get(fold_floats::keys);
       note.set(fold_floats::keys, count < most ? count : most);
-      note.set(fold_floats::counted, cache.seen[h]);
+      note.set(fold_floats::counted, cache.tokens_total[h]);
     }
   }
 };
@@ -152,16 +152,16 @@ struct measure_leverage {
   static constexpr index_t own = 4;  // slots of a warp
   static constexpr index_t slots = threads / 32 * own;
   struct shared_memory {
-    shared_array<float, slots * most_dim> x;
+    shared_array<float, slots * max_dim> x;
   };
 
   cache_view<Scalar> cache;
   const float* tokens;  // [heads, capacity] that slots hold; null: all are measured
   key_memory moments;
-  turning turn;
+  rope_params turn;
   const index_t* planned;
   const float* factor;  // [heads, dim, dim] L⁻¹
-  float* lever;         // [heads, capacity]
+  float* leverage;      // [heads, capacity]
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -175,10 +175,10 @@ struct measure_leverage {
       return s < n && (tokens == nullptr || tokens[cache.slot(h, s)] == 1.0F);
     };
     const auto keys = cache.keys.of(h);
-    const index_t pairs = turning::pairs(cache.dim);
+    const index_t pairs = rope_params::pairs(cache.dim);
     for (index_t e = thread_index(); e < slots * pairs; e += threads) {
       const index_t r = e / pairs;
-      const auto put = [&](index_t i, float x) { shared.x[r * most_dim + i] = x; };
+      const auto put = [&](index_t i, float x) { shared.x[r * max_dim + i] = x; };
       if (wanted(s0 + r)) {
         turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -cache.position[cache.slot(h, s0 + r)],
                   [&](index_t i, float x) { put(i, x - mean[i]); });
@@ -195,7 +195,7 @@ struct measure_leverage {
         const float m = a[std::ptrdiff_t{j} * cache.dim + i];
         KVFOLD_UNROLL
         for (index_t u = 0; u < own; ++u) {
-          y[u] += m * shared.x[(warp() * own + u) * most_dim + j];
+          y[u] += m * shared.x[(warp() * own + u) * max_dim + j];
         }
       }
       KVFOLD_UNROLL
@@ -208,7 +208,7 @@ struct measure_leverage {
       const float all = reduce_sum(square[u]);
       const index_t s = s0 + warp() * own + u;
       if (lane() == 0 && s < n) {
-        lever[cache.slot(h, s)] = wanted(s) ? all : 0.0F;
+        leverage[cache.slot(h, s)] = wanted(s) ? all : 0.0F;
       }
     }
   }

@@ -1,9 +1,9 @@
 /// fold: the cheapest pairs by Ward's cost become one, and how rows are made of them.
 #pragma once
 
+#include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/policies/fold/queries.cuh"
 #include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/device/block_radix_select.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -19,7 +19,7 @@ struct choose_cheapest {
   };
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
   index_t target;
 
   /// Grid: heads.
@@ -28,8 +28,8 @@ struct choose_cheapest {
     if (of.rows[h] < 0) {
       return;
     }
-    index_t* const list = of.leaving + cache.slot(h, 0);
-    const index_t count = of.leaving_count[h], leave = cache.length[h] - target;
+    index_t* const list = of.removed + cache.slot(h, 0);
+    const index_t count = of.removed_count[h], leave = cache.length[h] - target;
     const auto order = [&](index_t e) {
       const bool joins = of.nearest.into[cache.slot(h, e)] >= 0;
       return ordered(joins ? of.nearest.similarity[cache.slot(h, e)] : -ward_similarity::no_cost);
@@ -54,7 +54,7 @@ struct choose_cheapest {
       gone += before.all_a, equals += before.all_b;
     }
     if (thread_index() == 0) {
-      of.leaving_count[h] = gone, of.kept_count[h] = count - gone;
+      of.removed_count[h] = gone, of.kept_count[h] = count - gone;
     }
   }
 };
@@ -66,7 +66,7 @@ template <class Scalar, class Queries>
 struct fit_rows {
   static constexpr index_t threads = 256;
   struct shared_memory {
-    shared_array<float, threads / 32 * most_dim> key;
+    shared_array<float, threads / 32 * max_dim> key;
   };
 
   cache_view<Scalar> cache;
@@ -81,8 +81,8 @@ struct fit_rows {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
-      edge* const row = plan.edges + cache.slot(h, begin[r]);
-      const bool cluster = (into[cache.slot(h, row[0].source)] & division::fresh) != 0;
+      merge_source* const row = plan.sources + cache.slot(h, begin[r]);
+      const bool cluster = (into[cache.slot(h, row[0].source)] & keep_evict_partition::fresh) != 0;
       if (begin[r + 1] - begin[r] > 1 || cluster) {
         fit(shared, h, row, begin[r + 1] - begin[r], plan.log_mass[cache.slot(h, r)]);
       }
@@ -90,7 +90,7 @@ struct fit_rows {
   }
 
  private:
-  KVFOLD_DEVICE void fit(shared_memory& shared, index_t h, edge* row, index_t size,
+  KVFOLD_DEVICE void fit(shared_memory& shared, index_t h, merge_source* row, index_t size,
                          float& log_mass) const {
     float weight = 0, members = 0;
     for (index_t e = lane(); e < size; e += 32) {
@@ -104,7 +104,7 @@ struct fit_rows {
     }
     sync_warp();
     const auto keys = cache.keys.of(h);
-    const index_t first = warp() * most_dim;
+    const index_t first = warp() * max_dim;
     for (index_t i = lane(); i < cache.dim; i += 32) {
       float x = 0;
       for (index_t e = 0; e < size; ++e) {

@@ -1,11 +1,11 @@
 /// fold's plans, launch by launch.
 #pragma once
 
+#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
-#include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda::detail {
@@ -19,7 +19,7 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
-  const division& d = work.divided;
+  const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
   using moments = add_moments<Scalar>;
   const key_memory memory{state.memory, state.floats, rule.queries};
@@ -28,9 +28,9 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   launch(invert_covariance<Scalar>{cache, memory, memory, d.rows, own.factor, 0.01F}, {heads},
          stream);
   using leverage = measure_leverage<Scalar>;
-  launch(leverage{cache, state.columns, memory, rule.turn, d.rows, own.factor, own.lever},
+  launch(leverage{cache, state.columns, memory, rule.turn, d.rows, own.factor, own.leverage},
          {heads, shares(cache.capacity, leverage::slots)}, stream);
-  select_into(d, pin_rule{rule, own.lever, nullptr, limit.target, true}, cache, state, limit,
+  select_into(d, pin_rule{rule, own.leverage, nullptr, limit.target, true}, cache, state, limit,
               stream);
 
   const foreseen_rows queries{own.foreseen, rule.queries, cache.group, pitch_of(cache.dim),

@@ -1,8 +1,8 @@
 /// fold: the remembered queries at the positions to come, and what they ask for.
 #pragma once
 
-#include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/policies/fold/keys.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -53,11 +53,11 @@ struct foresee {
       return;
     }
     const fold_floats memory = key_memory{state.memory, state.floats, rule.queries}.of(cache, h);
-    const index_t count = memory.count(), pairs = turning::pairs(cache.dim);
+    const index_t count = memory.count(), pairs = rope_params::pairs(cache.dim);
     for (index_t e = thread_index(); e < count * pairs; e += threads) {
       const index_t i = e / pairs, slot = memory.slot_of(i);
       const index_t turns =
-          cache.seen[h] + rule.ahead(i, count) - memory.get(fold_floats::header + slot);
+          cache.tokens_total[h] + rule.ahead(i, count) - memory.get(fold_floats::header + slot);
       float* const row = to + (of.at(h, g, i) - of.data);
       rule.turn.pair(memory.at(g, slot), cache.dim, e % pairs, turns,
                      [&](index_t j, float x) { row[j] = x; });

@@ -1,8 +1,8 @@
 /// fold after a prompt: the reference queries remembered, and who stands out by them.
 #pragma once
 
-#include "kvfold/cuda/policies/fold/queries.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/policies/fold/queries.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -55,7 +55,7 @@ struct remember_reference {
       memory.at(g, i)[e % cache.dim] = to_float(queries.at(h, g, place(i))[e % cache.dim]);
     }
     for (index_t i = thread_index(); i < n; i += threads) {
-      memory.set(fold_floats::header + i, queries.position_of(h, place(i), cache.seen[h]));
+      memory.set(fold_floats::header + i, queries.position_of(h, place(i), cache.tokens_total[h]));
     }
     if (thread_index() == 0) {
       memory.set(fold_floats::held, n), memory.set(fold_floats::newest, n - 1);
@@ -75,11 +75,11 @@ struct pool_leverage {
   };
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
   index_t pool;
   float outlier;
-  float* lever;  // [heads, capacity]
-  float* least;  // [heads]
+  float* leverage;  // [heads, capacity]
+  float* least;     // [heads]
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -90,7 +90,7 @@ struct pool_leverage {
     const index_t n = cache.length[h];
     const index_t* const position = cache.position + cache.slot(h, 0);
     index_t* const list = of.kept + cache.slot(h, 0);
-    float* const raw = lever + cache.slot(h, 0);
+    float* const raw = leverage + cache.slot(h, 0);
     float* const means = of.similarity + cache.slot(h, 0);
     index_t newest = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
@@ -99,7 +99,7 @@ struct pool_leverage {
     }
     newest = block_max(shared.sort.number, newest);
     const index_t* const order = block_sort(
-        shared.sort, list, of.leaving + cache.slot(h, 0), n, static_cast<unsigned>(newest),
+        shared.sort, list, of.removed + cache.slot(h, 0), n, static_cast<unsigned>(newest),
         [&](index_t s) { return static_cast<unsigned>(position[s]); });
     float sum = 0;
     for (index_t i = thread_index(); i < n; i += threads) {

@@ -3,8 +3,8 @@
 
 #include <cstring>  // std::memcpy
 
-#include "kvfold/cuda/policies/context.cuh"
 #include "kvfold/cuda/memory/rope_params.cuh"
+#include "kvfold/cuda/policies/context.cuh"
 
 namespace kvfold::cuda {
 
@@ -29,7 +29,7 @@ struct fold_rule {
   index_t horizon = 256;
   double fade = 16;
   prompt_options prompt = {};
-  turning turn = {};
+  rope_params turn = {};
 
   KVFOLD_HD index_t freed(index_t slots) const {
     return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
@@ -38,7 +38,7 @@ struct fold_rule {
     const index_t some = share_of(recent_share, slots);
     return recent < some ? recent : some;
   }
-  /// `kvfold::lookahead`
+  /// `kvfold::future_positions`
   KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
     if (fade - fade != 0) {
       return static_cast<index_t>(static_cast<long long>(i) * horizon / n);
@@ -49,7 +49,7 @@ struct fold_rule {
 
   KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
   KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool stays(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
   KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
 };
 
@@ -121,7 +121,7 @@ struct key_memory {
 struct pin_rule {
   static constexpr bool leaves = true;
   fold_rule fold;
-  const float* lever;            // [heads, capacity]
+  const float* leverage;         // [heads, capacity]
   const float* least = nullptr;  // [heads]; null: whatever it is
   index_t target;
   bool decodes;  // as many slots as there will be before the next plan
@@ -137,23 +137,23 @@ struct pin_rule {
     outliers = static_cast<index_t>(fold.share * static_cast<float>(slots - fold.sinks - latest));
     outliers = outliers > 0 ? outliers : 0;
   }
-  KVFOLD_DEVICE bool stays(const head_context& head, index_t s) const {
+  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return protection{fold.sinks, latest, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE bool outlying(const head_context& head, index_t s) const {
-    const float x = lever[head.first + s];
+    const float x = leverage[head.first + s];
     return head.column(fold_rule::tokens, s) == 1.0F &&
            (least == nullptr ? x == x : x > least[head.head]);
   }
   KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
-    return !stays(head, s) && outlying(head, s);
+    return !is_protected(head, s) && outlying(head, s);
   }
   KVFOLD_DEVICE void prepare(index_t candidates) {
     outliers = candidates < outliers ? candidates : outliers;
   }
   KVFOLD_DEVICE index_t free(index_t, index_t) const { return outliers; }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(outlying(head, s) ? lever[head.first + s] : lowest_score);
+    return ordered(outlying(head, s) ? leverage[head.first + s] : lowest_score);
   }
 };
 

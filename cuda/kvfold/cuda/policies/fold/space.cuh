@@ -14,8 +14,8 @@ struct query_metric {
   static constexpr index_t rows = 16;
   static constexpr index_t own = rows / (threads / 32);
   struct shared_memory {
-    shared_array<float, some * most_dim> x;
-    shared_array<float, most_dim> mean;
+    shared_array<float, some * max_dim> x;
+    shared_array<float, max_dim> mean;
   };
 
   cache_view<Scalar> cache;
@@ -40,23 +40,23 @@ struct query_metric {
       }
       shared.mean[i] = sum / static_cast<float>(count);
     }
-    float sum[own][most_dim / 32] = {};
+    float sum[own][max_dim / 32] = {};
     for (index_t e0 = 0; e0 < count; e0 += some) {
       const index_t held = count - e0 < some ? count - e0 : some;
       sync_block();
       for (index_t e = thread_index(); e < held * cache.dim; e += threads) {
         const index_t r = e / cache.dim, i = e % cache.dim;
-        shared.x[r * most_dim + i] = to_float(query(e0 + r)[i]) - shared.mean[i];
+        shared.x[r * max_dim + i] = to_float(query(e0 + r)[i]) - shared.mean[i];
       }
       sync_block();
       KVFOLD_UNROLL
       for (index_t u = 0; u < own; ++u) {
         const index_t i = first + u * (threads / 32) + warp();
         KVFOLD_UNROLL
-        for (index_t w = 0; w < most_dim / 32; ++w) {
+        for (index_t w = 0; w < max_dim / 32; ++w) {
           const index_t j = w * 32 + lane();
           for (index_t r = 0; r < held && i < cache.dim && j < cache.dim; ++r) {
-            sum[u][w] += shared.x[r * most_dim + i] * shared.x[r * most_dim + j];
+            sum[u][w] += shared.x[r * max_dim + i] * shared.x[r * max_dim + j];
           }
         }
       }
@@ -65,7 +65,7 @@ struct query_metric {
     for (index_t u = 0; u < own; ++u) {
       const index_t i = first + u * (threads / 32) + warp();
       KVFOLD_UNROLL
-      for (index_t w = 0; w < most_dim / 32; ++w) {
+      for (index_t w = 0; w < max_dim / 32; ++w) {
         const index_t j = w * 32 + lane();
         if (i < cache.dim && j < cache.dim) {
           const float x = sum[u][w] / static_cast<float>(count) + (i == j ? 1e-3F : 0.0F);
@@ -84,7 +84,7 @@ struct space_squares {
   static constexpr index_t own = 4;  // slots of a warp
   static constexpr index_t slots = threads / 32 * own;
   struct shared_memory {
-    shared_array<float, slots * most_dim> x;
+    shared_array<float, slots * max_dim> x;
   };
 
   cache_view<Scalar> cache;
@@ -102,7 +102,7 @@ struct space_squares {
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     for (index_t e = thread_index(); e < slots * cache.dim; e += threads) {
       const index_t r = e / cache.dim, i = e % cache.dim;
-      shared.x[r * most_dim + i] = s0 + r < n ? to_float(keys.at(s0 + r)[i]) : 0.0F;
+      shared.x[r * max_dim + i] = s0 + r < n ? to_float(keys.at(s0 + r)[i]) : 0.0F;
     }
     sync_block();
     const float* const m = metric + std::ptrdiff_t{h} * cache.dim * cache.dim;
@@ -113,13 +113,13 @@ struct space_squares {
         const float c = m[std::ptrdiff_t{j} * cache.dim + i];
         KVFOLD_UNROLL
         for (index_t u = 0; u < own; ++u) {
-          y[u] += c * shared.x[(warp() * own + u) * most_dim + j];
+          y[u] += c * shared.x[(warp() * own + u) * max_dim + j];
         }
       }
       KVFOLD_UNROLL
       for (index_t u = 0; u < own; ++u) {
         const index_t r = warp() * own + u;
-        square[u] += y[u] * shared.x[r * most_dim + i];
+        square[u] += y[u] * shared.x[r * max_dim + i];
         const float v = s0 + r < n ? to_float(values.at(s0 + r)[i]) : 0.0F;
         of_v[u] += v * v;
       }
@@ -181,7 +181,7 @@ struct name_clusters {
   struct shared_memory {};
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
@@ -189,15 +189,15 @@ struct name_clusters {
     if (of.rows[h] < 0) {
       return;
     }
-    for (index_t e = thread_index(); e < of.leaving_count[h]; e += threads) {
-      const index_t s = of.leaving[cache.slot(h, e)];
-      if (of.into[cache.slot(h, s)] == division::gone) {
+    for (index_t e = thread_index(); e < of.removed_count[h]; e += threads) {
+      const index_t s = of.removed[cache.slot(h, e)];
+      if (of.into[cache.slot(h, s)] == keep_evict_partition::gone) {
         of.into[cache.slot(h, s)] = of.kept[cache.slot(h, of.nearest.into[cache.slot(h, e)])];
       }
     }
     sync_block();
     if (thread_index() == 0) {
-      of.leaving_count[h] = 0;
+      of.removed_count[h] = 0;
     }
   }
 };

@@ -1,8 +1,8 @@
 /// KeepKV's estimates of a prompt.
 #pragma once
 
-#include "kvfold/cuda/score/queries.cuh"
 #include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/score/queries.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -20,14 +20,14 @@ struct estimate_slots {
   cache_view<Scalar> cache;
   state_view state;
   query_rows<Scalar> queries;
-  vote_rule rule;
+  keepkv_rule rule;
   bool aligned;
 
   /// Grid: heads, tiles of slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const auto h = static_cast<index_t>(block_index().x);
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t n = cache.length[h], first_position = cache.seen[h] - queries.count;
+    const index_t n = cache.length[h], first_position = cache.tokens_total[h] - queries.count;
     if (s0 >= n) {
       return;
     }
@@ -43,7 +43,7 @@ struct estimate_slots {
       return;
     }
     const head_context head = context_of(cache, state, h, 0);
-    float score = head.column(vote_rule::log_score, s), seen = 0;  // of this prompt alone
+    float score = head.column(keepkv_rule::log_score, s), weight_sum = 0;  // of this prompt alone
     for (index_t i = 0; i < queries.count; ++i) {
       const index_t at = queries.position == nullptr ? first_position + i : queries.position[i];
       if (head.position[s] > at) {
@@ -58,9 +58,10 @@ struct estimate_slots {
           sum += exponential(l - most);
         }
       }
-      rule.average(score, seen, most + logarithm(sum / static_cast<float>(cache.group)));
+      rule.average(score, weight_sum, most + logarithm(sum / static_cast<float>(cache.group)));
     }
-    head.column(vote_rule::log_score, s) = score, head.column(vote_rule::seen, s) = seen;
+    head.column(keepkv_rule::log_score, s) = score,
+                                        head.column(keepkv_rule::weight_sum, s) = weight_sum;
   }
 
  private:
@@ -79,7 +80,7 @@ struct estimate_slots {
 };
 
 template <class Scalar, index_t Depth>
-void estimate(const vote_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+void estimate(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<Scalar>& queries, stream stream) {
   using kernel = estimate_slots<Scalar, Depth>;
   const index_t tiles = (cache.capacity + kernel::shape::rows - 1) / kernel::shape::rows;

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "kvfold/budget.hpp"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/device/block_sort.cuh"
 #include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/device/block_radix_select.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -20,9 +20,9 @@ struct order_walkers {
 
   cache_view<Scalar> cache;
   state_view state;
-  vote_rule rule;
+  keepkv_rule rule;
   index_t target;
-  division of;
+  keep_evict_partition of;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -36,23 +36,23 @@ struct order_walkers {
     }
     const head_context head =
         context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
-    index_t* const order = of.leaving + cache.slot(h, 0);
+    index_t* const order = of.removed + cache.slot(h, 0);
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
-      const bool stays = rule.stays(head, s);
-      of.into[cache.slot(h, s)] = stays ? s : division::gone;
+      const bool is_protected = rule.is_protected(head, s);
+      of.into[cache.slot(h, s)] = is_protected ? s : keep_evict_partition::gone;
       order[s] = s;
-      held += stays ? 1 : 0;
+      held += is_protected ? 1 : 0;
     }
     held = block_sum(shared.sort.number, held);
     // Four passes or none: it ends where it began. Those held come last.
     block_sort(shared.sort, order, of.nearest.into + cache.slot(h, 0), n, ~0U,
-               [&](index_t s) { return rule.stays(head, s) ? ~0U : ~rule.order(head, s); });
+               [&](index_t s) { return rule.is_protected(head, s) ? ~0U : ~rule.order(head, s); });
     for (index_t i = thread_index(); i < held; i += threads) {
       of.kept[cache.slot(h, i)] = order[n - held + i];
     }
     if (thread_index() == 0) {
-      of.rows[h] = 0, of.kept_count[h] = held, of.leaving_count[h] = n - held;
+      of.rows[h] = 0, of.kept_count[h] = held, of.removed_count[h] = n - held;
     }
   }
 };
@@ -75,7 +75,7 @@ struct walk_to_leaders {
   };
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
   const float* norm;  // [heads, capacity] squared
   float similarity;
   bool aligned;
@@ -86,8 +86,8 @@ struct walk_to_leaders {
     if (of.rows[h] < 0) {
       return;
     }
-    const index_t count = of.leaving_count[h];
-    const index_t* const order = of.leaving + cache.slot(h, 0);
+    const index_t count = of.removed_count[h];
+    const index_t* const order = of.removed + cache.slot(h, 0);
     index_t* const leaders = of.kept + cache.slot(h, 0);
     const auto keys = cache.keys.of(h);
     index_t led = of.kept_count[h];
@@ -228,7 +228,7 @@ struct limit_joins {
   };
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
   index_t target;
 
   /// Grid: heads.
@@ -250,7 +250,7 @@ struct limit_joins {
                                                  order, [&](index_t s) { into[s] = s; });
     }
     if (thread_index() == 0) {
-      of.leaving_count[h] = 0;
+      of.removed_count[h] = 0;
     }
   }
 };
@@ -262,7 +262,8 @@ struct row_votes {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
-                                const head_context& head, edge* row, index_t size, float&) const {
+                                const head_context& head, merge_source* row, index_t size,
+                                float&) const {
     const auto made = vote_merge::of_row(head, row, size);
     if (lane() == 0) {
       weight[cache.slot(h, row[0].source)] = static_cast<float>(made.a);

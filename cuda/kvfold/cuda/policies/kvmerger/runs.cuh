@@ -1,8 +1,8 @@
 /// KVMerger: runs of consecutive similar keys become one slot.
 #pragma once
 
-#include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -16,7 +16,7 @@ struct order_by_position {
   };
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -26,12 +26,12 @@ struct order_by_position {
     }
     const index_t n = cache.length[h];
     const index_t* const position = cache.position + cache.slot(h, 0);
-    index_t* const order = of.leaving + cache.slot(h, 0);
+    index_t* const order = of.removed + cache.slot(h, 0);
     index_t* const into = of.into + cache.slot(h, 0);
     index_t most = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       order[s] = s;
-      into[s] = into[s] == s ? s | division::fresh : s;
+      into[s] = into[s] == s ? s | keep_evict_partition::fresh : s;
       most = position[s] > most ? position[s] : most;
     }
     most = block_max(shared.sort.number, most);
@@ -42,7 +42,7 @@ struct order_by_position {
       of.kept[cache.slot(h, i)] = sorted[i];
     }
     if (thread_index() == 0) {
-      of.leaving_count[h] = 0;  // nobody goes to a nearest
+      of.removed_count[h] = 0;  // nobody goes to a nearest
     }
   }
 };
@@ -56,7 +56,7 @@ struct pair_cosines {
   struct shared_memory {};
 
   cache_view<Scalar> cache;
-  division of;
+  keep_evict_partition of;
   bool gaps_break;
   bool aligned;
 
@@ -98,7 +98,7 @@ struct pair_cosines {
 
  private:
   KVFOLD_DEVICE bool apart(index_t h, index_t s) const {
-    return (of.into[cache.slot(h, s)] & division::fresh) != 0;
+    return (of.into[cache.slot(h, s)] & keep_evict_partition::fresh) != 0;
   }
 };
 
@@ -116,7 +116,7 @@ struct name_runs {
 
   cache_view<Scalar> cache;
   state_view state;
-  division of;
+  keep_evict_partition of;
   index_t target;
   bool by_threshold;
   float epsilon;
@@ -193,7 +193,8 @@ struct row_scores {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
-                                const head_context& head, edge* row, index_t size, float&) const {
+                                const head_context& head, merge_source* row, index_t size,
+                                float&) const {
     float sum = 0;
     for (index_t i = lane(); i < size; i += 32) {
       sum += head.column(0, row[i].source);
@@ -213,7 +214,7 @@ struct gaussian_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h, const head_context&,
-                                edge* row, index_t size, float&) const {
+                                merge_source* row, index_t size, float&) const {
     const auto keys = cache.keys.of(h);
     const Scalar* const pivot = keys.at(row[0].source);
     const auto count = static_cast<float>(size);

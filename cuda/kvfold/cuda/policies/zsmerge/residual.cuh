@@ -1,28 +1,28 @@
 /// ZSMerge's residual slots: which slots they are, who goes into which, and with what weight.
 #pragma once
 
+#include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/device/block_sort.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/device/block_radix_select.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// Makes the `count` lowest slots of the context residual ones, `but` one. By a block.
 template <index_t Threads>
-KVFOLD_DEVICE void name_residuals(const residual_rule& rule, of_warps<candidate, Threads>& shared,
+KVFOLD_DEVICE void name_residuals(const zsmerge_rule& rule, of_warps<candidate, Threads>& shared,
                                   const head_context& head, index_t n, index_t count, index_t but) {
   for (index_t i = 0; i < count; ++i) {
     candidate best = 0;
     for (index_t s = thread_index(); s < n; s += Threads) {
-      if (s != but && !rule.stays(head, s)) {
+      if (s != but && !rule.is_protected(head, s)) {
         const candidate c = least_candidate(rule.order(head, s), s);
         best = c > best ? c : best;
       }
     }
     best = block_max(shared, best);
     if (best != 0 && thread_index() == 0) {
-      head.column(residual_rule::is_residual, least_slot(best)) = 1.0F;
+      head.column(zsmerge_rule::is_residual, least_slot(best)) = 1.0F;
     }
     sync_block();
   }
@@ -31,13 +31,13 @@ KVFOLD_DEVICE void name_residuals(const residual_rule& rule, of_warps<candidate,
 /// Names the residual slots: whatever is merged; then, while context overflows and a residual slot
 /// is free, the context's lowest (Algorithm 1, line 8). By a block.
 template <index_t Threads>
-KVFOLD_DEVICE void settle(const residual_rule& rule, of_warps<index_t, Threads>& number,
+KVFOLD_DEVICE void settle(const zsmerge_rule& rule, of_warps<index_t, Threads>& number,
                           of_warps<candidate, Threads>& best, const head_context& head, index_t n) {
   const protection in_ring{0, rule.ring, head.newest};
   index_t residuals = 0, others = 0;
   for (index_t s = thread_index(); s < n; s += Threads) {
-    float& flag = head.column(residual_rule::is_residual, s);
-    const bool is = flag != 0.0F || head.column(residual_rule::count, s) > 1;
+    float& flag = head.column(zsmerge_rule::is_residual, s);
+    const bool is = flag != 0.0F || head.column(zsmerge_rule::count, s) > 1;
     flag = is ? 1.0F : 0.0F;
     residuals += is ? 1 : 0;
     others += is || in_ring(head.position[s]) ? 0 : 1;
@@ -58,7 +58,7 @@ struct settle_residuals {
 
   cache_view<Scalar> cache;
   state_view state;
-  residual_rule rule;
+  zsmerge_rule rule;
   index_t target;
 
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -87,8 +87,8 @@ struct place_residuals {
 
   cache_view<Scalar> cache;
   state_view state;
-  residual_rule rule;
-  division of;
+  zsmerge_rule rule;
+  keep_evict_partition of;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -98,7 +98,7 @@ struct place_residuals {
     }
     const index_t n = cache.length[h];
     const head_context head = context_of(cache, state, h, 0);
-    const residual_rule mine = prepared(rule, shared.sort.number, head, n);
+    const zsmerge_rule mine = prepared(rule, shared.sort.number, head, n);
     if (mine.missing == mine.residual && mine.chunked) {
       chunk(shared, mine, head, h);
     } else {
@@ -107,17 +107,17 @@ struct place_residuals {
   }
 
  private:
-  KVFOLD_DEVICE void chunk(shared_memory& shared, const residual_rule& mine,
+  KVFOLD_DEVICE void chunk(shared_memory& shared, const zsmerge_rule& mine,
                            const head_context& head, index_t h) const {
-    const index_t count = of.leaving_count[h];
+    const index_t count = of.removed_count[h];
     index_t most = 0;
     for (index_t e = thread_index(); e < count; e += threads) {
-      const index_t p = head.position[of.leaving[cache.slot(h, e)]];
+      const index_t p = head.position[of.removed[cache.slot(h, e)]];
       most = p > most ? p : most;
     }
     most = block_max(shared.sort.number, most);
     const index_t* const order =
-        block_sort(shared.sort, of.leaving + cache.slot(h, 0), of.nearest.into + cache.slot(h, 0),
+        block_sort(shared.sort, of.removed + cache.slot(h, 0), of.nearest.into + cache.slot(h, 0),
                    count, static_cast<unsigned>(most),
                    [&](index_t s) { return static_cast<unsigned>(head.position[s]); });
     for (index_t c = 0, begin = 0; c < mine.residual; ++c) {
@@ -128,27 +128,28 @@ struct place_residuals {
       }
       const index_t anchor = -block_max(shared.sort.number, below);
       for (index_t i = begin + thread_index(); i < end; i += threads) {
-        of.into[cache.slot(h, order[i])] = order[i] == anchor ? anchor | division::fresh : anchor;
+        of.into[cache.slot(h, order[i])] =
+            order[i] == anchor ? anchor | keep_evict_partition::fresh : anchor;
       }
       begin = end;
     }
     if (thread_index() == 0) {
-      of.kept_count[h] = 0, of.leaving_count[h] = 0;  // nothing to match
+      of.kept_count[h] = 0, of.removed_count[h] = 0;  // nothing to match
     }
   }
 
-  KVFOLD_DEVICE void seed(shared_memory& shared, const residual_rule& mine,
-                          const head_context& head, index_t h, index_t n) const {
-    index_t* const leaving = of.leaving + cache.slot(h, 0);
+  KVFOLD_DEVICE void seed(shared_memory& shared, const zsmerge_rule& mine, const head_context& head,
+                          index_t h, index_t n) const {
+    index_t* const removed = of.removed + cache.slot(h, 0);
     index_t* const into = of.into + cache.slot(h, 0);
-    const index_t count = of.leaving_count[h];
+    const index_t count = of.removed_count[h];
     const statistic least = block_statistic<threads>::highest(
         shared.statistic, count, mine.missing < count ? mine.missing : count,
-        [](index_t) { return true; }, [&](index_t e) { return mine.order(head, leaving[e]); });
+        [](index_t) { return true; }, [&](index_t e) { return mine.order(head, removed[e]); });
     index_t others = 0, equals = 0;
     for (index_t base = 0; base < count; base += threads) {
       const index_t e = base + thread_index();
-      const index_t s = e < count ? leaving[e] : 0;
+      const index_t s = e < count ? removed[e] : 0;
       const unsigned x = e < count ? mine.order(head, s) : 0;
       const bool equal = e < count && mine.missing > 0 && x == least.least;
       const index_t equal_at = equals + block_prefix(shared.sort.prefix, 0, equal ? 1 : 0, 0).a;
@@ -157,9 +158,9 @@ struct place_residuals {
       const auto before =
           block_prefix(shared.sort.prefix, 1, e < count && !seeds ? 1 : 0, equal ? 1 : 0);
       if (seeds) {
-        into[s] = s | division::fresh;
+        into[s] = s | keep_evict_partition::fresh;
       } else if (e < count) {
-        leaving[others + before.a] = s;  // the list closes up: all of this stretch is read
+        removed[others + before.a] = s;  // the list closes up: all of this stretch is read
       }
       others += before.all_a, equals += before.all_b;
     }
@@ -167,8 +168,8 @@ struct place_residuals {
     index_t kept = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
       const index_t s = base + thread_index();
-      const bool is =
-          s < n && into[s] >= 0 && ((into[s] & division::fresh) != 0 || mine.counted(head, s));
+      const bool is = s < n && into[s] >= 0 &&
+                      ((into[s] & keep_evict_partition::fresh) != 0 || mine.counted(head, s));
       const auto before = block_prefix(shared.sort.prefix, turn, is ? 1 : 0, 0);
       if (is) {
         of.kept[cache.slot(h, kept + before.a)] = s;
@@ -176,7 +177,7 @@ struct place_residuals {
       kept += before.all_a;
     }
     if (thread_index() == 0) {
-      of.kept_count[h] = kept, of.leaving_count[h] = others;
+      of.kept_count[h] = kept, of.removed_count[h] = others;
     }
   }
 };
@@ -186,18 +187,18 @@ struct residual_weights {
   float alpha;
 
   KVFOLD_DEVICE bool alone(const head_context& head, index_t s, bool was_kept) const {
-    return !was_kept || head.column(residual_rule::is_residual, s) != 0.0F;
+    return !was_kept || head.column(zsmerge_rule::is_residual, s) != 0.0F;
   }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context& head,
-                                edge* row, index_t size, float& log_mass) const {
+                                merge_source* row, index_t size, float& log_mass) const {
     float w = 0;
     for (index_t e = lane(); e < size; e += 32) {
-      w += head.column(residual_rule::count, row[e].source);
+      w += head.column(zsmerge_rule::count, row[e].source);
     }
     w = reduce_sum(w);
     for (index_t e = lane(); e < size; e += 32) {
-      const float share = head.column(residual_rule::count, row[e].source) / w;
+      const float share = head.column(zsmerge_rule::count, row[e].source) / w;
       row[e].key_weight = share, row[e].value_weight = share;
     }
     if (lane() == 0) {

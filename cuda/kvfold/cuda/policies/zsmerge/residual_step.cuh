@@ -10,14 +10,14 @@ namespace kvfold::cuda::detail {
 template <class Scalar, index_t Threads>
 KVFOLD_DEVICE index_t nearest_residual(of_warps<candidate, Threads>& shared,
                                        const cache_view<Scalar>& cache, const head_context& head,
-                                       index_t h, index_t n, index_t leaving) {
+                                       index_t h, index_t n, index_t removed) {
   const auto keys = cache.keys.of(h);
-  const Scalar* const key = keys.at(leaving);
+  const Scalar* const key = keys.at(removed);
   candidate best = 0;
   for (index_t base = warp() * 32; base < n; base += Threads) {
     const index_t mine = base + lane();
-    unsigned flags = ballot(mine < n && mine != leaving &&
-                            head.column(residual_rule::is_residual, mine) != 0.0F);
+    unsigned flags =
+        ballot(mine < n && mine != removed && head.column(zsmerge_rule::is_residual, mine) != 0.0F);
     for (index_t l = 0; l < 32; ++l) {
       if ((flags >> l & 1U) != 0) {
         const Scalar* const other = keys.at(base + l);
@@ -35,26 +35,25 @@ KVFOLD_DEVICE index_t nearest_residual(of_warps<candidate, Threads>& shared,
 
 /// eq. 7: running mean by tokens, w ← w_r + w_c; eq. 8: β = α ln w. False: nowhere to go.
 template <class Scalar, index_t Threads>
-KVFOLD_DEVICE bool merge_into_residual(const residual_rule& rule,
-                                       of_warps<index_t, Threads>& number,
+KVFOLD_DEVICE bool merge_into_residual(const zsmerge_rule& rule, of_warps<index_t, Threads>& number,
                                        of_warps<candidate, Threads>& best,
                                        const cache_view<Scalar>& cache, const state_view& state,
                                        const head_context& head, index_t h, index_t n,
-                                       index_t leaving) {
+                                       index_t removed) {
   index_t residuals = 0;
   for (index_t s = thread_index(); s < n; s += Threads) {
     residuals += rule.counted(head, s) ? 1 : 0;
   }
   const index_t missing = rule.residual - block_sum(number, residuals);
-  name_residuals(rule, best, head, n, missing, leaving);  // only where nothing was settled before
-  const index_t into = nearest_residual(best, cache, head, h, n, leaving);
+  name_residuals(rule, best, head, n, missing, removed);  // only where nothing was settled before
+  const index_t into = nearest_residual(best, cache, head, h, n, removed);
   if (into < 0) {
     return false;
   }
-  const float ours = head.column(residual_rule::count, into);
-  const float theirs = head.column(residual_rule::count, leaving), w = ours + theirs;
+  const float ours = head.column(zsmerge_rule::count, into);
+  const float theirs = head.column(zsmerge_rule::count, removed), w = ours + theirs;
   const two_weights mean{ours / w, theirs / w};
-  merge_slot<Threads>(cache, state, head, h, into, leaving,
+  merge_slot<Threads>(cache, state, head, h, into, removed,
                       {true, mean, mean, rule.alpha * logarithm(w)});
   return true;
 }

@@ -1,4 +1,4 @@
-#include "evaluate/material.hpp"
+#include "evaluate/dataset.hpp"
 
 #include <algorithm>  // std::copy
 #include <memory>     // std::make_shared
@@ -55,7 +55,7 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
                 .question = std::move(text.question),
                 .value = std::move(text.value),
                 .bin = text.bin,
-                .habits = {}};
+                .stats = {}};
   for (auto& layer : r.layers) {
     for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v}) {
       m->conservativeResize(shared, Eigen::NoChange);
@@ -68,20 +68,20 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
     // The last token of the question predicts the answer's first.
     const auto answer = tokens.encode_fragment(" " + c.value);
     extend(model, r, std::span(answer).first(answer.size() - 1));
-    c.habits = habits_of(model.shape(), r, static_cast<index_t>(answer.size()), text.fact,
-                         text.fact_tokens);
+    c.stats = head_stats_of(model.shape(), r, static_cast<index_t>(answer.size()), text.fact,
+                            text.fact_tokens);
   }
   return c;
 }
 
-std::vector<head_habits> mean_habits(const std::vector<needle_case>& cases) {
-  std::vector<head_habits> mean(cases.empty() ? 0 : cases.front().habits.size());
+std::vector<head_stats> mean_head_stats(const std::vector<needle_case>& cases) {
+  std::vector<head_stats> mean(cases.empty() ? 0 : cases.front().stats.size());
   const auto n = static_cast<double>(cases.size());
   for (const needle_case& c : cases) {
     for (std::size_t i = 0; i < mean.size(); ++i) {
-      mean[i].retrieval += c.habits[i].retrieval / n;
-      mean[i].local += c.habits[i].local / n;
-      mean[i].sink += c.habits[i].sink / n;
+      mean[i].retrieval += c.stats[i].retrieval / n;
+      mean[i].local += c.stats[i].local / n;
+      mean[i].sink += c.stats[i].sink / n;
     }
   }
   return mean;

@@ -29,7 +29,7 @@ struct needle_case {
   std::vector<int> question;
   std::string value;
   index_t bin = 0;
-  std::vector<head_habits> habits;  ///< [layers · query heads] while the answer is written
+  std::vector<head_stats> stats;  ///< [layers · query heads] while the answer is written
 };
 
 /// A text decoded by the full model from an empty cache, and its attention's output.
@@ -38,13 +38,13 @@ struct stream_record {
   std::vector<row_major_matrix> attended;  ///< [tokens, heads · dim]
 };
 
-struct material {
+struct dataset {
   std::vector<text_prompt> prompts;
   std::vector<needle_case> cases;
   std::vector<stream_record> streams;
   engine::record timed;        ///< the first prompt's, with its queries
   double prefill_seconds = 0;  ///< that the full model takes to read it
-  second_reading again;        ///< of the first prompt, for policies that measure on it
+  replayed_prompt again;       ///< of the first prompt, for policies that measure on it
   double again_seconds = 0;
 };
 
@@ -68,7 +68,7 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
                         const engine::tokenizer& tokens, needle_text text, index_t capacity);
 
 /// The mean over cases, `[layers · query heads]`; empty: there are none.
-std::vector<head_habits> mean_habits(const std::vector<needle_case>& cases);
+std::vector<head_stats> mean_head_stats(const std::vector<needle_case>& cases);
 
 stream_record read_stream(const engine::decoder& model, std::span<const int> tokens);
 

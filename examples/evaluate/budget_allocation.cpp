@@ -1,4 +1,4 @@
-#include "evaluate/division.hpp"
+#include "evaluate/budget_allocation.hpp"
 
 #include <algorithm>  // std::min, std::ranges::min_element
 #include <cstdint>
@@ -19,12 +19,13 @@ index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least)
   return whole;
 }
 
-std::vector<budget> divide(division d, const any_policy& p, index_t slots, index_t tokens,
-                           const std::vector<std::vector<kvfold::head_state>>& measured,
-                           std::span<const char> whole, std::size_t layer) {
+std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, index_t slots,
+                                     index_t tokens,
+                                     const std::vector<std::vector<kvfold::head_state>>& measured,
+                                     std::span<const char> whole, std::size_t layer) {
   const auto layers = static_cast<index_t>(measured.size());
   const auto heads = static_cast<index_t>(measured[layer].size());
-  const index_t alone = p.least() - 1, total = layers * (slots - alone);
+  const index_t alone = p.min_budget() - 1, total = layers * (slots - alone);
   std::vector<budget> limits(static_cast<std::size_t>(heads), budget{slots});
   if (slots >= tokens) {
     return limits;
@@ -33,15 +34,15 @@ std::vector<budget> divide(division d, const any_policy& p, index_t slots, index
     std::fill(limits.begin(), limits.end(), budget{alone + of_layers[layer]});
   };
   switch (d) {
-    case division::uniform:
+    case budget_allocation::uniform:
       break;
-    case division::pyramid_kv:
+    case budget_allocation::pyramid_kv:
       all_heads(kvfold::pyramid_kv(layers, tokens - alone, total));
       break;
-    case division::pyramid_infer:
+    case budget_allocation::pyramid_infer:
       all_heads(kvfold::pyramid_infer(layers, tokens - alone, total));
       break;
-    case division::d2o: {
+    case budget_allocation::d2o: {
       std::vector<double> variances;
       for (const auto& states : measured) {
         for (const kvfold::head_state& s : states) {
@@ -51,7 +52,7 @@ std::vector<budget> divide(division d, const any_policy& p, index_t slots, index
       all_heads(kvfold::layer_budgets(variances, layers, tokens - alone, total));
       break;
     }
-    case division::duo_attention: {
+    case budget_allocation::duo_attention: {
       const std::int64_t all = std::ranges::count(whole, 1), count = std::int64_t{layers} * heads;
       const auto rest = static_cast<index_t>((slots * count - all * tokens) / (count - all));
       for (std::size_t h = 0; h < limits.size(); ++h) {
@@ -59,7 +60,7 @@ std::vector<budget> divide(division d, const any_policy& p, index_t slots, index
       }
       break;
     }
-    case division::ada_kv: {
+    case budget_allocation::ada_kv: {
       // Between the sinks and the latest, which every head keeps.
       const auto first = static_cast<std::size_t>(std::min(alone, index_t{4}));
       const auto count = static_cast<std::size_t>(tokens - alone);

@@ -13,15 +13,17 @@ namespace evaluate {
 
 using kvfold::budget;
 
-inline constexpr std::array divisions = {
-    std::pair{std::string_view("pyramid_kv"), division::pyramid_kv},
-    std::pair{std::string_view("pyramid_infer"), division::pyramid_infer},
-    std::pair{std::string_view("d2o"), division::d2o},
-    std::pair{std::string_view("ada_kv"), division::ada_kv},
-    std::pair{std::string_view("duo_attention"), division::duo_attention}};
+inline constexpr std::array budget_allocations = {
+    std::pair{std::string_view("pyramid_kv"), budget_allocation::pyramid_kv},
+    std::pair{std::string_view("pyramid_infer"), budget_allocation::pyramid_infer},
+    std::pair{std::string_view("d2o"), budget_allocation::d2o},
+    std::pair{std::string_view("ada_kv"), budget_allocation::ada_kv},
+    std::pair{std::string_view("duo_attention"), budget_allocation::duo_attention}};
 
 /// Does it go by what the policy's first column has measured?
-inline bool by_scores(division d) { return d == division::d2o || d == division::ada_kv; }
+inline bool by_scores(budget_allocation d) {
+  return d == budget_allocation::d2o || d == budget_allocation::ada_kv;
+}
 
 /// How many of `heads` can keep all `tokens` (DuoAttention, Xiao et al. 2024: those that retrieve),
 /// so that with `slots` a head on average each other one still has a quarter of them, and what
@@ -32,8 +34,9 @@ index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least)
 /// (duo_attention: less than a slot a head below it, so that those that share are alike); every
 /// head has what the policy protects, and the division is of the rest. `measured [layers][KV
 /// heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: who keeps all.
-std::vector<budget> divide(division d, const any_policy& p, index_t slots, index_t tokens,
-                           const std::vector<std::vector<kvfold::head_state>>& measured,
-                           std::span<const char> whole, std::size_t layer);
+std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, index_t slots,
+                                     index_t tokens,
+                                     const std::vector<std::vector<kvfold::head_state>>& measured,
+                                     std::span<const char> whole, std::size_t layer);
 
 }  // namespace evaluate

@@ -11,9 +11,9 @@
 namespace kvfold::llama {
 
 /// A vocabulary of `none` reads and writes bytes, if it has 256 of them.
-class words {
+class vocabulary {
  public:
-  explicit words(const llama_model* model)
+  explicit vocabulary(const llama_model* model)
       : vocab_(llama_model_get_vocab(model)),
         bytes_(llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_NONE) {
     if (bytes_ && llama_vocab_n_tokens(vocab_) != 256) {
