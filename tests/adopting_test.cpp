@@ -43,7 +43,7 @@ std::vector<float> cells_engine(const text& x) {
   for (int t = tokens; t < tokens + steps; ++t) {
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
-      head.push(x.key(t, h), x.value(t, h));  // rotated to position head.seen()
+      head.push(x.key(t, h), x.value(t, h));  // rotated to position head.tokens_total()
       // The engine's own attention over head.length() rows, whatever it is.
       const attention own(x.query(t, h), head.length(), &head.log_mass(0), [&](int s, int i) {
         return std::pair(k[(s * heads + h) * dim + i], v[(s * heads + h) * dim + i]);
