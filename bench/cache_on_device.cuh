@@ -8,7 +8,7 @@
 
 #include "card.cuh"
 #include "kvfold/cuda/score/queries.cuh"
-#include "kvfold/policy_traits.hpp"
+#include "kvfold/policies/traits.hpp"
 
 namespace card {
 

@@ -163,7 +163,7 @@ void apply(benchmark::State& state, const Policy& policy) {
     auto& plan = plans[size(h)];
     kvfold::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
     kvfold::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().target,
-                 plan);
+                 s.memory.workspace().scratch, plan);
     for (index_t r = 0; r < plan.rows(); ++r) {
       rows += plan.row(r).size();
     }
@@ -174,7 +174,8 @@ void apply(benchmark::State& state, const Policy& policy) {
       state, "vs_memcpy",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvfold::apply(policy, plans[size(h)], s.kv.head(h), s.memory[h]);
+          kvfold::apply(policy, plans[size(h)], s.kv.head(h), s.memory[h],
+                        s.memory.workspace().scratch);
         }
       },
       [&] {

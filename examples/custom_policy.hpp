@@ -14,7 +14,7 @@ struct lowest_norm {
   kvfold::index_t min_budget() const { return recent + 1; }
 
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, kvfold::index_t target,
-            kvfold::merge_plan& out) const {
+            kvfold::slot_scratch& work, kvfold::merge_plan& out) const {
     const auto norm = [&](kvfold::index_t s) {
       float sum = 0;
       for (kvfold::index_t i = 0; i < head.dim(); ++i) {
@@ -24,7 +24,7 @@ struct lowest_norm {
     };
     kvfold::evict(
         head, target, kvfold::protected_slots(head, 0, recent),
-        [&](auto s) { return kvfold::rank(-norm(s)); }, out);
+        [&](auto s) { return kvfold::rank(-norm(s)); }, work, out);
   }
 };
 

@@ -11,6 +11,7 @@
 #include "kvfold/merge/append_only.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 #include "support/own_engine.hpp"
+#include "support/paths.hpp"
 
 namespace {
 
@@ -229,12 +230,13 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
     kvfold::observe(policy, head, state[0], own);
   }
 
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan plan, new_tokens;
-  kvfold::plan(policy, head, state[0], target, plan);
-  kvfold::append_only(plan, head, sealed, new_tokens);  // the first slots stay as they are
-  kvfold::apply(policy, new_tokens, head, state[0]);    // the model's cache
-  new_tokens.forget_corrections();                      // they are for its dim
-  kvfold::apply(new_tokens, draft.head(0));             // the draft model's
+  kvfold::plan(policy, head, state[0], target, scratch, plan);
+  kvfold::append_only(plan, head, sealed, new_tokens);         // the first slots stay as they are
+  kvfold::apply(policy, new_tokens, head, state[0], scratch);  // the model's cache
+  new_tokens.forget_corrections();                             // they are for its dim
+  kvfold::apply(new_tokens, draft.head(0));                    // the draft model's
 
   CHECK((head.length() >= target && head.length() < tokens));
   REQUIRE(draft.head(0).length() == head.length());
@@ -250,6 +252,7 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
   kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = capacity}};
   const kvfold::h2o policy{.recent = 0.25F};
   kvfold::state state = kvfold::make_state(policy, kv);
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan plan, new_tokens;
   std::vector<float> out(heads * group * dim);
   for (int t = 0; t < tokens; ++t) {  // no budget is reached: append, attend, observe
@@ -258,9 +261,9 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
                  kvfold::budget{.target = capacity - 1}, std::span(out));
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
-      kvfold::plan(policy, head, state[h], target, plan);
+      kvfold::plan(policy, head, state[h], target, scratch, plan);
       kvfold::append_only(plan, head, std::max(head.length() - open, 0), new_tokens);
-      kvfold::apply(policy, new_tokens, head, state[h]);
+      kvfold::apply(policy, new_tokens, head, state[h], scratch);
     }
   }
   for (int h = 0; h < heads; ++h) {
@@ -286,7 +289,8 @@ TEST_CASE("the guide shows what is tested here", "[adopting]") {
     }
     return all;
   };
-  const auto tested = lines(__FILE__), guide = lines(KVFOLD_DOCS "/adopting.md");
+  const auto tested = lines(paths::source("tests/adopting_test.cpp")),
+             guide = lines(paths::docs("adopting.md"));
   int blocks = 0;
   for (auto line = guide.begin(); line != guide.end(); ++line) {
     if (*line != "```cpp") {

@@ -194,9 +194,10 @@ TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
   const kvfold::query_view<float> null{nullptr, 4};
   d.refuses("queries expected, null came", [&] { observe(d.policy, head, d.state[0], null); });
   d.state = make_state(d.policy, d.kv);
+  kvfold::slot_scratch scratch;
   merge_plan out;
   d.refuses("plan: a state of 14 slots expected (extend it), 0 came",
-            [&] { plan(d.policy, head, d.state[0], 12, out); });
+            [&] { plan(d.policy, head, d.state[0], 12, scratch, out); });
   d.state[0].extend(14);
   d.refuses("h2o: reference queries expected",
             [&] { compress(d.policy, head, d.state[0], d.state.workspace(), budget{12}); });

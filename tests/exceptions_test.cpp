@@ -37,7 +37,7 @@ struct moody {
     }
   }
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            kvfold::merge_plan& out) const {
+            kvfold::slot_scratch&, kvfold::merge_plan& out) const {
     if (!plans) {
       throw std::runtime_error("a policy's own");
     }

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/policies.hpp"
+#include "kvfold/kvfold.hpp"
 #include "kvfold/openmp.hpp"
 
 using kvfold::budget;

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <string>
 
+#include "support/paths.hpp"
+
 TEST_CASE("every row of the table of bad input is a test", "[errors]") {
   const auto read = [](const std::filesystem::path& file) {
     std::ifstream in(file);
@@ -12,12 +14,12 @@ TEST_CASE("every row of the table of bad input is a test", "[errors]") {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   std::string tests;
-  for (const auto& file : std::filesystem::recursive_directory_iterator(KVFOLD_DOCS "/../tests")) {
+  for (const auto& file : std::filesystem::recursive_directory_iterator(paths::source("tests"))) {
     if (file.path().extension() == ".cpp") {
       tests += read(file);
     }
   }
-  const std::string page = read(KVFOLD_DOCS "/reliability.md");
+  const std::string page = read(paths::docs("reliability.md"));
   int rows = 0;
   std::size_t end = page.find("| input |");
   for (end = page.find("|---|\n", end) + 5; page[end + 1] == '|'; ++rows) {

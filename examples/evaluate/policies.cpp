@@ -53,27 +53,4 @@ void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead) {
 
 }  // namespace evaluate
 
-namespace kvfold {
-
-template void observe(const evaluate::any_policy&, const head_view<float>&, head_state&, workspace&,
-                      observation);
-template void observe(const evaluate::any_policy&, const head_view<float>&, head_state&,
-                      const query_view<float>&);
-template void plan(const evaluate::any_policy&, const head_view<float>&, const head_state&,
-                   const query_view<float>&, index_t, merge_plan&);
-template void compress(const evaluate::any_policy&, const head_view<float>&, head_state&,
-                       workspace&, const budget&, const query_view<float>&);
-template void step(const evaluate::any_policy&, const head_view<float>&, head_state&, workspace&,
-                   const float*, const float*, const float*, const budget&, float*);
-template head_state make_head_state(const evaluate::any_policy&, const head_view<float>&);
-template void check(const evaluate::any_policy&, const budget&, index_t);
-
-// Over all heads of a cache: a policy for all of them, or one for each.
-template state make_state(const evaluate::any_policy&, cache<float>&, const serial&);
-template void compress(const evaluate::any_policy&, cache<float>&, state&, const query_view<float>&,
-                       const std::span<const budget>&, const serial&);
-template void step(const std::span<const evaluate::any_policy>&, cache<float>&, state&,
-                   std::span<const float>, std::span<const float>, std::span<const float>,
-                   const std::span<const budget>&, std::span<float>, const serial&);
-
-}  // namespace kvfold
+template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_view<float>>;

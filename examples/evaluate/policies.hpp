@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "custom_policy.hpp"
-#include "engine/policies.hpp"
+#include "kvfold/kvfold.hpp"
 
 namespace evaluate {
 
@@ -49,31 +49,5 @@ void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead);
 
 }  // namespace evaluate
 
-// The library's verbs for this variant are instantiated once, in policies.cpp: each takes a while
-// to compile.
-namespace kvfold {
-
-extern template void observe(const evaluate::any_policy&, const head_view<float>&, head_state&,
-                             workspace&, observation);
-extern template void observe(const evaluate::any_policy&, const head_view<float>&, head_state&,
-                             const query_view<float>&);
-extern template void plan(const evaluate::any_policy&, const head_view<float>&, const head_state&,
-                          const query_view<float>&, index_t, merge_plan&);
-extern template void compress(const evaluate::any_policy&, const head_view<float>&, head_state&,
-                              workspace&, const budget&, const query_view<float>&);
-extern template void step(const evaluate::any_policy&, const head_view<float>&, head_state&,
-                          workspace&, const float*, const float*, const float*, const budget&,
-                          float*);
-extern template head_state make_head_state(const evaluate::any_policy&, const head_view<float>&);
-extern template void check(const evaluate::any_policy&, const budget&, index_t);
-
-// Over all heads of a cache: a policy for all of them, or one for each.
-extern template state make_state(const evaluate::any_policy&, cache<float>&, const serial&);
-extern template void compress(const evaluate::any_policy&, cache<float>&, state&,
-                              const query_view<float>&, const std::span<const budget>&,
-                              const serial&);
-extern template void step(const std::span<const evaluate::any_policy>&, cache<float>&, state&,
-                          std::span<const float>, std::span<const float>, std::span<const float>,
-                          const std::span<const budget>&, std::span<float>, const serial&);
-
-}  // namespace kvfold
+// What runs this variant over heads is compiled once, in policies.cpp.
+extern template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_view<float>>;

@@ -26,7 +26,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     kvfold::observe(p, head, state[0], work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
     if (b.reached(head.length())) {
-      kvfold::plan(p, head, state[0], b.target, work.plan);
+      kvfold::plan(p, head, state[0], b.target, work.scratch, work.plan);
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {
         auto& slot = rows[static_cast<std::size_t>(r)];
@@ -36,7 +36,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
         }
       }
       members = std::move(rows);
-      kvfold::apply(p, work.plan, head, state[0]);
+      kvfold::apply(p, work.plan, head, state[0], work.scratch);
     }
     if (head.length() <= b.target) {
       kvfold::traits::after_compress(p, head, state[0], b.target);

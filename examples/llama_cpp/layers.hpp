@@ -264,11 +264,11 @@ class layers {
         slot_removal one;
         if (!prompt_ && head.length() == limit.target + 1 &&
             traits::choose_victim(policy_, head, state, limit.target, one)) {
-          apply(policy_, one, head, state);
+          apply(policy_, one, head, state, work_.scratch);
         } else {
           plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.target,
-               work_.plan);
-          apply(policy_, work_.plan, head, state);
+               work_.scratch, work_.plan);
+          apply(policy_, work_.plan, head, state, work_.scratch);
         }
       }
       cells.resize(std::min(cells.size(), static_cast<std::size_t>(head.length())));

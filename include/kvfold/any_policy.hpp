@@ -27,6 +27,7 @@
 #include "kvfold/policies/streaming_llm.hpp"
 #include "kvfold/policies/tova.hpp"
 #include "kvfold/policies/zsmerge.hpp"
+#include "kvfold/policy.hpp"
 
 namespace kvfold {
 
@@ -111,17 +112,18 @@ class basic_any_policy {
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const;
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const;
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const;
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
-            index_t target, merge_plan& out) const;
+            index_t target, slot_scratch& work, merge_plan& out) const;
   void predict_victim(const kv_head auto& head, head_state& state, index_t target,
                       key_comparison& comparison) const;
   bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
                      slot_removal& out, const key_comparison& comparison = {}) const;
   template <class Change>
-  void update_memory(const kv_head auto& head, head_state& state, const Change& change) const;
+  void update_memory(const kv_head auto& head, head_state& state, const Change& change,
+                     slot_scratch& work) const;
   void after_compress(const kv_head auto& head, head_state& state, index_t target) const;
   void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
               std::span<float> probabilities, std::span<float> log_sum_exp,
@@ -184,16 +186,19 @@ void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state
 
 template <policy... Policies>
 void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
-                                         index_t target, merge_plan& out) const {
-  std::visit([&](const auto& p) { p.plan(head, state, target, out); }, policy_);
+                                         index_t target, slot_scratch& work,
+                                         merge_plan& out) const {
+  std::visit([&](const auto& p) { traits::plan(p, head, state, no_queries, target, work, out); },
+             policy_);
 }
 
 template <policy... Policies>
 template <class T>
 void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
                                          const query_view<T>& queries, index_t target,
-                                         merge_plan& out) const {
-  std::visit([&](const auto& p) { traits::plan(p, head, state, queries, target, out); }, policy_);
+                                         slot_scratch& work, merge_plan& out) const {
+  std::visit([&](const auto& p) { traits::plan(p, head, state, queries, target, work, out); },
+             policy_);
 }
 
 template <policy... Policies>
@@ -216,8 +221,8 @@ bool basic_any_policy<Policies...>::choose_victim(const kv_head auto& head, cons
 template <policy... Policies>
 template <class Change>
 void basic_any_policy<Policies...>::update_memory(const kv_head auto& head, head_state& state,
-                                                  const Change& change) const {
-  std::visit([&](const auto& p) { traits::update_memory(p, head, state, change); }, policy_);
+                                                  const Change& change, slot_scratch& work) const {
+  std::visit([&](const auto& p) { traits::update_memory(p, head, state, change, work); }, policy_);
 }
 
 template <policy... Policies>

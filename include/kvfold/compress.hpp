@@ -105,8 +105,8 @@ void compress(const P& p, const kv_head auto& head, head_state& state, workspace
   state.extend(head.length());
   detail::expect_measured(p, head, state, queries.count > 0, b);
   if (head.length() > b.target) {
-    plan(p, head, state, queries, b.target, work.plan);
-    apply(p, work.plan, head, state);
+    plan(p, head, state, queries, b.target, work.scratch, work.plan);
+    apply(p, work.plan, head, state, work.scratch);
   }
   traits::after_compress(p, head, state, b.target);
 }
@@ -195,10 +195,10 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
   if (full) {
     slot_removal one;
     if (one_leaves && traits::choose_victim(p, head, state, b.target, one, work.comparison)) {
-      apply(p, one, head, state);
+      apply(p, one, head, state, work.scratch);
     } else {
-      plan(p, head, state, b.target, work.plan);
-      apply(p, work.plan, head, state);
+      plan(p, head, state, b.target, work.scratch, work.plan);
+      apply(p, work.plan, head, state, work.scratch);
     }
   }
   if (head.length() <= b.target) {

@@ -13,6 +13,7 @@
 #include "kvfold/merge/append_only.hpp"    // IWYU pragma: export
 #include "kvfold/merge/apply.hpp"          // IWYU pragma: export
 #include "kvfold/merge/compose.hpp"        // IWYU pragma: export
+#include "kvfold/merge/pages.hpp"          // IWYU pragma: export
 #include "kvfold/merge/plan.hpp"           // IWYU pragma: export
 #include "kvfold/policy.hpp"               // IWYU pragma: export
 #include "kvfold/score/column_scores.hpp"  // IWYU pragma: export
@@ -20,3 +21,7 @@
 #include "kvfold/score/reference.hpp"      // IWYU pragma: export
 #include "kvfold/serialize.hpp"            // IWYU pragma: export
 #include "kvfold/state.hpp"                // IWYU pragma: export
+
+#ifdef KVFOLD_COMPILED
+#include "kvfold/compiled.hpp"  // IWYU pragma: export
+#endif

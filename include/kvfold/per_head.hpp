@@ -5,6 +5,7 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/policy.hpp"
+#include "kvfold/state.hpp"
 
 namespace kvfold {
 

@@ -5,7 +5,9 @@
 #include <string_view>
 
 #include "kvfold/budget.hpp"
-#include "kvfold/policy_traits.hpp"
+#include "kvfold/merge/apply.hpp"
+#include "kvfold/policies/hooks.hpp"
+#include "kvfold/policies/traits.hpp"
 
 namespace kvfold {
 
@@ -13,7 +15,7 @@ namespace kvfold {
 ///
 ///     static constexpr std::string_view name();
 ///     void plan(const kv_head auto& head, const head_state& state, index_t target,
-///               merge_plan& out) const;
+///               slot_scratch& work, merge_plan& out) const;
 ///
 /// `plan` is pure: it reads the head and the state, and writes at most `target` rows into `out`
 /// (called only when the head holds more than `target` slots). It may use `out`'s scratch. The rest
@@ -38,7 +40,8 @@ namespace kvfold {
 ///     void observe(const kv_head auto& head, head_state&, const query_view<T>&) const;
 ///                                                       reference queries'
 ///     void plan(const kv_head auto& head, const head_state&, const query_view<T>& queries,
-///               index_t target, merge_plan& out) const; on the reference queries themselves
+///               index_t target, slot_scratch& work, merge_plan& out) const; on the reference
+///               queries themselves
 ///
 /// How it decodes:
 ///
@@ -60,16 +63,16 @@ namespace kvfold {
 template <class P>
 concept policy = std::copyable<P> &&
     requires(const P& p, const head_view<float>& head, const head_state& state, index_t target,
-             merge_plan& out) {
+             slot_scratch& work, merge_plan& out) {
   { p.name() } -> std::convertible_to<std::string_view>;
-  p.plan(head, state, target, out);
+  p.plan(head, state, target, work, out);
 };
 
 /// Makes the plan that brings `head` to `target` slots: the identity when it holds no more.
 /// Refused: a state that does not fit, queries missing where the policy plans on them.
 template <policy P, class Query>
 void plan(const P& p, const kv_head auto& head, const head_state& state,
-          const query_view<Query>& queries, index_t target, merge_plan& out) {
+          const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
   expects(state.length() == head.length(), "plan: a state of ", head.length(),
           " slots expected (extend it), ", state.length(), " came");
   if (!traits::bounded(p) || head.length() <= target) {
@@ -79,20 +82,21 @@ void plan(const P& p, const kv_head auto& head, const head_state& state,
     }
     return;
   }
-  traits::plan(p, head, state, queries, target, out);
+  traits::plan(p, head, state, queries, target, work, out);
 }
 
 /// The same without queries, as in decode.
 template <policy P>
 void plan(const P& p, const kv_head auto& head, const head_state& state, index_t target,
-          merge_plan& out) {
-  plan(p, head, state, no_queries, target, out);
+          slot_scratch& work, merge_plan& out) {
+  plan(p, head, state, no_queries, target, work, out);
 }
 
 /// Carries out a plan or a departure, and takes the policy's memory along.
 template <policy P, class Change>
-void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state) {
-  traits::update_memory(p, head, state, change);
+void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state,
+           slot_scratch& work) {
+  traits::update_memory(p, head, state, change, work);
   apply(change, head, state);
 }
 

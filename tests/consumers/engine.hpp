@@ -1,8 +1,10 @@
 // What both files of every consumer include: the headers of some policies, or the single header.
 #pragma once
 
-#ifdef CONSUMER_SINGLE_HEADER
+#if defined(CONSUMER_SINGLE_HEADER)
 #include "kvfold.hpp"
+#elif defined(KVFOLD_COMPILED)
+#include "kvfold/kvfold.hpp"
 #else
 #include "kvfold/compress.hpp"
 #include "kvfold/memory/cache.hpp"

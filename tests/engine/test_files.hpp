@@ -12,13 +12,14 @@
 #include <string>
 
 #include "engine/error.hpp"
+#include "support/paths.hpp"
 
 namespace test {
 
 namespace fs = std::filesystem;
 
 inline fs::path engine_data(const std::string& name) {
-  return fs::path(KVFOLD_TEST_DATA) / "engine" / name;
+  return fs::path(paths::data("engine")) / name;
 }
 
 /// A folder of its own, gone at the end of the test.

@@ -11,12 +11,13 @@
 #include "engine/test_files.hpp"
 #include "evaluate/chain_text.hpp"
 #include "evaluate/ruler_text.hpp"
+#include "support/paths.hpp"
 
 namespace {
 
 using evaluate::index_t;
 
-const std::filesystem::path models = KVFOLD_MODELS;
+const std::filesystem::path models = paths::models();
 
 const engine::tokenizer& tokenizer() {
   static const auto loaded = engine::tokenizer::load(models / "kvfold-2m", 512);

@@ -10,10 +10,11 @@
 #include "evaluate/evaluate.hpp"
 #include "evaluate/needle.hpp"
 #include "evaluate/tasks_table.hpp"
+#include "support/paths.hpp"
 
 namespace {
 
-const std::filesystem::path models = KVFOLD_MODELS;
+const std::filesystem::path models = paths::models();
 
 struct output {
   int code = 0;

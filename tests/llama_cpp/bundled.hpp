@@ -3,19 +3,20 @@
 
 #include "engine/tokenizer.hpp"
 #include "llama_cpp/files.hpp"
+#include "support/paths.hpp"
 
 namespace test {
 
 struct bundled {
   engine::decoder ours = engine::decoder::load(folder());
   engine::tokenizer tokens = engine::tokenizer::load(folder(), ours.shape().vocab);
-  llama_model_ptr theirs = load_gguf(KVFOLD_GGUF);
+  llama_model_ptr theirs = load_gguf(paths::gguf());
 
   static std::filesystem::path folder() {
-    return std::filesystem::path(KVFOLD_MODELS) / "kvfold-2m";
+    return std::filesystem::path(paths::models()) / "kvfold-2m";
   }
   static std::filesystem::path text_file() {
-    return std::filesystem::path(KVFOLD_MODELS) / "held-out.txt";
+    return std::filesystem::path(paths::models()) / "held-out.txt";
   }
   static std::string text() { return engine::read_file(text_file()); }
 };

@@ -156,8 +156,8 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
   }
   if (b.reached(head.length()) && (prompt || policy_.decodes())) {
     kvfold::plan(policy_, head, state[h], prompt ? queries : kvfold::no_queries, b.target,
-                 state.workspace().plan);
-    kvfold::apply(policy_, state.workspace().plan, head, state[h]);
+                 state.workspace().scratch, state.workspace().plan);
+    kvfold::apply(policy_, state.workspace().plan, head, state[h], state.workspace().scratch);
   }
   if (head.length() <= b.target) {
     policy_.after_compress(head, state[h], b.target);

@@ -40,11 +40,11 @@ struct onlooker {
     }
   }
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            kvfold::merge_plan& out) const {
+            kvfold::slot_scratch& work, kvfold::merge_plan& out) const {
     kvfold::select(
         head.length(), target, [](index_t) { return false; },
-        [&](index_t s) { return kvfold::rank(static_cast<float>(head.position(s))); }, out);
-    kvfold::keep_marked(head, out);
+        [&](index_t s) { return kvfold::rank(static_cast<float>(head.position(s))); }, work);
+    kvfold::keep_marked(head, work, out);
   }
 };
 

@@ -7,6 +7,7 @@
 #include "evaluate/options.hpp"
 #include "llama_cpp/files.hpp"
 #include "llama_cpp/vocabulary.hpp"
+#include "support/paths.hpp"
 
 namespace {
 
@@ -17,12 +18,13 @@ using kvfold::llama::program_options;
 struct prompt {
   temporary_folder folder;
   std::string text =
-      engine::read_file(std::filesystem::path(KVFOLD_MODELS) / "held-out.txt").substr(0, 1500);
+      engine::read_file(std::filesystem::path(paths::models()) / "held-out.txt").substr(0, 1500);
   std::string file = folder.write("prompt.txt", text).string();
+  std::string gguf = paths::gguf();
 
   program_options parse(std::vector<std::string> more) const {
     std::vector<const char*> arguments = {
-        "kvfold-llama", "--model",   KVFOLD_GGUF, "--prompt-file", file.c_str(), "--chunk",
+        "kvfold-llama", "--model",   gguf.c_str(), "--prompt-file", file.c_str(), "--chunk",
         "64",           "--predict", "16"};
     for (const std::string& a : more) {
       arguments.push_back(a.c_str());
@@ -57,7 +59,8 @@ using cells = std::vector<std::string>;
 /// The bundled model, in which `token` ends a text.
 void write_ending(const std::filesystem::path& path, int token) {
   ggml_context* tensors = nullptr;
-  gguf_context* const file = gguf_init_from_file(KVFOLD_GGUF, {.no_alloc = false, .ctx = &tensors});
+  gguf_context* const file =
+      gguf_init_from_file(paths::gguf().c_str(), {.no_alloc = false, .ctx = &tensors});
   REQUIRE(file != nullptr);
   gguf_set_val_u32(file, "tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(token));
   gguf_context* const out = gguf_init_empty();
@@ -110,7 +113,7 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
 
 TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") {
   const prompt p;
-  const auto theirs = load_gguf(KVFOLD_GGUF);
+  const auto theirs = load_gguf(paths::gguf());
   std::vector<int> tokens(p.text.size() + 8);
   tokens.resize(static_cast<std::size_t>(llama_tokenize(
       llama_model_get_vocab(theirs.get()), p.text.data(), static_cast<int>(p.text.size()),
@@ -209,7 +212,7 @@ TEST_CASE("llama.cpp: the program writes until the model ends the text") {
   const auto o = p.parse(asked);
   const table t(o);
   // What it writes, token by token.
-  const auto model = load_gguf(KVFOLD_GGUF);
+  const auto model = load_gguf(paths::gguf());
   const kvfold::llama::words language(model.get());
   auto parameters = exact_parameters(256, 64);
   parameters.type_k = parameters.type_v = GGML_TYPE_F16;

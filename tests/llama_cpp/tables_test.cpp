@@ -6,6 +6,7 @@
 
 #include "evaluate/names.hpp"
 #include "llama_cpp/bundled.hpp"
+#include "support/paths.hpp"
 
 namespace {
 
@@ -25,7 +26,7 @@ evaluate::options few_cases(const std::string& policies) {
 
 std::string printed(const evaluate::options& o, const std::string& modes) {
   std::ostringstream out, said;
-  kvfold::llama::run_tables(o, KVFOLD_GGUF, parse_modes(modes), out, said);
+  kvfold::llama::run_tables(o, paths::gguf(), parse_modes(modes), out, said);
   return out.str();
 }
 

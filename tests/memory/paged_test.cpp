@@ -161,7 +161,7 @@ TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
   REQUIRE(anchors(plan) == std::vector<index_t>{8, 9, 10, 11, 20, 21, 22, 23, 28, 29});
   const index_t last = own_tables ? 1 : 0;  // a shared table: all heads
   for (index_t h = 0; h <= last; ++h) {
-    e.kv.keep_pages(h, plan, a);
+    keep_pages(e.kv, h, plan, a);
   }
   for (index_t h = 0; h < heads; ++h) {
     whole_pages(wish, owning.head(h), slots, own);
@@ -189,7 +189,7 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
     CHECK((fixtures::bytes_of(e.kv.head(0)) == bytes && e.tables == tables));
   };
   const auto kept = [&](const std::string& message, const merge_plan& plan) {
-    refuses(message, [&] { e.kv.keep_pages(0, plan, state); });
+    refuses(message, [&] { keep_pages(e.kv, 0, plan, state); });
   };
   kept("a plan of 10 slots expected, 9 came", keeping(9, {}));
   kept("row 0 is of slot 1", keeping(10, {1, 2, 3}));

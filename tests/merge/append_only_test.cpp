@@ -26,6 +26,7 @@ bool same_slots(const std::vector<float>& before, const std::vector<float>& now,
 TEST_CASE("sealed slots stay, and newcomers go as the plan says", "[append_only]") {
   auto kv = fixtures::random_cache(9, 2, 1);
   kv.head(0).log_mass(1) = 3;
+  kvfold::slot_scratch scratch;
   merge_plan plan, out;
   plan.reset(9);
   plan.keep(0, 0);
@@ -75,6 +76,7 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
     auto kv = fixtures::random_cache(0, dim, 2, 5 * chunk);
     const auto head = kv.head(0);
     auto state = kvfold::make_head_state(p, head);
+    kvfold::slot_scratch scratch;
     merge_plan whole, out;
     index_t sealed = 0;
     for (int round = 0; round < 5; ++round) {
@@ -83,9 +85,9 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
       const fixtures::queries queries(chunk, 2, dim);
       observe(p, head, state, queries.view());
       const auto before = fixtures::bytes_of(head);
-      plan(p, head, state, queries.view(), chunk, whole);
+      plan(p, head, state, queries.view(), chunk, scratch, whole);
       append_only(whole, head, sealed, out);
-      apply(p, out, head, state);
+      apply(p, out, head, state, scratch);
       CHECK(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       CHECK((head.length() >= sealed && head.length() <= sealed + chunk));
       if (example.exact && p.bounded()) {
@@ -111,6 +113,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
       auto kv = fixtures::random_cache(0, dim, group, steps + 1);
       const auto head = kv.head(0);
       auto state = kvfold::make_state(p, kv);
+      kvfold::slot_scratch scratch;
       merge_plan whole, new_tokens;
       std::vector<float> out(group * dim), before;
       for (index_t t = 0; t < steps; ++t) {
@@ -119,9 +122,9 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
         const index_t sealed = std::max(head.length() + 1 - open, 0);
         before = fixtures::bytes_of(head);  // `step` too leaves them alone
         step(p, kv, state, std::span(q), std::span(k), std::span(v), never, std::span(out));
-        plan(p, head, state[0], target, whole);
+        plan(p, head, state[0], target, scratch, whole);
         append_only(whole, head, sealed, new_tokens);
-        apply(p, new_tokens, head, state[0]);
+        apply(p, new_tokens, head, state[0], scratch);
         REQUIRE((head.length() >= sealed && head.length() <= sealed + open));
         REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       }

@@ -58,8 +58,9 @@ merge_plan plan_of(const kvfold::any_policy& policy, const kvfold::head_view<flo
   auto state = kvfold::make_head_state(policy, head);
   const fixtures::queries queries(head.length(), head.group(), head.dim());
   observe(policy, head, state, queries.view());
+  kvfold::slot_scratch scratch;
   merge_plan out;
-  plan(policy, head, state, queries.view(), target, out);
+  plan(policy, head, state, queries.view(), target, scratch, out);
   return out;
 }
 

@@ -91,7 +91,7 @@ TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]"
   for (index_t target = 39; target >= 20; --target) {
     const auto one = policy.choose_victim(kv.head(0), state[0], target);
     given = given || one.share_count > 0;
-    kvfold::apply(policy, one, kv.head(0), state[0]);
+    kvfold::apply(policy, one, kv.head(0), state[0], state.workspace().scratch);
   }
   CHECK(given == merge_prompt);
 }

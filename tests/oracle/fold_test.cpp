@@ -6,6 +6,7 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 #include "support/golden.hpp"
+#include "support/paths.hpp"
 
 using oracle::fold;
 using oracle::head;
@@ -21,7 +22,7 @@ namespace {
 constexpr double digits = 1e-6;  // of the files: 7 digits of float64
 
 golden::record load(const std::string& name) {
-  std::ifstream file(KVFOLD_TEST_DATA "/" + name + ".json");
+  std::ifstream file(paths::data(name + ".json"));
   REQUIRE(file);
   return golden::record(nlohmann::json::parse(file));
 }

@@ -228,9 +228,10 @@ TEST_CASE("attention_matching needs queries, and compresses prompts only", "[err
   const auto before = fixtures::bytes_of(kv.head(0));
   CHECK_THROWS_WITH(kvfold::compress(policy, kv, state, kvfold::no_queries, budget{20}),
                     Catch::Contains("attention_matching: reference queries expected, none came"));
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan plan;
   state[0].extend(40);
-  CHECK_THROWS_WITH(kvfold::plan(policy, kv.head(0), state[0], 20, plan),
+  CHECK_THROWS_WITH(kvfold::plan(policy, kv.head(0), state[0], 20, scratch, plan),
                     Catch::Contains("attention_matching: reference queries expected, none came"));
   std::vector<float> out(4);
   CHECK_THROWS_WITH(kvfold::step(policy, kv, state, fixtures::normal(4), fixtures::normal(4),

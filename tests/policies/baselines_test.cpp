@@ -112,11 +112,12 @@ TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would wi
   }
   head.key(odd)[3] = broken;
   const kvfold::key_diff policy;
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan all, sound;
   const auto plan = [&](const auto& of, kvfold::merge_plan& out) {
     auto state = kvfold::make_head_state(policy, of);
     state.extend(of.length());
-    kvfold::plan(policy, of, state, kvfold::no_queries, kept, out);
+    kvfold::plan(policy, of, state, kvfold::no_queries, kept, scratch, out);
   };
   plan(head, all), plan(without.head(0), sound);
   REQUIRE(all.rows() == sound.rows());

@@ -54,21 +54,22 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   const fixtures::queries queries(4, 1, 2);
   const auto head = kv.head(0);
   kvfold::observe(policy, head, state[0], queries.view());
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan plan;
   // The best cosines are 1 and -1/sqrt 2; their mean is the first threshold.
-  policy.plan(head, state[0], 2, plan);
+  policy.plan(head, state[0], 2, scratch, plan);
   REQUIRE(plan.rows() == 2);
   CHECK(plan.note() == Approx((1 - std::sqrt(0.5)) / 2));
   REQUIRE(plan.row(0).size() == 2);
   CHECK(plan.row(0)[1] == kvfold::merge_source{2, 0.5F, 0.5F});
   CHECK(plan.row(1).size() == 1);
   SECTION("a plan that takes nobody away measures nothing") {
-    kvfold::apply(policy, kvfold::identity(head), head, state[0]);
+    kvfold::apply(policy, kvfold::identity(head), head, state[0], scratch);
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
   }
   SECTION("planning leaves the threshold alone, applying sets it") {
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
-    kvfold::apply(policy, plan, head, state[0]);
+    kvfold::apply(policy, plan, head, state[0], scratch);
     CHECK(state[0].memory()[d2o::threshold] == plan.note());
   }
 }

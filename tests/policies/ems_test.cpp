@@ -196,16 +196,17 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
     auto state = kvfold::make_state(one, kv);
     const auto head = kv.head(0);
     const ems_table tokens(state[0], 1);
+    kvfold::slot_scratch scratch;
     kvfold::merge_plan plan;
     for (const index_t position : {4, 5}) {  // the newest stays; of the others all score 1
       state[0].extend(6);
       for (index_t s = 0; s < 6; ++s) {
         tokens.each(s, [&](index_t t) { tokens.at(tokens.past, t) = 1; });
       }
-      kvfold::plan(one, head, state[0], 5, plan);
+      kvfold::plan(one, head, state[0], 5, scratch, plan);
       REQUIRE(plan.row(0).size() == 2);
       CHECK(plan.row(0)[1].source == 4);
-      kvfold::apply(one, plan, head, state[0]);
+      kvfold::apply(one, plan, head, state[0], scratch);
       REQUIRE(tokens.sharing() == 1);
       CHECK(tokens.position(head, tokens.after(0)) == 4);
       head.push(head.key(0).data, head.value(0).data);
@@ -270,7 +271,8 @@ TEST_CASE("ems refuses what it cannot do", "[errors]") {
                                     both_ways.state.workspace(), {.probabilities = p}),
                     Catch::Contains("ems: the step's query expected"));
   head.log_mass(3) = 1;
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan plan;
-  CHECK_THROWS_WITH(both_ways.policy.plan(head, both_ways.state[0], 10, plan),
+  CHECK_THROWS_WITH(both_ways.policy.plan(head, both_ways.state[0], 10, scratch, plan),
                     Catch::Contains("ems: no log-mass expected, 1 came"));
 }

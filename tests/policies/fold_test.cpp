@@ -9,6 +9,7 @@
 #include "support/agree.hpp"
 #include "support/fixtures.hpp"
 #include "support/golden.hpp"
+#include "support/paths.hpp"
 
 using fixtures::index_t;
 using kvfold::budget;
@@ -17,7 +18,7 @@ using kvfold::fold;
 namespace {
 
 golden::record load(const std::string& name) {
-  std::ifstream file(KVFOLD_TEST_DATA "/" + name + ".json");
+  std::ifstream file(paths::data(name + ".json"));
   REQUIRE(file);
   return golden::record(nlohmann::json::parse(file));
 }

@@ -92,9 +92,10 @@ TEST_CASE("kvmerger's weights are a Gaussian around the pivot", "[kvmerger]") {
   state[0].extend(3);
   const float scores[] = {5, 1, 1};
   std::ranges::copy(scores, state[0].column(kvmerger::score).begin());
+  kvfold::slot_scratch scratch;
   kvfold::merge_plan plan;
   const auto weights = [&] {
-    policy.plan(kv.head(0), state[0], 1, plan);
+    policy.plan(kv.head(0), state[0], 1, scratch, plan);
     REQUIRE(plan.rows() == 1);
     CHECK(plan.anchor(0) == 0);
     return plan.row(0);

@@ -75,9 +75,10 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
         INFO(name << ", " << tokens << " tokens, target " << target << ", " << queries.count
                   << " queries");
         const auto before = fixtures::bytes_of(o.kv.head(0));
+        kvfold::slot_scratch scratch;
         kvfold::merge_plan plan, again;
-        kvfold::plan(policy, o.kv.head(0), o.state[0], queries, target, plan);
-        kvfold::plan(policy, o.kv.head(0), o.state[0], queries, target, again);
+        kvfold::plan(policy, o.kv.head(0), o.state[0], queries, target, scratch, plan);
+        kvfold::plan(policy, o.kv.head(0), o.state[0], queries, target, scratch, again);
         CHECK_NOTHROW(kvfold::check(plan));
         same_plan(plan, again);
         CHECK(fixtures::bytes_of(o.kv.head(0)) == before);
@@ -134,15 +135,17 @@ TEST_CASE("a departure is the plan for one slot less", "[laws]") {
 
       auto copy = o.kv;
       auto copy_state = o.state;
+      kvfold::slot_scratch scratch;
       kvfold::merge_plan plan;
-      kvfold::plan(policy, copy.head(0), copy_state[0], kvfold::query_view<float>{}, target, plan);
+      kvfold::plan(policy, copy.head(0), copy_state[0], kvfold::query_view<float>{}, target,
+                   scratch, plan);
       kvfold::check(plan);
-      kvfold::apply(policy, plan, copy.head(0), copy_state[0]);
+      kvfold::apply(policy, plan, copy.head(0), copy_state[0], scratch);
       kvfold::slot_removal one;
       if (policy.choose_victim(head, o.state[0], target, one)) {
-        kvfold::apply(policy, one, head, o.state[0]);
+        kvfold::apply(policy, one, head, o.state[0], scratch);
       } else {
-        kvfold::apply(policy, plan, head, o.state[0]);
+        kvfold::apply(policy, plan, head, o.state[0], scratch);
       }
       REQUIRE(as_set(head) == as_set(copy.head(0)));
       for (index_t c = 0; c < o.state[0].columns(); ++c) {
@@ -224,8 +227,9 @@ TEST_CASE("a NaN score ranks last and changes no law", "[hard]") {
     for (const index_t s : {10, 20, 21}) {
       o.state[0].column(0)[static_cast<std::size_t>(s)] = std::numeric_limits<float>::quiet_NaN();
     }
+    kvfold::slot_scratch scratch;
     kvfold::merge_plan plan;
-    kvfold::plan(policy, o.kv.head(0), o.state[0], kvfold::query_view<float>{}, 40, plan);
+    kvfold::plan(policy, o.kv.head(0), o.state[0], kvfold::query_view<float>{}, 40, scratch, plan);
     CHECK_NOTHROW(kvfold::check(plan));
     CHECK(plan.rows() == 40);
     for (index_t r = 0; r < plan.rows(); ++r) {

@@ -90,11 +90,11 @@ TEST_CASE("leaders are joined as by a walk over all of them", "[match]") {
   const auto head = kv.head(0);
   const auto rank = [](index_t s) { return (s * 7) % 13; };
   const index_t most = n / 3;
-  kvfold::merge_plan out;
+  kvfold::slot_scratch out;
   std::vector<index_t> leaders, others, into(static_cast<std::size_t>(n));
   for (index_t s = 0; s < n; ++s) {
     const bool leads = s % 10 == 0;
-    out.marks().push_back(leads ? 1 : 0);
+    out.marks.push_back(leads ? 1 : 0);
     (leads ? leaders : others).push_back(s);
     into[static_cast<std::size_t>(s)] = s;
   }
@@ -115,7 +115,7 @@ TEST_CASE("leaders are joined as by a walk over all of them", "[match]") {
   for (std::size_t i = static_cast<std::size_t>(most); i < joins.size(); ++i) {
     into[static_cast<std::size_t>(joins[i].second)] = joins[i].second;
   }
-  CHECK(out.row_of() == into);
+  CHECK(out.row_of == into);
 }
 
 TEST_CASE("a tie goes to the lower slot, whatever its sign", "[match]") {

@@ -87,12 +87,13 @@ inline void departs_as_planned(const kvfold::any_policy& policy, index_t target,
                     {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
     auto copy = kv;
     auto copy_state = state;
+    kvfold::slot_scratch scratch;
     kvfold::merge_plan plan;
-    kvfold::plan(policy, copy.head(0), copy_state[0], target, plan);
-    kvfold::apply(policy, plan, copy.head(0), copy_state[0]);
+    kvfold::plan(policy, copy.head(0), copy_state[0], target, scratch, plan);
+    kvfold::apply(policy, plan, copy.head(0), copy_state[0], scratch);
     kvfold::slot_removal one;
     REQUIRE(kvfold::traits::choose_victim(policy, head, state[0], target, one));
-    kvfold::apply(policy, one, head, state[0]);
+    kvfold::apply(policy, one, head, state[0], scratch);
     REQUIRE(head.length() == target);
     REQUIRE(as_set(head, state[0]) == as_set(copy.head(0), copy_state[0]));
     REQUIRE(std::ranges::equal(state[0].memory(), copy_state[0].memory()));

@@ -10,9 +10,7 @@
 #include <string>
 #include <vector>
 
-#ifndef KVFOLD_TEST_DATA
-#define KVFOLD_TEST_DATA "tests/data"
-#endif
+#include "support/paths.hpp"
 
 namespace golden {
 
@@ -22,7 +20,7 @@ using rows = std::vector<row>;
 /// Folder of the files: the environment's KVFOLD_GOLDEN, else the source tree's.
 inline std::string folder() {
   const char* given = std::getenv("KVFOLD_GOLDEN");
-  return given ? given : KVFOLD_TEST_DATA "/golden";
+  return given ? given : paths::data("golden");
 }
 
 /// One case of one file.

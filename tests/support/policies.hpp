@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/policies.hpp"
+#include "kvfold/kvfold.hpp"
 
 namespace fixtures {
 

@@ -75,7 +75,7 @@ struct decode {
 struct first_ones {
   static constexpr std::string_view name() { return "first_ones"; }
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            kvfold::merge_plan& out) const {
+            kvfold::slot_scratch&, kvfold::merge_plan& out) const {
     out.reset(head.length());
     for (index_t s = 0; s < target; ++s) {
       out.keep(s, head.log_mass(s));

@@ -6,7 +6,8 @@
 #include <utility>    // std::exchange
 #include <vector>
 
-#include "kvfold/score/dense.hpp"
+#include "kvfold/config.hpp"
+#include "kvfold/detail/product.hpp"
 
 namespace kvfold {
 
@@ -24,8 +25,8 @@ class arena {
     next_ =
         static_cast<float*>(std::align(line * sizeof(float), size * sizeof(float), begin, room));
   }
-  Eigen::Map<dense::vector> column(index_t n) { return {take(n), n}; }
-  Eigen::Map<dense::matrix> rows(index_t n, index_t dim) {
+  Eigen::Map<Eigen::VectorXf> column(index_t n) { return {take(n), n}; }
+  Eigen::Map<dense::matrix_of<float>> rows(index_t n, index_t dim) {
     return {take(std::ptrdiff_t{n} * dim), n, dim};
   }
 

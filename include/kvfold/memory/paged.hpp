@@ -1,15 +1,11 @@
 /// A cache in pages: a head's slots lie in blocks of the engine's memory that a table lists.
 #pragma once
 
-#include <algorithm>   // std::rotate
-#include <cstddef>     // std::ptrdiff_t
-#include <functional>  // std::greater
-#include <numeric>     // std::iota
+#include <algorithm>  // std::max
+#include <cstddef>    // std::ptrdiff_t
 #include <span>
-#include <tuple>
 
 #include "kvfold/memory/cache.hpp"
-#include "kvfold/state.hpp"
 
 namespace kvfold {
 
@@ -90,12 +86,6 @@ class paged_head : public head_base {
 
 static_assert(kv_head<paged_head<float>>);
 
-/// Does row `r` of a plan leave its slot's key and value as they are?
-inline bool keeps(const merge_plan& plan, index_t r) {
-  return plan.row(r).size() == 1 && plan.row(r).front() == merge_source{plan.anchor(r)} &&
-         !plan.has_correction();
-}
-
 /// A `kv_cache` over an engine's pages; log-mass, positions and lengths are kept here. The engine
 /// enters a page in the table before a slot needs it.
 template <storage_scalar Scalar>
@@ -122,7 +112,7 @@ class paged_view {
   paged_head<Scalar> head(index_t h) {
     auto keys = keys_, values = values_;
     keys.data += h * keys.head, values.data += h * values.head;
-    return {keys, values, table_of(h), slots_.of(h), slots_.extent()};
+    return {keys, values, table(h), slots_.of(h), slots_.extent()};
   }
 
   template <class T>
@@ -151,101 +141,22 @@ class paged_view {
   /// The table's entries behind those: after a compression, the pages that it has freed, and what
   /// was −1 before.
   std::span<const index_t> free_pages(index_t h) {
-    const std::span<const index_t> all(table_of(h).pages,
+    const std::span<const index_t> all(table(h).pages,
                                        static_cast<std::size_t>(shape().capacity / table_.slots));
     return all.subspan(static_cast<std::size_t>(pages(h)));
   }
 
-  /// Carries out a plan of whole pages (`whole_pages`) for head `h`, or for all heads when they
-  /// share a table, by changing the table alone: kept pages move to its front, the others behind
-  /// them, and no key or value is touched. Refused, with nothing changed: a plan that breaks a
-  /// page.
-  void keep_pages(index_t h, const merge_plan& plan, state& state) {
-    const index_t slots = table_.slots, first = table_.head == 0 ? 0 : h,
-                  last = table_.head == 0 ? heads() - 1 : h;
-    check(plan);
-    for (index_t i = first; i <= last; ++i) {
-      expects(plan.length() == head(i).length(), "keep_pages: a plan of ", head(i).length(),
-              " slots expected, ", plan.length(), " came");
-    }
-    for (index_t r = 0; r < plan.rows(); ++r) {
-      const index_t s = plan.anchor(r);
-      expects(keeps(plan, r) && s % slots == r % slots &&
-                  (r % slots == 0 || s == plan.anchor(r - 1) + 1),
-              "keep_pages: whole pages of ", slots, " slots, unchanged, expected, row ", r,
-              " is of slot ", s);
-    }
-    expects(plan.rows() % slots == 0 || plan.anchor(plan.rows() - 1) == plan.length() - 1,
-            "keep_pages: whole pages of ", slots, " slots expected, ", plan.rows(), " rows came");
-    for (index_t i = first; i <= last; ++i) {
-      move_records(plan, head(i), state[i]);
-    }
-    const page_table table = table_of(h);
-    for (index_t r = 0; r < plan.rows(); r += slots) {  // anchors ascend: never forward
-      index_t* const from = table.pages + plan.anchor(r) / slots;
-      std::rotate(table.pages + r / slots, from, from + 1);
-    }
+  /// The pages of head `h`.
+  page_table table(index_t h) const {
+    auto own = table_;
+    own.pages += h * own.head;
+    return own;
   }
 
  private:
-  page_table table_of(index_t h) const {
-    auto table = table_;
-    table.pages += h * table.head;
-    return table;
-  }
-  static void move_records(const merge_plan& plan, const paged_head<Scalar>& head,
-                           head_state& state) {
-    state.extend(head.length());
-    for (index_t r = 0; r < plan.rows(); ++r) {
-      const auto to = static_cast<std::size_t>(r), from = static_cast<std::size_t>(plan.anchor(r));
-      head.log_mass(r) = head.log_mass(plan.anchor(r));  // of heads that share a table, each's own
-      head.position(r) = head.position(plan.anchor(r));
-      for (index_t c = 0; c < state.columns(); ++c) {
-        state.column(c)[to] = state.column(c)[from];
-      }
-    }
-    head.truncate(plan.rows());
-    state.truncate(plan.rows());
-  }
-
   cache_metadata slots_;
   paged_layout<Scalar> keys_, values_;
   page_table table_;
 };
-
-/// `plan`, rounded to whole pages of `slots` slots: the pages in which it keeps most slots stay as
-/// they are, all their slots, as many pages as its rows would take; of pages with as many the later
-/// one, and the last page, which is being filled, in any case: so fewer slots than rows may stay,
-/// and sinks whose page is kept for their sake alone may go. For plans that evict. Refused: merges,
-/// weights and corrections, which a page cannot keep.
-void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
-  expects(slots > 0, "whole_pages: pages of at least 1 slot expected, ", slots, " came");
-  expects(plan.length() == head.length(), "whole_pages: a plan of ", head.length(),
-          " slots expected, ", plan.length(), " came");
-  check(plan);
-  const page_table pages{.slots = slots};
-  auto& kept = out.row_of();
-  kept.assign(static_cast<std::size_t>(pages.taken_by(plan.length())), 0);
-  for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(keeps(plan, r), "whole_pages: a plan that evicts expected, row ", r,
-            " merges or corrects");
-    ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
-  }
-  auto& order = out.order();
-  order.resize(kept.size());
-  std::iota(order.begin(), order.end(), index_t{0});
-  const auto last = static_cast<index_t>(kept.size()) - 1;
-  std::ranges::stable_sort(order, std::greater<>{}, [&](index_t p) {
-    return std::tuple(p == last, kept[static_cast<std::size_t>(p)], p);
-  });
-  order.resize(static_cast<std::size_t>(pages.taken_by(plan.rows())));
-  std::ranges::sort(order);
-  out.reset(plan.length());
-  for (const index_t p : order) {
-    for (index_t s = p * slots; s < std::min((p + 1) * slots, plan.length()); ++s) {
-      out.keep(s, head.log_mass(s));
-    }
-  }
-}
 
 }  // namespace kvfold

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <algorithm>  // std::max
-#include <array>
-#include <cmath>    // std::lround
-#include <cstdint>  // std::int8_t
+#include <cmath>      // std::lround
+#include <cstdint>    // std::int8_t
 #include <span>
 
-#include "kvfold/merge/apply.hpp"
+#include "kvfold/memory/view.hpp"
 
 namespace kvfold {
 
@@ -55,23 +54,6 @@ inline void from_floats(const float* x, index_t dim, int8_row out) {
 inline void copy_row(int8_row to, int8_row from, index_t dim) {
   std::copy_n(from.codes, dim, to.codes);
   std::copy_n(from.scales, (dim + to.group - 1) / to.group, to.scales);
-}
-
-/// `x ← Σ weight · row + delta` in float, then in int8 again: what merging costs in accuracy.
-template <class RowOf>
-void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
-                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
-  std::array<float, 4096> sum{};  // the most dims that a cache has
-  expects(dim <= static_cast<index_t>(sum.size()), "int8: dim 1 to ", sum.size(), " expected, ",
-          dim, " came");
-  std::copy(delta.begin(), delta.end(), sum.begin());
-  for (const merge_source& e : sources) {
-    const int8_row y = row_of(e.source);
-    for (index_t i = 0; i < dim; ++i) {
-      sum[static_cast<std::size_t>(i)] += e.*weight * y[i];
-    }
-  }
-  from_floats(sum.data(), dim, x);
 }
 
 /// One head's slots in int8, over an engine's own memory: codes `[capacity, dim]`, scales

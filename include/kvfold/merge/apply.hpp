@@ -4,56 +4,15 @@
 #include <algorithm>  // std::min
 
 #include "kvfold/memory/convert.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/memory/tile.hpp"
+#include "kvfold/merge/merge_rows.hpp"
 #include "kvfold/merge/plan.hpp"
-#include "kvfold/state.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 
 namespace kvfold {
 
-/// A plan that takes one slot away, for decode: `removed` goes, its key and value weighted into
-/// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by the
-/// `share_count` slots that follow it, up to position `share_until_position`: each takes
-/// 1/`share_count` of it. No other row is touched.
-struct slot_removal {
-  static constexpr index_t nowhere = -1;
-
-  index_t removed = nowhere;  ///< `nowhere`: all stay
-  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
-  float kept_weight = 1;      ///< of `into`'s own value, and key
-  float removed_weight = 0;   ///< of the leaving ones
-  float log_mass = 0;         ///< of `into` afterwards
-  float kept_key_weight = no_note, removed_key_weight = no_note;  ///< NaN: as the values'
-  float note = no_note;                                           ///< for the policy's own `carry`
-  index_t share_count = 0;                                        ///< who share the leaving value
-  index_t share_until_position = nowhere;                         ///< the position of the last
-};
-
 namespace detail {
-
-/// `x ← Σ weight · row + delta`, in float, element by element: the sources may include `x` itself.
-template <class Scalar, class RowOf>
-void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> sources,
-                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
-  constexpr index_t chunk = 64;
-  float sum[chunk], part[chunk];
-  for (index_t begin = 0; begin < dim; begin += chunk) {
-    const index_t n = std::min(chunk, dim - begin);
-    for (index_t i = 0; i < n; ++i) {
-      sum[i] = delta.empty() ? 0.0F : delta[static_cast<std::size_t>(begin + i)];
-    }
-    for (const merge_source& e : sources) {
-      const row<Scalar> y = row_of(e.source);
-      to_floats(row<Scalar>{y.data + begin * y.step, y.step}, n, part);
-      const float w = e.*weight;
-      for (index_t i = 0; i < n; ++i) {
-        sum[i] += w * part[i];
-      }
-    }
-    for (index_t i = 0; i < n; ++i) {
-      x[begin + i] = static_cast<Scalar>(sum[i]);
-    }
-  }
-}
 
 template <class Scalar>
 void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {

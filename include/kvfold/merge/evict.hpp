@@ -1,6 +1,7 @@
 /// Eviction, as most baselines do it: sinks and the latest stay, then the best by score.
 #pragma once
 
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/search/select.hpp"
 
 namespace kvfold {
@@ -10,12 +11,22 @@ auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
   return [&head, in = protect(head, sinks, recent)](index_t s) { return in(head.position(s)); };
 }
 
+/// The plan of an eviction: the marked slots as they are, the others gone.
+void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan& out) {
+  out.reset(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (work.marks[static_cast<std::size_t>(s)] != 0) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+}
+
 /// The plan that keeps the slots for which `is_protected(s)`, then those of the highest `score(s)`.
 template <class Protected, class Score>
 void evict(const kv_head auto& head, index_t target, Protected is_protected, Score score,
-           merge_plan& out) {
-  select(head.length(), target, is_protected, score, out);
-  keep_marked(head, out);
+           slot_scratch& work, merge_plan& out) {
+  select(head.length(), target, is_protected, score, work);
+  keep_marked(head, work, out);
 }
 
 }  // namespace kvfold

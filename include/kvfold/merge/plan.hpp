@@ -55,7 +55,7 @@ class merge_plan {
   void reserve(index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);
     edges_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
-    order_.reserve(n), row_of_.reserve(n), marks_.reserve(n);
+    marks_.reserve(n);
   }
 
   /// Starts anew, for a head of `length` slots.
@@ -101,11 +101,7 @@ class merge_plan {
   float note() const { return note_; }
   void set_note(float note) { note_ = note; }
 
-  /// Scratch for planners, so that a plan is all the memory that planning takes.
-  std::vector<index_t>& order() { return order_; }     ///< slots, in some order
-  std::vector<index_t>& row_of() { return row_of_; }   ///< slot → anchor of its row, or −1
-  std::vector<char>& marks() const { return marks_; }  ///< slot → stays?
-  std::vector<float>& numbers() { return numbers_; }   ///< whatever is computed; grows at first use
+  friend void check(const merge_plan& plan);
 
  private:
   std::span<const float> row_of(const std::vector<float>& correction, index_t r) const {
@@ -130,15 +126,13 @@ class merge_plan {
   std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
   std::size_t dim_ = 0;
   float note_ = no_note;
-  std::vector<index_t> order_, row_of_;
-  std::vector<float> numbers_;
-  mutable std::vector<char> marks_;  // `check` uses it too
+  mutable std::vector<char> marks_;  // of `check`: slot → is it a source?
 };
 
 /// Throws unless the plan obeys its laws. O(length), in the plan's own scratch.
 inline void check(const merge_plan& plan) {
   expects(plan.length() >= 0, "merge_plan: at least 0 slots expected, ", plan.length(), " came");
-  auto& used = plan.marks();
+  auto& used = plan.marks_;
   used.assign(static_cast<std::size_t>(plan.length()), 0);
   index_t before = -1;
   for (index_t r = 0; r < plan.rows(); ++r) {

@@ -5,17 +5,17 @@
 #include <span>
 #include <tuple>
 
-#include "kvfold/merge/plan.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
-/// Calls `row(members)` for every row that `out.row_of()` (slot ↦ anchor of its row, −1: gone)
+/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: gone)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
-/// `out.order()`. O(length log length).
+/// `work.order`. O(length log length).
 template <class Row>
-void for_each_row(merge_plan& out, Row row) {
-  const auto& into = out.row_of();
-  auto& order = out.order();
+void for_each_row(slot_scratch& work, Row row) {
+  const auto& into = work.row_of;
+  auto& order = work.order;
   order.clear();
   for (std::size_t s = 0; s < into.size(); ++s) {
     if (into[s] >= 0) {

@@ -6,10 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/fit.hpp"
 #include "kvfold/merge/nnls.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -47,13 +50,13 @@ struct attention_matching {
     expects(std::isfinite(floor), "attention_matching: a finite floor expected, ", floor, " came");
   }
 
-  void plan(const kv_head auto&, const head_state&, index_t, merge_plan&) const {
+  void plan(const kv_head auto&, const head_state&, index_t, slot_scratch&, merge_plan&) const {
     expects(false, "attention_matching: reference queries expected, none came");
   }
 
   template <class T>
   void plan(const kv_head auto& head, const head_state&, const query_view<T>& reference,
-            index_t target, merge_plan& out) const {
+            index_t target, slot_scratch&, merge_plan& out) const {
     const dense::matrix queries = dense::queries(reference, head.group(), head.dim());
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
     const full_mass full(queries, keys, dense::log_mass(head), head.scale());

@@ -6,10 +6,17 @@
 
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/detail/random.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -52,19 +59,19 @@ struct cam {
     state.memory()[0] = 0;
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto score = state.column(0);
     evict(head, target, protected_slots(head, sinks, share_of(recent, target)), column_score(score),
-          out);
+          work, out);
     if (state.memory()[0] == 0 && !merge_prompt) {
       return;
     }
     const index_t rows = out.rows(), dim = head.dim();
     const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim);
-    auto delta = arena(out.numbers(), size).rows(rows, dim);
-    bool given = false;         // nothing is written, nor passed on, before somebody gives
-    auto& order = out.order();  // rows by position
+    auto delta = arena(work.numbers, size).rows(rows, dim);
+    bool given = false;        // nothing is written, nor passed on, before somebody gives
+    auto& order = work.order;  // rows by position
     order.clear();
     for (index_t r = 0; r < rows; ++r) {
       order.push_back(r);
@@ -72,7 +79,7 @@ struct cam {
     const auto position = [&](index_t r) { return head.position(out.anchor(r)); };
     std::ranges::sort(order, {}, position);
     for (index_t s = 0; s < head.length(); ++s) {
-      if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+      if (work.marks[static_cast<std::size_t>(s)] != 0) {
         continue;
       }
       const auto first = std::ranges::upper_bound(order, head.position(s), {}, position);

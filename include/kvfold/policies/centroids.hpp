@@ -5,11 +5,15 @@
 #include <cmath>      // std::log
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/search/cluster.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -36,11 +40,11 @@ struct centroids {
     expect_count(name(), "rounds", rounds, 1);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto is_protected = protected_slots(head, sinks, window);
-    auto& into = out.row_of();
-    auto& others = out.order();
+    auto& into = work.row_of;
+    auto& others = work.order;
     into.clear(), others.clear();
     for (index_t s = 0; s < head.length(); ++s) {
       into.push_back(s);
@@ -57,7 +61,7 @@ struct centroids {
       std::ranges::nth_element(others, others.begin() + count, {},
                                [&](index_t s) { return head.position(s); });
       const auto staying = std::span(others).first(static_cast<std::size_t>(count));
-      auto& marks = out.marks();
+      auto& marks = work.marks;
       marks.assign(into.size(), 0);
       for (const index_t s : staying) {
         marks[static_cast<std::size_t>(s)] = 1;
@@ -67,7 +71,7 @@ struct centroids {
             head, s, [&](index_t r) { return marks[static_cast<std::size_t>(r)] != 0; });
       }
     }
-    write(head, out);
+    write(head, work, out);
   }
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
@@ -150,9 +154,9 @@ struct centroids {
     float log_mass() const { return top + std::log(tokens); }
   };
 
-  static void write(const kv_head auto& head, merge_plan& out) {
+  static void write(const kv_head auto& head, slot_scratch& work, merge_plan& out) {
     out.reset(head.length());
-    for_each_row(out, [&](std::span<const index_t> members) {
+    for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], head.log_mass(members[0]));
       }

@@ -7,10 +7,15 @@
 #include <string_view>
 
 #include "kvfold/detail/arena.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/score/leverage.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -85,13 +90,13 @@ struct compactor {
     }
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    look_at(head, out.order());
-    const auto& others = out.order();
+    look_at(head, work.order);
+    const auto& others = work.order;
     const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
-    arena scratch(out.numbers(), static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
+    arena scratch(work.numbers, static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
     auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
     auto x = scratch.rows(dim, m);
     auto key = scratch.column(dim);
@@ -139,7 +144,7 @@ struct compactor {
       score[others[static_cast<std::size_t>(j)]] = leverage[j];
     }
     evict(head, target, protected_slots(head, sinks, window),
-          column_score({score.data(), static_cast<std::size_t>(n)}), out);
+          column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
   }
 
  private:

@@ -5,13 +5,22 @@
 #include <numbers>  // std::numbers::e_v
 #include <string_view>
 
+#include "kvfold/detail/multiply_add.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
 #include "kvfold/score/tile_products.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -51,28 +60,28 @@ struct d2o {
     accumulate(state.column(score), head, queries, combine);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     select(head.length(), target, is_protected(head, target), column_score(state.column(score)),
-           out);
-    const auto u = match_by_cosine(head, out);
+           work);
+    const auto u = match_by_cosine(head, work);
     const auto at = [](const auto& x, index_t s) -> auto& {
       return x[static_cast<std::size_t>(s)];
     };
     double sum = 0;
     for (index_t s = 0; s < head.length(); ++s) {
-      sum += at(out.marks(), s) != 0 ? 0 : double{at(u, s)};
+      sum += at(work.marks, s) != 0 ? 0 : double{at(u, s)};
     }
     const auto m = static_cast<float>(sum / (head.length() - target));
     const float tau = next_threshold(state, m);
     for (std::size_t s = 0; s < u.size(); ++s) {
-      if (out.marks()[s] == 0 && u[s] < tau) {
-        out.row_of()[s] = -1;
+      if (work.marks[s] == 0 && u[s] < tau) {
+        work.row_of[s] = -1;
       }
     }
     out.reset(head.length());
     out.set_note(m);
-    for_each_row(out, [&](std::span<const index_t> members) {
+    for_each_row(work, [&](std::span<const index_t> members) {
       const index_t j = members[0];
       if (members.size() == 1) {
         return out.keep(j, head.log_mass(j));
@@ -110,10 +119,12 @@ struct d2o {
   }
 
   /// eq. 10: what a change has measured enters the threshold.
-  void update_memory(const kv_head auto&, head_state& state, const merge_plan& change) const {
+  void update_memory(const kv_head auto&, head_state& state, const merge_plan& change,
+                     slot_scratch&) const {
     remember(state, change.note());
   }
-  void update_memory(const kv_head auto&, head_state& state, const slot_removal& change) const {
+  void update_memory(const kv_head auto&, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
     remember(state, change.note);
   }
 

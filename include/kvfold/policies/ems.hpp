@@ -7,14 +7,22 @@
 #include <utility>  // std::pair
 #include <vector>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/policies/ems/attention.hpp"
 #include "kvfold/policies/ems/match.hpp"
 #include "kvfold/policies/ems/score.hpp"
 #include "kvfold/policies/ems/update_table.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -119,18 +127,18 @@ struct ems {
   /// A prompt: scores are pooled, what is beyond the band goes.
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
-            merge_plan& out) const {
+            slot_scratch& work, merge_plan& out) const {
     const ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
-    plan(head, tokens, column_score(s), target, gamma - 1, out);
+    plan(head, tokens, column_score(s), target, gamma - 1, work, out);
     out.set_note(1);  // for `carry`: the scores were pooled
   }
   /// Decode: all that are no centres are to be merged.
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const ems_table tokens(state, head.group());
     plan(head, tokens, global_local(tokens, head.length()), target,
-         static_cast<float>(head.length()), out);
+         static_cast<float>(head.length()), work, out);
   }
 
   /// The entry of least score joins the centre most like it, or leaves. (Keys compared as they were
@@ -174,15 +182,16 @@ struct ems {
     }
   }
 
-  void update_memory(const kv_head auto& head, head_state& state,
-                     const slot_removal& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
     const ems_table tokens(state, head.group());
     tokens.measure(head);
     carry_token(head, tokens, change, most_sharing(tokens, head.length() - 1),
                 [&] { return global_local(tokens, head.length()); });
   }
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
-  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
+                     slot_scratch& work) const {
     check(change);
     expects(change.length() == head.length(), "ems: a plan of ", head.length(), " slots expected, ",
             change.length(), " came");
@@ -190,10 +199,11 @@ struct ems {
     tokens.measure(head);
     const index_t most = most_sharing(tokens, change.rows());
     if (std::isnan(change.note())) {
-      return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()));
+      return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()),
+                          work.marks);
     }
     const auto s = pooled(head, tokens);
-    carry_tokens(head, tokens, change, most, column_score(s));
+    carry_tokens(head, tokens, change, most, column_score(s), work.marks);
   }
 
   auto mass(const kv_head auto& head, const head_state& state) const {
@@ -235,11 +245,11 @@ struct ems {
   /// `score`: of a token; `band`: slots to be merged, for each centre.
   template <class State, class Score>
   void plan(const kv_head auto& head, const ems_table<State>& tokens, Score score, index_t target,
-            float band, merge_plan& out) const {
+            float band, slot_scratch& work, merge_plan& out) const {
     expect_no_log_mass(head);
     const index_t n = head.length();
     const auto size = static_cast<std::size_t>(n);
-    auto& numbers = out.numbers();
+    auto& numbers = work.numbers;
     const std::size_t turned = with_position ? 0 : size * static_cast<std::size_t>(head.dim());
     numbers.resize(std::max(numbers.size(), 3 * size + turned));
     const auto weight = std::span(numbers).first(size),
@@ -261,22 +271,22 @@ struct ems {
     }
     const auto merged = static_cast<index_t>(
         std::min(rounded(double{band} * centres), static_cast<double>(n - target)));
-    auto& into = out.row_of();
+    auto& into = work.row_of;
     const auto at = [](std::span<const float> x) {
       return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
     };
     const auto by_weight = ranked(head, at(weight));
-    select(n, target + merged, alone, by_weight, out);  // the others go
+    select(n, target + merged, alone, by_weight, work);  // the others go
     into.assign(size, -1);
     for (std::size_t s = 0; s < size; ++s) {
-      into[s] = out.marks()[s] != 0 ? static_cast<index_t>(s) : -1;
+      into[s] = work.marks[s] != 0 ? static_cast<index_t>(s) : -1;
     }
-    select(n, target, alone, by_weight, out);
+    select(n, target, alone, by_weight, work);
     match_entries(ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
                                                                       length_of_value, keys},
-                  alone, threshold, out);
+                  alone, threshold, work);
     out.reset(n);
-    for_each_row(out, [&](std::span<const index_t> members) {
+    for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], 0);
       }

@@ -6,10 +6,15 @@
 #include <vector>
 
 #include "kvfold/detail/arena.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/query_moments.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -79,15 +84,15 @@ struct expected_attention {
     }
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim();
     const auto is_protected = protected_slots(head, sinks, window);
     const query_moments<const float> moments(state.memory(), dim);
     const index_t group = head.group();
     const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
-    arena scratch(out.numbers(), (1 + heads) * static_cast<std::size_t>(n) + (1 + heads * d) * d +
-                                     2 * static_cast<std::size_t>(tile_slots) * d);
+    arena scratch(work.numbers, (1 + heads) * static_cast<std::size_t>(n) + (1 + heads * d) * d +
+                                    2 * static_cast<std::size_t>(tile_slots) * d);
     auto score = scratch.column(n), cosine = scratch.column(dim / 2),
          sine = scratch.column(dim / 2);
     auto logit = scratch.rows(group, n), sigma = scratch.rows(group * dim, dim),
@@ -134,7 +139,7 @@ struct expected_attention {
       score[s] *= std::sqrt(dot(head.value(s), head.value(s), dim));
     }
     evict(head, target, is_protected, column_score({score.data(), static_cast<std::size_t>(n)}),
-          out);
+          work, out);
   }
 
  private:

@@ -4,11 +4,17 @@
 #include <limits>
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/policies/fold/decode.hpp"
 #include "kvfold/policies/fold/prompt.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -68,7 +74,7 @@ struct fold {
   /// A prompt, on its reference queries.
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
-            index_t target, merge_plan& out) const {
+            index_t target, slot_scratch& work, merge_plan& out) const {
     dense::vector leverage(head.length());
     {
       dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
@@ -81,12 +87,12 @@ struct fold {
     const std::span<float> levers(leverage.data(), static_cast<std::size_t>(leverage.size()));
     average_pool(
         head, [](index_t) { return true; }, prompt.pool, false, levers);
-    pin(head, state, target, levers, prompt.outlier * leverage.mean(), out);
-    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, out);
+    pin(head, state, target, levers, prompt.outlier * leverage.mean(), work);
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
   }
 
   /// Decode, on the queries remembered.
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
@@ -94,13 +100,14 @@ struct fold {
     const auto candidate = [&, held = state.column(tokens)](index_t s) {
       return held[static_cast<std::size_t>(s)] == 1.0F && !always(s);
     };
-    pin(head, state, slots, decode.leverage(head, memory, rope, candidate, out),
-        -std::numeric_limits<float>::infinity(), out);
-    decode.plan(head, memory, rope, target, out);
+    pin(head, state, slots, decode.leverage(head, memory, rope, candidate, work),
+        -std::numeric_limits<float>::infinity(), work);
+    decode.plan(head, memory, rope, target, work, out);
   }
 
   /// The moments of keys, before slots are merged.
-  void update_memory(const kv_head auto& head, head_state& state, const merge_plan&) const {
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan&,
+                     slot_scratch&) const {
     memory_of(head, state).count_keys(head, rope);
   }
 
@@ -114,7 +121,7 @@ struct fold {
   /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token those of
   /// the highest leverage above `least`, up to their share.
   void pin(const kv_head auto& head, const head_state& state, index_t slots,
-           std::span<const float> leverage, float least, merge_plan& out) const {
+           std::span<const float> leverage, float least, slot_scratch& work) const {
     const index_t latest = recent_of(slots);
     const auto outliers = std::max(
         index_t{0}, static_cast<index_t>(share * static_cast<float>(slots - sinks - latest)));
@@ -137,7 +144,7 @@ struct fold {
           return outlying(s) ? rank(leverage[static_cast<std::size_t>(s)])
                              : -std::numeric_limits<float>::infinity();
         },
-        out);
+        work);
   }
 };
 

@@ -3,7 +3,9 @@
 
 #include <string_view>
 
-#include "kvfold/policy.hpp"
+#include "kvfold/memory/head_state.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -11,7 +13,8 @@ struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
   static constexpr bool bounded = false;
 
-  void plan(const kv_head auto& head, const head_state&, index_t, merge_plan& out) const {
+  void plan(const kv_head auto& head, const head_state&, index_t, slot_scratch&,
+            merge_plan& out) const {
     out.reset(head.length());
     for (index_t s = 0; s < head.length(); ++s) {
       out.keep(s, head.log_mass(s));

@@ -3,10 +3,18 @@
 #include <array>
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -40,9 +48,9 @@ struct h2o {
     accumulate(state.column(0), head, queries, combine);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    evict(head, target, is_protected(head, target), column_score(state.column(0)), out);
+    evict(head, target, is_protected(head, target), column_score(state.column(0)), work, out);
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state& state,

@@ -6,11 +6,18 @@
 #include <string_view>
 #include <vector>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/policies/keepkv/merge.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/search/leaders.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -108,52 +115,52 @@ struct keepkv {
   /// A prompt: merges first, then evicts.
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
-            merge_plan& out) const {
+            slot_scratch& work, merge_plan& out) const {
     if (as == mode::code || !merge_first) {
-      return plan(head, state, target, out);
+      return plan(head, state, target, work, out);
     }
     const auto held = is_protected(head, target);
     const index_t n = head.length();
-    auto& into = out.row_of();
-    out.marks().assign(static_cast<std::size_t>(n), 0);
+    auto& into = work.row_of;
+    work.marks.assign(static_cast<std::size_t>(n), 0);
     for (index_t s = 0; s < n; ++s) {
-      out.marks()[static_cast<std::size_t>(s)] = held(s) ? 1 : 0;
+      work.marks[static_cast<std::size_t>(s)] = held(s) ? 1 : 0;
     }
-    join_leaders(head, ranks(head, state), similarity, n - target, out);
-    auto& weight = out.numbers();  // ln w of the rows; −inf: not an anchor
+    join_leaders(head, ranks(head, state), similarity, n - target, work);
+    auto& weight = work.numbers;  // ln w of the rows; −inf: not an anchor
     std::fill_n(weight.begin(), n, -std::numeric_limits<float>::infinity());
     index_t rows = 0;
-    for_each_row(out, [&](std::span<const index_t> members) {
+    for_each_row(work, [&](std::span<const index_t> members) {
       weight[static_cast<std::size_t>(members[0])] =
           static_cast<float>(merged(head, state, members).weight);
       ++rows;
     });
     if (rows > target) {
-      select(n, target, held, column_score(weight), out);
+      select(n, target, held, column_score(weight), work);
       for (index_t& to : into) {
-        to = out.marks()[static_cast<std::size_t>(to)] != 0 ? to : -1;
+        to = work.marks[static_cast<std::size_t>(to)] != 0 ? to : -1;
       }
     }
-    write_rows(head, state, out);
+    write_rows(head, state, work, out);
   }
 
   /// Decode: selects, then merges into the selected what is near enough to one of them.
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    auto& rank = out.numbers();
+    auto& rank = work.numbers;
     const index_t n = head.length();
     rank.resize(std::max(rank.size(), static_cast<std::size_t>(n)));
     for (index_t s = 0; s < n; ++s) {
       rank[static_cast<std::size_t>(s)] = ranks(head, state)(s);
     }
-    select(n, target, is_protected(head, target), column_score(rank), out);
-    const auto cosine = match_by_cosine(head, out);
+    select(n, target, is_protected(head, target), column_score(rank), work);
+    const auto cosine = match_by_cosine(head, work);
     for (std::size_t s = 0; s < cosine.size(); ++s) {
-      if (out.marks()[s] == 0 && !(cosine[s] >= similarity)) {
-        out.row_of()[s] = -1;
+      if (work.marks[s] == 0 && !(cosine[s] >= similarity)) {
+        work.row_of[s] = -1;
       }
     }
-    write_rows(head, state, out);
+    write_rows(head, state, work, out);
   }
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
@@ -181,7 +188,8 @@ struct keepkv {
   }
 
   /// The merged slots' estimates, before their members go.
-  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
+                     slot_scratch&) const {
     for (index_t r = 0; r < change.rows(); ++r) {
       if (const auto row = change.row(r); row.size() > 1) {
         update_memory(
@@ -190,8 +198,8 @@ struct keepkv {
       }
     }
   }
-  void update_memory(const kv_head auto& head, head_state& state,
-                     const slot_removal& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
     if (change.into != slot_removal::nowhere) {
       const index_t members[] = {change.into, change.removed};
       update_memory(
@@ -243,9 +251,10 @@ struct keepkv {
         [&](index_t s) { return estimate(state, s); }, as == mode::paper);
   }
 
-  void write_rows(const kv_head auto& head, const head_state& state, merge_plan& out) const {
+  void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
+                  merge_plan& out) const {
     out.reset(head.length());
-    for_each_row(out, [&](std::span<const index_t> members) {
+    for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], head.log_mass(members[0]));
       }

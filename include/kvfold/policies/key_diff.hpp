@@ -7,9 +7,14 @@
 #include <string_view>
 
 #include "kvfold/detail/arena.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -33,12 +38,12 @@ struct key_diff {
     expect_count(name(), "tokens in the window", window, 0);
   }
 
-  void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
-    auto score =
-        arena(out.numbers(), static_cast<std::size_t>(head.length())).column(head.length());
+  void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    auto score = arena(work.numbers, static_cast<std::size_t>(head.length())).column(head.length());
     each_score(head, [&](index_t s, float x) { score[s] = x; });
     evict(head, target, protected_slots(head, sinks, window),
-          column_score({score.data(), static_cast<std::size_t>(head.length())}), out);
+          column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);
   }
 
   /// The sum of k/‖k‖ in the last step, less who left, plus the newcomer: near enough to the
@@ -69,8 +74,8 @@ struct key_diff {
     }
     return out;
   }
-  void update_memory(const kv_head auto& head, head_state& state,
-                     const slot_removal& change) const {
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
     if (state.memory()[0] == std::bit_cast<float>(head.tokens_total())) {
       add_direction(head, change.removed, -1, state.memory().subspan(1));
     }

@@ -6,12 +6,18 @@
 #include <limits>  // std::numeric_limits
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -69,21 +75,24 @@ struct kvmerger {
     accumulate(state.column(score), head, queries, combine);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    mark_untouched(head, state, target, out);
-    join(head, target, out);
-    name_by_pivot(column_score(state.column(score)), out);
-    evict(state, target, out);
+    mark_untouched(head, state, target, work);
+    join(head, target, work);
+    name_by_pivot(column_score(state.column(score)), work);
+    evict(state, target, work);
     out.reset(head.length());
-    for_each_row(out, [&](std::span<const index_t> members) { write_row(head, members, out); });
+    for_each_row(work,
+                 [&](std::span<const index_t> members) { write_row(head, members, work, out); });
   }
 
  private:
-  /// Flags in `out.marks()`.
+  /// Flags in `work.marks`.
   static constexpr char apart = 1;   // takes no part
-  static constexpr char joined = 2;  // with its left neighbour in `out.order()`
-  static char& mark(merge_plan& out, index_t s) { return out.marks()[static_cast<std::size_t>(s)]; }
+  static constexpr char joined = 2;  // with its left neighbour in `work.order`
+  static char& mark(slot_scratch& work, index_t s) {
+    return work.marks[static_cast<std::size_t>(s)];
+  }
 
   index_t heavy_places(index_t target) const { return std::max(sinks, share_of(heavy, target)); }
   index_t untouched(index_t target) const {
@@ -92,7 +101,7 @@ struct kvmerger {
 
   /// The last R; the sinks and the top by score of the others, H together.
   void mark_untouched(const kv_head auto& head, const head_state& state, index_t target,
-                      merge_plan& out) const {
+                      slot_scratch& work) const {
     const auto latest = protect(head, 0, share_of(recent, target));
     const auto is_protected = [&](index_t s) {
       return latest(head.position(s)) || head.position(s) < sinks;
@@ -103,15 +112,15 @@ struct kvmerger {
       places -= is_protected(s) && !latest(head.position(s)) ? 1 : 0;
     }
     select(head.length(), always + std::max(places, index_t{0}), is_protected,
-           column_score(state.column(score)), out);
+           column_score(state.column(score)), work);
   }
 
-  /// Algorithm 1: marks who joins its left neighbour in position order, `out.order()`.
-  void join(const kv_head auto& head, index_t target, merge_plan& out) const {
+  /// Algorithm 1: marks who joins its left neighbour in position order, `work.order`.
+  void join(const kv_head auto& head, index_t target, slot_scratch& work) const {
     const index_t n = head.length();
-    auto& order = out.order();
-    auto& pairs = out.row_of();  // the pairs' right slots, as places in `order`
-    auto& cosines = out.numbers();
+    auto& order = work.order;
+    auto& pairs = work.row_of;  // the pairs' right slots, as places in `order`
+    auto& cosines = work.numbers;
     order.clear(), pairs.clear();
     for (index_t s = 0; s < n; ++s) {
       order.push_back(s);
@@ -124,7 +133,7 @@ struct kvmerger {
     for (index_t i = 1; i < n; ++i) {
       const index_t a = at(i - 1), b = at(i);
       const bool consecutive = head.position(b) == head.position(a) + 1;
-      if (mark(out, a) == 0 && mark(out, b) == 0 && (consecutive || !gaps_break)) {
+      if (mark(work, a) == 0 && mark(work, b) == 0 && (consecutive || !gaps_break)) {
         u(i) = rank(cosine(head, a, b, key_norm(head, a), key_norm(head, b)));
         above += u(i) > epsilon ? 1 : 0;
         pairs.push_back(i);
@@ -139,19 +148,19 @@ struct kvmerger {
       pairs.resize(static_cast<std::size_t>(wanted));
     }
     for (const index_t i : pairs) {
-      mark(out, at(i)) = joined;
+      mark(work, at(i)) = joined;
     }
   }
 
   /// Every run of joined neighbours goes to its member of largest score, ties to the lower slot.
   template <class Score>
-  void name_by_pivot(Score score_of, merge_plan& out) const {
-    const auto& order = out.order();
-    auto& into = out.row_of();
+  void name_by_pivot(Score score_of, slot_scratch& work) const {
+    const auto& order = work.order;
+    auto& into = work.row_of;
     into.assign(order.size(), -1);
     for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
       index_t pivot = order[begin];
-      for (end = begin + 1; end < order.size() && mark(out, order[end]) == joined; ++end) {
+      for (end = begin + 1; end < order.size() && mark(work, order[end]) == joined; ++end) {
         const index_t s = order[end];
         const float x = score_of(s), y = score_of(pivot);
         pivot = x > y || (x == y && s < pivot) ? s : pivot;
@@ -163,13 +172,13 @@ struct kvmerger {
   }
 
   /// More rows than the target: of the runs those of largest total score stay.
-  void evict(const head_state& state, index_t target, merge_plan& out) const {
-    auto& into = out.row_of();
-    auto& total = out.numbers();  // of the runs; −inf: not an anchor
+  void evict(const head_state& state, index_t target, slot_scratch& work) const {
+    auto& into = work.row_of;
+    auto& total = work.numbers;  // of the runs; −inf: not an anchor
     const auto n = static_cast<index_t>(into.size());
     index_t rows = 0;
     std::fill_n(total.begin(), n, -std::numeric_limits<float>::infinity());
-    for_each_row(out, [&](std::span<const index_t> members) {
+    for_each_row(work, [&](std::span<const index_t> members) {
       float sum = 0;
       for (const index_t s : members) {
         sum += state.column(score)[static_cast<std::size_t>(s)];
@@ -183,19 +192,19 @@ struct kvmerger {
       return;
     }
     for (index_t s = 0; s < n; ++s) {
-      if (mark(out, s) == apart) {
+      if (mark(work, s) == apart) {
         total[static_cast<std::size_t>(s)] = std::numeric_limits<float>::infinity();
       }
     }
     select(
-        n, target, [](index_t) { return false; }, column_score(total), out);
+        n, target, [](index_t) { return false; }, column_score(total), work);
     for (index_t& to : into) {
-      to = mark(out, to) != 0 ? to : -1;
+      to = mark(work, to) != 0 ? to : -1;
     }
   }
 
   /// Algorithm 2 and eqs. 6–8.
-  void write_row(const kv_head auto& head, std::span<const index_t> members,
+  void write_row(const kv_head auto& head, std::span<const index_t> members, slot_scratch& work,
                  merge_plan& out) const {
     const index_t pivot = members[0];
     if (members.size() == 1) {
@@ -203,7 +212,7 @@ struct kvmerger {
     }
     constexpr float infinite = std::numeric_limits<float>::infinity();
     const auto size = static_cast<float>(members.size());
-    auto& g = out.numbers();
+    auto& g = work.numbers;
     float mean_distance = 0, sum = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
       g[i] = squared_distance(head.key(pivot), head.key(members[i]), head.dim());

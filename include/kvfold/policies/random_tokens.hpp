@@ -3,8 +3,12 @@
 #include <string_view>
 
 #include "kvfold/detail/random.hpp"
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -24,8 +28,9 @@ struct random_tokens {
     expect_count(name(), "tokens in the window", window, 0);
   }
 
-  void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, window), lot(head), out);
+  void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    evict(head, target, protected_slots(head, sinks, window), lot(head), work, out);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
     return {.removed =

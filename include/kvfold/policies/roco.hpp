@@ -4,9 +4,17 @@
 #include <array>
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/each_query.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -41,14 +49,14 @@ struct roco {
                    [&](auto attention, index_t at, index_t) { count(head, state, attention, at); });
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto is_protected = protected_slots(head, sinks, window);
     const auto [alone, varied] = held_back(head, target);
-    select(head.length(), alone + varied, is_protected, variances(state), out);
-    out.row_of().assign(out.marks().begin(), out.marks().end());
-    const auto chosen = [&](index_t s) { return out.row_of()[static_cast<std::size_t>(s)] != 0; };
-    evict(head, target, chosen, column_score(state.column(mean)), out);
+    select(head.length(), alone + varied, is_protected, variances(state), work);
+    work.row_of.assign(work.marks.begin(), work.marks.end());
+    const auto chosen = [&](index_t s) { return work.row_of[static_cast<std::size_t>(s)] != 0; };
+    evict(head, target, chosen, column_score(state.column(mean)), work, out);
   }
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
   /// Where attention moves on it is not: what was looked at once is lowest, and has varied most.

@@ -5,10 +5,18 @@
 #include <string_view>
 #include <utility>  // std::pair
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/each_query.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -52,9 +60,9 @@ struct scissorhands {
                    });
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, window), fewest(head, state), out);
+    evict(head, target, protected_slots(head, sinks, window), fewest(head, state), work, out);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
     return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, window),

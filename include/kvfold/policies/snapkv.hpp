@@ -4,10 +4,17 @@
 #include <array>
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -53,10 +60,10 @@ struct snapkv {
     std::fill(now.begin(), now.end(), state.memory()[0] = 0);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window),
-          column_score_sum(state.column(past), state.column(current)), out);
+          column_score_sum(state.column(past), state.column(current)), work, out);
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {

@@ -3,9 +3,13 @@
 #include <algorithm>  // std::min
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/memory/rope.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -28,9 +32,10 @@ struct streaming_llm {
   index_t min_budget() const { return sinks + 1; }
   void validate() const { expect_count(name(), "sinks", sinks, 0); }
 
-  void plan(const kv_head auto& head, const head_state&, index_t target, merge_plan& out) const {
+  void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
+            merge_plan& out) const {
     evict(
-        head, target, sink_of(head), [&](index_t s) { return head.position(s); }, out);
+        head, target, sink_of(head), [&](index_t s) { return head.position(s); }, work, out);
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {

@@ -4,9 +4,16 @@
 #include <array>
 #include <string_view>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
-#include "kvfold/policy.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
+#include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -31,9 +38,9 @@ struct tova {
     column_scores(head, queries.reference(1), {.combine = combine}, {.total = state.column(0)});
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, 0), column_score(state.column(0)), out);
+    evict(head, target, protected_slots(head, sinks, 0), column_score(state.column(0)), work, out);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
     return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, 0),

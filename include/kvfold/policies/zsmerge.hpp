@@ -5,11 +5,18 @@
 #include <cmath>  // std::log
 #include <string_view>
 
-#include "kvfold/policy.hpp"
+#include "kvfold/memory/head_state.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
 #include "kvfold/search/match.hpp"
+#include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -68,18 +75,18 @@ struct zsmerge {
     accumulate(state.column(score), decayed, age);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target,
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
     select(head.length(), target - missing,
            is_protected(head, state, target, missing == 0 && !newcomer_competes),
-           column_score(state.column(score)), out);
-    auto& into = out.row_of();
-    auto& rest = out.order();
+           column_score(state.column(score)), work);
+    auto& into = work.row_of;
+    auto& rest = work.order;
     into.assign(static_cast<std::size_t>(head.length()), -1);
     rest.clear();
     for (index_t s = 0; s < head.length(); ++s) {
-      if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+      if (work.marks[static_cast<std::size_t>(s)] != 0) {
         into[static_cast<std::size_t>(s)] = s;
       } else {
         rest.push_back(s);
@@ -96,11 +103,11 @@ struct zsmerge {
         into[static_cast<std::size_t>(c)] =
             static_cast<index_t>(i) < missing ? c : nearest_by_dot(head, c, [&](index_t r) {
               return into[static_cast<std::size_t>(r)] == r &&
-                     (residual_slot(state, r) || out.marks()[static_cast<std::size_t>(r)] == 0);
+                     (residual_slot(state, r) || work.marks[static_cast<std::size_t>(r)] == 0);
             });
       }
     }
-    write_rows(head, state, out);
+    write_rows(head, state, work, out);
   }
 
   bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
@@ -185,11 +192,12 @@ struct zsmerge {
   }
 
   /// eq. 7: members weighted by their token counts; eq. 8: β = α ln w.
-  void write_rows(const kv_head auto& head, const head_state& state, merge_plan& out) const {
-    const auto& into = out.row_of();
+  void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
+                  merge_plan& out) const {
+    const auto& into = work.row_of;
     out.reset(head.length());
     for (index_t r = 0; r < head.length(); ++r) {
-      const bool kept = out.marks()[static_cast<std::size_t>(r)] != 0;
+      const bool kept = work.marks[static_cast<std::size_t>(r)] != 0;
       if (into[static_cast<std::size_t>(r)] != r) {
         continue;
       }

@@ -3,8 +3,8 @@
 
 #include <cstddef>  // std::ptrdiff_t
 
-#include "kvfold/functors.hpp"
 #include "kvfold/memory/view.hpp"
+#include "kvfold/score/accumulated.hpp"
 
 namespace kvfold {
 

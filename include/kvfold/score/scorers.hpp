@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/functors.hpp"
 #include "kvfold/memory/view.hpp"
+#include "kvfold/score/accumulated.hpp"
 
 namespace kvfold {
 

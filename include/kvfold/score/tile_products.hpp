@@ -4,7 +4,7 @@
 #include <Eigen/Core>
 #include <cstddef>  // std::ptrdiff_t
 
-#include "kvfold/functors.hpp"
+#include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/tile.hpp"
 
 namespace kvfold::detail {

@@ -6,8 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/functors.hpp"
+#include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/score/dense.hpp"
+#include "kvfold/search/protection.hpp"
 
 namespace kvfold {
 

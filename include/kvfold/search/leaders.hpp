@@ -60,21 +60,21 @@ class leading_keys {
 
 }  // namespace detail
 
-/// Walks the slots that `out.marks()` keeps, which lead, then the others by falling `rank(s)` (ties
+/// Walks the slots that `work.marks` keeps, which lead, then the others by falling `rank(s)` (ties
 /// to the lower slot): one whose most similar leader is at least `similarity` near joins it, every
 /// other becomes a leader. Of the joins the `most` most similar count (ties to the lower slot); who
-/// then does not join stays alone. Into `out.row_of()`: slot ↦ its leader. O(length · leaders ·
+/// then does not join stays alone. Into `work.row_of`: slot ↦ its leader. O(length · leaders ·
 /// dim), several slots at a time with all who lead already. Allocates: it is for prompts.
 template <class Rank>
 void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t most,
-                  merge_plan& out) {
+                  slot_scratch& work) {
   const index_t dim = head.dim();
   const auto n = static_cast<std::size_t>(head.length()), d = static_cast<std::size_t>(dim);
-  auto& numbers = out.numbers();
+  auto& numbers = work.numbers;
   numbers.resize(std::max(numbers.size(), n));
   const auto cosine = std::span(numbers).first(n);
-  auto& into = out.row_of();
-  auto& order = out.order();
+  auto& into = work.row_of;
+  auto& order = work.order;
   into.assign(n, -1);
   order.clear();
   detail::leading_keys leaders(head.length(), dim);
@@ -87,7 +87,7 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
     detail::row_norms({to, 1, dim, Eigen::OuterStride<>(dim)}, own + i);
   };
   for (index_t s = 0; s < head.length(); ++s) {
-    if (out.marks()[static_cast<std::size_t>(s)] != 0) {
+    if (work.marks[static_cast<std::size_t>(s)] != 0) {
       into[static_cast<std::size_t>(s)] = s;
       load(0, s);
       leaders.add(s, key.data(), own[0]);

@@ -8,10 +8,10 @@
 #include <numeric>    // std::iota
 #include <span>
 
-#include "kvfold/merge/plan.hpp"
 #include "kvfold/score/dot.hpp"
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/tile_compare.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -233,17 +233,17 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_compa
   return best;
 }
 
-/// Every slot that `out.marks()` does not keep goes to the kept one most similar to it: into
-/// `out.row_of()` (a kept slot: itself; nobody kept: -1). The cosines `[length]` come back; they
-/// lie in `out.numbers()`.
-std::span<const float> match_by_cosine(const kv_head auto& head, merge_plan& out) {
+/// Every slot that `work.marks` does not keep goes to the kept one most similar to it: into
+/// `work.row_of` (a kept slot: itself; nobody kept: -1). The cosines `[length]` come back; they
+/// lie in `work.numbers`.
+std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
   const auto n = static_cast<std::size_t>(head.length());
-  auto& numbers = out.numbers();
+  auto& numbers = work.numbers;
   numbers.resize(std::max(numbers.size(), n));
   const auto cosine = std::span(numbers).first(n);
-  auto& into = out.row_of();
+  auto& into = work.row_of;
   into.resize(n);
-  const auto kept = [&](index_t s) { return out.marks()[static_cast<std::size_t>(s)] != 0; };
+  const auto kept = [&](index_t s) { return work.marks[static_cast<std::size_t>(s)] != 0; };
   constexpr std::size_t most = detail::max_cosine_rows;
   index_t leaving[most];
   near_slot best[most];

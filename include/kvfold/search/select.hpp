@@ -10,8 +10,9 @@
 #include <string_view>
 #include <type_traits>  // std::is_arithmetic_v
 
-#include "kvfold/functors.hpp"
-#include "kvfold/merge/plan.hpp"
+#include "kvfold/memory/view.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -56,13 +57,13 @@ inline auto column_score_sum(std::span<const float> a, std::span<const float> b)
   };
 }
 
-/// Marks in `scratch.marks()` the `target` slots that stay: those for which `is_protected(s)`, then
+/// Marks in `work.marks` the `target` slots that stay: those for which `is_protected(s)`, then
 /// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
 template <class Protected, class Score>
 void select(index_t length, index_t target, Protected is_protected, Score score,
-            merge_plan& scratch) {
-  auto& marks = scratch.marks();
-  auto& order = scratch.order();
+            slot_scratch& work) {
+  auto& marks = work.marks;
+  auto& order = work.order;
   marks.assign(static_cast<std::size_t>(length), 0);
   order.clear();
   index_t free = target;
@@ -156,16 +157,6 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
     }
   }
   return least;
-}
-
-/// The plan of an eviction: the marked slots as they are, the others gone.
-void keep_marked(const kv_head auto& head, merge_plan& out) {
-  out.reset(head.length());
-  for (index_t s = 0; s < head.length(); ++s) {
-    if (out.marks()[static_cast<std::size_t>(s)] != 0) {
-      out.keep(s, head.log_mass(s));
-    }
-  }
 }
 
 }  // namespace kvfold

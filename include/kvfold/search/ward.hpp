@@ -7,6 +7,7 @@
 
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/memory/convert.hpp"
+#include "kvfold/score/dense.hpp"
 
 namespace kvfold {
 

@@ -8,7 +8,10 @@
 #include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvfold/cuda/error.cuh"
-#include "kvfold/functors.hpp"
+#include "kvfold/detail/multiply_add.hpp"
+#include "kvfold/memory/column_merge.hpp"
+#include "kvfold/score/accumulated.hpp"
+#include "kvfold/search/protection.hpp"
 
 namespace kvfold::cuda {
 

@@ -7,8 +7,11 @@
 #include <span>
 #include <vector>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/policies/ems/table.hpp"
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 
 namespace kvfold {
 

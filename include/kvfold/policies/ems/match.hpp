@@ -7,6 +7,8 @@
 #include "kvfold/memory/rope.hpp"
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/policies/ems/table.hpp"
+#include "kvfold/search/protection.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -60,16 +62,16 @@ void take_nearer(const kv_head auto& head, near_slot other, near_slot& best) {
 /// with less than `threshold`, to the zero class (−1). Centres are marked and not `alone(c)`.
 template <kv_head Head, class Alone>
 void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float threshold,
-                   merge_plan& out) {
+                   slot_scratch& work) {
   const Head& head = redundancy.head;
   for (index_t s = 0; s < head.length(); ++s) {
-    auto& to = out.row_of()[static_cast<std::size_t>(s)];
-    if (out.marks()[static_cast<std::size_t>(s)] != 0 || to < 0) {
+    auto& to = work.row_of[static_cast<std::size_t>(s)];
+    if (work.marks[static_cast<std::size_t>(s)] != 0 || to < 0) {
       continue;
     }
     near_slot best;
     for (index_t c = 0; c < head.length(); ++c) {
-      if (out.marks()[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
+      if (work.marks[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
         take_nearer(head, {c, rank(redundancy(s, c))}, best);
       }
     }

@@ -8,7 +8,6 @@
 
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/search/match.hpp"
-#include "kvfold/state.hpp"
 
 namespace kvfold {
 

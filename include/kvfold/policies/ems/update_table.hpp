@@ -1,15 +1,18 @@
 /// How EMS's table follows a plan.
 #pragma once
 
-#include "kvfold/merge/apply.hpp"
+#include "kvfold/memory/head_state.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/policies/ems/table.hpp"
+#include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
 
 namespace kvfold {
 
 namespace detail {
 
-/// What becomes of a slot's own token, in a plan's marks: `check` leaves the first two.
+/// What becomes of a slot's own token, by slot.
 enum ems_centre : char { gone, taken_along, left_behind };
 
 /// Of the tokens that share entries, or will, the one of least `score` leaves; among equals the one
@@ -49,8 +52,13 @@ void make_room(const ems_table<head_state>& tokens, EachSource each_source, Scor
 /// room first, so that the table never holds more.
 template <class Score>
 void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
-                  const merge_plan& change, index_t most, Score score) {
-  auto& centre = change.marks();  // as `check` has left them
+                  const merge_plan& change, index_t most, Score score, std::vector<char>& centre) {
+  centre.assign(static_cast<std::size_t>(change.length()), detail::gone);
+  for (index_t r = 0; r < change.rows(); ++r) {
+    for (const merge_source& e : change.row(r)) {
+      centre[static_cast<std::size_t>(e.source)] = detail::taken_along;
+    }
+  }
   index_t joining = -change.rows();
   for (index_t s = 0; s < head.length(); ++s) {
     if (centre[static_cast<std::size_t>(s)] == detail::gone) {

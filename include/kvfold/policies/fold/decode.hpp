@@ -8,10 +8,13 @@
 #include "kvfold/detail/arena.hpp"
 #include "kvfold/memory/tile.hpp"
 #include "kvfold/merge/fit.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/policies/fold/memory.hpp"
 #include "kvfold/score/future_positions.hpp"
 #include "kvfold/score/leverage.hpp"
+#include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 #include "kvfold/search/ward.hpp"
 
 namespace kvfold {
@@ -36,9 +39,9 @@ struct fold_decode {
   /// which `wanted(s)`; 0 of the others.
   template <class Memory, class Wanted>
   std::span<const float> leverage(const kv_head auto& head, const Memory& memory, const rope& rope,
-                                  Wanted wanted, merge_plan& out) const {
+                                  Wanted wanted, slot_scratch& work) const {
     const index_t n = head.length(), dim = head.dim();
-    auto& order = out.order();
+    auto& order = work.order;
     order.clear();
     for (index_t s = 0; s < n; ++s) {
       if (wanted(s)) {
@@ -48,8 +51,8 @@ struct fold_decode {
     const auto rows = static_cast<index_t>(order.size());
     const auto d = static_cast<std::size_t>(dim);
     constexpr index_t some = 16;  // keys transposed at a time, a line of each element
-    arena scratch(out.numbers(), 2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d +
-                                     key_moments::floats(dim));
+    arena scratch(work.numbers, 2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d +
+                                    key_moments::floats(dim));
     auto leverage = scratch.column(n), of_row = scratch.column(rows);
     auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
     Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
@@ -84,16 +87,16 @@ struct fold_decode {
     return {leverage.data(), static_cast<std::size_t>(n)};
   }
 
-  /// `out.marks()` says which slots keep their bytes; of the others, the cheapest to fold go.
+  /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
   template <class Memory>
   void plan(const kv_head auto& head, const Memory& memory, const rope& rope, index_t target,
-            merge_plan& out) const {
+            slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim(), count = memory.count() * head.group();
     const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
                q = static_cast<std::size_t>(count);
-    arena scratch(out.numbers(), 2 * size + 2 * q + (q + 1) * d +
-                                     std::max(some_queries * (size + padding) + tile_slots * d,
-                                              2 * ward_slots::floats(n, dim)));
+    arena scratch(work.numbers, 2 * size + 2 * q + (q + 1) * d +
+                                    std::max(some_queries * (size + padding) + tile_slots * d,
+                                             2 * ward_slots::floats(n, dim)));
     auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
          logit = scratch.column(count), key = scratch.column(dim);
     auto foreseen = scratch.rows(count, dim);
@@ -105,10 +108,10 @@ struct fold_decode {
 
     // Who leaves: the cheapest to fold into a slot of no less mass. By falling mass, these stand
     // before it, or beside it where masses are equal.
-    auto& order = out.order();
+    auto& order = work.order;
     order.clear();
     for (index_t s = 0; s < n; ++s) {
-      if (out.marks()[static_cast<std::size_t>(s)] == 0) {
+      if (work.marks[static_cast<std::size_t>(s)] == 0) {
         order.push_back(s);
       }
     }
@@ -116,7 +119,7 @@ struct fold_decode {
       const float x = rank(mass(a)), y = rank(mass(b));
       return x > y || (x == y && a < b);
     });
-    auto& heavier = out.row_of();  // [order] how many weigh no less
+    auto& heavier = work.row_of;  // [order] how many weigh no less
     heavier.resize(order.size());
     for (std::size_t i = order.size(); i-- > 0;) {
       const bool last = i + 1 == order.size() || rank(mass(order[i + 1])) < rank(mass(order[i]));
@@ -137,7 +140,7 @@ struct fold_decode {
     });
     // Where to: the cheapest of those that stay and are not pinned.
     const auto leaving = std::span(order).first(static_cast<std::size_t>(leave));
-    auto& into = out.row_of();
+    auto& into = work.row_of;
     into.resize(size);
     {
       arena pass = scratch;
@@ -149,7 +152,7 @@ struct fold_decode {
             into[static_cast<std::size_t>(leaving[static_cast<std::size_t>(i)])] = partner.slot;
           });
     }
-    write(head, leaving, {foreseen, log_sum_exp}, mass, sum, key, logit, out);
+    write(head, leaving, {foreseen, log_sum_exp}, mass, sum, key, logit, work, out);
   }
 
  private:
@@ -219,11 +222,11 @@ struct fold_decode {
   static void write(const kv_head auto& head, std::span<index_t> leaving, const reference& on,
                     MassOf mass, const Eigen::Map<dense::vector>& sum,
                     Eigen::Map<dense::vector>& key, Eigen::Map<dense::vector>& logit,
-                    merge_plan& out) {
+                    slot_scratch& work, merge_plan& out) {
     const index_t n = head.length(), dim = head.dim();
-    const auto& into = out.row_of();
+    const auto& into = work.row_of;
     const auto goes_to = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
-    auto& gone = out.marks();
+    auto& gone = work.marks;
     std::ranges::fill(gone, 0);
     for (const index_t s : leaving) {
       gone[static_cast<std::size_t>(s)] = 1;

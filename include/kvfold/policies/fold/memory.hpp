@@ -5,6 +5,7 @@
 #include <bit>  // std::bit_cast
 #include <span>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/score/key_moments.hpp"
 #include "kvfold/score/queries.hpp"
 

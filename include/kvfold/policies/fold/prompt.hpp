@@ -5,9 +5,11 @@
 #include <cmath>  // std::sqrt
 
 #include "kvfold/merge/fit.hpp"
+#include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/polish.hpp"
 #include "kvfold/search/cluster.hpp"
 #include "kvfold/search/select.hpp"
+#include "kvfold/search/slot_scratch.hpp"
 
 namespace kvfold {
 
@@ -38,15 +40,15 @@ struct fold_prompt {
             " came");
   }
 
-  /// `queries [queries, dim]`; `out.marks()` says which slots keep their bytes.
+  /// `queries [queries, dim]`; `work.marks` says which slots keep their bytes.
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
-            merge_plan& out) const {
+            slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
     const dense::attention full(queries, keys, values, dense::log_mass(head), head.scale());
     const auto count = static_cast<float>(queries.rows());
     const dense::vector m = full.mass.array() / count + 1e-6F;
-    const std::vector<char> pinned = out.marks();
+    const std::vector<char> pinned = work.marks;
     index_t alone = 0;
     for (const char mark : pinned) {
       alone += mark;
@@ -70,7 +72,7 @@ struct fold_prompt {
     dense::matrix key(target, head.dim()), value(target, head.dim());
     dense::vector row_mass(target);
     std::vector<index_t> cluster_of;  // [rows], −1: pinned
-    out.order().clear();              // [rows] anchors
+    work.order.clear();               // [rows] anchors
     for (index_t s = 0; s < n; ++s) {
       const index_t i = c.cluster[static_cast<std::size_t>(s)];
       if (i >= 0 && c.seeds[static_cast<std::size_t>(i)] != s) {
@@ -78,7 +80,7 @@ struct fold_prompt {
       }
       const auto r = static_cast<Eigen::Index>(cluster_of.size());
       cluster_of.push_back(i);
-      out.order().push_back(s);
+      work.order.push_back(s);
       if (i < 0) {
         key.row(r) = keys.row(s), value.row(r) = values.row(s), row_mass[r] = full.mass[s];
         continue;
@@ -93,7 +95,7 @@ struct fold_prompt {
     dense::vector beta = fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
     for (Eigen::Index r = 0; r < target; ++r) {
       if (cluster_of[static_cast<std::size_t>(r)] < 0) {
-        beta[r] = head.log_mass(out.order()[static_cast<std::size_t>(r)]);
+        beta[r] = head.log_mass(work.order[static_cast<std::size_t>(r)]);
       }
     }
     std::vector<char> fixed;  // [rows]
@@ -119,7 +121,7 @@ struct fold_prompt {
 
     out.reset(n);
     for (Eigen::Index r = 0; r < target; ++r) {
-      const index_t anchor = out.order()[static_cast<std::size_t>(r)];
+      const index_t anchor = work.order[static_cast<std::size_t>(r)];
       const index_t i = cluster_of[static_cast<std::size_t>(r)];
       if (i < 0) {
         out.keep(anchor, beta[r]);

@@ -6,10 +6,11 @@
 #include <limits>     // std::numeric_limits
 #include <span>
 
+#include "kvfold/memory/head_state.hpp"
 #include "kvfold/score/dense.hpp"
 #include "kvfold/score/observation.hpp"
+#include "kvfold/score/queries.hpp"
 #include "kvfold/search/match.hpp"
-#include "kvfold/state.hpp"
 
 namespace kvfold {
 

@@ -1,0 +1,60 @@
+/// Rows as weighted sums of rows, in whatever storage.
+#pragma once
+
+#include <algorithm>  // std::min
+#include <array>
+#include <span>
+
+#include "kvfold/memory/convert.hpp"
+#include "kvfold/memory/quantised.hpp"
+#include "kvfold/merge/merge_source.hpp"
+
+namespace kvfold {
+
+namespace detail {
+
+/// `x ← Σ weight · row + delta`, in float, element by element: the sources may include `x` itself.
+template <class Scalar, class RowOf>
+void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> sources,
+                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
+  constexpr index_t chunk = 64;
+  float sum[chunk], part[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    for (index_t i = 0; i < n; ++i) {
+      sum[i] = delta.empty() ? 0.0F : delta[static_cast<std::size_t>(begin + i)];
+    }
+    for (const merge_source& e : sources) {
+      const row<Scalar> y = row_of(e.source);
+      to_floats(row<Scalar>{y.data + begin * y.step, y.step}, n, part);
+      const float w = e.*weight;
+      for (index_t i = 0; i < n; ++i) {
+        sum[i] += w * part[i];
+      }
+    }
+    for (index_t i = 0; i < n; ++i) {
+      x[begin + i] = static_cast<Scalar>(sum[i]);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// `x ← Σ weight · row + delta` in float, then in int8 again: what merging costs in accuracy.
+template <class RowOf>
+void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
+                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
+  std::array<float, 4096> sum{};  // the most dims that a cache has
+  expects(dim <= static_cast<index_t>(sum.size()), "int8: dim 1 to ", sum.size(), " expected, ",
+          dim, " came");
+  std::copy(delta.begin(), delta.end(), sum.begin());
+  for (const merge_source& e : sources) {
+    const int8_row y = row_of(e.source);
+    for (index_t i = 0; i < dim; ++i) {
+      sum[static_cast<std::size_t>(i)] += e.*weight * y[i];
+    }
+  }
+  from_floats(sum.data(), dim, x);
+}
+
+}  // namespace kvfold

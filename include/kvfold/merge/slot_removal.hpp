@@ -1,0 +1,26 @@
+/// One slot less: what a decode step does to a head at its budget.
+#pragma once
+
+#include "kvfold/merge/plan.hpp"
+
+namespace kvfold {
+
+/// A plan that takes one slot away, for decode: `removed` goes, its key and value weighted into
+/// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by the
+/// `share_count` slots that follow it, up to position `share_until_position`: each takes
+/// 1/`share_count` of it. No other row is touched.
+struct slot_removal {
+  static constexpr index_t nowhere = -1;
+
+  index_t removed = nowhere;  ///< `nowhere`: all stay
+  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
+  float kept_weight = 1;      ///< of `into`'s own value, and key
+  float removed_weight = 0;   ///< of the leaving ones
+  float log_mass = 0;         ///< of `into` afterwards
+  float kept_key_weight = no_note, removed_key_weight = no_note;  ///< NaN: as the values'
+  float note = no_note;                                           ///< for the policy's own `carry`
+  index_t share_count = 0;                                        ///< who share the leaving value
+  index_t share_until_position = nowhere;                         ///< the position of the last
+};
+
+}  // namespace kvfold

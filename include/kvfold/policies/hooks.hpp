@@ -1,0 +1,218 @@
+/// What runs a policy over a head: its members, or what stands for those that it leaves out.
+#pragma once
+
+#include <concepts>  // std::same_as
+#include <span>
+
+#include "kvfold/memory/head_state.hpp"
+#include "kvfold/merge/plan.hpp"
+#include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/attention.hpp"
+#include "kvfold/score/observation.hpp"
+#include "kvfold/search/slot_scratch.hpp"
+
+namespace kvfold::detail {
+
+/// What runs a policy `P` over heads `H`, with a default for every member that `P` leaves out. One
+/// class, and its members defined outside of it, so that a program with many files may compile it
+/// once (`kvfold::compiled`).
+template <class P, class H>
+struct hooks {
+  static void observe(const P& p, const H& head, head_state& state, const observation& observed);
+  static void observe(const P& p, const H& head, head_state& state,
+                      const query_view<float>& queries);
+  static void plan(const P& p, const H& head, const head_state& state,
+                   const query_view<float>& queries, index_t target, slot_scratch& work,
+                   merge_plan& out);
+  static void predict_victim(const P& p, const H& head, head_state& state, index_t target,
+                             key_comparison& comparison);
+  static bool choose_victim(const P& p, const H& head, const head_state& state, index_t target,
+                            slot_removal& out, const key_comparison& comparison);
+  static void update_memory(const P& p, const H& head, head_state& state, const merge_plan& change,
+                            slot_scratch& work);
+  static void update_memory(const P& p, const H& head, head_state& state,
+                            const slot_removal& change, slot_scratch& work);
+  static void after_compress(const P& p, const H& head, head_state& state, index_t target);
+  static void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
+                     std::span<float> probabilities, std::span<float> log_sum_exp,
+                     key_comparison* comparison);
+};
+
+template <class P, class H, class T>
+void observe_queries(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
+  if constexpr (requires { p.observe(head, state, queries); }) {
+    p.observe(head, state, queries);
+  }
+}
+
+template <class P, class H, class T>
+void plan_on_queries(const P& p, const H& head, const head_state& state,
+                     const query_view<T>& queries, index_t target, slot_scratch& work,
+                     merge_plan& out) {
+  if constexpr (requires { p.plan(head, state, queries, target, work, out); }) {
+    if (queries.count > 0) {
+      return p.plan(head, state, queries, target, work, out);
+    }
+  }
+  p.plan(head, state, target, work, out);
+}
+
+template <class P, class H, class Change>
+void update_memory_by(const P& p, const H& head, head_state& state, const Change& change,
+                      slot_scratch& work) {
+  if constexpr (requires { p.update_memory(head, state, change, work); }) {
+    p.update_memory(head, state, change, work);
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::observe(const P& p, const H& head, head_state& state,
+                          const observation& observed) {
+  if constexpr (requires { p.observe(head, state, observed); }) {
+    p.observe(head, state, observed);
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::observe(const P& p, const H& head, head_state& state,
+                          const query_view<float>& queries) {
+  observe_queries(p, head, state, queries);
+}
+
+template <class P, class H>
+void hooks<P, H>::plan(const P& p, const H& head, const head_state& state,
+                       const query_view<float>& queries, index_t target, slot_scratch& work,
+                       merge_plan& out) {
+  plan_on_queries(p, head, state, queries, target, work, out);
+}
+
+template <class P, class H>
+void hooks<P, H>::predict_victim(const P& p, const H& head, head_state& state, index_t target,
+                                 key_comparison& comparison) {
+  comparison.reset();
+  if constexpr (requires { p.predict_victim(head, state, target, comparison); }) {
+    p.predict_victim(head, state, target, comparison);
+  }
+}
+
+template <class P, class H>
+bool hooks<P, H>::choose_victim(const P& p, const H& head, const head_state& state, index_t target,
+                                slot_removal& out, const key_comparison& comparison) {
+  if constexpr (requires {
+                  { p.choose_victim(head, state, target, out, comparison) } -> std::same_as<bool>;
+                }) {
+    return p.choose_victim(head, state, target, out, comparison);
+  } else if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
+    out = p.choose_victim(head, state, target, comparison);
+    return true;
+  } else if constexpr (requires {
+                         { p.choose_victim(head, state, target, out) } -> std::same_as<bool>;
+                       }) {
+    return p.choose_victim(head, state, target, out);
+  } else if constexpr (requires { p.choose_victim(head, state, target); }) {
+    out = p.choose_victim(head, state, target);
+    return true;
+  } else {
+    return false;
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::update_memory(const P& p, const H& head, head_state& state,
+                                const merge_plan& change, slot_scratch& work) {
+  update_memory_by(p, head, state, change, work);
+}
+
+template <class P, class H>
+void hooks<P, H>::update_memory(const P& p, const H& head, head_state& state,
+                                const slot_removal& change, slot_scratch& work) {
+  update_memory_by(p, head, state, change, work);
+}
+
+template <class P, class H>
+void hooks<P, H>::after_compress(const P& p, const H& head, head_state& state, index_t target) {
+  if constexpr (requires { p.after_compress(head, state, target); }) {
+    p.after_compress(head, state, target);
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::attend(const P& p, const H& head, const head_state& state, const float* q,
+                         float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
+                         key_comparison* comparison) {
+  if constexpr (requires {
+                  p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+                }) {
+    p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+  } else if constexpr (requires { p.mass(head, state); }) {
+    kvfold::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
+  } else {
+    kvfold::attend(head, log_mass_of<H>{head}, q, out, probabilities, log_sum_exp, comparison);
+  }
+}
+
+}  // namespace kvfold::detail
+
+namespace kvfold::traits {
+
+template <class P, kv_head H>
+void observe(const P& p, const H& head, head_state& state, const observation& observed) {
+  detail::hooks<P, H>::observe(p, head, state, observed);
+}
+
+template <class P, kv_head H, class T>
+void observe(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
+  if constexpr (std::same_as<T, float>) {
+    detail::hooks<P, H>::observe(p, head, state, queries);
+  } else {
+    detail::observe_queries(p, head, state, queries);
+  }
+}
+
+template <class P, kv_head H, class T>
+void plan(const P& p, const H& head, const head_state& state, const query_view<T>& queries,
+          index_t target, slot_scratch& work, merge_plan& out) {
+  if constexpr (std::same_as<T, float>) {
+    detail::hooks<P, H>::plan(p, head, state, queries, target, work, out);
+  } else {
+    detail::plan_on_queries(p, head, state, queries, target, work, out);
+  }
+}
+
+/// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
+template <class P, kv_head H>
+void predict_victim(const P& p, const H& head, head_state& state, index_t target,
+                    key_comparison& comparison) {
+  detail::hooks<P, H>::predict_victim(p, head, state, target, comparison);
+}
+
+/// One slot's removal: the policy's own, or none offered (false). `comparison`: what attention has
+/// computed, if the policy predicted a victim.
+template <class P, kv_head H>
+bool choose_victim(const P& p, const H& head, const head_state& state, index_t target,
+                   slot_removal& out, const key_comparison& comparison = {}) {
+  return detail::hooks<P, H>::choose_victim(p, head, state, target, out, comparison);
+}
+
+/// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is
+/// applied.
+template <class P, kv_head H, class Change>
+void update_memory(const P& p, const H& head, head_state& state, const Change& change,
+                   slot_scratch& work) {
+  detail::hooks<P, H>::update_memory(p, head, state, change, work);
+}
+
+template <class P, kv_head H>
+void after_compress(const P& p, const H& head, head_state& state, index_t target) {
+  detail::hooks<P, H>::after_compress(p, head, state, target);
+}
+
+/// Attention over what the policy has made of the head: its own mass function, or log-mass.
+template <class P, kv_head H>
+void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
+            std::span<float> probabilities, std::span<float> log_sum_exp,
+            key_comparison* comparison = nullptr) {
+  detail::hooks<P, H>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
+}
+
+}  // namespace kvfold::traits

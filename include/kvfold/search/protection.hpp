@@ -1,0 +1,38 @@
+/// Which slots are protected, and how scores rank. For host and device.
+#pragma once
+
+#include <limits>  // std::numeric_limits
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+
+/// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
+struct protection {
+  index_t sinks = 0;
+  index_t recent = 0;
+  index_t newest = -1;
+
+  KVFOLD_HD bool operator()(index_t position) const {
+    // Without a branch: many slots at once are asked.
+    return (static_cast<int>(position < sinks) | static_cast<int>(position > newest - recent)) != 0;
+  }
+};
+
+/// A share of the budget, rounded to the nearest slot.
+KVFOLD_HD inline index_t share_of(float share, index_t target) {
+  return static_cast<index_t>(share * static_cast<float>(target) + 0.5F);
+}
+
+/// Below every number.
+inline constexpr float lowest_score = -std::numeric_limits<float>::infinity();
+
+/// NaN ranks below every number.
+KVFOLD_HD inline float rank(float score) {
+  if (score != score) {
+    return lowest_score;
+  }
+  return score;
+}
+
+}  // namespace kvfold

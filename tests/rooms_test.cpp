@@ -1,0 +1,85 @@
+// The house: headers lie in rooms, and includes between rooms run one way.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "support/paths.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Rooms from the lowest to the highest. What lies in no folder is the face, above all rooms, but
+/// for the headers of `ground`, which are below them.
+struct house {
+  std::string root;  ///< what includes start with
+  std::vector<std::string> rooms, ground;
+
+  std::size_t floor(const std::string& header) const {  // relative to `root`
+    const std::size_t slash = header.find('/');
+    if (slash == std::string::npos) {
+      return std::ranges::count(ground, header) > 0 ? 0 : rooms.size() + 1;
+    }
+    const auto room = std::ranges::find(rooms, header.substr(0, slash));
+    REQUIRE(room != rooms.end());
+    return static_cast<std::size_t>(room - rooms.begin()) + 1;
+  }
+  /// Every include of `text` that leads upwards from `header`.
+  std::vector<std::string> upward(const std::string& header, const std::string& text) const {
+    static const std::regex include("#include \"([^\"]+)\"");
+    std::vector<std::string> found;
+    for (std::sregex_iterator i(text.begin(), text.end(), include), end; i != end; ++i) {
+      const std::string to = (*i)[1];
+      if (to.starts_with(root) && floor(to.substr(root.size())) > floor(header)) {
+        found.push_back(header + " -> " + to);
+      }
+    }
+    return found;
+  }
+};
+
+const house host{"kvfold/",
+                 {"detail", "memory", "score", "search", "merge", "policies"},
+                 {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp"}};
+
+std::string read(const fs::path& file) {
+  std::ifstream in(file);
+  REQUIRE(in);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+void check_house(const house& h, const fs::path& folder, std::size_t most_in_the_face) {
+  std::size_t face = 0, headers = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) {
+      continue;
+    }
+    const std::string header = fs::relative(entry.path(), folder).generic_string();
+    face += header.find('/') == std::string::npos ? 1 : 0;
+    ++headers;
+    CHECK(h.upward(header, read(entry.path())) == std::vector<std::string>{});
+  }
+  CHECK(face <= most_in_the_face);
+  CHECK(headers > 40);
+}
+
+}  // namespace
+
+TEST_CASE("includes between rooms run one way", "[house]") {
+  check_house(host, paths::source("include/kvfold"), 16);
+}
+
+TEST_CASE("an include that runs back is seen", "[house]") {
+  const std::string up = "#include \"kvfold/merge/plan.hpp\"\n";
+  CHECK(host.upward("memory/view.hpp", up).size() == 1);
+  CHECK(host.upward("config.hpp", "#include \"kvfold/memory/view.hpp\"\n").size() == 1);
+  CHECK(host.upward("policies/h2o.hpp", "#include \"kvfold/compress.hpp\"\n").size() == 1);
+  CHECK(host.upward("policies/h2o.hpp", up).empty());
+  CHECK(host.upward("merge/apply.hpp", up).empty());
+  CHECK(host.upward("memory/view.hpp", "#include \"kvfold/config.hpp\"\n").empty());
+}
