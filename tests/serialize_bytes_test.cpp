@@ -80,7 +80,7 @@ std::string patched(std::string bytes, std::size_t offset, std::uint32_t x) {
 }
 
 void refuses(const std::string& message, const std::function<void()>& call) {
-  CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+  CHECK_THROWS_AS(call(), kvfold::error);
   CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
 }
 

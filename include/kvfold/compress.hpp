@@ -153,12 +153,12 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
 template <policy P>
 void check_step(const P& p, const kv_head auto& head, const budget& b) {
   check(p, b, head.capacity());
-  expects(traits::decodes(p), p.name(),
+  expects(errc::unsupported, traits::decodes(p), p.name(),
           ": compresses prompts only; decode with full_cache or another policy");
-  expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
-          head.capacity(), " slots are in use");
+  expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
+          ": room for one more token expected, all ", head.capacity(), " slots are in use");
   detail::expect_pages(head, head.length(), head.length() + 1);
-  expects(head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
+  expects(errc::no_capacity, head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
           ": positions end at int32");
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": a capacity of at least ", b.trigger_length(),

@@ -53,9 +53,10 @@ class cache_metadata {
   /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
   void adopt(index_t h, index_t tokens) {
     const auto slots = of(h);
-    expects(tokens >= 0 && tokens <= shape_.capacity - *slots.length, "adopt: at most ",
+    expects(tokens >= 0, "adopt: at least 0 tokens expected, ", tokens, " came");
+    expects(errc::no_capacity, tokens <= shape_.capacity - *slots.length, "adopt: at most ",
             shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
-    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
+    expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
             "adopt: positions end at int32");
     for (index_t i = 0; i < tokens; ++i) {
       slots.log_mass[*slots.length] = 0.0F;
@@ -230,10 +231,12 @@ void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<co
   expects(keys.empty() || (keys.data() != nullptr && values.data() != nullptr),
           "append: keys and values expected, null came");
   const std::size_t tokens = keys.size() / dim;
-  expects(tokens <= static_cast<std::size_t>(head.capacity() - head.length()), "append: at most ",
-          head.capacity() - head.length(), " more tokens fit, ", tokens, " came");
+  expects(errc::no_capacity, tokens <= static_cast<std::size_t>(head.capacity() - head.length()),
+          "append: at most ", head.capacity() - head.length(), " more tokens fit, ", tokens,
+          " came");
   detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
   expects(
+      errc::no_capacity,
       tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.tokens_total()),
       "append: positions end at int32");
   if (head.check_finite()) {

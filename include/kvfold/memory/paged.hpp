@@ -64,7 +64,7 @@ class paged_head : public head_base {
   /// Refused: slots `from` to `to` − 1 that the table has no pages for.
   void expect_pages(index_t from, index_t to) const {
     for (index_t i = from / table_.slots; i < table_.taken_by(to); ++i) {
-      expects(table_.pages[i] >= 0, "paged_view: a page for slot ",
+      expects(errc::no_page, table_.pages[i] >= 0, "paged_view: a page for slot ",
               std::max(from, i * table_.slots), " expected, ", table_.pages[i], " came");
     }
   }

@@ -94,8 +94,10 @@ class head_base {
 
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {
-    expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
-    expects(tokens_total() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
+    expects(errc::no_capacity, length() < capacity(), "push: all ", capacity(),
+            " slots are in use");
+    expects(errc::no_capacity, tokens_total() < std::numeric_limits<index_t>::max(),
+            "push: positions end at int32");
     const index_t s = (*slots_.length)++;
     log_mass(s) = 0.0F;
     position(s) = (*slots_.tokens_total)++;

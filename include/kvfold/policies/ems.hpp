@@ -204,7 +204,8 @@ struct ems {
   /// The table counts tokens; log-mass would be another's account of them.
   static void expect_no_log_mass(const kv_head auto& head) {
     for (index_t s = 0; s < head.length(); ++s) {
-      expects(head.log_mass(s) == 0, "ems: no log-mass expected, ", head.log_mass(s), " came");
+      expects(errc::unsupported, head.log_mass(s) == 0, "ems: no log-mass expected, ",
+              head.log_mass(s), " came");
     }
   }
   /// Slot ↦ the sum of its tokens' scores.
