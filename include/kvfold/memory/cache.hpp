@@ -169,6 +169,7 @@ struct layout {
 
 /// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
 /// here. Tokens that are already in the engine's memory are taken in with `adopt`.
+/// Movable, not copyable: two views of the same rows would each count their own slots.
 template <storage_scalar Scalar>
 class strided_view {
  public:
@@ -176,6 +177,12 @@ class strided_view {
 
   strided_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values)
       : slots_(shape), keys_(checked("keys", keys)), values_(checked("values", values)) {}
+
+  strided_view(const strided_view&) = delete;
+  strided_view& operator=(const strided_view&) = delete;
+  strided_view(strided_view&&) = default;
+  strided_view& operator=(strided_view&&) = default;
+  ~strided_view() = default;
 
   const cache_shape& shape() const { return slots_.shape(); }
   index_t heads() const { return shape().heads; }

@@ -97,7 +97,7 @@ inline bool keeps(const merge_plan& plan, index_t r) {
 }
 
 /// A `kv_cache` over an engine's pages; log-mass, positions and lengths are kept here. The engine
-/// enters a page in the table before a slot needs it.
+/// enters a page in the table before a slot needs it. Movable, not copyable, as `strided_view`.
 template <storage_scalar Scalar>
 class paged_view {
  public:
@@ -115,6 +115,12 @@ class paged_view {
             "paged_view: tables of at least ", shape.capacity / table.slots,
             " pages (or one for all heads, stride 0) expected, a stride of ", table.head, " came");
   }
+
+  paged_view(const paged_view&) = delete;
+  paged_view& operator=(const paged_view&) = delete;
+  paged_view(paged_view&&) = default;
+  paged_view& operator=(paged_view&&) = default;
+  ~paged_view() = default;
 
   const cache_shape& shape() const { return slots_.shape(); }
   index_t heads() const { return shape().heads; }
