@@ -123,6 +123,25 @@ class cache {
     append(h, std::span<const T>(keys), std::span<const T>(values));
   }
 
+  /// Moves all heads to memory of `capacity` slots each and frees the old: views of heads are
+  /// invalid afterwards. `kvfold::shrink` does it together with the state.
+  /// Refused, with nothing changed: more slots than there are, fewer than a head holds.
+  void shrink(index_t capacity) {
+    expects(capacity > 0 && capacity <= shape().capacity, "shrink: a capacity of 1 to ",
+            shape().capacity, " slots expected, ", capacity, " came");
+    for (index_t h = 0; h < heads(); ++h) {
+      expects(errc::no_capacity, head(h).length() <= capacity, "shrink: a capacity of at least ",
+              head(h).length(), " slots expected, ", capacity, " came");
+    }
+    cache_shape smaller = shape();
+    smaller.capacity = capacity;
+    cache to(smaller);
+    for (index_t h = 0; h < heads(); ++h) {
+      detail::copy_slots(head(h), to.head(h));
+    }
+    *this = std::move(to);
+  }
+
   /// Bytes of the slots in use: keys, values, log-mass, positions.
   std::size_t bytes() {
     std::size_t sum = 0;

@@ -55,17 +55,6 @@ void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> source
   }
 }
 
-template <class Scalar>
-void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
-  if (to.step == 1 && from.step == 1) {
-    std::copy_n(from.data, dim, to.data);
-    return;
-  }
-  for (index_t i = 0; i < dim; ++i) {
-    to[i] = from[i];
-  }
-}
-
 /// Moves everything a slot is: rows, log-mass, position, columns.
 void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_t from) {
   copy_row(head.key(to), head.key(from), head.dim());
