@@ -9,6 +9,11 @@
 #define KVFOLD_VERSION_MINOR 1
 #define KVFOLD_VERSION_PATCH 0
 
+// Masks and ranks are infinities, and NaN is found by comparison with itself.
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "kvfold needs infinity and NaN: add -fno-finite-math-only to -ffast-math (or -Ofast)"
+#endif
+
 /// What compiles for the host and, by nvcc, for the device too.
 #ifdef __CUDACC__
 #define KVFOLD_HD __host__ __device__

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>  // std::min
+#include <optional>
 
 #include "kvfold/memory/convert.hpp"
 #include "kvfold/memory/tile.hpp"
@@ -17,15 +18,16 @@ namespace kvfold {
 struct slot_removal {
   static constexpr index_t nowhere = -1;
 
-  index_t removed = nowhere;  ///< `nowhere`: all stay
-  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
-  float kept_weight = 1;      ///< of `into`'s own value, and key
-  float removed_weight = 0;   ///< of the leaving ones
-  float log_mass = 0;         ///< of `into` afterwards
-  float kept_key_weight = no_note, removed_key_weight = no_note;  ///< NaN: as the values'
-  float note = no_note;                                           ///< for the policy's own `carry`
-  index_t share_count = 0;                                        ///< who share the leaving value
-  index_t share_until_position = nowhere;                         ///< the position of the last
+  index_t removed = nowhere;                     ///< `nowhere`: all stay
+  index_t into = nowhere;                        ///< `nowhere`: what leaves is gone
+  float kept_weight = 1;                         ///< of `into`'s own value, and key
+  float removed_weight = 0;                      ///< of the leaving ones
+  float log_mass = 0;                            ///< of `into` afterwards
+  std::optional<float> kept_key_weight = {};     ///< none: as the values'
+  std::optional<float> removed_key_weight = {};  ///< none: as the values'
+  std::optional<float> note = {};                ///< for the policy's own `update_memory`
+  index_t share_count = 0;                       ///< slots that share the leaving value
+  index_t share_until_position = nowhere;        ///< the position of the last
 };
 
 namespace detail {
@@ -149,10 +151,9 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
           "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
   state.extend(head.length());
   if (d.into != slot_removal::nowhere) {
-    const auto of_key = [](float key, float value) { return std::isnan(key) ? value : key; };
     const merge_source sources[] = {
-        {d.into, of_key(d.kept_key_weight, d.kept_weight), d.kept_weight},
-        {d.removed, of_key(d.removed_key_weight, d.removed_weight), d.removed_weight}};
+        {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
+        {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
     merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
                [&](index_t s) { return head.key(s); });
     merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
