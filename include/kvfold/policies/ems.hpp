@@ -67,6 +67,8 @@ struct ems {
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     const ems_table tokens(state, head.group());
+    expects(observed.query != nullptr || tokens.sharing() == 0,
+            "ems: the step's query expected, none came");
     tokens.measure(head);
     const bool full = ++tokens.queries() >= static_cast<float>(window);
     each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
