@@ -17,12 +17,12 @@ using kvfold::strided_view;
 constexpr index_t most = std::numeric_limits<index_t>::max();
 const float bad_floats[] = {std::nanf(""), INFINITY, -INFINITY};
 
-/// LAW: `call` throws invalid_argument with `message` in it, and `everything()` is as before.
+/// LAW: `call` throws `error` with `message` in it, and `everything()` is as before.
 void refuses(
     const std::string& message, const std::function<void()>& call,
     const std::function<std::vector<float>()>& everything = [] { return std::vector<float>(); }) {
   const auto before = everything();
-  CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+  CHECK_THROWS_AS(call(), kvfold::error);
   CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
   const bool unchanged = everything() == before;
   CHECK(unchanged);
@@ -169,7 +169,7 @@ TEST_CASE("check names what is wrong with a plan", "[plan][errors]") {
     merge_plan plan;
     plan.reset(6);
     row.make(plan);
-    CHECK_THROWS_AS(check(plan), kvfold::invalid_argument);
+    CHECK_THROWS_AS(check(plan), kvfold::error);
     CHECK_THROWS_WITH(check(plan), Catch::Contains(row.message));
   }
   merge_plan plan;

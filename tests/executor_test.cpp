@@ -139,7 +139,7 @@ TEST_CASE("what a head throws comes out when all are done", "[executor]") {
   const auto work = [&](index_t i, index_t) {
     ++done;
     if (i == 3) {
-      throw kvfold::invalid_argument("head 3");
+      throw kvfold::error(kvfold::errc::unsupported, "head 3");
     }
   };
   CHECK_THROWS_WITH(kvfold::openmp{2}(8, work), "head 3");

@@ -56,7 +56,7 @@ void set_parameter(named_policy& to, const std::string& word) {
                      " expected, '" + name + "' came");
   try {
     kvfold::traits::validate(to.policy);
-  } catch (const kvfold::invalid_argument& e) {
+  } catch (const kvfold::error& e) {
     throw usage_error(std::string("--policies: ") + e.what());
   }
 }

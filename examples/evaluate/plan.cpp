@@ -12,7 +12,7 @@ std::string refusal_of(const any_policy& p, index_t slots) {
   try {
     kvfold::check(p, budget{slots}, slots);
     return {};
-  } catch (const kvfold::invalid_argument& e) {
+  } catch (const kvfold::error& e) {
     return p.min_budget() > slots ? fmt::format("refused: needs at least {} slots", p.min_budget())
                                   : fmt::format("refused: {}", e.what());
   }

@@ -38,8 +38,35 @@ state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
 
 // ---------------------------------------------------------------------------- observe
 
+namespace detail {
+
+/// Takes back what a call counted before the policy refused it.
+class undo {
+ public:
+  explicit undo(head_state& state)
+      : state_(&state), length_(state.length()), observed_(state.observed()) {}
+  undo(const undo&) = delete;
+  undo& operator=(const undo&) = delete;
+  ~undo() {
+    if (state_ != nullptr) {
+      state_->truncate(length_);
+      state_->count_queries(observed_ - state_->observed());
+    }
+  }
+  /// Nothing is to be taken back.
+  void release() { state_ = nullptr; }
+
+ private:
+  head_state* state_;
+  index_t length_;
+  std::int64_t observed_;
+};
+
+}  // namespace detail
+
 /// One decode step's attention, from an engine that computes its own.
-/// Refused: probabilities that are not `[group, length]`.
+/// Refused, with nothing changed: probabilities that are not `[group, length]`, a policy that needs
+/// the query or the log-sum-exp without it.
 template <policy P>
 void observe(const P& p, const kv_head auto& head, head_state& state, workspace& work,
              observation observed) {
@@ -50,9 +77,10 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
   expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
           "observe: log_sum_exp [", group, "] expected, ", observed.log_sum_exp.size(),
           " floats came");
+  detail::undo unless_done(state);
   state.extend(head.length());
   if (!traits::measures(p)) {
-    return;
+    return unless_done.release();
   }
   observed.attention = observed.probabilities.first(n);
   if (group > 1) {
@@ -62,20 +90,25 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
   }
   state.count_queries(1);
   traits::observe(p, head, state, observed);
+  unless_done.release();
 }
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
 /// observe each chunk's own queries after its tokens were appended, with `before` set.
+/// Refused, with nothing changed: null queries, less than none.
 template <policy P, class Query>
 void observe(const P& p, const kv_head auto& head, head_state& state,
              const query_view<Query>& queries) {
+  expects(queries.count >= 0, "observe: at least 0 queries expected, ", queries.count, " came");
+  const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
+  expects(!measured || queries.data != nullptr, "observe: queries expected, null came");
+  detail::undo unless_done(state);
   state.extend(head.length());
-  if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
-    return;
+  if (measured) {
+    state.count_queries(queries.count);
+    traits::observe(p, head, state, queries);
   }
-  expects(queries.data != nullptr, "observe: queries expected, null came");
-  state.count_queries(queries.count);
-  traits::observe(p, head, state, queries);
+  unless_done.release();
 }
 
 // ---------------------------------------------------------------------------- compress
@@ -102,12 +135,15 @@ template <policy P, class Query = float>
 void compress(const P& p, const kv_head auto& head, head_state& state, workspace& work,
               const budget& b, const query_view<Query>& queries = {}) {
   check(p, b, head.capacity());
-  state.extend(head.length());
   detail::expect_measured(p, head, state, queries.count > 0, b);
+  detail::undo unless_planned(state);
+  state.extend(head.length());
   if (head.length() > b.target) {
     plan(p, head, state, queries, b.target, work.scratch, work.plan);
+    unless_planned.release();
     apply(p, work.plan, head, state, work.scratch);
   }
+  unless_planned.release();
   traits::after_compress(p, head, state, b.target);
 }
 
@@ -153,12 +189,12 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
 template <policy P>
 void check_step(const P& p, const kv_head auto& head, const budget& b) {
   check(p, b, head.capacity());
-  expects(traits::decodes(p), p.name(),
+  expects(errc::unsupported, traits::decodes(p), p.name(),
           ": compresses prompts only; decode with full_cache or another policy");
-  expects(head.length() < head.capacity(), p.name(), ": room for one more token expected, all ",
-          head.capacity(), " slots are in use");
+  expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
+          ": room for one more token expected, all ", head.capacity(), " slots are in use");
   detail::expect_pages(head, head.length(), head.length() + 1);
-  expects(head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
+  expects(errc::no_capacity, head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
           ": positions end at int32");
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": a capacity of at least ", b.trigger_length(),

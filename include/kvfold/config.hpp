@@ -1,13 +1,18 @@
-/// Version, index type and errors: what every other header starts from.
+/// Version and index type: what every other header starts from, errors with it.
 #pragma once
 
-#include <cstdint>    // std::int32_t
-#include <sstream>    // std::ostringstream
-#include <stdexcept>  // std::invalid_argument
+#include <cstdint>  // std::int32_t
+
+#include "kvfold/error.hpp"  // IWYU pragma: export
 
 #define KVFOLD_VERSION_MAJOR 0
 #define KVFOLD_VERSION_MINOR 1
 #define KVFOLD_VERSION_PATCH 0
+
+// Masks and ranks are infinities, and NaN is found by comparison with itself.
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "kvfold needs infinity and NaN: add -fno-finite-math-only to -ffast-math (or -Ofast)"
+#endif
 
 /// What compiles for the host and, by nvcc, for the device too.
 #ifdef __CUDACC__
@@ -20,24 +25,5 @@ namespace kvfold {
 
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
 using index_t = std::int32_t;
-
-/// What was expected and what came. Whoever throws it has changed nothing.
-class invalid_argument : public std::invalid_argument {
- public:
-  using std::invalid_argument::invalid_argument;
-};
-
-/// Refuses bad input: `expects(ok, "attend: ", "probabilities [2, 5] expected, ", n, " floats
-/// came")`. The message is put together only when it is needed.
-template <class... Parts>
-inline void expects(bool ok, const Parts&... parts) {
-  if (ok) [[likely]] {
-    return;
-  }
-  std::ostringstream message;
-  message << "kvfold: ";
-  (message << ... << parts);
-  throw invalid_argument(message.str());
-}
 
 }  // namespace kvfold

@@ -48,7 +48,7 @@ void expect_state(const P& p, const kv_head auto& head, const head_state& state)
   expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
           " slots expected, one for ", state.capacity(), " came");
   const index_t columns = traits::column_count(p);
-  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.capacity());
+  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
   expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
           columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
           state.memory().size(), " came");

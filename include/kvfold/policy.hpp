@@ -36,7 +36,8 @@ namespace kvfold {
 ///
 ///     group_combine combine;                            of the group's attention; default sum
 ///     void observe(const kv_head auto& head, head_state&, const observation&) const;
-///                                                       one decode step's
+///                                                       one decode step's; refuses what it cannot
+///                                                       do without before it changes the state
 ///     void observe(const kv_head auto& head, head_state&, const query_view<T>&) const;
 ///                                                       reference queries'
 ///     void plan(const kv_head auto& head, const head_state&, const query_view<T>& queries,

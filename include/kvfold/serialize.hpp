@@ -158,15 +158,15 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   detail::expect_state_of_all("load", p, kv, state);
   detail::byte_reader from(in);
   const auto expect_same = [](const char* what, const auto& wanted, const auto& came, bool same) {
-    expects(same, "load: ", what, " ", wanted, " expected, ", came, " came");
+    expects(errc::corrupt_file, same, "load: ", what, " ", wanted, " expected, ", came, " came");
   };
-  expects(from.get_text(detail::saved_magic.size()) == detail::saved_magic,
+  expects(errc::corrupt_file, from.get_text(detail::saved_magic.size()) == detail::saved_magic,
           "load: a saved cache expected, something else came");
   detail::each_common_field(p, kv, state, [&]<class T>(const char* what, const T& wanted) {
     if constexpr (requires { wanted.data(); }) {
       constexpr std::uint32_t longest = 256;
       const auto size = from.get<std::uint32_t>();
-      expects(size <= longest, "load: a ", what, "'s name of at most ", longest,
+      expects(errc::corrupt_file, size <= longest, "load: a ", what, "'s name of at most ", longest,
               " bytes expected, ", size, " came");
       const std::string came = from.get_text(size);
       expect_same(what, wanted, came, wanted == came);
@@ -182,14 +182,15 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
     n.length = from.get<index_t>(), n.measured = from.get<index_t>();
     n.tokens_total = from.get<index_t>(), n.observed = from.get<std::int64_t>();
     const auto head = kv.head(h);
-    expects(n.length >= 0 && n.length <= head.capacity(), "load: a length of 0 to ",
-            head.capacity(), " slots expected, ", n.length, " came");
+    expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
+            "load: a length of 0 to ", head.capacity(), " slots expected, ", n.length, " came");
     detail::expect_pages(head, 0, n.length);
-    expects(n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
+    expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
             " slots with columns expected, ", n.measured, " came");
-    expects(n.tokens_total >= n.length, "load: at least ", n.length,
-            " tokens seen expected, ", n.tokens_total, " came");
-    expects(n.observed >= 0, "load: at least 0 queries observed expected, ", n.observed, " came");
+    expects(errc::corrupt_file, n.tokens_total >= n.length, "load: at least ", n.length,
+            " tokens expected, ", n.tokens_total, " came");
+    expects(errc::corrupt_file, n.observed >= 0, "load: at least 0 queries observed expected, ",
+            n.observed, " came");
     const std::size_t row = 2 * sizeof(*head.key(0).data) * static_cast<std::size_t>(head.dim());
     size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) * (static_cast<std::size_t>(n.measured) *

@@ -45,6 +45,18 @@ class state {
     return work_[static_cast<std::size_t>(worker)];
   }
 
+  /// Gives columns beyond `capacity` slots and all scratch back, which grows again at its next use.
+  void shrink(index_t capacity) {
+    for (head_state& h : heads_) {
+      h.shrink(std::min(capacity, h.capacity()));
+    }
+    for (kvfold::workspace& w : work_) {
+      kvfold::workspace smaller;
+      smaller.reserve(static_cast<index_t>(w.log_sum_exp.size()), capacity);
+      w = std::move(smaller);
+    }
+  }
+
   /// Bytes that go with the slots in use (the workspaces, shared by all heads, not counted).
   std::size_t bytes() const {
     std::size_t sum = 0;

@@ -146,7 +146,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
           one.check_lengths(b.trigger_length() - 1);
         }
       }
-    } catch (const kvfold::invalid_argument& refused) {
+    } catch (const kvfold::error& refused) {
       // Numbers that are no numbers, or whose products are none, may break a plan half way.
       const bool plan = std::strstr(refused.what(), "merge_plan") != nullptr;
       fuzz::must(!tame || !plan, refused.what());

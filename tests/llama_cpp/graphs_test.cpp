@@ -52,7 +52,7 @@ verdict behind(twin& models, const evaluate::any_policy& p, const options& o,
     at += part.size();
     try {
       kv.check();
-    } catch (const kvfold::invalid_argument& e) {
+    } catch (const kvfold::error& e) {
       v.said = e.what();
       v.batch = between.batch;
       break;

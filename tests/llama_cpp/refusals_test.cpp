@@ -16,7 +16,7 @@ template <class Work>
 std::string refusal(Work work) {
   try {
     work();
-  } catch (const kvfold::invalid_argument& e) {
+  } catch (const kvfold::error& e) {
     return e.what();
   }
   return "not refused";

@@ -31,7 +31,7 @@ std::string said(twin& models, const evaluate::any_policy& p,
            &code);
     try {
       kv.kv.check();
-    } catch (const kvfold::invalid_argument& e) {
+    } catch (const kvfold::error& e) {
       CHECK(code == 2);
       return e.what();
     }

@@ -184,7 +184,7 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   const auto tables = e.tables;
   const auto bytes = fixtures::bytes_of(e.kv.head(0));
   const auto refuses = [&](const std::string& message, const auto& call) {
-    CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+    CHECK_THROWS_AS(call(), kvfold::error);
     CHECK_THROWS_WITH(call(), Catch::Contains(message));
     CHECK((fixtures::bytes_of(e.kv.head(0)) == bytes && e.tables == tables));
   };

@@ -112,3 +112,23 @@ TEST_CASE("centroids takes more than half a budget of newcomers for a prompt", "
   const auto kept = positions(kv.head(0));
   CHECK(std::ranges::includes(kept, early) == (new_tokens == 15));
 }
+
+TEST_CASE("a removal's key weights are its values' unless they are given, whatever they are",
+          "[plan]") {
+  const auto merged = [](const kvfold::slot_removal& d) {
+    kvfold::cache<float> kv{{.heads = 1, .dim = 1, .capacity = 2}};
+    kv.append(0, std::vector<float>{1, 3}, std::vector<float>{8, 16});
+    apply(d, kv.head(0));
+    REQUIRE(kv.head(0).length() == 1);
+    CHECK(kv.head(0).value(0)[0] == 10);
+    return kv.head(0).key(0)[0];
+  };
+  kvfold::slot_removal d{.removed = 1, .into = 0, .kept_weight = 0.75F, .removed_weight = 0.25F};
+  CHECK(merged(d) == 1.5F);
+  d.kept_key_weight = 0.0F;
+  CHECK(merged(d) == 0.75F);
+  d.removed_key_weight = 2.0F;
+  CHECK(merged(d) == 6);
+  d.removed_key_weight = std::numeric_limits<float>::quiet_NaN();  // not a word for "not given"
+  CHECK(std::isnan(merged(d)));
+}

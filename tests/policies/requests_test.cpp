@@ -200,7 +200,7 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
         CHECK(
             std::regex_search(said, std::regex("at least " + std::to_string(target) + " slots? ")));
         break;
-      } catch (const kvfold::invalid_argument& e) {
+      } catch (const kvfold::error& e) {
         said = e.what();
         CHECK(one.head().length() == 100);
         REQUIRE(target < 100);

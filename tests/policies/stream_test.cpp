@@ -167,3 +167,21 @@ TEST_CASE("a long stream runs in constant memory, and stays as close to the full
 }
 
 TEST_CASE("a long stream with slots freed eight at a time", "[stream]") { stream_all(72); }
+
+TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
+  const numbers from;
+  for (const auto& example : fixtures::every_policy()) {
+    INFO(example.name);
+    kvfold::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 72}};
+    auto state = kvfold::make_state(example.policy, kv);
+    for (index_t t = 0; t < 50; ++t) {
+      kv.head(0).push(from.key(t).data(), from.value(t).data());
+    }
+    state[0].extend(50);
+    const std::size_t before = allocations;
+    copy(kv, state, 0, 1);
+    clear(kv, state, 0);
+    CHECK(allocations - before == 0);
+    CHECK((kv.head(0).length() == 0 && kv.head(1).length() == 50 && state[1].length() == 50));
+  }
+}

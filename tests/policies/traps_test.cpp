@@ -100,7 +100,7 @@ std::vector<index_t> shuffled(index_t n) {
 }
 
 void refuses(const std::string& message, const std::function<void()>& call) {
-  CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+  CHECK_THROWS_AS(call(), kvfold::error);
   CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
 }
 

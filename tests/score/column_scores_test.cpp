@@ -280,7 +280,7 @@ TEST_CASE("column_scores refuses what it cannot do", "[column_scores][errors]") 
   std::vector<float> five(5, 7.0F), six(6, 7.0F);
   const auto refuses = [&](auto& c, const query_view<float>& queries, const column_options& o,
                            const kvfold::column_sums& to, const std::string& message) {
-    CHECK_THROWS_AS(column_scores(c.head(0), queries, o, to), kvfold::invalid_argument);
+    CHECK_THROWS_AS(column_scores(c.head(0), queries, o, to), kvfold::error);
     CHECK_THROWS_WITH(column_scores(c.head(0), queries, o, to), Catch::Contains(message));
     CHECK((five == std::vector(5, 7.0F) && six == std::vector(6, 7.0F)));
   };

@@ -48,10 +48,10 @@ struct decode {
     }
     return all;
   }
-  /// LAW: `call` throws invalid_argument with `message` in it, and everything is as before.
+  /// LAW: `call` throws `error` with `message` in it, and everything is as before.
   void refuses(const std::string& message, const std::function<void()>& call) {
     const auto before = everything();
-    CHECK_THROWS_AS(call(), kvfold::invalid_argument);
+    CHECK_THROWS_AS(call(), kvfold::error);
     CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
     const bool unchanged = everything() == before;
     CHECK(unchanged);

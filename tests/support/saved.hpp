@@ -77,7 +77,7 @@ struct small {
     std::istringstream in(damaged);
     try {
       kvfold::load(in, policies, kv, state);
-    } catch (const kvfold::invalid_argument&) {
+    } catch (const kvfold::error&) {
       return everything(kv, state) == before;
     }
     return false;

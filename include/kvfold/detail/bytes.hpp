@@ -67,7 +67,8 @@ class byte_writer {
     put(sum_.value());
     flush();
     out_.flush();
-    expects(out_.good(), "save: a stream that takes all bytes expected, it failed");
+    expects(errc::corrupt_file, out_.good(),
+            "save: a stream that takes all bytes expected, it failed");
   }
 
  private:
@@ -91,8 +92,8 @@ class byte_reader {
   void get(std::span<unsigned char> bytes) {
     in_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     const auto came = static_cast<std::size_t>(in_.gcount());
-    expects(came == bytes.size(), "load: ", bytes.size(), " bytes expected after the first ",
-            before_, ", ", came, " came: truncated");
+    expects(errc::corrupt_file, came == bytes.size(), "load: ", bytes.size(),
+            " bytes expected after the first ", before_, ", ", came, " came: truncated");
     before_ += came;
     sum_.add(bytes);
   }
@@ -111,8 +112,8 @@ class byte_reader {
   }
   void finish() {
     const std::uint32_t came = sum_.value(), wanted = get<std::uint32_t>();
-    expects(came == wanted, "load: bytes with a checksum of ", wanted, " expected, of ", came,
-            " came: they were changed");
+    expects(errc::corrupt_file, came == wanted, "load: bytes with a checksum of ", wanted,
+            " expected, of ", came, " came: they were changed");
   }
 
  private:

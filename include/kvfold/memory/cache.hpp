@@ -53,9 +53,10 @@ class cache_metadata {
   /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
   void adopt(index_t h, index_t tokens) {
     const auto slots = of(h);
-    expects(tokens >= 0 && tokens <= shape_.capacity - *slots.length, "adopt: at most ",
+    expects(tokens >= 0, "adopt: at least 0 tokens expected, ", tokens, " came");
+    expects(errc::no_capacity, tokens <= shape_.capacity - *slots.length, "adopt: at most ",
             shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
-    expects(tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
+    expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
             "adopt: positions end at int32");
     for (index_t i = 0; i < tokens; ++i) {
       slots.log_mass[*slots.length] = 0.0F;
@@ -122,6 +123,25 @@ class cache {
     append(h, std::span<const T>(keys), std::span<const T>(values));
   }
 
+  /// Moves all heads to memory of `capacity` slots each and frees the old: views of heads are
+  /// invalid afterwards. `kvfold::shrink` does it together with the state.
+  /// Refused, with nothing changed: more slots than there are, fewer than a head holds.
+  void shrink(index_t capacity) {
+    expects(capacity > 0 && capacity <= shape().capacity, "shrink: a capacity of 1 to ",
+            shape().capacity, " slots expected, ", capacity, " came");
+    for (index_t h = 0; h < heads(); ++h) {
+      expects(errc::no_capacity, head(h).length() <= capacity, "shrink: a capacity of at least ",
+              head(h).length(), " slots expected, ", capacity, " came");
+    }
+    cache_shape smaller = shape();
+    smaller.capacity = capacity;
+    cache to(smaller);
+    for (index_t h = 0; h < heads(); ++h) {
+      detail::copy_slots(head(h), to.head(h));
+    }
+    *this = std::move(to);
+  }
+
   /// Bytes of the slots in use: keys, values, log-mass, positions.
   std::size_t bytes() {
     std::size_t sum = 0;
@@ -168,6 +188,7 @@ struct layout {
 
 /// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
 /// here. Tokens that are already in the engine's memory are taken in with `adopt`.
+/// Movable, not copyable: two views of the same rows would each count their own slots.
 template <storage_scalar Scalar>
 class strided_view {
  public:
@@ -175,6 +196,12 @@ class strided_view {
 
   strided_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values)
       : slots_(shape), keys_(checked("keys", keys)), values_(checked("values", values)) {}
+
+  strided_view(const strided_view&) = delete;
+  strided_view& operator=(const strided_view&) = delete;
+  strided_view(strided_view&&) = default;
+  strided_view& operator=(strided_view&&) = default;
+  ~strided_view() = default;
 
   const cache_shape& shape() const { return slots_.shape(); }
   index_t heads() const { return shape().heads; }
@@ -230,10 +257,12 @@ void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<co
   expects(keys.empty() || (keys.data() != nullptr && values.data() != nullptr),
           "append: keys and values expected, null came");
   const std::size_t tokens = keys.size() / dim;
-  expects(tokens <= static_cast<std::size_t>(head.capacity() - head.length()), "append: at most ",
-          head.capacity() - head.length(), " more tokens fit, ", tokens, " came");
+  expects(errc::no_capacity, tokens <= static_cast<std::size_t>(head.capacity() - head.length()),
+          "append: at most ", head.capacity() - head.length(), " more tokens fit, ", tokens,
+          " came");
   detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
   expects(
+      errc::no_capacity,
       tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.tokens_total()),
       "append: positions end at int32");
   if (head.check_finite()) {

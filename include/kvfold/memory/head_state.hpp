@@ -2,6 +2,7 @@
 #pragma once
 
 #include <Eigen/Core>  // Eigen::aligned_allocator
+#include <algorithm>   // std::copy_n
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t
 #include <span>
@@ -15,6 +16,8 @@ namespace kvfold {
 struct column {
   column_merge fold = column_merge::sum;
   float initial = 0;
+
+  bool operator==(const column&) const = default;
 };
 
 /// Per-head state of a policy: columns of one float per slot, which move with the slots, and a flat
@@ -25,7 +28,8 @@ class head_state {
       : kinds_(kinds.begin(), kinds.end()),
         columns_(kinds.size() * static_cast<std::size_t>(capacity)),
         memory_(memory),
-        capacity_(capacity) {}
+        capacity_(capacity),
+        memory_capacity_(capacity) {}
 
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
@@ -63,7 +67,46 @@ class head_state {
   std::size_t bytes() const {
     return sizeof(float) * (kinds_.size() * static_cast<std::size_t>(length_) + memory_.size());
   }
+  /// Slots that there are numbers for.
   index_t capacity() const { return capacity_; }
+  /// The capacity that `memory` was laid out for: `shrink` leaves it as it was.
+  index_t memory_capacity() const { return memory_capacity_; }
+
+  /// As `make_head_state` makes it: no slots, no queries, all memory 0.
+  void clear() {
+    std::ranges::fill(memory_, 0.0F);
+    length_ = 0;
+    observed_ = 0;
+  }
+  /// Takes all numbers of `from`, without allocation. Refused, with nothing changed: other columns,
+  /// memory of another size or layout, more slots than there is room for.
+  void copy(const head_state& from) {
+    expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size() &&
+                memory_capacity_ == from.memory_capacity_,
+            "copy: a state of ", columns(), " columns and ", memory_.size(), " floats for ",
+            memory_capacity_, " slots expected, one of ", from.columns(), " and ",
+            from.memory_.size(), " for ", from.memory_capacity_, " came");
+    expects(errc::no_capacity, from.length_ <= capacity_, "copy: a state for at least ",
+            from.length_, " slots expected, ", capacity_, " came");
+    for (index_t c = 0; c < columns(); ++c) {
+      std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
+    }
+    std::ranges::copy(from.memory_, memory_.begin());
+    length_ = from.length_;
+    observed_ = from.observed_;
+  }
+  /// Gives columns beyond `capacity` slots back; `memory` stays as it is.
+  void shrink(index_t capacity) {
+    expects(capacity >= length_ && capacity <= capacity_, "shrink: a capacity of ", length_, " to ",
+            capacity_, " slots expected, ", capacity, " came");
+    std::vector<float> smaller(kinds_.size() * static_cast<std::size_t>(capacity));
+    for (index_t c = 0; c < columns(); ++c) {
+      std::copy_n(columns_.data() + offset(c), length_,
+                  smaller.data() + std::ptrdiff_t{c} * capacity);
+    }
+    columns_ = std::move(smaller);
+    capacity_ = capacity;
+  }
 
  private:
   std::size_t offset(index_t c) const {
@@ -74,7 +117,7 @@ class head_state {
   std::vector<float> columns_;  // [columns, capacity]
   // Aligned, so that sums over it do not depend on where it happens to lie.
   std::vector<float, Eigen::aligned_allocator<float>> memory_;
-  index_t capacity_;
+  index_t capacity_, memory_capacity_;
   index_t length_ = 0;
   std::int64_t observed_ = 0;
 };

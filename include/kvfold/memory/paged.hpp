@@ -60,7 +60,7 @@ class paged_head : public head_base {
   /// Refused: slots `from` to `to` − 1 that the table has no pages for.
   void expect_pages(index_t from, index_t to) const {
     for (index_t i = from / table_.slots; i < table_.taken_by(to); ++i) {
-      expects(table_.pages[i] >= 0, "paged_view: a page for slot ",
+      expects(errc::no_page, table_.pages[i] >= 0, "paged_view: a page for slot ",
               std::max(from, i * table_.slots), " expected, ", table_.pages[i], " came");
     }
   }
@@ -87,7 +87,7 @@ class paged_head : public head_base {
 static_assert(kv_head<paged_head<float>>);
 
 /// A `kv_cache` over an engine's pages; log-mass, positions and lengths are kept here. The engine
-/// enters a page in the table before a slot needs it.
+/// enters a page in the table before a slot needs it. Movable, not copyable, as `strided_view`.
 template <storage_scalar Scalar>
 class paged_view {
  public:
@@ -105,6 +105,12 @@ class paged_view {
             "paged_view: tables of at least ", shape.capacity / table.slots,
             " pages (or one for all heads, stride 0) expected, a stride of ", table.head, " came");
   }
+
+  paged_view(const paged_view&) = delete;
+  paged_view& operator=(const paged_view&) = delete;
+  paged_view(paged_view&&) = default;
+  paged_view& operator=(paged_view&&) = default;
+  ~paged_view() = default;
 
   const cache_shape& shape() const { return slots_.shape(); }
   index_t heads() const { return shape().heads; }

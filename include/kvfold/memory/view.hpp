@@ -2,7 +2,7 @@
 #pragma once
 
 #include <Eigen/Core>   // Eigen::half, Eigen::bfloat16
-#include <algorithm>    // std::min, std::transform
+#include <algorithm>    // std::copy_n, std::min, std::transform
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::same_as
 #include <cstddef>      // std::ptrdiff_t
@@ -39,6 +39,17 @@ void store_row(const T* from, row<Scalar> to, index_t dim) {
     for (index_t i = 0; i < dim; ++i) {
       to[i] = convert(from[i]);
     }
+  }
+}
+
+template <class Scalar>
+void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
+  if (to.step == 1 && from.step == 1) {
+    std::copy_n(from.data, dim, to.data);
+    return;
+  }
+  for (index_t i = 0; i < dim; ++i) {
+    to[i] = from[i];
   }
 }
 
@@ -94,8 +105,10 @@ class head_base {
 
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {
-    expects(length() < capacity(), "push: all ", capacity(), " slots are in use");
-    expects(tokens_total() < std::numeric_limits<index_t>::max(), "push: positions end at int32");
+    expects(errc::no_capacity, length() < capacity(), "push: all ", capacity(),
+            " slots are in use");
+    expects(errc::no_capacity, tokens_total() < std::numeric_limits<index_t>::max(),
+            "push: positions end at int32");
     const index_t s = (*slots_.length)++;
     log_mass(s) = 0.0F;
     position(s) = (*slots_.tokens_total)++;
@@ -191,6 +204,22 @@ index_t newest_position(const kv_head auto& head) {
 }
 
 namespace detail {
+
+/// All that `from` holds, and its lengths, to a head that has room for it. Rows that both have at
+/// the same place stay where they are.
+void copy_slots(const kv_head auto& from, const kv_head auto& to) {
+  to.restore(from.length(), from.tokens_total());
+  for (index_t s = 0; s < from.length(); ++s) {
+    if (to.key(s).data != from.key(s).data) {
+      copy_row(to.key(s), from.key(s), from.dim());
+    }
+    if (to.value(s).data != from.value(s).data) {
+      copy_row(to.value(s), from.value(s), from.dim());
+    }
+    to.log_mass(s) = from.log_mass(s);
+    to.position(s) = from.position(s);
+  }
+}
 
 /// Refuses slots `from` to `to` − 1 of a head in pages that has no pages for them.
 void expect_pages(const kv_head auto& head, index_t from, index_t to) {

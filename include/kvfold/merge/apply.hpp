@@ -14,17 +14,6 @@ namespace kvfold {
 
 namespace detail {
 
-template <class Scalar>
-void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
-  if (to.step == 1 && from.step == 1) {
-    std::copy_n(from.data, dim, to.data);
-    return;
-  }
-  for (index_t i = 0; i < dim; ++i) {
-    to[i] = from[i];
-  }
-}
-
 /// Moves everything a slot is: rows, log-mass, position, columns.
 void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_t from) {
   copy_row(head.key(to), head.key(from), head.dim());
@@ -119,10 +108,9 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
           "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
   state.extend(head.length());
   if (d.into != slot_removal::nowhere) {
-    const auto of_key = [](float key, float value) { return std::isnan(key) ? value : key; };
     const merge_source sources[] = {
-        {d.into, of_key(d.kept_key_weight, d.kept_weight), d.kept_weight},
-        {d.removed, of_key(d.removed_key_weight, d.removed_weight), d.removed_weight}};
+        {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
+        {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
     merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
                [&](index_t s) { return head.key(s); });
     merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},

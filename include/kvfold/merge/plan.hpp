@@ -4,7 +4,7 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::isfinite
 #include <cstddef>    // std::size_t
-#include <limits>     // std::numeric_limits
+#include <optional>
 #include <span>
 #include <utility>  // std::pair
 #include <vector>
@@ -13,9 +13,6 @@
 #include "kvfold/merge/merge_source.hpp"
 
 namespace kvfold {
-
-/// A change without a note: nothing was measured in making it.
-inline constexpr float no_note = std::numeric_limits<float>::quiet_NaN();
 
 /// What a head becomes: a sparse row matrix `W` with one row per surviving slot,
 ///
@@ -64,7 +61,7 @@ class merge_plan {
     edges_.clear(), log_mass_.clear();
     key_correction_.clear(), value_correction_.clear();
     dim_ = 0;
-    note_ = no_note;
+    note_.reset();
     begin_.assign(1, 0);
   }
 
@@ -97,9 +94,10 @@ class merge_plan {
     dim_ = 0;
   }
 
-  /// A number that the policy measured in making the plan, for its own `carry`.
-  float note() const { return note_; }
-  void set_note(float note) { note_ = note; }
+  /// A number that the policy measured in making the plan, for its own `update_memory`; none: it
+  /// measured nothing.
+  std::optional<float> note() const { return note_; }
+  void set_note(std::optional<float> note) { note_ = note; }
 
   friend void check(const merge_plan& plan);
 
@@ -125,7 +123,7 @@ class merge_plan {
   std::vector<float> log_mass_;                           // [rows]
   std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
   std::size_t dim_ = 0;
-  float note_ = no_note;
+  std::optional<float> note_;
   mutable std::vector<char> marks_;  // of `check`: slot → is it a source?
 };
 

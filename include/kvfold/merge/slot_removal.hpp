@@ -1,6 +1,8 @@
 /// One slot less: what a decode step does to a head at its budget.
 #pragma once
 
+#include <optional>
+
 #include "kvfold/merge/plan.hpp"
 
 namespace kvfold {
@@ -12,15 +14,16 @@ namespace kvfold {
 struct slot_removal {
   static constexpr index_t nowhere = -1;
 
-  index_t removed = nowhere;  ///< `nowhere`: all stay
-  index_t into = nowhere;     ///< `nowhere`: what leaves is gone
-  float kept_weight = 1;      ///< of `into`'s own value, and key
-  float removed_weight = 0;   ///< of the leaving ones
-  float log_mass = 0;         ///< of `into` afterwards
-  float kept_key_weight = no_note, removed_key_weight = no_note;  ///< NaN: as the values'
-  float note = no_note;                                           ///< for the policy's own `carry`
-  index_t share_count = 0;                                        ///< who share the leaving value
-  index_t share_until_position = nowhere;                         ///< the position of the last
+  index_t removed = nowhere;                     ///< `nowhere`: all stay
+  index_t into = nowhere;                        ///< `nowhere`: what leaves is gone
+  float kept_weight = 1;                         ///< of `into`'s own value, and key
+  float removed_weight = 0;                      ///< of the leaving ones
+  float log_mass = 0;                            ///< of `into` afterwards
+  std::optional<float> kept_key_weight = {};     ///< none: as the values'
+  std::optional<float> removed_key_weight = {};  ///< none: as the values'
+  std::optional<float> note = {};                ///< for the policy's own `update_memory`
+  index_t share_count = 0;                       ///< slots that share the leaving value
+  index_t share_until_position = nowhere;        ///< the position of the last
 };
 
 }  // namespace kvfold

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>    // std::exp
 #include <numbers>  // std::numbers::e_v
+#include <optional>
 #include <string_view>
 
 #include "kvfold/detail/multiply_add.hpp"
@@ -143,9 +144,10 @@ struct d2o {
     const auto now = state.memory();
     return now[has_threshold] != 0 ? detail::multiply_add(beta, m, (1 - beta) * now[threshold]) : m;
   }
-  void remember(head_state& state, float m) const {
-    if (!std::isnan(m)) {
-      state.memory()[threshold] = next_threshold(state, m);
+  /// Keys of NaN measure nothing.
+  void remember(head_state& state, std::optional<float> m) const {
+    if (m && !std::isnan(*m)) {
+      state.memory()[threshold] = next_threshold(state, *m);
       state.memory()[has_threshold] = 1;
     }
   }

@@ -75,6 +75,8 @@ struct ems {
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     const ems_table tokens(state, head.group());
+    expects(observed.query != nullptr || tokens.sharing() == 0,
+            "ems: the step's query expected, none came");
     tokens.measure(head);
     const bool full = ++tokens.queries() >= static_cast<float>(window);
     each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
@@ -131,7 +133,7 @@ struct ems {
     const ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
     plan(head, tokens, column_score(s), target, gamma - 1, work, out);
-    out.set_note(1);  // for `carry`: the scores were pooled
+    out.set_note(1);  // for `update_memory`: the scores were pooled
   }
   /// Decode: all that are no centres are to be merged.
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
@@ -198,7 +200,7 @@ struct ems {
     const ems_table tokens(state, head.group());
     tokens.measure(head);
     const index_t most = most_sharing(tokens, change.rows());
-    if (std::isnan(change.note())) {
+    if (!change.note()) {
       return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()),
                           work.marks);
     }
@@ -214,7 +216,8 @@ struct ems {
   /// The table counts tokens; log-mass would be another's account of them.
   static void expect_no_log_mass(const kv_head auto& head) {
     for (index_t s = 0; s < head.length(); ++s) {
-      expects(head.log_mass(s) == 0, "ems: no log-mass expected, ", head.log_mass(s), " came");
+      expects(errc::unsupported, head.log_mass(s) == 0, "ems: no log-mass expected, ",
+              head.log_mass(s), " came");
     }
   }
   /// Slot ↦ the sum of its tokens' scores.

@@ -47,7 +47,7 @@ struct ems_mass {
 
 /// `take(token, attention)` for every token: of its entry's probability the share
 /// exp(ℓ_t) / Σ exp(ℓ), the group's heads combined token by token. Shared entries ask for the
-/// query.
+/// query: `observed` has one where there are any.
 template <class Take>
 void each_token_attention(const kv_head auto& head, const ems_table<head_state>& table,
                           const observation& observed, group_combine how, Take take) {
@@ -58,7 +58,6 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
       take(s, observed.attention[static_cast<std::size_t>(s)]);
       continue;
     }
-    expects(observed.query != nullptr, "ems: the step's query expected, none came");
     for (index_t g = 0; g < group; ++g) {
       const row<const float> query{observed.query + std::ptrdiff_t{g} * head.dim()};
       slope[g] = ems_slope(head, table, s, dot(query, head.key(s), head.dim()));

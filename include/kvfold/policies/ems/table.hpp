@@ -32,7 +32,7 @@ class ems_table {
   }
 
   ems_table(State& state, index_t group)
-      : slots_(state.capacity()),
+      : slots_(state.memory_capacity()),
         memory_(state.memory()),
         scratch_(memory_.subspan(header, 2 * static_cast<std::size_t>(group))),
         places_(memory_.subspan(header + scratch_.size())) {

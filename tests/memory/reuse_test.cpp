@@ -1,0 +1,233 @@
+// Heads that are used again: by a view that moves, by another request, by a fork, in less memory.
+#include <catch2/catch.hpp>
+#include <functional>
+#include <type_traits>
+
+#include "support/policies.hpp"
+#include "support/saved.hpp"
+
+namespace {
+
+using fixtures::bytes_of;
+using fixtures::every_policy;
+using fixtures::everything;
+using fixtures::normal;
+using kvfold::budget;
+using kvfold::cache;
+using kvfold::errc;
+using kvfold::index_t;
+using kvfold::paged_view;
+using kvfold::strided_view;
+
+template <class View>
+constexpr bool moves_only =
+    !std::is_copy_constructible_v<View> && !std::is_copy_assignable_v<View> &&
+    std::is_nothrow_move_constructible_v<View> && std::is_nothrow_move_assignable_v<View>;
+static_assert(moves_only<strided_view<float>> && moves_only<strided_view<Eigen::half>>);
+static_assert(moves_only<paged_view<float>> && moves_only<paged_view<Eigen::bfloat16>>);
+
+/// A prompt's and some steps' numbers.
+struct text {
+  static constexpr index_t tokens = 60, steps = 25, dim = 8, group = 2;
+  std::vector<float> k = normal((tokens + steps) * dim), v = normal((tokens + steps) * dim),
+                     q = normal((tokens + steps) * group * dim);
+
+  template <class T>
+  std::span<const float> at(const T& x, index_t t, index_t width, index_t n = 1) const {
+    return std::span(x).subspan(static_cast<std::size_t>(t * width),
+                                static_cast<std::size_t>(n * width));
+  }
+};
+
+/// Heads of one policy, each of them run alone.
+struct heads {
+  kvfold::any_policy policy;
+  budget limit;
+  cache<float> kv;
+  kvfold::state state = kvfold::make_state(policy, kv);
+
+  explicit heads(const kvfold::any_policy& p, index_t count = 1)
+      : policy(p),
+        limit{std::max(30, p.min_budget())},
+        kv({.heads = count, .group = text::group, .dim = text::dim, .capacity = 100}) {}
+
+  void prompt(index_t h, const text& x) {
+    kv.append(h, x.at(x.k, 0, x.dim, x.tokens), x.at(x.v, 0, x.dim, x.tokens));
+    const auto queries = kvfold::prompt_queries(x.q.data(), x.tokens, 1, x.group, x.dim);
+    observe(policy, kv.head(h), state[h], queries);
+    compress(policy, kv.head(h), state[h], state.workspace(), limit, queries);
+  }
+  /// The outputs of steps `from` to `to` − 1.
+  std::vector<float> decode(index_t h, const text& x, index_t from, index_t to) {
+    std::vector<float> all, out(x.group * x.dim);
+    for (index_t t = x.tokens + from; t < x.tokens + to && policy.decodes(); ++t) {
+      check_step(policy, kv.head(h), limit);
+      step(policy, kv.head(h), state[h], state.workspace(), x.at(x.q, t, x.group * x.dim).data(),
+           x.at(x.k, t, x.dim).data(), x.at(x.v, t, x.dim).data(), limit, out.data());
+      all.insert(all.end(), out.begin(), out.end());
+    }
+    return all;
+  }
+};
+
+std::vector<fixtures::example> policies() {
+  auto all = every_policy();
+  all.push_back(
+      {"ems, a table of its own", kvfold::ems{.window = 8, .threshold = -1, .table = 50}});
+  return all;
+}
+
+void refuses(errc code, const std::string& message, const std::function<void()>& call) {
+  INFO(message);
+  CHECK_THROWS_WITH(call(), Catch::Contains(message));
+  try {
+    call();
+  } catch (const kvfold::error& e) {
+    CHECK(e.code() == code);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a view that was moved goes on over the same rows", "[views][paged]") {
+  const auto moved = [](auto view) {
+    const std::vector<float> x = normal(3 * 4);
+    view.append(1, std::span(x), std::span(x));
+    const auto before = bytes_of(view.head(1));
+    const auto* const key = view.head(1).key(2).data;
+    auto other = std::move(view);
+    CHECK(bytes_of(other.head(1)) == before);
+    CHECK((other.head(1).key(2).data == key && other.head(1).tokens_total() == 3));
+  };
+  std::vector<float> keys(2 * 8 * 4), values(keys.size());
+  std::vector<kvfold::index_t> table = {1, 3, 0, 2};
+  moved(strided_view<float>({.heads = 2, .dim = 4, .capacity = 8}, {keys.data(), 32, 4},
+                            {values.data(), 32, 4}));
+  moved(paged_view<float>({.heads = 2, .dim = 4, .capacity = 8},
+                          kvfold::paged_layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
+                          kvfold::paged_layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
+                          {table.data(), 4, 2}));
+}
+
+TEST_CASE("a cleared head is as one that was never used", "[reuse]") {
+  const text first, second;
+  for (const auto& example : policies()) {
+    INFO(example.name);
+    heads used(example.policy), fresh(example.policy);
+    used.prompt(0, first), used.decode(0, first, 0, text::steps);
+    clear(used.kv, used.state, 0);
+    CHECK(everything(used.kv, used.state) == everything(fresh.kv, fresh.state));
+    used.prompt(0, second), fresh.prompt(0, second);
+    CHECK(used.decode(0, second, 0, text::steps) == fresh.decode(0, second, 0, text::steps));
+    CHECK(everything(used.kv, used.state) == everything(fresh.kv, fresh.state));
+  }
+}
+
+TEST_CASE("a copied head goes on as the one that it was, and neither sees the other", "[reuse]") {
+  const text x, y;
+  for (const auto& example : policies()) {
+    INFO(example.name);
+    heads one(example.policy), fork(example.policy, 3);
+    one.prompt(0, x), one.decode(0, x, 0, 10);
+    fork.prompt(0, x), fork.decode(0, x, 0, 10);
+    fork.prompt(1, y), fork.prompt(2, y);
+    const auto bystander = bytes_of(fork.kv.head(2));
+    copy(fork.kv, fork.state, 0, 1);
+    copy(fork.kv, fork.state, 2, 2);
+    const auto other = fork.decode(1, y, 10, text::steps);  // the fork goes elsewhere
+    const auto wanted = one.decode(0, x, 10, text::steps);
+    CHECK(fork.decode(0, x, 10, text::steps) == wanted);
+    CHECK(bytes_of(fork.kv.head(0)) == bytes_of(one.kv.head(0)));
+    CHECK(bytes_of(fork.kv.head(2)) == bystander);
+    CHECK((other != wanted || !example.policy.decodes()));
+    heads again(example.policy);  // from one cache to another
+    one = heads(example.policy), one.prompt(0, x);
+    copy(one.kv.head(0), one.state[0], again.kv.head(0), again.state[0]);
+    CHECK(everything(again.kv, again.state) == everything(one.kv, one.state));
+    CHECK(again.decode(0, x, 0, 9) == one.decode(0, x, 0, 9));
+  }
+}
+
+TEST_CASE("a shrunk cache goes on as it was", "[reuse]") {
+  const text x;
+  for (const auto& example : policies()) {
+    INFO(example.name);
+    heads whole(example.policy), small(example.policy);
+    whole.prompt(0, x), small.prompt(0, x);
+    const index_t held = small.kv.head(0).length(),
+                  capacity = example.policy.bounded() ? small.limit.trigger_length() : 90;
+    const auto before = everything(small.kv, small.state);
+    refuses(errc::no_capacity, "shrink: a capacity of at least " + std::to_string(held),
+            [&] { shrink(small.kv, small.state, held - 1); });
+    refuses(errc::invalid_argument, "shrink: a capacity of 1 to 100 slots expected, 101 came",
+            [&] { shrink(small.kv, small.state, 101); });
+    CHECK(small.kv.shape().capacity == 100);
+    shrink(small.kv, small.state, capacity);
+    CHECK(small.kv.shape().capacity == capacity);
+    CHECK(small.state[0].capacity() == capacity);
+    CHECK(small.kv.head(0).capacity() == capacity);
+    CHECK(everything(small.kv, small.state) == before);
+    CHECK(small.decode(0, x, 0, text::steps) == whole.decode(0, x, 0, text::steps));
+    CHECK(everything(small.kv, small.state) == everything(whole.kv, whole.state));
+  }
+}
+
+TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[reuse][errors]") {
+  const text x;
+  heads three(kvfold::h2o{}, 3), two(kvfold::h2o{}, 2), other(kvfold::zsmerge{}, 3);
+  three.prompt(1, x);
+  const auto before = everything(three.kv, three.state);
+  for (const index_t h : {-1, 3}) {
+    const std::string came = std::to_string(h) + " came";
+    refuses(errc::invalid_argument, "clear: a head of 0 to 2 expected, " + came,
+            [&] { clear(three.kv, three.state, h); });
+    refuses(errc::invalid_argument, "copy: heads of 0 to 2 expected, " + came,
+            [&] { copy(three.kv, three.state, 1, h); });
+    refuses(errc::invalid_argument, came, [&] { copy(three.kv, three.state, h, 1); });
+  }
+  refuses(errc::invalid_argument, "clear: a state of 3 heads expected, 2 came",
+          [&] { clear(three.kv, two.state, 1); });
+  refuses(errc::invalid_argument, "copy: a state of 3 heads expected, 2 came",
+          [&] { copy(three.kv, two.state, 1, 0); });
+  refuses(errc::invalid_argument, "shrink: a state of 3 heads expected, 2 came",
+          [&] { shrink(three.kv, two.state, 50); });
+  const auto head = three.kv.head(1);
+  const auto to = [&](const heads& source, kvfold::cache_shape shape) {
+    cache<float> kv(shape);
+    auto state = make_head_state(source.policy, kv.head(0));
+    copy(head, three.state[1], kv.head(0), state);
+  };
+  refuses(errc::invalid_argument, "copy: a head of dim 8 expected, 4 came",
+          [&] { to(three, {.heads = 1, .group = 2, .dim = 4, .capacity = 100}); });
+  refuses(errc::no_capacity, "copy: a head of at least 30 slots expected, 29 came",
+          [&] { to(three, {.heads = 1, .group = 2, .dim = 8, .capacity = 29}); });
+  refuses(errc::invalid_argument, "copy: a state of 3 columns",
+          [&] { to(other, {.heads = 1, .group = 2, .dim = 8, .capacity = 100}); });
+  CHECK(everything(three.kv, three.state) == before);
+}
+
+TEST_CASE("heads in pages are copied into pages of their own, or keep what they share", "[reuse]") {
+  constexpr index_t dim = 4, slots = 2;
+  std::vector<float> keys(8 * slots * dim), values(keys.size());
+  const auto layout = [&](std::vector<float>& x) {  // a page is one head's
+    return kvfold::paged_layout<float>{x.data(), slots * dim, 0, dim};
+  };
+  std::vector<index_t> table = {5, 2, 7, -1, /* head 1 */ 5, 3, -1, -1};
+  kvfold::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
+                               layout(values), {table.data(), slots, 4});
+  auto state = make_state(kvfold::streaming_llm{}, kv);
+  const auto x = normal(5 * dim), y = normal(3 * dim);
+  kv.append(0, std::span(x), std::span(x));
+  const auto before = bytes_of(kv.head(0));
+  refuses(errc::no_page, "a page for slot 4 expected, -1 came", [&] { copy(kv, state, 0, 1); });
+  CHECK(kv.head(1).length() == 0);
+  table[6] = 0;
+  copy(kv, state, 0, 1);
+  CHECK(bytes_of(kv.head(1)) == before);
+  kv.head(1).truncate(3);
+  kv.append(1, std::span(y), std::span(y));  // into pages 3 and 0, and not into the shared one
+  CHECK(bytes_of(kv.head(0)) == before);
+  clear(kv, state, 1);
+  CHECK((kv.head(1).length() == 0 && kv.head(1).tokens_total() == 0 && table[6] == 0));
+  CHECK(bytes_of(kv.head(0)) == before);
+}
