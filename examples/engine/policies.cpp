@@ -36,11 +36,14 @@ template void step(const any_policy&, const head_view<float>&, head_state&, work
 template void check(const any_policy&, const budget&, index_t);
 template head_state make_head_state(const any_policy&, const head_view<float>&);
 template state make_state(const any_policy&, cache<float>&, const serial&);
+template void compress(const any_policy&, cache<float>&, state&, const head_selection&,
+                       const query_view<float>&, const budget&, const serial&);
 template void compress(const any_policy&, cache<float>&, state&, const query_view<float>&,
                        const budget&, const serial&);
-template void step(const any_policy&, cache<float>&, state&, std::span<const float>,
-                   std::span<const float>, std::span<const float>, const budget&, std::span<float>,
-                   const serial&);
+template void step(const any_policy&, cache<float>&, state&, const head_selection&,
+                   const step_input&, const budget&, std::span<float>, const serial&);
+template void step(const any_policy&, cache<float>&, state&, const step_input&, const budget&,
+                   std::span<float>, const serial&);
 
 // What most of them call, and those who use a head without a policy.
 template void attend(const head_view<float>&, const float*, float*, std::span<float>,

@@ -43,11 +43,14 @@ extern template void step(const any_policy&, const head_view<float>&, head_state
 extern template void check(const any_policy&, const budget&, index_t);
 extern template head_state make_head_state(const any_policy&, const head_view<float>&);
 extern template state make_state(const any_policy&, cache<float>&, const serial&);
+extern template void compress(const any_policy&, cache<float>&, state&, const head_selection&,
+                              const query_view<float>&, const budget&, const serial&);
 extern template void compress(const any_policy&, cache<float>&, state&, const query_view<float>&,
                               const budget&, const serial&);
-extern template void step(const any_policy&, cache<float>&, state&, std::span<const float>,
-                          std::span<const float>, std::span<const float>, const budget&,
-                          std::span<float>, const serial&);
+extern template void step(const any_policy&, cache<float>&, state&, const head_selection&,
+                          const step_input&, const budget&, std::span<float>, const serial&);
+extern template void step(const any_policy&, cache<float>&, state&, const step_input&,
+                          const budget&, std::span<float>, const serial&);
 
 // What most of them call, and those who use a head without a policy.
 extern template void attend(const head_view<float>&, const float*, float*, std::span<float>,

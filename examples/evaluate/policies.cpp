@@ -73,7 +73,7 @@ template state make_state(const evaluate::any_policy&, cache<float>&, const seri
 template void compress(const evaluate::any_policy&, cache<float>&, state&, const query_view<float>&,
                        const std::span<const budget>&, const serial&);
 template void step(const std::span<const evaluate::any_policy>&, cache<float>&, state&,
-                   std::span<const float>, std::span<const float>, std::span<const float>,
-                   const std::span<const budget>&, std::span<float>, const serial&);
+                   const step_input&, const std::span<const budget>&, std::span<float>,
+                   const serial&);
 
 }  // namespace kvfold

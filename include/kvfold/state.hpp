@@ -144,7 +144,7 @@ struct workspace {
 class state {
  public:
   state(std::vector<head_state> heads, std::vector<workspace> work)
-      : heads_(std::move(heads)), work_(std::move(work)) {}
+      : heads_(std::move(heads)), work_(std::move(work)), marks_(heads_.size()) {}
 
   index_t heads() const { return static_cast<index_t>(heads_.size()); }
   head_state& operator[](index_t h) { return heads_[static_cast<std::size_t>(h)]; }
@@ -153,6 +153,9 @@ class state {
   kvfold::workspace& workspace(index_t worker = 0) {
     return work_[static_cast<std::size_t>(worker)];
   }
+
+  /// `[heads]`, all 0 between calls: which heads a list has named.
+  std::span<char> head_marks() { return marks_; }
 
   /// Gives columns beyond `capacity` slots and all scratch back, which grows again at its next use.
   void shrink(index_t capacity) {
@@ -178,6 +181,7 @@ class state {
  private:
   std::vector<head_state> heads_;
   std::vector<kvfold::workspace> work_;
+  std::vector<char> marks_;
 };
 
 }  // namespace kvfold
