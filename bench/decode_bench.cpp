@@ -176,9 +176,10 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   std::size_t at = 0;
   const auto one_token = [&] {
     const std::size_t t = at++ % tokens;
-    kvfold::step(
-        policy, s.kv, memory, std::span(q).subspan(t * size(s.group) * row, size(s.group) * row),
-        std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row), budget, s.out);
+    kvfold::step(policy, s.kv, memory,
+                 {std::span(q).subspan(t * size(s.group) * row, size(s.group) * row),
+                  std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
+                 budget, s.out);
     for (index_t h = 0; h < s.heads; ++h) {
       make_room(h);
     }

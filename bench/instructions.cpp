@@ -52,7 +52,7 @@ void step(const Policy& policy) {
   const auto budget = kvfold::budget_within(policy, slots);
   const auto decode = [&](index_t first, index_t last) {
     for (index_t t = first; t < last; ++t) {
-      kvfold::step(policy, kv, memory, s.at(s.q, t), s.at(s.k, t), s.at(s.v, t), budget, s.out);
+      kvfold::step(policy, kv, memory, {s.at(s.q, t), s.at(s.k, t), s.at(s.v, t)}, budget, s.out);
       if (!kvfold::traits::bounded(policy) && t >= slots) {
         kv.head(0).truncate(slots);
         memory[0].truncate(slots);

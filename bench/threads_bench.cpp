@@ -53,9 +53,14 @@ void step(benchmark::State& state, const Policy& policy) {
   auto two_memory = kvfold::make_state(policy, two_kv, two);
   const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
   bench::versus(
-      state, ratio, [&] { kvfold::step(policy, two_kv, two_memory, q, k, v, budget, out, two); },
-      [&] { kvfold::step(policy, one_kv, one_memory, q, k, v, budget, out); }, bench::nothing{},
-      cycle);
+      state, ratio,
+      [&] {
+        kvfold::step(policy, two_kv, two_memory, {q, k, v}, budget, out, two);
+      },
+      [&] {
+        kvfold::step(policy, one_kv, one_memory, {q, k, v}, budget, out);
+      },
+      bench::nothing{}, cycle);
 }
 
 template <class Policy>

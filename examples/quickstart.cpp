@@ -34,7 +34,7 @@ int main() {
   auto reference = kvfold::prompt_queries(queries.data(), prompt, heads, group, dim);
   kvfold::compress(policy, kv, state, reference, budget);             // 2048 → 205 slots a head
 
-  kvfold::step(policy, kv, state, q, k, v, budget, out);              // one token: attend, observe,
+  kvfold::step(policy, kv, state, {q, k, v}, budget, out);            // one token: attend, observe,
                                                                       // back to the budget
   // clang-format on
   fmt::print("{} tokens in {} slots a head: {:.1f} MiB instead of {:.1f}\n",

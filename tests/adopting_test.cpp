@@ -10,6 +10,7 @@
 #include "kvfold/memory/paged.hpp"
 #include "kvfold/merge/append_only.hpp"
 #include "kvfold/policies/zsmerge.hpp"
+#include "kvfold/state.hpp"
 #include "support/own_engine.hpp"
 #include "support/paths.hpp"
 
@@ -88,9 +89,10 @@ std::vector<float> head_token_dim_engine(const text& x) {
 
   std::vector<float> out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {  // all heads: append, attend, observe, compress
-    kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
-                 std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim), budget,
-                 std::span(out));
+    kvfold::step(policy, kv, state,
+                 {std::span(x.query(t, 0), heads * group * dim),
+                  std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
+                 budget, std::span(out));
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;
@@ -139,9 +141,10 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
   std::vector<float> out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {
     next_page(kv.head(0).length());
-    kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
-                 std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim), budget,
-                 std::span(out));
+    kvfold::step(policy, kv, state,
+                 {std::span(x.query(t, 0), heads * group * dim),
+                  std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
+                 budget, std::span(out));
     free_pages();
     all.insert(all.end(), out.begin(), out.end());
   }
@@ -256,8 +259,9 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
   kvfold::merge_plan plan, new_tokens;
   std::vector<float> out(heads * group * dim);
   for (int t = 0; t < tokens; ++t) {  // no budget is reached: append, attend, observe
-    kvfold::step(policy, kv, state, std::span(x.query(t, 0), heads * group * dim),
-                 std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim),
+    kvfold::step(policy, kv, state,
+                 {std::span(x.query(t, 0), heads * group * dim),
+                  std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
                  kvfold::budget{.target = capacity - 1}, std::span(out));
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
@@ -273,6 +277,44 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
       CHECK(head.position(s) > head.position(s - 1));  // nothing took an older one's place
     }
   }
+}
+
+TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
+  const text x;
+  const int layers = 2, requests = 3;
+  kvfold::cache<float> kv(  // heads: [layer, request, head]
+      {.heads = layers * requests * heads, .group = group, .dim = dim, .capacity = 26});
+  const kvfold::h2o policy{.recent = 0.25F};
+  const kvfold::budget budget{.target = 24};
+  kvfold::state state = kvfold::make_state(policy, kv);
+  std::vector<float> out(2 * heads * group * dim);
+  for (int t = 0; t < steps; ++t) {
+    const auto rows = [&](const float* of, int n) { return std::span(of, 2 * heads * n); };
+    const kvfold::step_input in{rows(x.query(t, 0), group * dim), rows(x.key(t, 0), dim),
+                                rows(x.value(t, 0), dim)};
+    const int active[] = {t % requests, (t + 1) % requests};  // two of the three
+
+    for (int layer = 0; layer < layers; ++layer) {
+      std::vector<kvfold::index_t> chosen;  // the layer's heads of the active requests
+      for (const int request : active) {
+        for (int h = 0; h < heads; ++h) {
+          chosen.push_back((layer * requests + request) * heads + h);
+        }
+      }
+      // in: rotated q [active, heads, group, dim], k and v [active, heads, dim], of this layer.
+      kvfold::step(policy, kv, state, chosen, in, budget, std::span(out));
+    }
+  }
+  CHECK(kv.head(0).length() == 24);
+
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int h = 0; h < heads; ++h) {
+      const int first = layer * requests * heads + h;  // of request 0
+      copy(kv, state, first, first + heads);           // request 1 forks it
+      clear(kv, state, first);                         // request 0 has ended
+    }
+  }
+  CHECK((kv.head(0).length() == 0 && kv.head(heads).length() == 24));
 }
 
 TEST_CASE("the guide shows what is tested here", "[adopting]") {

@@ -27,8 +27,8 @@ void same(const Policy& policy) {
   std::vector<float> out_a(3 * 2 * 8), out_b(out_a);
   for (int t = 0; t < 9; ++t) {
     const auto x = fixtures::normal(48), k = fixtures::normal(24), v = fixtures::normal(24);
-    kvfold::step(policy, a, state_a, x, k, v, budget{30}, out_a);
-    kvfold::step(any, b, state_b, x, k, v, budget{30}, out_b);
+    kvfold::step(policy, a, state_a, {x, k, v}, budget{30}, out_a);
+    kvfold::step(any, b, state_b, {x, k, v}, budget{30}, out_b);
     CHECK(out_a == out_b);
   }
   for (index_t h = 0; h < 3; ++h) {
@@ -84,8 +84,9 @@ TEST_CASE("each head may run its own policy and budget", "[laws]") {
                    std::span(budgets));
   std::vector<float> out(80);
   for (index_t t = 1; t <= 10; ++t) {
-    kvfold::step(std::span(policies), kv, state, fixtures::normal(80), fixtures::normal(40),
-                 fixtures::normal(40), std::span(budgets), out);
+    kvfold::step(std::span(policies), kv, state,
+                 {fixtures::normal(80), fixtures::normal(40), fixtures::normal(40)},
+                 std::span(budgets), out);
     CHECK(kv.head(0).length() == 60 + t);
     CHECK(kv.head(1).length() == 20);
     CHECK(kv.head(2).length() == 30);

@@ -289,7 +289,8 @@ TEST_CASE("attend refuses what it cannot do, and writes nothing", "[attend][erro
   for (const float bad : {not_a_number, infinite, -infinite}) {
     for (std::size_t i = 0; i < 6; ++i) {
       q[i] = bad;
-      refuses(careful, q.data(), out.data(), 0, 0, "came at element " + std::to_string(i));
+      refuses(careful, q.data(), out.data(), 0, 0,
+              std::string("came at element ") + std::to_string(i));
       q[i] = 1;
     }
   }

@@ -111,8 +111,9 @@ TEST_CASE("null data for a step is refused by every policy", "[errors]") {
         return std::span(i == which ? nullptr : x.data(), x.size());
       };
       d.refuses("null came", [&] {
-        step(p, d.kv, d.state, std::span<const float>(unless(0, d.q)),
-             std::span<const float>(unless(1, d.k)), std::span<const float>(unless(2, d.v)),
+        step(p, d.kv, d.state,
+             {std::span<const float>(unless(0, d.q)), std::span<const float>(unless(1, d.k)),
+              std::span<const float>(unless(2, d.v))},
              std::span(each), unless(3, d.out));
       });
     }
@@ -218,7 +219,7 @@ TEST_CASE("a step beyond the last position is refused", "[errors]") {
   std::vector<float> out(8);
   const std::span<const float> in(x);
   auto state = kvfold::make_state(first_ones{}, kv);
-  CHECK_THROWS_WITH(kvfold::step(first_ones{}, kv, state, in, in, in, budget{1}, std::span(out)),
+  CHECK_THROWS_WITH(kvfold::step(first_ones{}, kv, state, {in, in, in}, budget{1}, std::span(out)),
                     Catch::Contains("int32"));
   CHECK((kv.length[0] == 0 && kv.seen[0] == 0 && kv.seen[1] == most));
   CHECK((kv.x == std::vector<float>(16) && out == std::vector<float>(8)));

@@ -87,9 +87,8 @@ struct fixture {
   template <class E = kvfold::serial>
   void step(const E& run = {}) {
     kvfold::step(std::span<const moody>(policies), kv, state,
-                 std::span<const float>(queries).first(heads * group * dim),
-                 std::span<const float>(row), std::span<const float>(row), budget{tokens},
-                 std::span(out), run);
+                 {std::span<const float>(queries).first(heads * group * dim), row, row},
+                 budget{tokens}, std::span(out), run);
   }
   bool untouched(index_t h) {
     return fixtures::bytes_of(kv.head(h)) == before[static_cast<std::size_t>(h)] &&

@@ -83,9 +83,10 @@ std::vector<float> run(const kvfold::any_policy& policy, const any_executor& on)
                    limit, on);
   std::vector<float> all, out(row * group);
   for (std::size_t t = 0; t < steps && policy.decodes(); ++t) {
-    kvfold::step(policy, kv, state, std::span(q).subspan(t * row * group, row * group),
-                 std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row), limit, out,
-                 on);
+    kvfold::step(policy, kv, state,
+                 {std::span(q).subspan(t * row * group, row * group),
+                  std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
+                 limit, out, on);
     all.insert(all.end(), out.begin(), out.end());
   }
   for (index_t h = 0; h < heads; ++h) {
@@ -125,12 +126,12 @@ TEST_CASE("a state serves the workers that it was made for, and no more", "[exec
   auto state = kvfold::make_state(policy, kv, threads{2});
   const std::vector<float> x(2 * 4);
   std::vector<float> out(2 * 4);
-  CHECK_THROWS_WITH(kvfold::step(policy, kv, state, x, x, x, budget{40}, out, threads{3}),
+  CHECK_THROWS_WITH(kvfold::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{3}),
                     Catch::Contains("1 to 2 workers expected") && Catch::Contains("3 came"));
   CHECK(kv.head(0).length() == 0);
   CHECK_THROWS_WITH(kvfold::make_state(policy, kv, threads{0}),
                     Catch::Contains("at least 1 worker expected, 0 came"));
-  CHECK_NOTHROW(kvfold::step(policy, kv, state, x, x, x, budget{40}, out, threads{2}));
+  CHECK_NOTHROW(kvfold::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{2}));
 }
 
 #ifdef _OPENMP

@@ -63,7 +63,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
     one head{example.policy};
     std::vector<float> out(group * dim);
     for (int t = 0; t < 40 && head.policy.decodes(); ++t) {  // ems shares entries from here on
-      step(head.policy, head.kv, head.state, normal(group * dim), normal(dim), normal(dim),
+      step(head.policy, head.kv, head.state, {normal(group * dim), normal(dim), normal(dim)},
            budget{30}, out);
     }
     head.append(3);

@@ -45,7 +45,7 @@ struct house {
 
 const house host{"kvfold/",
                  {"detail", "memory", "score", "search", "merge", "policies"},
-                 {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp"}};
+                 {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp", "heads.hpp"}};
 
 std::string read(const fs::path& file) {
   std::ifstream in(file);

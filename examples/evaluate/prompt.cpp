@@ -190,8 +190,8 @@ compressed_decoder::compressed_decoder(const engine::decoder& model, const conte
 const row_major_matrix& compressed_decoder::next(int token) {
   const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
     auto& l = layers_[static_cast<std::size_t>(layer)];
-    kvfold::step(std::span<const any_policy>(l.decoding), l.kv, l.state, floats(q), floats(k),
-                 floats(v), std::span<const budget>(l.limits),
+    kvfold::step(std::span<const any_policy>(l.decoding), l.kv, l.state,
+                 {floats(q), floats(k), floats(v)}, std::span<const budget>(l.limits),
                  std::span(out.data(), static_cast<std::size_t>(out.size())));
   };
   model_.forward(scratch_, std::span(&token, 1), position_++, attend, logits_);

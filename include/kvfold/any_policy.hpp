@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "kvfold/attend.hpp"
 #include "kvfold/policies/attention_matching.hpp"
 #include "kvfold/policies/cam.hpp"
 #include "kvfold/policies/centroids.hpp"
@@ -28,6 +29,7 @@
 #include "kvfold/policies/tova.hpp"
 #include "kvfold/policies/zsmerge.hpp"
 #include "kvfold/policy.hpp"
+#include "kvfold/score/column_scores.hpp"
 
 namespace kvfold {
 
@@ -48,7 +50,7 @@ consteval bool holds() {
 /// One of `Policies`, itself a policy. Each call is one `std::visit` per head, none per slot.
 ///
 /// What runs a policy over a head is defined outside of the class, so that a program with many
-/// files may compile it once: examples/engine/policies.hpp.
+/// files may compile it once: the target `kvfold::compiled`.
 template <policy... Policies>
 class basic_any_policy {
  public:
@@ -257,3 +259,42 @@ template <policy... Own>
 using any_policy_with = basic_any_policy<any_policy, Own...>;
 
 }  // namespace kvfold
+
+#ifdef KVFOLD_COMPILED  // as the target kvfold::compiled defines it: it has compiled these once
+
+namespace kvfold {
+
+namespace detail {
+
+extern template struct hooks<full_cache, head_view<float>>;
+extern template struct hooks<streaming_llm, head_view<float>>;
+extern template struct hooks<h2o, head_view<float>>;
+extern template struct hooks<snapkv, head_view<float>>;
+extern template struct hooks<zsmerge, head_view<float>>;
+extern template struct hooks<d2o, head_view<float>>;
+extern template struct hooks<kvmerger, head_view<float>>;
+extern template struct hooks<ems, head_view<float>>;
+extern template struct hooks<keepkv, head_view<float>>;
+extern template struct hooks<attention_matching, head_view<float>>;
+extern template struct hooks<fold, head_view<float>>;
+extern template struct hooks<random_tokens, head_view<float>>;
+extern template struct hooks<tova, head_view<float>>;
+extern template struct hooks<roco, head_view<float>>;
+extern template struct hooks<scissorhands, head_view<float>>;
+extern template struct hooks<key_diff, head_view<float>>;
+extern template struct hooks<expected_attention, head_view<float>>;
+extern template struct hooks<centroids, head_view<float>>;
+extern template struct hooks<compactor, head_view<float>>;
+extern template struct hooks<cam, head_view<float>>;
+extern template struct hooks<any_policy, head_view<float>>;
+
+}  // namespace detail
+
+extern template void attend(const head_view<float>&, const float*, float*, std::span<float>,
+                            std::span<float>, key_comparison*);
+extern template void column_scores(const head_view<float>&, const query_view<float>&,
+                                   const column_options&, const column_sums&);
+
+}  // namespace kvfold
+
+#endif  // KVFOLD_COMPILED

@@ -22,7 +22,7 @@ head_state make_head_state(const P& p, const kv_head auto& head) {
 /// allocated for decoding.
 template <policies P, executor E = serial>
 state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
-  detail::expect_per_head("make_state: policies", p, kv.heads());
+  detail::expect_per_head("make_state", "policies", p, kv.heads());
   std::vector<head_state> heads;
   const index_t workers = run.workers();
   expects(workers > 0, "make_state: at least 1 worker expected, ", workers, " came");
@@ -37,32 +37,6 @@ state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
 }
 
 // ---------------------------------------------------------------------------- observe
-
-namespace detail {
-
-/// Takes back what a call counted before the policy refused it.
-class undo {
- public:
-  explicit undo(head_state& state)
-      : state_(&state), length_(state.length()), observed_(state.observed()) {}
-  undo(const undo&) = delete;
-  undo& operator=(const undo&) = delete;
-  ~undo() {
-    if (state_ != nullptr) {
-      state_->truncate(length_);
-      state_->count_queries(observed_ - state_->observed());
-    }
-  }
-  /// Nothing is to be taken back.
-  void release() { state_ = nullptr; }
-
- private:
-  head_state* state_;
-  index_t length_;
-  std::int64_t observed_;
-};
-
-}  // namespace detail
 
 /// One decode step's attention, from an engine that computes its own.
 /// Refused, with nothing changed: probabilities that are not `[group, length]`, a policy that needs
@@ -111,6 +85,34 @@ void observe(const P& p, const kv_head auto& head, head_state& state,
   unless_done.release();
 }
 
+/// Reference queries of the heads chosen, `[heads, ...]` in their order, as each chunk of a prompt
+/// gives them. Nothing is compressed.
+/// Refused, with nothing changed: null queries, a state of another kind, NaN or Inf where the cache
+/// checks for them.
+template <policies P, class Query, executor E = serial>
+void observe(const P& p, kv_cache auto& kv, state& state, const head_selection& heads,
+             const query_view<Query>& queries, const E& run = {}) {
+  detail::expect_call("observe", p, kv, state, heads, run.workers());
+  expects(queries.count >= 0, "observe: at least 0 queries expected, ", queries.count, " came");
+  for (index_t i = 0; i < heads.count(); ++i) {
+    const index_t h = heads[i];
+    detail::expect_queries("observe: queries", detail::for_head(p, h), kv.head(h), queries.of(i));
+  }
+  run(heads.count(), [&](index_t i, index_t) {
+    const index_t h = heads[i];
+    if (kv.head(h).length() > 0) {
+      observe(detail::for_head(p, h), kv.head(h), state[h], queries.of(i));
+    }
+  });
+}
+
+/// The same for all heads.
+template <policies P, class Query, executor E = serial>
+void observe(const P& p, kv_cache auto& kv, state& state, const query_view<Query>& queries,
+             const E& run = {}) {
+  observe(p, kv, state, head_range{0, kv.heads()}, queries, run);
+}
+
 // ---------------------------------------------------------------------------- compress
 
 namespace detail {
@@ -147,40 +149,41 @@ void compress(const P& p, const kv_head auto& head, head_state& state, workspace
   traits::after_compress(p, head, state, b.target);
 }
 
-/// After a prompt: measures every head on `queries` and brings it to `b.target` slots.
-/// `p` and `b`: one for all heads, or a span with one per head. `queries`: `no_queries` for
-/// policies that measure nothing, or when `observe` was called before. Refused, with nothing
-/// changed: budgets that do not fit, missing queries, sizes that do not match. `run`: the caller's
-/// executor; any number of workers gives the same bits.
+/// After a prompt: measures the heads chosen on `queries`, `[heads, ...]` in their order, and
+/// brings each to `b.target` slots. `p` and `b`: one for all heads, or a span with one per head of
+/// the cache. `queries`: `no_queries` for policies that measure nothing, or when `observe` was
+/// called before. `run`: the caller's executor; any number of workers gives the same bits. Refused,
+/// with nothing changed: heads that are not there or come twice, budgets that do not fit, missing
+/// queries, sizes that do not match.
+template <policies P, class Query, budgets B, executor E = serial>
+void compress(const P& p, kv_cache auto& kv, state& state, const head_selection& heads,
+              const query_view<Query>& queries, const B& b, const E& run = {}) {
+  detail::expect_call("compress", p, kv, state, heads, run.workers());
+  detail::expect_per_head("compress", "budgets", b, kv.heads());
+  const bool given = queries.count > 0 && queries.data != nullptr;
+  for (index_t i = 0; i < heads.count(); ++i) {
+    const index_t h = heads[i];
+    const auto& policy = detail::for_head(p, h);
+    check(policy, detail::for_head(b, h), kv.head(h).capacity());
+    detail::expect_measured(policy, kv.head(h), state[h], given, detail::for_head(b, h));
+    detail::expect_queries("compress: queries", policy, kv.head(h), queries.of(i));
+  }
+  run(heads.count(), [&](index_t i, index_t worker) {
+    const index_t h = heads[i];
+    const auto& policy = detail::for_head(p, h);
+    if (kv.head(h).length() > 0) {
+      observe(policy, kv.head(h), state[h], queries.of(i));
+      compress(policy, kv.head(h), state[h], state.workspace(worker), detail::for_head(b, h),
+               queries.of(i));
+    }
+  });
+}
+
+/// The same for all heads.
 template <policies P, class Query, budgets B, executor E = serial>
 void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Query>& queries,
               const B& b, const E& run = {}) {
-  detail::expect_per_head("compress: policies", p, kv.heads());
-  detail::expect_per_head("compress: budgets", b, kv.heads());
-  expects(state.heads() == kv.heads(), "compress: a state of ", kv.heads(), " heads expected, ",
-          state.heads(), " came");
-  detail::expect_workers("compress", state, run.workers());
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    const auto& policy = detail::for_head(p, h);
-    const auto& limit = detail::for_head(b, h);
-    check(policy, limit, kv.head(h).capacity());
-    detail::expect_state(policy, kv.head(h), state[h]);
-    detail::expect_measured(policy, kv.head(h), state[h],
-                            queries.count > 0 && queries.data != nullptr, limit);
-    if (kv.head(h).check_finite() && queries.data != nullptr &&
-        (traits::measures(policy) || traits::plans_on_queries(policy))) {
-      detail::expect_finite(queries.of(h).reference(queries.count + queries.before),
-                            kv.head(h).group(), kv.head(h).dim());
-    }
-  }
-  run(kv.heads(), [&](index_t h, index_t worker) {
-    const auto& policy = detail::for_head(p, h);
-    if (kv.head(h).length() > 0) {
-      observe(policy, kv.head(h), state[h], queries.of(h));
-      compress(policy, kv.head(h), state[h], state.workspace(worker), detail::for_head(b, h),
-               queries.of(h));
-    }
-  });
+  compress(p, kv, state, head_range{0, kv.heads()}, queries, b, run);
 }
 
 // ---------------------------------------------------------------------------- step
@@ -242,38 +245,58 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
   }
 }
 
-/// One decode step of all heads. `q`, `out` `[heads, group, dim]`; `k`, `v` `[heads, dim]`; `p` and
-/// `b`, `run` as in `compress`. Refused, with nothing changed: sizes that do not match, no room for
-/// the newcomer, budgets that do not fit, NaN or Inf where the cache checks for them.
+/// One token's rows of every active head, in the order in which the heads are chosen.
+struct step_input {
+  std::span<const float> q;  ///< [heads, group, dim], rotated
+  std::span<const float> k;  ///< [heads, dim], rotated
+  std::span<const float> v;  ///< [heads, dim]
+};
+
+/// One decode step of the heads chosen: those of one layer, or of the requests that are active.
+/// `out` `[heads, group, dim]`; `p`, `b` and `run` as in `compress`.
+/// Refused, with nothing changed: heads that are not there or come twice, sizes that do not match,
+/// null, no room for the newcomer, budgets that do not fit, NaN or Inf where the cache checks for
+/// them.
 template <policies P, budgets B, executor E = serial>
-void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
-          std::span<const float> k, std::span<const float> v, const B& b, std::span<float> out,
-          const E& run = {}) {
-  detail::expect_per_head("step: policies", p, kv.heads());
-  detail::expect_per_head("step: budgets", b, kv.heads());
-  expects(state.heads() == kv.heads(), "step: a state of ", kv.heads(), " heads expected, ",
-          state.heads(), " came");
-  detail::expect_workers("step", state, run.workers());
-  const auto first = kv.head(0);
-  detail::expect_size("step: q", q, kv.heads(), first.group(), first.dim());
-  detail::expect_size("step: k", k, kv.heads(), 1, first.dim());
-  detail::expect_size("step: v", v, kv.heads(), 1, first.dim());
-  detail::expect_size("step: out", out, kv.heads(), first.group(), first.dim());
-  if (first.check_finite()) {
-    expect_finite("step: q", q.data(), static_cast<std::ptrdiff_t>(q.size()));
-    expect_finite("step: k", k.data(), static_cast<std::ptrdiff_t>(k.size()));
-    expect_finite("step: v", v.data(), static_cast<std::ptrdiff_t>(v.size()));
+void step(const P& p, kv_cache auto& kv, state& state, const head_selection& heads,
+          const step_input& in, const B& b, std::span<float> out, const E& run = {}) {
+  detail::expect_call("step", p, kv, state, heads, run.workers());
+  detail::expect_per_head("step", "budgets", b, kv.heads());
+  const auto any = kv.head(0);
+  detail::expect_size("step: q", in.q, heads.count(), any.group(), any.dim());
+  detail::expect_size("step: k", in.k, heads.count(), 1, any.dim());
+  detail::expect_size("step: v", in.v, heads.count(), 1, any.dim());
+  detail::expect_size("step: out", out, heads.count(), any.group(), any.dim());
+  if (any.check_finite()) {
+    expect_finite("step: q", in.q.data(), static_cast<std::ptrdiff_t>(in.q.size()));
+    expect_finite("step: k", in.k.data(), static_cast<std::ptrdiff_t>(in.k.size()));
+    expect_finite("step: v", in.v.data(), static_cast<std::ptrdiff_t>(in.v.size()));
   }
-  for (index_t h = 0; h < kv.heads(); ++h) {
+  for (index_t i = 0; i < heads.count(); ++i) {
+    const index_t h = heads[i];
     check_step(detail::for_head(p, h), kv.head(h), detail::for_head(b, h));
-    detail::expect_state(detail::for_head(p, h), kv.head(h), state[h]);
   }
-  const std::ptrdiff_t dim = first.dim(), queries = dim * first.group();
-  run(kv.heads(), [&](index_t h, index_t worker) {
+  const std::ptrdiff_t dim = any.dim(), queries = dim * any.group();
+  run(heads.count(), [&](index_t i, index_t worker) {
+    const index_t h = heads[i];
     step(detail::for_head(p, h), kv.head(h), state[h], state.workspace(worker),
-         q.data() + h * queries, k.data() + h * dim, v.data() + h * dim, detail::for_head(b, h),
-         out.data() + h * queries);
+         in.q.data() + i * queries, in.k.data() + i * dim, in.v.data() + i * dim,
+         detail::for_head(b, h), out.data() + i * queries);
   });
+}
+
+/// The same for all heads.
+template <policies P, budgets B, executor E = serial>
+void step(const P& p, kv_cache auto& kv, state& state, const step_input& in, const B& b,
+          std::span<float> out, const E& run = {}) {
+  step(p, kv, state, head_range{0, kv.heads()}, in, b, out, run);
+}
+
+/// As it was called before there was a `step_input`: for the device's tests, until they have moved.
+template <policies P, budgets B>
+void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
+          std::span<const float> k, std::span<const float> v, const B& b, std::span<float> out) {
+  step(p, kv, state, step_input{q, k, v}, b, out);
 }
 
 }  // namespace kvfold

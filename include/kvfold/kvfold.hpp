@@ -16,13 +16,8 @@
 #include "kvfold/merge/pages.hpp"          // IWYU pragma: export
 #include "kvfold/merge/plan.hpp"           // IWYU pragma: export
 #include "kvfold/policy.hpp"               // IWYU pragma: export
-#include "kvfold/reuse.hpp"                // IWYU pragma: export
 #include "kvfold/score/column_scores.hpp"  // IWYU pragma: export
 #include "kvfold/score/queries.hpp"        // IWYU pragma: export
 #include "kvfold/score/reference.hpp"      // IWYU pragma: export
 #include "kvfold/serialize.hpp"            // IWYU pragma: export
 #include "kvfold/state.hpp"                // IWYU pragma: export
-
-#ifdef KVFOLD_COMPILED
-#include "kvfold/compiled.hpp"  // IWYU pragma: export
-#endif

@@ -10,8 +10,8 @@
 
 namespace kvfold {
 
-/// An executor: `kvfold::step(policy, kv, state, q, k, v, budget, out, kvfold::openmp{2})`, with a
-/// state made for as many. Of what heads throw, one comes out when all heads are done.
+/// An executor: `kvfold::step(policy, kv, state, {q, k, v}, budget, out, kvfold::openmp{2})`, with
+/// a state made for as many. Of what heads throw, one comes out when all heads are done.
 struct openmp {
   index_t threads = 1;
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <type_traits>  // std::remove_const_t
 
+#include "kvfold/heads.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/state.hpp"
 
@@ -27,10 +28,10 @@ const auto& for_head(const T& one_or_many, index_t h) {
 }
 
 template <class T>
-void expect_per_head(const char* what, const T& one_or_many, index_t heads) {
+void expect_per_head(const char* call, const char* what, const T& one_or_many, index_t heads) {
   if constexpr (is_span<T>) {
-    expects(one_or_many.size() == static_cast<std::size_t>(heads), what, ": one for each of ",
-            heads, " heads expected, ", one_or_many.size(), " came");
+    expects(one_or_many.size() == static_cast<std::size_t>(heads), call, ": ", what,
+            ": one for each of ", heads, " heads expected, ", one_or_many.size(), " came");
   }
 }
 
@@ -39,7 +40,7 @@ inline void expect_size(const char* what, std::span<const float> x, index_t head
   const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
                       static_cast<std::size_t>(dim);
   expects(x.size() == wanted, what, " of ", wanted, " floats expected, ", x.size(), " came");
-  expects(x.data() != nullptr, what, " of ", wanted, " floats expected, null came");
+  expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " floats expected, null came");
 }
 
 /// A state that `make_state` would make for this policy and head.
@@ -54,11 +55,20 @@ void expect_state(const P& p, const kv_head auto& head, const head_state& state)
           state.memory().size(), " came");
 }
 
-template <class Query>
-void expect_finite(const query_view<Query>& queries, index_t group, index_t dim) {
-  for (index_t i = 0; i < queries.count; ++i) {
-    for (index_t g = 0; g < group; ++g) {
-      kvfold::expect_finite("compress: queries", queries.at(g, i), dim);
+/// Queries of one head that a policy can be shown: finite, where the cache asks for it.
+template <policy P, class Query>
+void expect_queries(const char* what, const P& p, const kv_head auto& head,
+                    const query_view<Query>& queries) {
+  if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
+    return;
+  }
+  expects(queries.data != nullptr, what, " expected, null came");
+  if (head.check_finite()) {
+    const auto all = queries.reference(queries.count + queries.before);
+    for (index_t i = 0; i < all.count; ++i) {
+      for (index_t g = 0; g < head.group(); ++g) {
+        kvfold::expect_finite(what, all.at(g, i), head.dim());
+      }
     }
   }
 }
@@ -67,6 +77,28 @@ inline void expect_workers(const char* what, const state& state, index_t workers
   expects(workers > 0 && workers <= state.workers(), what, ": 1 to ", state.workers(),
           " workers expected, as the state was made for, ", workers, " came");
 }
+
+/// Takes back what a call counted before the policy refused it.
+class undo {
+ public:
+  explicit undo(head_state& state)
+      : state_(&state), length_(state.length()), observed_(state.observed()) {}
+  undo(const undo&) = delete;
+  undo& operator=(const undo&) = delete;
+  ~undo() {
+    if (state_ != nullptr) {
+      state_->truncate(length_);
+      state_->count_queries(observed_ - state_->observed());
+    }
+  }
+  /// Nothing is to be taken back.
+  void release() { state_ = nullptr; }
+
+ private:
+  head_state* state_;
+  index_t length_;
+  std::int64_t observed_;
+};
 
 }  // namespace detail
 
@@ -77,5 +109,24 @@ concept policies = policy<T> ||
 /// A budget for all heads, or a `std::span<const budget>` with one per head.
 template <class T>
 concept budgets = std::same_as<T, budget> || detail::is_span<T>;
+
+namespace detail {
+
+/// What every call over heads refuses first: policies, states or workers that are too few, heads
+/// that are not there, a state made for something else.
+template <policies P>
+void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
+                 const head_selection& heads, index_t workers) {
+  expects(state.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  expect_per_head(what, "policies", p, kv.heads());
+  expect_workers(what, state, workers);
+  heads.check(what, kv.heads(), state.head_marks());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    expect_state(for_head(p, heads[i]), kv.head(heads[i]), state[heads[i]]);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace kvfold

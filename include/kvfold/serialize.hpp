@@ -78,7 +78,7 @@ struct saved_counts {
 
 template <policies P>
 void expect_state_of_all(const char* what, const P& p, kv_cache auto& kv, const state& s) {
-  expect_per_head("policies", p, kv.heads());
+  expect_per_head(what, "policies", p, kv.heads());
   expects(s.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
           s.heads(), " came");
   for (index_t h = 0; h < kv.heads(); ++h) {

@@ -33,8 +33,7 @@ double decode_by(const auto& policy, int tokens) {
   double sum = 0;
   for (int t = 0; t < tokens; ++t) {
     const auto q = numbers(heads * group * dim), k = numbers(heads * dim), v = numbers(heads * dim);
-    kvfold::step(policy, kv, state, std::span<const float>(q), std::span<const float>(k),
-                 std::span<const float>(v), budget, std::span<float>(out));
+    kvfold::step(policy, kv, state, {q, k, v}, budget, std::span<float>(out));
     sum = std::accumulate(out.begin(), out.end(), sum);
   }
   return sum;

@@ -126,8 +126,7 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   std::vector<float> q(16, 0.5F), k(8, 0.5F), v(8, 0.5F), out(16);
   for (int t = 0; t < 40; ++t) {
     for (evaluate::compressed_layer* l : {&first, &second}) {
-      kvfold::step(std::span<const evaluate::any_policy>(l->decoding), l->kv, l->state,
-                   std::span<const float>(q), std::span<const float>(k), std::span<const float>(v),
+      kvfold::step(std::span<const evaluate::any_policy>(l->decoding), l->kv, l->state, {q, k, v},
                    std::span<const kvfold::budget>(l->limits), std::span(out));
     }
   }

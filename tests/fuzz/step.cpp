@@ -136,8 +136,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
         default: {
           const auto q = numbers(heads * group * dim, most_query), k = numbers(heads * dim, most);
           std::vector<float> out(q.size());
-          step(policy, kv, one.state, std::span<const float>(q), std::span<const float>(k),
-               std::span<const float>(k), b, std::span(out));
+          step(policy, kv, one.state, {q, k, k}, b, std::span(out));
           for (index_t h = 0; h < heads; ++h) {
             const auto own = std::span(k).subspan(static_cast<std::size_t>(h * dim),
                                                   static_cast<std::size_t>(dim));

@@ -77,8 +77,8 @@ TEMPLATE_TEST_CASE("a paged view does what a cache does", "[paged]", float, Eige
   for (index_t t = 0; t < 40; ++t) {
     const auto q = fixtures::normal(heads * 2 * dim), k = fixtures::normal(heads * dim);
     const std::span<const float> query(q), row(k);
-    step(policy, e.kv, a, query, row, row, kvfold::budget{15, 20}, std::span(out));
-    step(policy, owning, b, query, row, row, kvfold::budget{15, 20}, std::span(expected));
+    step(policy, e.kv, a, {query, row, row}, kvfold::budget{15, 20}, std::span(out));
+    step(policy, owning, b, {query, row, row}, kvfold::budget{15, 20}, std::span(expected));
     REQUIRE(out == expected);
   }
   for (index_t h = 0; h < heads; ++h) {
@@ -263,9 +263,7 @@ TEST_CASE("without a page nothing is written, whoever writes", "[paged][errors]"
   before = bytes();
   const std::vector<float> q(heads * 2 * dim), row(heads * dim);
   std::vector<float> out(q.size());
-  CHECK_THROWS_WITH(
-      step(policy, e.kv, state, std::span<const float>(q), std::span<const float>(row),
-           std::span<const float>(row), kvfold::budget{20}, std::span(out)),
-      missing);
+  CHECK_THROWS_WITH(step(policy, e.kv, state, {q, row, row}, kvfold::budget{20}, std::span(out)),
+                    missing);
   CHECK(bytes() == before);
 }

@@ -121,7 +121,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
                    v = fixtures::normal(dim);
         const index_t sealed = std::max(head.length() + 1 - open, 0);
         before = fixtures::bytes_of(head);  // `step` too leaves them alone
-        step(p, kv, state, std::span(q), std::span(k), std::span(v), never, std::span(out));
+        step(p, kv, state, {std::span(q), std::span(k), std::span(v)}, never, std::span(out));
         plan(p, head, state[0], target, scratch, whole);
         append_only(whole, head, sealed, new_tokens);
         apply(p, new_tokens, head, state[0], scratch);

@@ -59,7 +59,7 @@ TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_dif
       }
     }
     const auto k = fixtures::normal(8, all && t >= 4 ? 0.0F : 1.0F), v = fixtures::normal(8);
-    kvfold::step(policy, kv, state, fixtures::normal(8), k, v, budget{30}, out);
+    kvfold::step(policy, kv, state, {fixtures::normal(8), k, v}, budget{30}, out);
     planned.head(0).push(k.data(), v.data());
     kvfold::compress(policy, planned, planned_state, kvfold::no_queries, budget{30});
     REQUIRE((positions(kv.head(0)) == positions(planned.head(0)) || (all && t >= 4)));

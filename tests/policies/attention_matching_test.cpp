@@ -234,8 +234,9 @@ TEST_CASE("attention_matching needs queries, and compresses prompts only", "[err
   CHECK_THROWS_WITH(kvfold::plan(policy, kv.head(0), state[0], 20, scratch, plan),
                     Catch::Contains("attention_matching: reference queries expected, none came"));
   std::vector<float> out(4);
-  CHECK_THROWS_WITH(kvfold::step(policy, kv, state, fixtures::normal(4), fixtures::normal(4),
-                                 fixtures::normal(4), budget{41}, out),
+  CHECK_THROWS_WITH(kvfold::step(policy, kv, state,
+                                 {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
+                                 budget{41}, out),
                     Catch::Contains("compresses prompts only"));
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
 }

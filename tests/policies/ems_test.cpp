@@ -123,8 +123,8 @@ TEST_CASE("ems loses nothing of tokens that are equal but for their lengths", "[
     k[static_cast<std::size_t>(t % 6)] = 0.5F + std::abs(fixtures::normal(1)[0]);
     v[static_cast<std::size_t>(t % 6)] = 3;
     const auto q = fixtures::normal(group * dim);
-    kvfold::step(policy, kv, state, q, k, v, budget{16}, out);
-    kvfold::step(kvfold::full_cache{}, whole, whole_state, q, k, v, budget{200}, full);
+    kvfold::step(policy, kv, state, {q, k, v}, budget{16}, out);
+    kvfold::step(kvfold::full_cache{}, whole, whole_state, {q, k, v}, budget{200}, full);
     for (std::size_t i = 0; i < 16; ++i) {
       CHECK(out[i] == Approx(full[i]).margin(1e-5));
     }
@@ -158,7 +158,8 @@ TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]"
     if (t == 60) {  // warm: every path has been taken
       allocations = fixtures::allocations;
     }
-    kvfold::step(policy, kv, state, q[t % 61], k[t % 63], v[t % 64], budget{target, trigger}, out);
+    kvfold::step(policy, kv, state, {q[t % 61], k[t % 63], v[t % 64]}, budget{target, trigger},
+                 out);
     finite = finite && std::isfinite(out[0]);
     largest = std::max(largest, tokens.sharing());
     within = within && tokens.sharing() <= most;

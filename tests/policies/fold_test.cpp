@@ -115,8 +115,9 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     int next = 0, caches = 0;
     for (index_t t = 0; t < g.number("tokens"); ++t) {
       INFO("token " << t);
-      kvfold::step(kvfold::any_policy(policy), kv, state, at(q, t, group * dim), at(k, t, dim),
-                   at(v, t, dim), kvfold::budget_within(policy, slots), out);
+      kvfold::step(kvfold::any_policy(policy), kv, state,
+                   {at(q, t, group * dim), at(k, t, dim), at(v, t, dim)},
+                   kvfold::budget_within(policy, slots), out);
       const golden::record expected = g.step(next);
       if (expected.number("at") != t) {
         continue;

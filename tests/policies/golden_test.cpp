@@ -50,7 +50,7 @@ struct replay {
   oracle::vec step(const Policy& policy, index_t i, index_t target) {
     const index_t t = prompt + i;
     std::vector<float> out(static_cast<std::size_t>(kv.shape().dim));
-    kvfold::step(policy, kv, state, floats(q, t, t + 1), floats(k, t, t + 1), floats(v, t, t + 1),
+    kvfold::step(policy, kv, state, {floats(q, t, t + 1), floats(k, t, t + 1), floats(v, t, t + 1)},
                  budget{target}, out);
     return {out.begin(), out.end()};
   }

@@ -105,8 +105,9 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
       INFO("head " << h << ", step " << i);
       const index_t t = prompt + i;
       std::vector<float> out(static_cast<std::size_t>(g.dim()));
-      kvfold::step(policy, kv, state, floats(r.q, t, t + 1), floats(r.k, t, t + 1),
-                   floats(r.v, t, t + 1), budget{target}, out);
+      kvfold::step(policy, kv, state,
+                   {floats(r.q, t, t + 1), floats(r.k, t, t + 1), floats(r.v, t, t + 1)},
+                   budget{target}, out);
       const auto expected = g.step(i);
       CHECK(oracle::difference({out.begin(), out.end()}, expected.of_head("output", h, g.heads())) <
             oracle::tolerance);
@@ -160,7 +161,7 @@ TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[
     const auto key = floats(keys, slots - 1, slots);
     oracle::append(full, {key.begin(), key.end()}, {value.begin(), value.end()});
     std::vector<float> out(static_cast<std::size_t>(dim));
-    kvfold::step(policy, kv, state, q, key, value, budget{target, slots}, out);
+    kvfold::step(policy, kv, state, {q, key, value}, budget{target, slots}, out);
     REQUIRE(head.length() == target);
 
     const oracle::mat query = {{q.begin(), q.end()}};
@@ -197,7 +198,7 @@ TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]")
   kvfold::compress(policy, kv, state, fixtures::queries(40, 2, 4).view(), budget{16});
   std::vector<float> out(8);
   for (int t = 0; t < 30; ++t) {
-    kvfold::step(policy, kv, state, fixtures::normal(8), fixtures::normal(4), fixtures::normal(4),
+    kvfold::step(policy, kv, state, {fixtures::normal(8), fixtures::normal(4), fixtures::normal(4)},
                  budget{16}, out);
   }
   double votes = 0;

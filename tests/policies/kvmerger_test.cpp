@@ -122,7 +122,7 @@ TEST_CASE("kvmerger decodes with slack: it compresses now and then", "[kvmerger]
   int compressed = 0;
   for (int t = 0; t < 40; ++t) {
     const index_t before = kv.head(0).length();
-    kvfold::step(policy, kv, state, fixtures::normal(4), fixtures::normal(4), fixtures::normal(4),
+    kvfold::step(policy, kv, state, {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
                  b, out);
     CHECK(kv.head(0).length() <= slots);
     compressed += kv.head(0).length() <= before ? 1 : 0;

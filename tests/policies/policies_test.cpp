@@ -208,8 +208,10 @@ TEST_CASE("ties, zeros, duplicates and huge logits leave exactly the budget", "[
     CHECK(finite(kv.head(0)));
     std::vector<float> out(static_cast<std::size_t>(group * dim));
     for (index_t t = 0; policy.decodes() && t < 5; ++t) {
-      kvfold::step(policy, kv, state, fixtures::normal(group * dim, scale), fixtures::normal(dim),
-                   fixtures::normal(dim), budget{32}, out);
+      kvfold::step(
+          policy, kv, state,
+          {fixtures::normal(group * dim, scale), fixtures::normal(dim), fixtures::normal(dim)},
+          budget{32}, out);
       CHECK(kv.head(0).length() == (policy.bounded() ? 32 : 81 + t));
       CHECK(finite(kv.head(0)));
       CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
@@ -263,8 +265,9 @@ TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
     CHECK(state[0].observed() == (shown ? 40 : 0));
     std::vector<float> out(16);
     for (index_t t = 1; policy.decodes() && t <= 3; ++t) {
-      kvfold::step(policy, kv, state, fixtures::normal(16), fixtures::normal(8),
-                   fixtures::normal(8), budget{32}, out);
+      kvfold::step(policy, kv, state,
+                   {fixtures::normal(16), fixtures::normal(8), fixtures::normal(8)}, budget{32},
+                   out);
       CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::measures(policy) ? t : 0));
     }
   }

@@ -106,7 +106,7 @@ std::array<double, 2> stream(const kvfold::any_policy& policy, index_t trigger, 
     if (t == 200) {  // warm: every path has been taken
       before = allocations;
     }
-    kvfold::step(policy, kv, state, from.query(t), from.key(t), from.value(t), budget, out);
+    kvfold::step(policy, kv, state, {from.query(t), from.key(t), from.value(t)}, budget, out);
     sum += static_cast<double>(out[0]);
     if ((t + 1) % sampled == 0) {
       const auto& wanted = full[static_cast<std::size_t>(t / sampled)];
@@ -184,4 +184,22 @@ TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
     CHECK(allocations - before == 0);
     CHECK((kv.head(0).length() == 0 && kv.head(1).length() == 50 && state[1].length() == 50));
   }
+}
+
+TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
+  const numbers from;
+  const std::vector<index_t> active = {3, 1};
+  const kvfold::any_policy policy(kvfold::h2o{});
+  kvfold::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
+  auto state = kvfold::make_state(policy, kv);
+  std::vector<float> out(2 * group * dim);
+  std::size_t before = 0;
+  for (index_t t = 0; t < 100; ++t) {
+    before = t == 80 ? allocations.load() : before;
+    kvfold::step(policy, kv, state, active,
+                 {from.at(t, 2 * group * dim), from.at(t, 2 * dim), from.at(t, 2 * dim)},
+                 kvfold::budget{slots}, out);
+  }
+  CHECK(allocations - before == 0);
+  CHECK((kv.head(3).length() == slots && kv.head(0).length() == 0));
 }

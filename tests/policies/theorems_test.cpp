@@ -42,7 +42,7 @@ TEST_CASE("ZSMerge theorem 3.1: an uncompressed token's attention never falls", 
     const auto q = fixtures::normal(dim, scale), k = fixtures::normal(dim),
                v = fixtures::normal(dim);
     full.append(0, k, v);
-    kvfold::step(policy, kv, state, q, k, v, budget{40}, out);
+    kvfold::step(policy, kv, state, {q, k, v}, budget{40}, out);
     const auto probe = fixtures::to_mat(fixtures::normal(dim, scale).data(), 1, dim);
     const auto before =
         attention_by_position(fixtures::to_oracle(full.head(0)), probe, tokens + t + 1);
@@ -111,7 +111,7 @@ TEST_CASE("streaming_llm by cache index is the paper's re-rotation of every key"
   for (index_t t = prompt; t < prompt + 70; ++t) {
     const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                v = fixtures::normal(dim);
-    kvfold::step(policy, kv, state, turned(q, t), turned(k, t), v, budget{target}, out);
+    kvfold::step(policy, kv, state, {turned(q, t), turned(k, t), v}, budget{target}, out);
     const auto o = reference.step(expected, fixtures::to_mat(q.data(), group, dim),
                                   fixtures::to_mat(k.data(), 1, dim)[0],
                                   fixtures::to_mat(v.data(), 1, dim)[0], target);

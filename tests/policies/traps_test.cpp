@@ -52,7 +52,7 @@ struct stream : fixtures::one_head {
                      budget{target});
   }
   void step(float wanted, index_t target) {
-    kvfold::step(policy, kv, state, queries(1), key(wanted), normal(dim), budget{target}, out);
+    kvfold::step(policy, kv, state, {queries(1), key(wanted), normal(dim)}, budget{target}, out);
   }
 };
 
@@ -286,8 +286,8 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
             1e-4);
     for (index_t t = 0; t < 20 && example.policy.decodes(); ++t) {
       const auto q = normal(group * dim), k = normal(dim), v = normal(dim);
-      kvfold::step(a.policy, a.kv, a.state, q, k, v, budget{target}, a.out);
-      kvfold::step(b.policy, b.kv, b.state, q, k, v, budget{target}, b.out);
+      kvfold::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
+      kvfold::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);
       REQUIRE(oracle::difference(fixtures::to_mat(a.out.data(), group, dim),
                                  fixtures::to_mat(b.out.data(), group, dim)) < 1e-4);
     }

@@ -48,7 +48,7 @@ int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t t
     for (float& x : state[0].memory().subspan(memory_noise == 0 ? state[0].memory().size() : 1)) {
       x += memory_noise * fixtures::normal(1)[0];
     }
-    kvfold::step(policy, kv, state, q, k, v, kvfold::budget{target}, a);
+    kvfold::step(policy, kv, state, {q, k, v}, kvfold::budget{target}, a);
 
     const auto head = other.head(0);
     head.push(k.data(), v.data());

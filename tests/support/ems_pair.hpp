@@ -165,7 +165,7 @@ struct ems_pair {
       INFO("position " << t.position);
       const auto& [q, k, v] = t.token;
       std::vector<float> out(q.size());
-      kvfold::step(policy, kv, state, q, k, v, budget{target, trigger}, out);
+      kvfold::step(policy, kv, state, {q, k, v}, budget{target, trigger}, out);
       expected = t.expected;
       REQUIRE(oracle::difference(to_mat(out.data(), head.group(), head.dim()), t.out) < 1e-5);
       check_same();

@@ -68,8 +68,8 @@ void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, co
   for (std::size_t t = 0; t < steps.size(); ++t) {
     INFO("step " << t);
     const taken& token = steps[t];
-    kvfold::step(policy, kv, state, token.q, token.k, token.v, kvfold::budget{s.target, s.trigger},
-                 out);
+    kvfold::step(policy, kv, state, {token.q, token.k, token.v},
+                 kvfold::budget{s.target, s.trigger}, out);
     REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), token.out) < tolerance);
     look(token.expected);
   }
@@ -96,8 +96,9 @@ struct session {
   }
   std::vector<float> step(std::span<const float> numbers) {
     std::vector<float> out(32);
-    kvfold::step(policy, kv, state, numbers.first(32), numbers.subspan(32, 16),
-                 numbers.subspan(48, 16), kvfold::budget{40, 42}, out);
+    kvfold::step(policy, kv, state,
+                 {numbers.first(32), numbers.subspan(32, 16), numbers.subspan(48, 16)},
+                 kvfold::budget{40, 42}, out);
     return out;
   }
 };

@@ -60,7 +60,7 @@ struct stream : one_head {
     kvfold::compress(policy, kv, state, queries, kvfold::budget{target});
   }
   void step(const kvfold::budget& b) {
-    kvfold::step(policy, kv, state, normal(group * dim), normal(dim), normal(dim), b, out);
+    kvfold::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
   }
   /// Another policy goes on where this one is: a fresh state, measured on what is left.
   void hand_over(const kvfold::any_policy& to, const kvfold::query_view<float>& queries,

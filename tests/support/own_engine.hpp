@@ -41,9 +41,11 @@ std::vector<float> expected(const text& x, const Policy& policy, const kvfold::b
   std::vector<float> all;
   for (int t = tokens; t < tokens + steps; ++t) {
     std::vector<float> out(heads * group * dim);
-    kvfold::step(policy, kv, state, std::span<const float>(x.query(t, 0), out.size()),
-                 std::span<const float>(x.key(t, 0), heads * dim),
-                 std::span<const float>(x.value(t, 0), heads * dim), budget, std::span(out));
+    kvfold::step(policy, kv, state,
+                 {std::span<const float>(x.query(t, 0), out.size()),
+                  std::span<const float>(x.key(t, 0), heads * dim),
+                  std::span<const float>(x.value(t, 0), heads * dim)},
+                 budget, std::span(out));
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;

@@ -57,8 +57,8 @@ struct decode {
     CHECK(unchanged);
   }
   void step_with(const std::vector<kvfold::budget>& each) {
-    step(policy, kv, state, std::span<const float>(q), std::span<const float>(k),
-         std::span<const float>(v), std::span<const kvfold::budget>(each), std::span<float>(out));
+    step(policy, kv, state, {q, k, v}, std::span<const kvfold::budget>(each),
+         std::span<float>(out));
   }
   void compress_with(const std::vector<kvfold::budget>& each) {
     compress(policy, kv, state, queries, std::span<const kvfold::budget>(each));
