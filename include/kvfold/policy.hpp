@@ -19,13 +19,15 @@ namespace kvfold {
 /// (called only when the head holds more than `target` slots). It may use `out`'s scratch. The rest
 /// is optional.
 ///
+/// A member of these names that cannot be called so (one that is not const, say) does not compile.
+///
 /// Its state, and what it asks of a budget:
 ///
 ///     std::array<column, n> columns() const;            one float per slot each, in `head_state`
 ///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
 ///                                                       floats per head beside the columns
-///     index_t least() const;                            smallest target; default 1
-///     index_t slack(index_t slots) const;               slots better freed at once in decode
+///     index_t min_budget() const;                       smallest target; default 1
+///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
 ///     void validate() const;                            throws on parameters out of range
 ///     static constexpr bool bounded = false;            never compresses (full_cache)
 ///     static constexpr bool decodes = false;            compresses prompts only
@@ -43,17 +45,20 @@ namespace kvfold {
 ///
 /// How it decodes:
 ///
-///     departure leaving(const kv_head auto& head, const head_state&, index_t target) const;
+///     slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t target)
+///     const;
 ///                                                       equals plan(length − 1), in O(dim) to
 ///                                                       apply
-///     void ask(const kv_head auto& head, head_state&, index_t target, probe&) const;
+///     void predict_victim(const kv_head auto& head, head_state&, index_t target, key_comparison&)
+///     const;
 ///                                                       before attention: whom it shall compare
 ///                                                       with all; the answer is one more argument
-///                                                       of `leaving`, which goes without it too
-///     void carry(const kv_head auto& head, head_state&, const C& change) const;
+///                                                       of `choose_victim`, which goes without it
+///                                                       too
+///     void update_memory(const kv_head auto& head, head_state&, const C& change) const;
 ///                                                       takes `memory` along before a merge_plan
-///                                                       or a departure is applied
-///     void settle(const kv_head auto& head, head_state&, index_t target) const;
+///                                                       or a slot_removal is applied
+///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
 ///     auto mass(const kv_head auto& head, const head_state&) const;
 ///                                                       (slot, q·k) ↦ logit, if not scale · q·k +
@@ -90,7 +95,7 @@ void plan(const P& p, const kv_head auto& head, const head_state& state, index_t
   plan(p, head, state, no_queries, target, out);
 }
 
-/// Carries out a plan or a departure, and takes the policy's memory along.
+/// Carries out a plan or a removal, and takes the policy's memory along.
 template <policy P, class Change>
 void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state) {
   traits::update_memory(p, head, state, change);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvfold/attend.hpp"
+#include "kvfold/detail/hooks.hpp"
 #include "kvfold/merge/apply.hpp"
 #include "kvfold/score/observation.hpp"
 
@@ -59,6 +60,7 @@ index_t eviction_batch(const P& p, index_t slots) {
 
 template <class P>
 void validate(const P& p) {
+  static_assert(detail::hooks_of<P, detail::misdeclared<P>()>::fit);
   if constexpr (requires { p.validate(); }) {
     p.validate();
   }
