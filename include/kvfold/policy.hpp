@@ -29,6 +29,8 @@ namespace kvfold {
 ///     index_t min_budget() const;                       smallest target; default 1
 ///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
 ///     void validate() const;                            throws on parameters out of range
+///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
+///                                                       `make_policy` may set
 ///     static constexpr bool bounded = false;            never compresses (full_cache)
 ///     static constexpr bool decodes = false;            compresses prompts only
 ///
