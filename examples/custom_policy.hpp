@@ -11,6 +11,7 @@ struct lowest_norm {
   kvfold::index_t recent = 16;  ///< latest tokens that never leave
 
   static constexpr std::string_view name() { return "lowest_norm"; }
+  static void parameters(auto& p, auto f) { f("recent", p.recent); }
   kvfold::index_t min_budget() const { return recent + 1; }
 
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, kvfold::index_t target,

@@ -159,6 +159,45 @@ TEST_CASE("a state made for another cache or another policy is refused", "[error
   refused(kvfold::h2o{}, kvfold::full_cache{});
 }
 
+TEST_CASE("no policy goes on with another's state, however alike they are laid out", "[errors]") {
+  std::vector<any_policy> all;
+  for (const auto& example : fixtures::every_policy()) {
+    all.push_back(example.policy);
+  }
+  for (const any_policy& p : all) {
+    for (const any_policy& other : all) {
+      if (p.name() == other.name()) {
+        continue;
+      }
+      decode d(p);
+      d.state = make_state(other, d.kv);
+      const std::string message =
+          name_of(p) + ": a state for " + name_of(p) + " expected, one for " + name_of(other);
+      const std::vector<float> a(2 * 14, 0.1F);
+      const auto head = d.kv.head(0);
+      const auto call = [&](const auto& f) { d.refuses(message, f); };
+      call([&] { compress(p, d.kv, d.state, d.queries, budget{24}); });
+      call([&] { observe(p, d.kv, d.state, d.queries); });
+      call([&] { compress(p, head, d.state[0], d.state.workspace(), budget{24}, d.queries); });
+      call([&] { observe(p, head, d.state[0], d.queries); });
+      call([&] { observe(p, head, d.state[0], d.state.workspace(), {.probabilities = a}); });
+      if (p.decodes()) {
+        call([&] { d.step_with(budget{23}); });
+      }
+      auto own = make_state(p, d.kv);
+      d.refuses("copy: a state for " + name_of(p) + " expected, one for " + name_of(other),
+                [&] { copy(head, d.state[0], d.kv.head(1), own[1]); });
+    }
+  }
+  decode d(any_policy(kvfold::h2o{}));
+  d.state[0] = kvfold::head_state(d.policy.columns(), 0, d.capacity);
+  d.refuses("h2o: a state for h2o expected, one for none came",
+            [&] { d.compress_with(budget{12}); });
+  d.state = make_state(any_policy(kvfold::tova{}), d.kv);  // to go on with another is to say so
+  CHECK_NOTHROW(
+      step(any_policy(kvfold::tova{}), d.kv, d.state, {d.q, d.k, d.v}, budget{23}, d.out));
+}
+
 TEST_CASE("parameters out of range are refused, and so is protecting more than there can be",
           "[errors]") {
   const auto refused = [](const std::string& message, auto bad) {

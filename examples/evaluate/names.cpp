@@ -2,12 +2,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>  // std::ranges::find
-#include <cmath>      // std::floor
 #include <sstream>    // std::istringstream
 
 #include "evaluate/budget_allocation.hpp"
-#include "evaluate/parameters.hpp"
 #include "evaluate/usage.hpp"
+#include "kvfold/make_policy.hpp"
 
 namespace evaluate::detail {
 
@@ -24,38 +23,8 @@ namespace {
 
 /// Sets what `word` ("share=0.4") names, if the policy has it.
 void set_parameter(named_policy& to, const std::string& word) {
-  const std::size_t equals = word.find('=');
-  const std::string name = word.substr(0, equals);
-  double x = 0;
-  require(equals != std::string::npos && CLI::detail::lexical_cast(word.substr(equals + 1), x),
-          "--policies: " + to.name + ": parameter=number expected, '" + word + "' came");
-  std::string known;
-  bool found = false;
-  // What does not hang on a parameter's type, or it would be compiled for each.
-  const auto is_named = [&](const char* label) {
-    known += std::string(known.empty() ? "" : ", ") + label;
-    return name == label;
-  };
-  const auto number = [&](bool fractional, bool is_choice) {
-    require(fractional || (x == std::floor(x) && std::abs(x) < 1e9),
-            "--policies: " + to.name + ": a whole number expected, '" + word + "' came");
-    require(!is_choice || x == 0 || x == 1,
-            "--policies: " + to.name + ": 0 or 1 expected, '" + word + "' came");
-    found = true;
-    return x;
-  };
-  to.policy.visit([&](auto& p) {
-    for_each_parameter(p, [&](const char* label, auto& member) {
-      if (is_named(label)) {
-        using type = std::remove_reference_t<decltype(member)>;
-        member = static_cast<type>(number(std::is_floating_point_v<type>, std::is_enum_v<type>));
-      }
-    });
-  });
-  require(found, "--policies: " + to.name + ": one of " + (known.empty() ? "nothing" : known) +
-                     " expected, '" + name + "' came");
   try {
-    kvfold::traits::validate(to.policy);
+    kvfold::set_parameter(to.policy, word);
   } catch (const kvfold::error& e) {
     throw usage_error(std::string("--policies: ") + e.what());
   }

@@ -89,7 +89,7 @@ class layer {
       heads_.push_back(
           {cache_metadata(one),
            head_state(traits::columns(p), traits::memory(p, one.dim, one.group, one.capacity),
-                      one.capacity),
+                      one.capacity, p.name()),
            limits[h],
            {},
            std::vector<Scalar>(own ? 2 * room * static_cast<std::size_t>(one.dim) : 0)});

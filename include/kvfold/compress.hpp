@@ -15,7 +15,8 @@ template <policy P>
 head_state make_head_state(const P& p, const kv_head auto& head) {
   traits::validate(p);
   const auto columns = traits::columns(p);
-  return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity()};
+  return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity(),
+          p.name()};
 }
 
 /// The state for every head of `kv`, and a workspace for every worker of `run`. All that is ever
@@ -51,6 +52,7 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
   expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
           "observe: log_sum_exp [", group, "] expected, ", observed.log_sum_exp.size(),
           " floats came");
+  detail::expect_policy(p, state);
   detail::undo unless_done(state);
   state.extend(head.length());
   if (!traits::measures(p)) {
@@ -75,6 +77,7 @@ void observe(const P& p, const kv_head auto& head, head_state& state,
              const query_view<Query>& queries) {
   expects(queries.count >= 0, "observe: at least 0 queries expected, ", queries.count, " came");
   const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
+  detail::expect_policy(p, state);
   expects(!measured || queries.data != nullptr, "observe: queries expected, null came");
   detail::undo unless_done(state);
   state.extend(head.length());
@@ -137,6 +140,7 @@ template <policy P, class Query = float>
 void compress(const P& p, const kv_head auto& head, head_state& state, workspace& work,
               const budget& b, const query_view<Query>& queries = {}) {
   check(p, b, head.capacity());
+  detail::expect_policy(p, state);
   detail::expect_measured(p, head, state, queries.count > 0, b);
   detail::undo unless_planned(state);
   state.extend(head.length());

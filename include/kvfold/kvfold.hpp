@@ -5,6 +5,7 @@
 #include "kvfold/attend.hpp"               // IWYU pragma: export
 #include "kvfold/compress.hpp"             // IWYU pragma: export
 #include "kvfold/layer_budgets.hpp"        // IWYU pragma: export
+#include "kvfold/make_policy.hpp"          // IWYU pragma: export
 #include "kvfold/memory/cache.hpp"         // IWYU pragma: export
 #include "kvfold/memory/paged.hpp"         // IWYU pragma: export
 #include "kvfold/memory/quantised.hpp"     // IWYU pragma: export

@@ -43,11 +43,20 @@ inline void expect_size(const char* what, std::span<const float> x, index_t head
   expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " floats expected, null came");
 }
 
+/// A state for another policy has numbers that mean something else. To go on with another policy is
+/// to make a state for it, and to measure what is left.
+template <policy P>
+void expect_policy(const P& p, const head_state& state) {
+  expects(state.policy() == p.name(), p.name(), ": a state for ", p.name(), " expected, one for ",
+          state.policy().empty() ? "none" : state.policy(), " came");
+}
+
 /// A state that `make_state` would make for this policy and head.
 template <policy P>
 void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
   expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
           " slots expected, one for ", state.capacity(), " came");
+  expect_policy(p, state);
   const index_t columns = traits::column_count(p);
   const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
   expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",

@@ -18,17 +18,21 @@ namespace kvfold {
 ///               slot_scratch& work, merge_plan& out) const;
 ///
 /// `plan` is pure: it reads the head and the state, and writes at most `target` rows into `out`
-/// (called only when the head holds more than `target` slots). It may use `out`'s scratch. The rest
-/// is optional.
+/// (called only when the head holds more than `target` slots). `work` is memory to work in. The
+/// rest is optional.
+///
+/// A member of these names that cannot be called so (one that is not const, say) does not compile.
 ///
 /// Its state, and what it asks of a budget:
 ///
 ///     std::array<column, n> columns() const;            one float per slot each, in `head_state`
 ///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
 ///                                                       floats per head beside the columns
-///     index_t least() const;                            smallest target; default 1
-///     index_t slack(index_t slots) const;               slots better freed at once in decode
+///     index_t min_budget() const;                       smallest target; default 1
+///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
 ///     void validate() const;                            throws on parameters out of range
+///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
+///                                                       `make_policy` may set
 ///     static constexpr bool bounded = false;            never compresses (full_cache)
 ///     static constexpr bool decodes = false;            compresses prompts only
 ///
@@ -46,17 +50,21 @@ namespace kvfold {
 ///
 /// How it decodes:
 ///
-///     departure leaving(const kv_head auto& head, const head_state&, index_t target) const;
+///     slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t target)
+///     const;
 ///                                                       equals plan(length − 1), in O(dim) to
 ///                                                       apply
-///     void ask(const kv_head auto& head, head_state&, index_t target, probe&) const;
-///                                                       before attention: whom it shall compare
+///     void predict_victim(const kv_head auto& head, head_state&, index_t target, key_comparison&)
+///     const;
+///                                                       before attention: the slot to compare
 ///                                                       with all; the answer is one more argument
-///                                                       of `leaving`, which goes without it too
-///     void carry(const kv_head auto& head, head_state&, const C& change) const;
+///                                                       of `choose_victim`, which goes without it
+///                                                       too
+///     void update_memory(const kv_head auto& head, head_state&, const C& change, slot_scratch&)
+///     const;
 ///                                                       takes `memory` along before a merge_plan
-///                                                       or a departure is applied
-///     void settle(const kv_head auto& head, head_state&, index_t target) const;
+///                                                       or a slot_removal is applied
+///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
 ///     auto mass(const kv_head auto& head, const head_state&) const;
 ///                                                       (slot, q·k) ↦ logit, if not scale · q·k +
@@ -93,7 +101,7 @@ void plan(const P& p, const kv_head auto& head, const head_state& state, index_t
   plan(p, head, state, no_queries, target, work, out);
 }
 
-/// Carries out a plan or a departure, and takes the policy's memory along.
+/// Carries out a plan or a removal, and takes the policy's memory along.
 template <policy P, class Change>
 void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state,
            slot_scratch& work) {

@@ -201,7 +201,7 @@ TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[
           [&] { to(three, {.heads = 1, .group = 2, .dim = 4, .capacity = 100}); });
   refuses(errc::no_capacity, "copy: a head of at least 30 slots expected, 29 came",
           [&] { to(three, {.heads = 1, .group = 2, .dim = 8, .capacity = 29}); });
-  refuses(errc::invalid_argument, "copy: a state of 3 columns",
+  refuses(errc::invalid_argument, "copy: a state for zsmerge expected, one for h2o came",
           [&] { to(other, {.heads = 1, .group = 2, .dim = 8, .capacity = 100}); });
   CHECK(everything(three.kv, three.state) == before);
 }

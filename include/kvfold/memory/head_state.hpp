@@ -6,6 +6,8 @@
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvfold/memory/column_merge.hpp"
@@ -24,12 +26,18 @@ struct column {
 /// block of floats that does not. Being plain numbers it can be saved and restored.
 class head_state {
  public:
-  head_state(std::span<const kvfold::column> kinds, std::size_t memory, index_t capacity)
-      : kinds_(kinds.begin(), kinds.end()),
+  /// `policy`: the name of the one that it is for; a state for none only follows plans.
+  head_state(std::span<const kvfold::column> kinds, std::size_t memory, index_t capacity,
+             std::string_view policy = {})
+      : policy_(policy),
+        kinds_(kinds.begin(), kinds.end()),
         columns_(kinds.size() * static_cast<std::size_t>(capacity)),
         memory_(memory),
         capacity_(capacity),
         memory_capacity_(capacity) {}
+
+  /// The name of the policy that it was made for.
+  std::string_view policy() const { return policy_; }
 
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
@@ -78,9 +86,11 @@ class head_state {
     length_ = 0;
     observed_ = 0;
   }
-  /// Takes all numbers of `from`, without allocation. Refused, with nothing changed: other columns,
-  /// memory of another size or layout, more slots than there is room for.
+  /// Takes all numbers of `from`, without allocation. Refused, with nothing changed: another
+  /// policy's, memory of another size or layout, more slots than there is room for.
   void copy(const head_state& from) {
+    expects(policy_ == from.policy_, "copy: a state for ", policy_, " expected, one for ",
+            from.policy_, " came");
     expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size() &&
                 memory_capacity_ == from.memory_capacity_,
             "copy: a state of ", columns(), " columns and ", memory_.size(), " floats for ",
@@ -113,6 +123,7 @@ class head_state {
     return static_cast<std::size_t>(c) * static_cast<std::size_t>(capacity_);
   }
 
+  std::string policy_;
   std::vector<kvfold::column> kinds_;
   std::vector<float> columns_;  // [columns, capacity]
   // Aligned, so that sums over it do not depend on where it happens to lie.

@@ -39,6 +39,10 @@ struct attention_matching {
   static constexpr bool decodes = false;
 
   static constexpr std::string_view name() { return "attention_matching"; }
+  static void parameters(auto& p, auto f) {
+    f("omp", p.omp), f("sinks", p.sinks), f("recent", p.recent), f("ridge", p.ridge),
+        f("a_round", p.a_round), f("drop", p.drop), f("floor", p.floor);
+  }
   index_t min_budget() const { return sinks + recent + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);

@@ -37,6 +37,10 @@ struct cam {
   bool merge_prompt = false;
 
   static constexpr std::string_view name() { return "cam"; }
+  static void parameters(auto& p, auto f) {
+    f("recent", p.recent), f("sinks", p.sinks), f("merge", p.merge), f("seed", p.seed),
+        f("merge_prompt", p.merge_prompt);
+  }
   static constexpr std::array<column, 1> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
   index_t min_budget() const {

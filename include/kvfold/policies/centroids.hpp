@@ -32,6 +32,9 @@ struct centroids {
   index_t rounds = 10;  ///< Lloyd's
 
   static constexpr std::string_view name() { return "centroids"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("rounds", p.rounds);
+  }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // see `settle`
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {

@@ -36,6 +36,9 @@ struct compactor {
   float blend = -1;     ///< of leverage; negative: the share of slots that leave
 
   static constexpr std::string_view name() { return "compactor"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("chunk", p.chunk), f("blend", p.blend);
+  }
   static constexpr std::array<column, 1> columns() { return {}; }               // a_j, as received
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
   index_t min_budget() const { return sinks + window + 1; }

@@ -41,6 +41,9 @@ struct d2o {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "d2o"; }
+  static void parameters(auto& p, auto f) {
+    f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta);
+  }
   enum column_name : index_t { score };
   static constexpr std::array<column, 1> columns() { return {column{column_merge::anchor}}; }
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one

@@ -51,6 +51,10 @@ struct ems {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "ems"; }
+  static void parameters(auto& p, auto f) {
+    f("window", p.window), f("kernel", p.kernel), f("sinks", p.sinks), f("gamma", p.gamma),
+        f("threshold", p.threshold), f("with_position", p.with_position), f("table", p.table);
+  }
   static constexpr std::array<column, 5> columns() {  // of the centres: `ems_table::field`
     constexpr column of_centre{column_merge::anchor},
         norm{column_merge::anchor, -1};  // not counted

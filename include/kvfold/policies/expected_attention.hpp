@@ -33,6 +33,9 @@ struct expected_attention {
   index_t future = 512;  ///< positions to come
 
   static constexpr std::string_view name() { return "expected_attention"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("future", p.future);
+  }
   static std::size_t memory(index_t dim, index_t group, index_t) {
     return query_moments<float>::size(dim, group) + static_cast<std::size_t>(dim);
   }

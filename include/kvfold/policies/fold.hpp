@@ -37,6 +37,14 @@ struct fold {
   fold_decode decode = {};
 
   static constexpr std::string_view name() { return "fold"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("recent", p.recent), f("share", p.share),
+        f("recent_share", p.recent_share), f("pool", p.prompt.pool),
+        f("leverage_ridge", p.prompt.leverage_ridge), f("outlier", p.prompt.outlier),
+        f("rounds", p.prompt.rounds), f("floor", p.prompt.floor), f("ridge", p.prompt.ridge),
+        f("polish", p.prompt.polish), f("rate", p.prompt.rate), f("queries", p.decode.queries),
+        f("stride", p.decode.stride), f("period", p.decode.period);
+  }
   enum column_name : index_t { tokens };  ///< that a slot stands for
   static constexpr std::array<column, 1> columns() { return {column{column_merge::sum, 1}}; }
   std::size_t memory(index_t dim, index_t group, index_t) const {

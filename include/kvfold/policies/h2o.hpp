@@ -28,6 +28,7 @@ struct h2o {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "h2o"; }
+  static void parameters(auto& p, auto f) { f("recent", p.recent), f("sinks", p.sinks); }
   static constexpr std::array<column, 1> columns() { return {}; }
   /// The smallest budget in which the sinks and the window's share both fit.
   index_t min_budget() const {

@@ -47,6 +47,11 @@ struct keepkv {
   float epsilon = 1e-6F;    ///< code: added to the mean of s
 
   static constexpr std::string_view name() { return "keepkv"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity), f("as", p.as),
+        f("window", p.window), f("decay", p.decay), f("merge_first", p.merge_first),
+        f("epsilon", p.epsilon);
+  }
   enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
   std::vector<column> columns() const {
     if (as == mode::paper) {

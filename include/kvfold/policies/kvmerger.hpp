@@ -45,6 +45,11 @@ struct kvmerger {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "kvmerger"; }
+  static void parameters(auto& p, auto f) {
+    f("joins", p.joins), f("epsilon", p.epsilon), f("recent", p.recent), f("heavy", p.heavy),
+        f("sinks", p.sinks), f("sigma", p.sigma), f("scale_values", p.scale_values),
+        f("gaps_break", p.gaps_break), f("period", p.period);
+  }
   enum column_name : index_t { score };
   static constexpr std::array<column, 1> columns() { return {column{column_merge::sum}}; }
   index_t min_budget() const {

@@ -22,6 +22,9 @@ struct random_tokens {
   std::uint64_t seed = 0;
 
   static constexpr std::string_view name() { return "random"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("seed", p.seed);
+  }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     expect_count(name(), "sinks", sinks, 0);

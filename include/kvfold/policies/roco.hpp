@@ -30,6 +30,9 @@ struct roco {
   float steady = 0.3F;  ///< share of the budget, the window included
 
   static constexpr std::string_view name() { return "roco"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("steady", p.steady);
+  }
   enum column_name : index_t { mean, squares, queries_seen };  // `squares`: Σ (a − mean)²
   static constexpr std::array<column, 3> columns() { return {}; }
   index_t min_budget() const { return sinks + window + 1; }

@@ -35,6 +35,9 @@ struct scissorhands {
   static constexpr group_combine combine = group_combine::mean;
 
   static constexpr std::string_view name() { return "scissorhands"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("history", p.history);
+  }
   enum column_name : index_t { past, current };
   static constexpr std::array<column, 2> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far

@@ -33,6 +33,10 @@ struct snapkv {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "snapkv"; }
+  static void parameters(auto& p, auto f) {
+    f("window", p.window), f("sinks", p.sinks), f("kernel", p.kernel),
+        f("count_border", p.count_border);
+  }
   enum column_name : index_t { past, current };
   static constexpr std::array<column, 2> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) {

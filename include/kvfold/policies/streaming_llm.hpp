@@ -29,6 +29,7 @@ struct streaming_llm {
   kvfold::rope rope = {};  ///< used by `cache_index` only
 
   static constexpr std::string_view name() { return "streaming_llm"; }
+  static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   index_t min_budget() const { return sinks + 1; }
   void validate() const { expect_count(name(), "sinks", sinks, 0); }
 

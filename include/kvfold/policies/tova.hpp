@@ -26,6 +26,7 @@ struct tova {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "tova"; }
+  static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   static constexpr std::array<column, 1> columns() { return {}; }
   index_t min_budget() const { return sinks + 1; }
   void validate() const { expect_count(name(), "sinks", sinks, 0); }

@@ -7,6 +7,7 @@
 
 #include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/plan.hpp"
+#include "kvfold/policies/misdeclared_hooks.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
@@ -60,6 +61,7 @@ index_t eviction_batch(const P& p, index_t slots) {
 
 template <class P>
 void validate(const P& p) {
+  static_assert(detail::hooks_of<P, detail::misdeclared<P>()>::fit);
   if constexpr (requires { p.validate(); }) {
     p.validate();
   }

@@ -45,6 +45,10 @@ struct zsmerge {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "zsmerge"; }
+  static void parameters(auto& p, auto f) {
+    f("proximity", p.proximity), f("residual", p.residual), f("sinks", p.sinks),
+        f("alpha", p.alpha), f("decay", p.decay), f("newcomer_competes", p.newcomer_competes);
+  }
   enum column_name : index_t { score, count, is_residual };
   std::array<column, 3> columns() const {
     return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};

@@ -1,0 +1,92 @@
+// Policies from text: names, parameters, and what is refused.
+#include "kvfold/make_policy.hpp"
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "support/policies.hpp"
+
+namespace {
+
+using kvfold::any_policy;
+using kvfold::make_policy;
+
+/// The policy inside, which is a `P`.
+template <class P>
+P inside(const any_policy& any) {
+  P found;
+  any.visit([&](const auto& p) {
+    if constexpr (std::same_as<std::remove_cvref_t<decltype(p)>, P>) {
+      found = p;
+    } else {
+      FAIL("another policy: " << p.name());
+    }
+  });
+  return found;
+}
+
+void refuses(const std::string& message, std::string_view text) {
+  INFO(text);
+  CHECK_THROWS_AS(make_policy(text), kvfold::error);
+  CHECK_THROWS_WITH(make_policy(text), Catch::Contains(message));
+}
+
+}  // namespace
+
+TEST_CASE("a policy is made of its name and the parameters that are given", "[make_policy]") {
+  CHECK(inside<kvfold::fold>(make_policy("fold:share=0.4")).share == 0.4F);
+  CHECK(inside<kvfold::fold>(make_policy("fold")).share == kvfold::fold{}.share);
+  const auto p = inside<kvfold::fold>(make_policy("fold:polish=3,sinks=2,recent_share=0.25"));
+  CHECK((p.prompt.polish == 3 && p.sinks == 2 && p.recent_share == 0.25F));
+  CHECK(inside<kvfold::keepkv>(make_policy("keepkv:as=1")).as == kvfold::keepkv::mode::code);
+  CHECK_FALSE(inside<kvfold::kvmerger>(make_policy("kvmerger:gaps_break=0")).gaps_break);
+  CHECK(inside<kvfold::attention_matching>(make_policy("attention_matching:drop=-2.5")).drop ==
+        -2.5F);
+}
+
+TEST_CASE("every policy is found by its name, and each of its parameters by its own",
+          "[make_policy]") {
+  for (const any_policy& p : any_policy::every()) {
+    CHECK(make_policy(p.name()).name() == p.name());
+    p.visit([&](const auto& one) {
+      if constexpr (requires { one.parameters(one, [](const char*, auto&) {}); }) {
+        std::set<std::string> names;
+        std::set<const void*> members;
+        one.parameters(one, [&](const char* name, const auto& member) {
+          INFO(p.name() << ": " << name);
+          CHECK(names.insert(name).second);
+          CHECK(members.insert(&member).second);
+          const auto text = std::string(p.name()) + ":" + name + "=" +
+                            std::to_string(static_cast<double>(member));
+          CHECK_NOTHROW(make_policy(text));  // what it is by default
+        });
+        CHECK_FALSE(names.empty());
+      }
+    });
+  }
+}
+
+TEST_CASE("names and values that no policy has are refused with those that there are",
+          "[make_policy][errors]") {
+  refuses("make_policy: one of full_cache, streaming_llm, h2o,", "h3o");
+  refuses("expected, 'h3o' came", "h3o:sinks=1");
+  refuses("expected, '' came", "");
+  refuses("h2o: one of recent, sinks expected, 'sink' came", "h2o:sink=3");
+  refuses("full_cache: one of no parameters expected, 'sinks' came", "full_cache:sinks=1");
+  for (const char* text : {"h2o:sinks", "h2o:sinks=", "h2o:sinks=4x", "h2o:sinks=nan",
+                           "h2o:sinks= 4", "h2o:recent=inf"}) {
+    refuses("h2o: parameter=number expected, '" + std::string(text).substr(4) + "' came", text);
+  }
+  refuses("h2o: a whole number expected, 'sinks=1.5' came", "h2o:sinks=1.5");
+  refuses("h2o: a whole number expected, 'sinks=1e10' came", "h2o:sinks=1e10");
+  refuses("keepkv: 0 or 1 expected, 'as=2' came", "keepkv:as=2");
+  refuses("kvmerger: 0 or 1 expected, 'gaps_break=-1' came", "kvmerger:gaps_break=-1");
+  refuses("h2o: ", "h2o:recent=1.5");
+  refuses("sinks expected, -1 came", "h2o:recent=0.25,sinks=-1");
+  any_policy p(kvfold::h2o{});
+  CHECK_THROWS(set_parameter(p, "sinks=-1"));
+  CHECK(inside<kvfold::h2o>(p).sinks == kvfold::h2o{}.sinks);
+  kvfold::h2o own;
+  set_parameter(own, "sinks=7");
+  CHECK(own.sinks == 7);
+}

@@ -1,0 +1,106 @@
+// A hook that a policy means to have and has not is found by the compiler.
+#include <catch2/catch.hpp>
+
+#include "support/policies.hpp"
+
+namespace {
+
+using kvfold::head_state;
+using kvfold::index_t;
+using kvfold::kv_head;
+using kvfold::merge_plan;
+using kvfold::observation;
+using kvfold::query_view;
+using kvfold::slot_removal;
+using kvfold::detail::hook;
+using kvfold::detail::misdeclared;
+
+struct least {
+  static constexpr std::string_view name() { return "least"; }
+  void plan(const kv_head auto&, const head_state&, index_t, merge_plan&) const {}
+};
+struct not_const : least {
+  void observe(const kv_head auto&, head_state&, const observation&) {}
+};
+struct half_const : least {
+  void observe(const kv_head auto&, head_state&, const observation&) const {}
+  template <class T>
+  void observe(const kv_head auto&, head_state&, const query_view<T>&) {}
+};
+struct other_argument : least {
+  void observe(const kv_head auto&, head_state&, float) const {}
+};
+struct one_scalar : least {  // of queries only: as one may
+  void observe(const kv_head auto&, head_state&, const query_view<float>&) const {}
+};
+struct wrong_columns : least {
+  index_t columns() const { return 1; }
+};
+struct wrong_memory : least {
+  std::size_t memory(index_t) const { return 1; }
+};
+struct budget_of : least {
+  index_t min_budget(index_t) const { return 1; }
+};
+struct batch : least {
+  index_t eviction_batch() const { return 1; }
+};
+struct validates : least {
+  void validate() {}
+};
+struct combines : least {
+  int combine = 0;
+};
+struct plans : least {
+  using least::plan;
+  template <class T>
+  void plan(const kv_head auto&, const head_state&, const query_view<T>&, index_t, merge_plan&) {}
+};
+struct chooses : least {
+  slot_removal choose_victim(const kv_head auto&, const head_state&) const { return {}; }
+};
+struct predicts : least {
+  void predict_victim(const kv_head auto&, head_state&, index_t) const {}
+};
+struct updates : least {
+  void update_memory(const kv_head auto&, head_state&, const slot_removal&) const {}
+  void update_memory(const kv_head auto&, head_state&, const merge_plan&) {}
+};
+struct settles : least {
+  void after_compress(const kv_head auto&, head_state&) const {}
+};
+struct masses : least {
+  float mass = 1;
+};
+struct closed final : least {};
+
+static_assert(misdeclared<least>() == hook::none);
+static_assert(misdeclared<closed>() == hook::none);
+static_assert(misdeclared<one_scalar>() == hook::none);
+static_assert(misdeclared<not_const>() == hook::observe);
+static_assert(misdeclared<half_const>() == hook::observe);
+static_assert(misdeclared<other_argument>() == hook::observe);
+static_assert(misdeclared<wrong_columns>() == hook::columns);
+static_assert(misdeclared<wrong_memory>() == hook::memory);
+static_assert(misdeclared<budget_of>() == hook::min_budget);
+static_assert(misdeclared<batch>() == hook::eviction_batch);
+static_assert(misdeclared<validates>() == hook::validate);
+static_assert(misdeclared<combines>() == hook::combine);
+static_assert(misdeclared<plans>() == hook::plan);
+static_assert(misdeclared<chooses>() == hook::choose_victim);
+static_assert(misdeclared<predicts>() == hook::predict_victim);
+static_assert(misdeclared<updates>() == hook::update_memory);
+static_assert(misdeclared<settles>() == hook::after_compress);
+static_assert(misdeclared<masses>() == hook::mass);
+static_assert(misdeclared<kvfold::any_policy>() == hook::none);
+
+}  // namespace
+
+TEST_CASE("every policy's hooks are called", "[policy]") {
+  for (const auto& example : fixtures::every_policy()) {
+    INFO(example.name);
+    example.policy.visit([](const auto& p) {
+      CHECK(misdeclared<std::remove_cvref_t<decltype(p)>>() == hook::none);
+    });
+  }
+}
