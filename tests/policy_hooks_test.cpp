@@ -12,12 +12,13 @@ using kvfold::merge_plan;
 using kvfold::observation;
 using kvfold::query_view;
 using kvfold::slot_removal;
+using kvfold::slot_scratch;
 using kvfold::detail::hook;
 using kvfold::detail::misdeclared;
 
 struct least {
   static constexpr std::string_view name() { return "least"; }
-  void plan(const kv_head auto&, const head_state&, index_t, merge_plan&) const {}
+  void plan(const kv_head auto&, const head_state&, index_t, slot_scratch&, merge_plan&) const {}
 };
 struct not_const : least {
   void observe(const kv_head auto&, head_state&, const observation&) {}
@@ -54,7 +55,8 @@ struct combines : least {
 struct plans : least {
   using least::plan;
   template <class T>
-  void plan(const kv_head auto&, const head_state&, const query_view<T>&, index_t, merge_plan&) {}
+  void plan(const kv_head auto&, const head_state&, const query_view<T>&, index_t, slot_scratch&,
+            merge_plan&) {}
 };
 struct chooses : least {
   slot_removal choose_victim(const kv_head auto&, const head_state&) const { return {}; }
@@ -63,8 +65,8 @@ struct predicts : least {
   void predict_victim(const kv_head auto&, head_state&, index_t) const {}
 };
 struct updates : least {
-  void update_memory(const kv_head auto&, head_state&, const slot_removal&) const {}
-  void update_memory(const kv_head auto&, head_state&, const merge_plan&) {}
+  void update_memory(const kv_head auto&, head_state&, const slot_removal&, slot_scratch&) const {}
+  void update_memory(const kv_head auto&, head_state&, const merge_plan&, slot_scratch&) {}
 };
 struct settles : least {
   void after_compress(const kv_head auto&, head_state&) const {}

@@ -5,7 +5,7 @@
 
 #include "kvfold/score/attention.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Attention with log-mass.
 template <kv_head Head>
@@ -14,4 +14,4 @@ void attend(const Head& head, const float* q, float* out, std::span<float> proba
   attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp, comparison);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

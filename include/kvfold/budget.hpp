@@ -3,7 +3,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Slots a head may hold: compressed to `target` as soon as it holds `trigger`.
 struct budget {
@@ -15,4 +15,4 @@ struct budget {
   KVFOLD_HD bool reached(index_t length) const { return length > target && length >= trigger; }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -8,7 +8,7 @@
 #include "kvfold/executor.hpp"
 #include "kvfold/per_head.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// The state that `p` keeps for one head.
 template <policy P>
@@ -303,4 +303,4 @@ void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
   step(p, kv, state, step_input{q, k, v}, b, out);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -21,9 +21,9 @@
 #define KVFOLD_HD
 #endif
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
 using index_t = std::int32_t;
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

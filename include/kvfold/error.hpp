@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Why a call was refused.
 enum class errc {
@@ -98,4 +98,4 @@ void expects(bool ok, const Parts&... parts) {
   expects(errc::invalid_argument, ok, parts...);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

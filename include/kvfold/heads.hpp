@@ -6,7 +6,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Heads `first` to `first + count − 1`.
 struct head_range {
@@ -66,4 +66,4 @@ class head_selection {
   bool listed_ = false;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -13,7 +13,7 @@
 
 #include "kvfold/search/select.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -211,4 +211,4 @@ inline std::vector<index_t> ada_budgets(std::span<const float> scores, index_t h
   return budget;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -11,7 +11,7 @@
 
 #include "kvfold/any_policy.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -96,4 +96,4 @@ Any make_policy(std::string_view text) {
                  {"make_policy: one of ", known, " expected, '", name, "' came"});
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -8,7 +8,7 @@
 
 #include "kvfold/executor.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// An executor: `kvfold::step(policy, kv, state, {q, k, v}, budget, out, kvfold::openmp{2})`, with
 /// a state made for as many. Of what heads throw, one comes out when all heads are done.
@@ -42,6 +42,6 @@ struct openmp {
 
 static_assert(executor<openmp>);
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0
 
 #endif  // _OPENMP

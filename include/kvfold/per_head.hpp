@@ -8,7 +8,7 @@
 #include "kvfold/policy.hpp"
 #include "kvfold/state.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -138,4 +138,4 @@ void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
 
 }  // namespace detail
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

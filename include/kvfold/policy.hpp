@@ -9,7 +9,7 @@
 #include "kvfold/policies/hooks.hpp"
 #include "kvfold/policies/traits.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// A KV-cache compression policy: a small value that makes plans. Two members are all it takes:
 ///
@@ -134,4 +134,4 @@ void check(const P& p, const budget& b, index_t capacity) {
           b.target, " expected, ", b.trigger, " came");
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -12,7 +12,7 @@
 #include "kvfold/compress.hpp"
 #include "kvfold/detail/bytes.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 // Version 1. All numbers are little-endian; floats are their bits.
 //
@@ -215,4 +215,4 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

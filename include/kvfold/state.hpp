@@ -13,7 +13,7 @@
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Memory that one head at a time works in; holds nothing between calls. One per thread.
 struct workspace {
@@ -153,4 +153,4 @@ void shrink(cache<Scalar>& kv, state& state, index_t capacity) {
   state.shrink(capacity);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -5,7 +5,7 @@
 struct forgetful {
   static constexpr std::string_view name() { return "forgetful"; }
   void plan(const kvfold::kv_head auto&, const kvfold::head_state&, kvfold::index_t,
-            kvfold::merge_plan&) const {}
+            kvfold::slot_scratch&, kvfold::merge_plan&) const {}
   void observe(const kvfold::kv_head auto&, kvfold::head_state&, const kvfold::observation&) {}
 };
 

@@ -9,7 +9,7 @@
 #include "kvfold/config.hpp"
 #include "kvfold/detail/product.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Hands out parts of `floats`, which grows to `size` at its first use only. What was handed out by
 /// another arena on the same floats is overwritten. Every part begins at a multiple of 64 bytes:
@@ -40,4 +40,4 @@ class arena {
   float* next_;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

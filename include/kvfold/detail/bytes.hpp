@@ -16,7 +16,7 @@
 #include "kvfold/config.hpp"
 #include "kvfold/detail/crc32.hpp"
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 /// The unsigned integer with as many bits as a number. Numbers are copied as bits and never
 /// converted: a policy's memory may hold integers in its floats.
@@ -122,4 +122,4 @@ class byte_reader {
   crc32 sum_;
 };
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail

@@ -3,7 +3,7 @@
 
 #include <cmath>  // std::fma
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 /// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
 /// compiler, one copy of a function may round otherwise than another. A device has its own.
@@ -15,4 +15,4 @@ inline float multiply_add(float a, float b, float c) {
 #endif
 }
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail

@@ -6,7 +6,7 @@
 #include <concepts>     // std::derived_from
 #include <type_traits>  // std::remove_cvref_t
 
-namespace kvfold::dense {
+namespace kvfold::inline v0::dense {
 
 /// A matrix or a vector in memory (no expression, which would be computed at every use). Functions
 /// over it are templates even where one type would do: a program compiles only those it calls.
@@ -82,4 +82,4 @@ void set_product_transposed(scalar_of<A> scale, const A& a, const B& b, Out&& ou
   add_product_transposed(scale, a, b, out);
 }
 
-}  // namespace kvfold::dense
+}  // namespace kvfold::inline v0::dense

@@ -9,7 +9,7 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// The shape of a cache, in one place.
 struct cache_shape {
@@ -274,4 +274,4 @@ void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<co
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

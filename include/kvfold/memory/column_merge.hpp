@@ -3,7 +3,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// What becomes of a column's numbers when slots are merged.
 enum class column_merge { sum, max, anchor };
@@ -17,4 +17,4 @@ KVFOLD_HD inline float merged_column(column_merge fold, float a, float b) {
 
 }  // namespace detail
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

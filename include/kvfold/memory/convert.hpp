@@ -9,7 +9,7 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -62,4 +62,4 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -12,7 +12,7 @@
 
 #include "kvfold/memory/column_merge.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// One float per slot: how it merges, and what a fresh slot has.
 struct column {
@@ -133,4 +133,4 @@ class head_state {
   std::int64_t observed_ = 0;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -7,7 +7,7 @@
 
 #include "kvfold/memory/cache.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Which pages a head's slots are in: slot `s` of head `h` is in page
 /// `pages[h * head + s / slots]`; −1 until the engine has entered one.
@@ -165,4 +165,4 @@ class paged_view {
   page_table table_;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -8,7 +8,7 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Frequency scaling of Llama 3.1 (`rope_type: llama3`): long wavelengths are stretched by
 /// `factor`, short ones kept, those between blended.
@@ -120,4 +120,4 @@ class rotation {
   pairs<float> reduced_, cosine_, sine_;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

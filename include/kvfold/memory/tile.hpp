@@ -7,7 +7,7 @@
 
 #include "kvfold/memory/convert.hpp"
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 /// Slots `[rows, dim]` in float.
 using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
@@ -68,4 +68,4 @@ void each_tile_of_keys(const kv_head auto& head, Use use) {
   }
 }
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail

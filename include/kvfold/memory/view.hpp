@@ -11,7 +11,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Element types of keys and values. Arithmetic is done in float whatever the storage.
 template <class T>
@@ -239,4 +239,4 @@ void expect_finite(const char* what, const T* data, std::ptrdiff_t count) {
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

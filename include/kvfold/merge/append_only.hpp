@@ -6,7 +6,7 @@
 
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// What `plan` says of the slots from `sealed` on, and nothing of those before: the first `sealed`
 /// slots stay, byte for byte. Newcomers that `plan` keeps stay, those that it drops or merges into
@@ -59,4 +59,4 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   out.set_note(plan.note());
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -10,7 +10,7 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/slot_removal.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -141,4 +141,4 @@ void apply(const Change& change, const slot_rows auto& head) {
   apply(change, head, none);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

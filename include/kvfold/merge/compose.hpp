@@ -5,7 +5,7 @@
 
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -79,4 +79,4 @@ inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
   return product;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

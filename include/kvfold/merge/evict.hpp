@@ -4,7 +4,7 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// `protect` by slot, as `select` asks.
 auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
@@ -29,4 +29,4 @@ void evict(const kv_head auto& head, index_t target, Protected is_protected, Sco
   keep_marked(head, work, out);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

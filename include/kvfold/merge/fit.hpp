@@ -6,7 +6,7 @@
 
 #include "kvfold/score/dense.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// `ln(mass / alone)`. What no query has asked for has no mass to fit: floors keep it finite.
 inline float log_ratio(float mass, float alone) {
@@ -99,4 +99,4 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
   return delta.template cast<float>();
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

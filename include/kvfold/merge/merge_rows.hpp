@@ -9,7 +9,7 @@
 #include "kvfold/memory/quantised.hpp"
 #include "kvfold/merge/merge_source.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -57,4 +57,4 @@ void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
   from_floats(sum.data(), dim, x);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

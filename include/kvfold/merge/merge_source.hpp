@@ -3,7 +3,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
 /// into its value.
@@ -15,4 +15,4 @@ struct merge_source {
   friend bool operator==(const merge_source&, const merge_source&) = default;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

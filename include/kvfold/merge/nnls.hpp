@@ -10,7 +10,7 @@
 
 #include "kvfold/detail/product.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -149,4 +149,4 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
   return x;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -11,7 +11,7 @@
 #include "kvfold/memory/paged.hpp"
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -104,4 +104,4 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

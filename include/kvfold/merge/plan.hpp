@@ -12,7 +12,7 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/merge/merge_source.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// What a head becomes: a sparse row matrix `W` with one row per surviving slot,
 ///
@@ -176,4 +176,4 @@ merge_plan identity(const kv_head auto& head) {
   return plan;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

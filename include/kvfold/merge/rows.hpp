@@ -7,7 +7,7 @@
 
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: gone)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
@@ -32,4 +32,4 @@ void for_each_row(slot_scratch& work, Row row) {
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -18,7 +18,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// CaM (ICML 2024, "Cache merging for memory-efficient LLMs inference"): H2O, but by chance what
 /// leaves gives its value to the tokens that follow it.
@@ -164,4 +164,4 @@ struct cam {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

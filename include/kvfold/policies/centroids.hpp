@@ -15,7 +15,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
 ///   score   none
@@ -173,4 +173,4 @@ struct centroids {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

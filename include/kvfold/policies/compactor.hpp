@@ -17,7 +17,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Compactor (arXiv 2507.08143): outliers among keys, and attention within chunks of the prompt.
 ///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
@@ -172,4 +172,4 @@ struct compactor {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -23,7 +23,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// D2O (Wan et al. 2024, arXiv 2406.13035), per token and per head as the paper has it (the
 /// authors' code shares threshold and filter between heads). Layer budgets: layer_budgets.hpp.
@@ -156,4 +156,4 @@ struct d2o {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -16,7 +16,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// fold (ours): slots that attention sees alike become one; what nobody has asked for yet is kept
 /// for what it is.
@@ -156,4 +156,4 @@ struct fold {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -7,7 +7,7 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
@@ -22,4 +22,4 @@ struct full_cache {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -16,7 +16,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// H2O, the Heavy-Hitter Oracle (Zhang et al. 2023, arXiv 2306.14048).
 ///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far, section 4.1
@@ -66,4 +66,4 @@ struct h2o {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -11,7 +11,7 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 /// What runs a policy `P` over heads `H`, with a default for every member that `P` leaves out. One
 /// class, and its members defined outside of it, so that a program with many files may compile it
@@ -151,9 +151,9 @@ void hooks<P, H>::attend(const P& p, const H& head, const head_state& state, con
   }
 }
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail
 
-namespace kvfold::traits {
+namespace kvfold::inline v0::traits {
 
 template <class P, kv_head H>
 void observe(const P& p, const H& head, head_state& state, const observation& observed) {
@@ -215,4 +215,4 @@ void attend(const P& p, const H& head, const head_state& state, const float* q, 
   detail::hooks<P, H>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
 }
 
-}  // namespace kvfold::traits
+}  // namespace kvfold::inline v0::traits

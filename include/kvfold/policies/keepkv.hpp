@@ -19,7 +19,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of the
 /// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
@@ -298,4 +298,4 @@ struct keepkv {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -16,7 +16,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// KeyDiff (arXiv 2504.15364): the keys least like all others. Needs no attention.
 ///   score   s_j = −cos(k_j, mean_i k_i/‖k_i‖) over all slots held, keys as stored
@@ -166,4 +166,4 @@ struct key_diff {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -12,7 +12,7 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 /// The optional members of a policy, and `plan`, which may have a form with queries.
 enum class hook {
@@ -177,4 +177,4 @@ struct hooks_of {
   static constexpr bool fit = true;
 };
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail

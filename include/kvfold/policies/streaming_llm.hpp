@@ -11,7 +11,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): attention sinks and a window.
 ///   score   none
@@ -86,4 +86,4 @@ struct streaming_llm {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -15,7 +15,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// TOVA, token omission via attention (arXiv 2401.06104).
 ///   score   s_j = Σ_g a_gj of the latest query alone (or the reference queries given)
@@ -49,4 +49,4 @@ struct tova {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -11,7 +11,7 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::traits {
+namespace kvfold::inline v0::traits {
 
 template <class P>
 auto columns(const P& p) {
@@ -126,4 +126,4 @@ bool plans_on_queries(const P& p) {
   }
 }
 
-}  // namespace kvfold::traits
+}  // namespace kvfold::inline v0::traits

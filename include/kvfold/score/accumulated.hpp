@@ -3,7 +3,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// How the attention of a group's query heads becomes one number per slot.
 enum class group_combine { sum, mean, max };
@@ -13,4 +13,4 @@ KVFOLD_HD inline float accumulated(float score, float attention, float decay) {
   return decay * score + attention;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

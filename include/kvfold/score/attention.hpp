@@ -12,7 +12,7 @@
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -164,4 +164,4 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

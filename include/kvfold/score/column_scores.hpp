@@ -13,7 +13,7 @@
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// What to sum, and over which queries.
 struct column_options {
@@ -150,4 +150,4 @@ void accumulate(std::span<float> score, const kv_head auto& head, const query_vi
   accumulate(score, total);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -11,7 +11,7 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold::dense {
+namespace kvfold::inline v0::dense {
 
 /// Numbers that are computed side by side. This type has no second name: for that, nvcc's front end
 /// writes the size in the words of the first, where they may mean nothing.
@@ -115,4 +115,4 @@ struct attention {
   }
 };
 
-}  // namespace kvfold::dense
+}  // namespace kvfold::inline v0::dense

@@ -7,7 +7,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// How queries are spread over the positions to come. Nobody knows how many there will be, and the
 /// next ones are sure: the density of queries `t` positions ahead is proportional to
@@ -31,4 +31,4 @@ struct future_positions {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -8,7 +8,7 @@
 #include "kvfold/memory/rope.hpp"
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// A view of flat floats. Means rather than sums, so that they stay exact enough in float however
 /// many keys come.
@@ -74,4 +74,4 @@ struct key_moments {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -6,7 +6,7 @@
 
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// What is known of a step after the newest token was appended and attended. An engine with its own
 /// attention fills in what it has; a policy that needs more refuses.
@@ -36,4 +36,4 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
   return combined;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

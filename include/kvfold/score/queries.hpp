@@ -6,7 +6,7 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/accumulated.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Queries of all heads, rotated, over an engine's own memory: query `i` of group member `g` of KV
 /// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.
@@ -50,11 +50,11 @@ struct query_view {
 /// For policies that need none.
 inline constexpr query_view<float> no_queries{};
 
-/// A prompt's own queries, as a projection leaves them: `[queries, heads · group, dim]`.
+/// A prompt's own queries, rotated (after RoPE): `[queries, heads · group, dim]`.
 template <storage_scalar Scalar>
 query_view<Scalar> prompt_queries(const Scalar* data, index_t count, index_t heads, index_t group,
                                   index_t dim) {
   return {data, count, std::ptrdiff_t{group} * dim, dim, std::ptrdiff_t{heads} * group * dim};
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -10,7 +10,7 @@
 #include "kvfold/score/future_positions.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Reference queries of all heads that own their memory, `[heads, group, count, dim]` in float.
 class reference_queries {
@@ -95,4 +95,4 @@ reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries, con
   return out;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -8,7 +8,7 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/accumulated.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
 inline void accumulate(std::span<float> score, std::span<const float> attention, float decay = 1) {
@@ -61,4 +61,4 @@ void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel
   average_pool(order, kernel, count_border, score);
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -7,7 +7,7 @@
 
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 /// `squares [rows]` of the rows, or, less `from [dim]`, of their distances: each summed as products
 /// are, so that equal rows have equal ones.
@@ -149,4 +149,4 @@ inline void add_directions(const tile& keys, const float* norms, float* sum) {
   }
 }
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail

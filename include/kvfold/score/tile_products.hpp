@@ -7,7 +7,7 @@
 #include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/tile.hpp"
 
-namespace kvfold::detail {
+namespace kvfold::inline v0::detail {
 
 using packet = Eigen::internal::packet_traits<float>::type;
 inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
@@ -172,4 +172,4 @@ inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const 
   }
 }
 
-}  // namespace kvfold::detail
+}  // namespace kvfold::inline v0::detail

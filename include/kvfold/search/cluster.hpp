@@ -10,7 +10,7 @@
 #include "kvfold/score/dense.hpp"
 #include "kvfold/search/protection.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Clusters of the rows of `x [slots, features]` that are not pinned, each named by its seed.
 struct clusters {
@@ -181,4 +181,4 @@ clusters cluster(const dense::stored auto& x, std::span<const char> pinned,
   return out;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -7,7 +7,7 @@
 #include "kvfold/search/match.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -135,4 +135,4 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -5,7 +5,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
 struct protection {
@@ -35,4 +35,4 @@ KVFOLD_HD inline float rank(float score) {
   return score;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -14,7 +14,7 @@
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
   return {sinks, recent, newest_position(head)};
@@ -159,4 +159,4 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   return least;
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -6,7 +6,7 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Lists over the slots of one head, for selecting and matching. Each grows at first use; what they
 /// hold between calls means nothing, but for what a search says that it leaves there.
@@ -23,4 +23,4 @@ struct slot_scratch {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

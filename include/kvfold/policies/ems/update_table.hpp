@@ -8,7 +8,7 @@
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 namespace detail {
 
@@ -116,4 +116,4 @@ void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
   }
 }
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

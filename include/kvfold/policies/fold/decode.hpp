@@ -17,7 +17,7 @@
 #include "kvfold/search/slot_scratch.hpp"
 #include "kvfold/search/ward.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
 /// use.
@@ -272,4 +272,4 @@ struct fold_decode {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -9,7 +9,7 @@
 #include "kvfold/score/key_moments.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// Floats that `fold_memory` takes, for so many queries per query head.
 inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
@@ -88,4 +88,4 @@ class fold_memory {
   index_t most_, group_, dim_;
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -11,7 +11,7 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// The slots that are not marked become clusters, `target` rows in all.
 struct fold_prompt {
@@ -172,4 +172,4 @@ struct fold_prompt {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0

@@ -12,7 +12,7 @@
 #include "kvfold/score/queries.hpp"
 #include "kvfold/search/match.hpp"
 
-namespace kvfold {
+namespace kvfold::inline v0 {
 
 /// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
 template <class F>
@@ -227,4 +227,4 @@ struct logit_window {
   }
 };
 
-}  // namespace kvfold
+}  // namespace kvfold::inline v0
