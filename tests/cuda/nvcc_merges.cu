@@ -17,8 +17,8 @@ struct every_kernel {
     estimate<Scalar, 128>(keepkv_rule{}, cache, state, queries, stream);
     estimate<Scalar, 256>(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};
-    launch(leave_for_nearest<Scalar, d2o_rule>{cache, state, partial, {}, true}, one, stream);
-    launch(leave_for_nearest<Scalar, keepkv_rule>{cache, state, partial, {}, true}, one, stream);
+    launch(remove_into_nearest<Scalar, d2o_rule>{cache, state, partial, {}, true}, one, stream);
+    launch(remove_into_nearest<Scalar, keepkv_rule>{cache, state, partial, {}, true}, one, stream);
     launch(add_sums<Scalar>{cache, state, nullptr, 1}, one, stream);
     launch(pool_sums<Scalar>{cache, state, {}, 7, false, nullptr, nullptr, nullptr}, one, stream);
   }

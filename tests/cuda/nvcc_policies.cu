@@ -1,6 +1,6 @@
 // The library's headers, and every policy that has a CUDA path, as nvcc hands them to the host's
 // compiler on every commit: its front end writes anew what it has read.
-#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/workspace.cuh"
 #include "kvfold/kvfold.hpp"
 
 namespace kvfold::cuda {

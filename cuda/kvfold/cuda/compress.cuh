@@ -8,6 +8,7 @@
 
 #include "kvfold/cuda/policies/fold/clusters.cuh"
 #include "kvfold/cuda/policies/keepkv/estimates.cuh"
+#include "kvfold/cuda/policies/snapkv/pool_sums.cuh"
 #include "kvfold/cuda/score/add_sums.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/step.cuh"
@@ -17,9 +18,10 @@ namespace kvfold::cuda {
 namespace detail {
 
 /// The queries' attention into the policy's columns.
-template <class Policy, class Scalar>
+template <class Rule, class Policy, class Scalar>
 void observe_prompt(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-                    const query_rows<Scalar>& queries, const prompt_memory& work, stream stream) {
+                    const query_rows<Scalar>& queries, const prompt_memory<Rule>& work,
+                    stream stream) {
   constexpr std::string_view name = Policy::name();
   const auto heads = static_cast<unsigned>(cache.heads);
   if constexpr (name == "snapkv") {
@@ -75,16 +77,15 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
   check(cache), check(state);
   const auto rule = rule_of(policy, budget, cache.dim);
   using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (rule_type::leaves) {
+  if constexpr (rule_type::evicts) {
     policy.validate();
     detail::expect_memory(policy, cache, state);
     expects(budget.target >= policy.min_budget() && budget.target <= cache.capacity,
             "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
     workspace_allocator from(memory);
-    const auto work = detail::allocate_prompt(
-        from, cache.heads, cache.capacity, cache.group, cache.dim, queries.count,
-        detail::plan_needs::of(rule, queries.count, budget.target));
+    const auto work =
+        detail::allocate_prompt(from, rule, detail::shape_of(cache, queries.count, budget.target));
     from.check("cuda compress");
     if constexpr (Policy::name() == "fold") {
       if (queries.count > 0) {
@@ -95,7 +96,7 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
     }
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {
-        detail::observe_prompt(policy, cache, state, queries, work, stream);
+        detail::observe_prompt<rule_type>(policy, cache, state, queries, work, stream);
       }
     }
     if constexpr (Policy::name() == "keepkv") {

@@ -122,9 +122,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
     workspace_allocator from(space);
-    const auto made =
-        detail::allocate_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
-                                detail::plan_needs::of(rule_of(p, budget{}), device.count, target));
+    const auto made = detail::allocate_prompt(
+        from, rule_of(p, budget{}), detail::shape_of(twin.device.view(), device.count, target));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {

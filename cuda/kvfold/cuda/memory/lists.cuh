@@ -1,7 +1,7 @@
 /// Lists of slots on the device, and who goes where: what plans that merge are made from.
 #pragma once
 
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/memory/view.cuh"
 
 namespace kvfold::cuda {
 

@@ -1,7 +1,7 @@
 /// Carrying out plans: rows, log-mass, positions and columns of all heads, in place.
 #pragma once
 
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/memory/view.cuh"
 
 namespace kvfold::cuda {
 

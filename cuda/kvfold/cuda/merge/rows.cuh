@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/head_context.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -14,6 +14,17 @@ struct join_all {
   KVFOLD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
                                 const keep_evict_partition&, const state_view&, index_t) const {
     return lowest_score;
+  }
+};
+
+/// Those at or above a similarity.
+struct join_above {
+  float similarity;
+
+  template <class Scalar, index_t Threads>
+  KVFOLD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
+                                const keep_evict_partition&, const state_view&, index_t) const {
+    return similarity;
   }
 };
 

@@ -1,7 +1,7 @@
 /// What happens to slots when one of them leaves in a step. By a block.
 #pragma once
 
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/memory/head_context.cuh"
 
 namespace kvfold::cuda::detail {
 

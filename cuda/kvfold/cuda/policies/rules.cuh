@@ -5,43 +5,15 @@
 #include <string_view>
 
 #include "kvfold/budget.hpp"
+#include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/ems/rule.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
-#include "kvfold/cuda/policies/merging_rules.cuh"
+#include "kvfold/cuda/policies/keepkv/rule.cuh"
+#include "kvfold/cuda/policies/kvmerger/rule.cuh"
+#include "kvfold/cuda/policies/zsmerge/rule.cuh"
 
 namespace kvfold::cuda {
-
-/// Does a rule have no cheap way for one slot to leave?
-template <class Rule>
-inline constexpr bool always_plans = requires {
-  Rule::always_plans;
-};
-
-/// Does a rule observe logits, and not probabilities?
-template <class Rule>
-inline constexpr bool seeks_logits = requires(const Rule& rule, const head_context& head,
-                                              const float* logit) {
-  rule.observe_logits(head, index_t{}, logit, index_t{});
-};
-
-/// Are the leaving's nearest looked for by cosine, among all others?
-template <class Rule>
-inline constexpr bool seeks_nearest = requires {
-  Rule::nearest;
-};
-
-/// Do tokens share entries, so that their attention is the table's to say?
-template <class Rule>
-inline constexpr bool shares_entries = requires {
-  Rule::shares;
-};
-
-/// Does a rule remember the steps' queries?
-template <class Rule>
-inline constexpr bool remembers = requires {
-  Rule::remembers;
-};
 
 namespace detail {
 template <class>

@@ -5,7 +5,7 @@
 #include <cstdint>      // std::uintptr_t
 #include <type_traits>  // std::conditional_t
 
-#include "kvfold/cuda/device/tile.cuh"
+#include "kvfold/cuda/memory/tile.cuh"
 
 namespace kvfold::cuda {
 

@@ -3,10 +3,30 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda::detail {
+
+/// The space that a prompt's clusters are made in: squared distance is
+/// `δkᵀ M δk + ν ‖δv‖²`.
+struct cluster_space {
+  float* metric;   ///< M [heads, dim, dim], symmetric
+  float* inverse;  ///< ν [heads]
+  float* square;   ///< [heads, capacity]
+  float* pull;     ///< [heads, capacity] weight of a slot
+};
+
+/// Centres `[heads, most, pitch]`: `M k`, `ν v`, and half of their square.
+struct centre_rows {
+  float *key, *value;
+  float* half;  ///< [heads, most]
+  index_t most, pitch;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t c) const {
+    return (std::ptrdiff_t{h} * most + c) * pitch;
+  }
+};
 
 /// The means of slots' keys and values as centres: `M k̄`, `v̄ ν` and half of the square, so that the
 /// largest `k·(M k̄) + v·(v̄ ν) − half` is that of the nearest. A warp a centre. A centre that

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/memory/head_context.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
 
 namespace kvfold::cuda::detail {
 

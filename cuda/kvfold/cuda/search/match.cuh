@@ -4,10 +4,9 @@
 #include <cstddef>  // std::size_t
 
 #include "kvfold/cuda/device/block_collectives.cuh"
-#include "kvfold/cuda/device/tile.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/workspace.cuh"
+#include "kvfold/cuda/memory/tile.cuh"
+#include "kvfold/cuda/memory/workspace.cuh"
 
 namespace kvfold::cuda {
 

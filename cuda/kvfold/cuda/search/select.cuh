@@ -4,7 +4,7 @@
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda {
 
@@ -121,7 +121,7 @@ struct select_slots {
 template <class Scalar, class Rule, class To>
 void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
                  const state_view& state, const budget& limit, stream stream) {
-  static_assert(Rule::leaves, "kvfold::cuda: a rule by which slots leave expected");
+  static_assert(Rule::evicts, "kvfold::cuda: a rule by which slots leave expected");
   launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to},
          {static_cast<unsigned>(cache.heads)}, stream);
 }

@@ -3,8 +3,8 @@
 
 #include <type_traits>  // std::is_same_v
 
-#include "kvfold/cuda/device/tile.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/memory/tile.cuh"
+#include "kvfold/cuda/policies/ems/memory.cuh"
 
 namespace kvfold::cuda::detail {
 

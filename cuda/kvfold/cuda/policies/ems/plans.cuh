@@ -1,8 +1,8 @@
 /// EMS's plans, launch by launch.
 #pragma once
 
+#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/ems/match.cuh"
 #include "kvfold/cuda/policies/ems/scores.cuh"
@@ -26,7 +26,8 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
 /// are shared are made in vain: which these are stays on the device.
 template <class Scalar, index_t Depth>
 void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                    const query_rows<Scalar>& queries, const prompt_memory& work, stream stream) {
+                    const query_rows<Scalar>& queries, const prompt_memory<ems_rule>& work,
+                    stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
@@ -52,7 +53,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
 /// launches.
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, bool prompt, const plan_memory& work, stream stream) {
+                   const budget& limit, bool prompt, const ems_plan_memory& work, stream stream) {
   const extent heads{static_cast<unsigned>(cache.heads)};
   const keep_evict_partition& d = work.divided;
   const entry_scratch& own = work.entries;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/policies/ems/attention.cuh"
+#include "kvfold/cuda/policies/ems/memory.cuh"
 
 namespace kvfold::cuda::detail {
 

@@ -3,8 +3,8 @@
 
 #include "kvfold/cuda/merge/ridge.cuh"
 #include "kvfold/cuda/policies/fold/plans.cuh"
+#include "kvfold/cuda/policies/fold/reference_output.cuh"
 #include "kvfold/cuda/policies/fold/space.cuh"
-#include "kvfold/cuda/score/reference_output.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 #include "kvfold/cuda/search/seeds.cuh"
 
@@ -27,7 +27,7 @@ void find_centres(const cache_view<Scalar>& cache, const keep_evict_partition& d
 /// full head's. The smaller of two equal forms is solved, as on the CPU. Eight launches.
 template <class Scalar>
 void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
-                const chosen_rows<Scalar>& queries, index_t target, const plan_memory& work,
+                const chosen_rows<Scalar>& queries, index_t target, const fold_plan_memory& work,
                 stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
   const auto shares = [](index_t n, index_t of) {
@@ -84,7 +84,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& reference, const budget& limit,
-                   const plan_memory& work, stream stream) {
+                   const fold_plan_memory& work, stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);

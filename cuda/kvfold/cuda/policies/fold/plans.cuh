@@ -1,9 +1,9 @@
 /// fold's plans, launch by launch.
 #pragma once
 
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/fold/memory.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
@@ -14,7 +14,7 @@ namespace kvfold::cuda::detail {
 /// `limit.target` slots become one. Fifteen launches.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                const budget& limit, const plan_memory& work, stream stream) {
+                const budget& limit, const fold_plan_memory& work, stream stream) {
   const auto heads = static_cast<unsigned>(cache.heads), group = static_cast<unsigned>(cache.group);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);

@@ -4,7 +4,7 @@
 #include <cstring>  // std::memcpy
 
 #include "kvfold/cuda/memory/rope_params.cuh"
-#include "kvfold/cuda/policies/context.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda {
 
@@ -14,43 +14,6 @@ struct prompt_options {
   float leverage_ridge = 1, outlier = 1.6F;
   index_t rounds = 4;
   float floor = 0.1F, ridge = 0.01F;
-};
-
-/// Its plans are made on queries that it remembers: nothing is observed but these. Slots never
-/// leave one by one.
-struct fold_rule {
-  static constexpr bool observes = false, leaves = true, merges = true, always_plans = true,
-                        remembers = true;
-  enum column_name : index_t { tokens };
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 24;
-  float recent_share = 0.25F, share = 0.5F;
-  index_t queries = 64, stride = 4, period = 0;
-  index_t horizon = 256;
-  double fade = 16;
-  prompt_options prompt = {};
-  rope_params turn = {};
-
-  KVFOLD_HD index_t freed(index_t slots) const {
-    return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
-  }
-  KVFOLD_HD index_t recent_of(index_t slots) const {
-    const index_t some = share_of(recent_share, slots);
-    return recent < some ? recent : some;
-  }
-  /// `kvfold::future_positions`
-  KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
-    if (fade - fade != 0) {
-      return static_cast<index_t>(static_cast<long long>(i) * horizon / n);
-    }
-    const double part = static_cast<double>(i) / n;
-    return static_cast<index_t>(fade * (power(horizon / fade + 1, part) - 1));
-  }
-
-  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
-  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
 };
 
 namespace detail {
@@ -116,10 +79,61 @@ struct key_memory {
   }
 };
 
+struct fold_plan_memory;
+
+}  // namespace detail
+
+/// Its plans are made on queries that it remembers: nothing is observed but these. Slots are never
+/// merged one by one.
+struct fold_rule {
+  static constexpr bool observes = false, evicts = true, merges = true, always_plans = true,
+                        remembers = true;
+  using plan_memory = detail::fold_plan_memory;
+  enum column_name : index_t { tokens };
+  group_combine combine = group_combine::sum;
+  index_t sinks = 4, recent = 24;
+  float recent_share = 0.25F, share = 0.5F;
+  index_t queries = 64, stride = 4, period = 0;
+  index_t horizon = 256;
+  double fade = 16;
+  prompt_options prompt = {};
+  rope_params turn = {};
+
+  KVFOLD_HD index_t freed(index_t slots) const {
+    return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
+  }
+  KVFOLD_HD index_t recent_of(index_t slots) const {
+    const index_t some = share_of(recent_share, slots);
+    return recent < some ? recent : some;
+  }
+  /// `kvfold::future_positions`
+  KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
+    if (fade - fade != 0) {
+      return static_cast<index_t>(static_cast<long long>(i) * horizon / n);
+    }
+    const double part = static_cast<double>(i) / n;
+    return static_cast<index_t>(fade * (power(horizon / fade + 1, part) - 1));
+  }
+
+  /// Of a step, `query [group, dim]` at `position`. By a block.
+  template <index_t Threads, class Scalar>
+  KVFOLD_DEVICE void remember(const cache_view<Scalar>& cache, const state_view& state, index_t h,
+                              const Scalar* query, index_t position) const {
+    detail::key_memory{state.memory, state.floats, queries}.of(cache, h).template remember<Threads>(
+        query, position, stride);
+  }
+  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
+  KVFOLD_DEVICE void observed(const head_context&) const {}
+  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
+};
+
+namespace detail {
+
 /// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
 /// token the highest leverage above `least`, up to their share. For `select`.
 struct pin_rule {
-  static constexpr bool leaves = true;
+  static constexpr bool evicts = true;
   fold_rule fold;
   const float* leverage;         // [heads, capacity]
   const float* least = nullptr;  // [heads]; null: whatever it is

@@ -1,7 +1,7 @@
 /// KeepKV's estimates of a prompt.
 #pragma once
 
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/policies/keepkv/rule.cuh"
 #include "kvfold/cuda/score/queries.cuh"
 
 namespace kvfold::cuda::detail {

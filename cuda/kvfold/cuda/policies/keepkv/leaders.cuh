@@ -4,7 +4,8 @@
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/keepkv/rule.cuh"
 #include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda::detail {

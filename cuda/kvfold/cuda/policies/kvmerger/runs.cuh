@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/kvmerger/rule.cuh"
 
 namespace kvfold::cuda::detail {
 

@@ -5,8 +5,8 @@
 
 #include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/ems/plans.cuh"
 #include "kvfold/cuda/policies/fold/plans.cuh"
 #include "kvfold/cuda/policies/keepkv/leaders.cuh"
@@ -121,7 +121,8 @@ void settle(const zsmerge_rule& rule, const cache_view<Scalar>& cache, const sta
 /// Brings every head that `limit` asks to `limit.target` slots.
 template <class Scalar, class Rule>
 void plan_and_apply(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                    const budget& limit, const plan_memory& work, stream stream) {
+                    const budget& limit, const typename plan_memory_of<Rule>::type& work,
+                    stream stream) {
   if constexpr (std::is_same_v<Rule, fold_rule>) {
     return fold_pairs(rule, cache, state, limit, work, stream);
   } else if constexpr (shares_entries<Rule>) {

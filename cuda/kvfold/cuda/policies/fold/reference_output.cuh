@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/policies/fold/reference.cuh"
+#include "kvfold/cuda/search/clusters.cuh"
 
 namespace kvfold::cuda::detail {
 
