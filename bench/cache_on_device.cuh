@@ -39,7 +39,7 @@ struct cache_on_device {
   std::vector<float> fresh;  // columns
   buffer<bfloat16> keys, values, q, k, v, out;
   buffer<float> log_mass, columns, memory;
-  buffer<index_t> position, length, seen;
+  buffer<index_t> position, length, tokens_total;
 
   explicit cache_on_device(const cache_shape& s)
       : shape(s),
@@ -56,7 +56,7 @@ struct cache_on_device {
         memory(n(s.heads) * 4),
         position(slots()),
         length(lengths),
-        seen(lengths) {
+        tokens_total(lengths) {
     reset();
   }
   static std::size_t n(index_t x) { return static_cast<std::size_t>(x); }
@@ -67,7 +67,7 @@ struct cache_on_device {
     for (std::size_t i = 0; i < order.size(); ++i) {
       order[i] = static_cast<index_t>(i % n(shape.capacity));
     }
-    position = order, length = lengths, seen = lengths;
+    position = order, length = lengths, tokens_total = lengths;
     check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
     columns = fresh;
     check(cudaMemset(memory.data(), 0, memory.size() * sizeof(float)), "reset");
@@ -79,7 +79,7 @@ struct cache_on_device {
             log_mass.data(),
             position.data(),
             length.data(),
-            seen.data(),
+            tokens_total.data(),
             shape.heads,
             shape.capacity,
             shape.dim,

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "kvfold/cuda/compress.cuh"
-#include "kvfold/policies/h2o.hpp"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/step.cuh"
 
 namespace {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/device_cache.hpp"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {

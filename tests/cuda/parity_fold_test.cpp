@@ -4,7 +4,7 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/policies/fold.hpp"
+#include "kvfold/cuda/policies/fold.cuh"
 
 namespace kvfold::cuda {
 namespace {

@@ -4,10 +4,7 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/merge/remove_into_nearest.cuh"
-#include "kvfold/cuda/policies/ems/step.cuh"
-#include "kvfold/cuda/policies/plans.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/policies/device_policy.cuh"
 #include "kvfold/cuda/workspace.cuh"
 
 namespace kvfold::cuda {
@@ -42,8 +39,9 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   expects(budget.trigger_length() > budget.target && budget.trigger_length() <= cache.capacity,
           "cuda step: a trigger of ", budget.target + 1, " to ", cache.capacity, " expected, ",
           budget.trigger, " came");
-  const auto rule = rule_of(policy, budget, cache.dim);
+  const auto rule = detail::rule_of(policy, budget, cache.dim);
   detail::expect_memory(policy, cache, state);
+  using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {
     policy.validate();
@@ -52,7 +50,7 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
             " came");
   }
   bool plans = rule_type::evicts && (detail::plans(budget) || always_plans<rule_type>);
-  if constexpr (shares_entries<rule_type>) {
+  if constexpr (requires { rule.takes_plans(); }) {
     plans = plans || rule.takes_plans();
   }
   workspace_allocator from(memory);
@@ -60,23 +58,13 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   from.check("cuda step");
   detail::attend_and_observe(rule, cache, state, queries, fresh, {true, plans ? 0 : budget.target},
                              work.partial, out, nullptr, stream);
-  if constexpr (seeks_nearest<rule_type>) {
-    if (!plans) {
-      launch(detail::remove_into_nearest<Scalar, rule_type>{cache, state, work.partial, rule,
-                                                            cache.aligned()},
-             {static_cast<unsigned>(cache.heads), static_cast<unsigned>(work.partial.near_tiles)},
-             stream);
-    }
-  }
-  if constexpr (shares_entries<rule_type>) {
-    if (!plans) {
-      detail::remove_entry(rule, cache, state, budget, work, stream);
-    }
-  }
   if constexpr (rule_type::evicts) {
     if (plans) {
-      detail::plan_and_apply(rule, cache, state, {budget.target, budget.trigger_length()},
-                             work.plan, stream);
+      device::plan(rule, cache, state, {budget.target, budget.trigger_length()}, work.plan, stream);
+    } else if constexpr (requires {
+                           device::remove_one(rule, cache, state, budget, work, stream);
+                         }) {
+      device::remove_one(rule, cache, state, budget, work, stream);
     }
   }
 }

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/memory/work_memory.cuh"
-#include "kvfold/cuda/policies/plans.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/policies/device_policy.cuh"
 
 namespace kvfold::cuda {
 
@@ -21,7 +20,7 @@ std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
 template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                             index_t queries = 0, index_t target = 0) {
-  const auto rule = rule_of(policy, budget{});
+  const auto rule = detail::rule_of(policy, budget{}, cache.dim);
   workspace_allocator prompt;
   detail::allocate_prompt(prompt, rule,
                           detail::shape_of(cache, queries, target > 0 ? target : cache.capacity));

@@ -80,4 +80,11 @@ struct remove_into_nearest {
   }
 };
 
+template <class Scalar, class Rule>
+void remove_nearest(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                    const partial_attention& from, stream stream) {
+  launch(remove_into_nearest<Scalar, Rule>{cache, state, from, rule, cache.aligned()},
+         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(from.near_tiles)}, stream);
+}
+
 }  // namespace kvfold::cuda::detail

@@ -139,9 +139,9 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   };
   const auto find = [&] {
     if (cache.dim <= 128) {
-      find_centres<Scalar, 128>(cache, d, d.leaving_list(), d.kept_count, more.centres, stream);
+      find_centres<Scalar, 128>(cache, d, d.removed_list(), d.kept_count, more.centres, stream);
     } else {
-      find_centres<Scalar, 256>(cache, d, d.leaving_list(), d.kept_count, more.centres, stream);
+      find_centres<Scalar, 256>(cache, d, d.removed_list(), d.kept_count, more.centres, stream);
     }
   };
   place(d.kept_list(), nullptr);
@@ -152,7 +152,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   place(d.kept_list(), nullptr);
   for (index_t round = 1; round < options.rounds; ++round) {
     find();
-    launch(group_members<Scalar>{cache, d.rows, d.leaving_list(), d.nearest.into, d.kept_count,
+    launch(group_members<Scalar>{cache, d.rows, d.removed_list(), d.nearest.into, d.kept_count,
                                  more.members, more.met, more.centre, work.plan.begin},
            {heads}, stream);
     place({more.members, d.removed_count}, work.plan.begin);

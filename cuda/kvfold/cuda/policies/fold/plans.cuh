@@ -46,10 +46,10 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
          stream);
 
   norms(cache, d.similarity, stream);
-  match_by(ward_similarity{own.mass, true}, cache, d.leaving_list(), d.leaving_list(), d.similarity,
+  match_by(ward_similarity{own.mass, true}, cache, d.removed_list(), d.removed_list(), d.similarity,
            d.nearest, stream);
   launch(choose_cheapest<Scalar>{cache, d, limit.target}, {heads}, stream);
-  match_by(ward_similarity{own.mass}, cache, d.leaving_list(), d.kept_list(), d.similarity,
+  match_by(ward_similarity{own.mass}, cache, d.removed_list(), d.kept_list(), d.similarity,
            d.nearest, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,
