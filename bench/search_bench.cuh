@@ -30,9 +30,11 @@ inline void select_half(benchmark::State& state) {
   cache_on_device kv({heads, n, n});
   const auto columns = kv.state(policy);
   std::mt19937 random(1);
-  std::vector<float> score(kv.columns.size());
-  std::generate_n(score.begin(), kv.slots(), [&] { return static_cast<float>(random() % 100000); });
-  kv.columns = score;
+  std::vector<float> score(kv.slots());
+  std::generate(score.begin(), score.end(), [&] { return static_cast<float>(random() % 100000); });
+  check(cudaMemcpy(columns.columns, score.data(), score.size() * sizeof(float),
+                   cudaMemcpyHostToDevice),
+        "to device");
   const buffer<index_t> rows(cache_on_device::n(heads)),
       begin(cache_on_device::n(heads) * cache_on_device::n(n + 1));
   const buffer<merge_source> sources(kv.slots());

@@ -17,7 +17,7 @@ template <class Scalar, class Rule>
 void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const Scalar* queries, Scalar* out, float* log_sum_exp, workspace memory,
                     stream stream) {
-  check(cache), check(state);
+  check(cache), detail::check_rule(rule, cache, state, "cuda attend");
   workspace_allocator from(memory);
   const auto work = detail::allocate_step(from, rule, detail::shape_of(cache), false);
   from.check("cuda attend");

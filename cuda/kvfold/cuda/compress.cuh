@@ -16,13 +16,13 @@ template <class Policy, class Scalar>
 void compress(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<Scalar>& queries, const budget& budget, workspace memory,
               stream stream) {
-  check(cache), check(state);
+  check(cache);
   const auto rule = detail::rule_of(policy, budget, cache.dim);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {
     policy.validate();
-    detail::expect_memory(policy, cache, state);
+    detail::check_state(policy, rule, cache, state, "cuda compress");
     expects(budget.target >= policy.min_budget() && budget.target <= cache.capacity,
             "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
             cache.capacity, " expected, ", budget.target, " came");

@@ -31,7 +31,7 @@ template <class Policy, class Scalar>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
           const Scalar* queries, const new_tokens<Scalar>& fresh, const budget& budget, Scalar* out,
           workspace memory, stream stream) {
-  check(cache), check(state);
+  check(cache);
   expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: keys and values [",
           cache.heads, ", ", cache.dim, "] of the newcomers expected, null came");
   expects(budget.target > 0 && budget.target < cache.capacity, "cuda step: a target of 1 to ",
@@ -40,7 +40,7 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
           "cuda step: a trigger of ", budget.target + 1, " to ", cache.capacity, " expected, ",
           budget.trigger, " came");
   const auto rule = detail::rule_of(policy, budget, cache.dim);
-  detail::expect_memory(policy, cache, state);
+  detail::check_state(policy, rule, cache, state, "cuda step");
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {

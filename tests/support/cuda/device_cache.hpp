@@ -154,9 +154,15 @@ struct device_cache {
         }
       }
     }
-    state = {columns.data(), static_cast<index_t>(folds.size()), {}, {}, memory.data(), floats};
+    state = {.columns = columns.data(),
+             .count = static_cast<index_t>(folds.size()),
+             .column_stride = static_cast<std::ptrdiff_t>(slots()),
+             .head_stride = c.capacity,
+             .memory = memory.data(),
+             .floats = floats,
+             .memory_stride = floats};
     for (std::size_t k = 0; k < folds.size(); ++k) {
-      state.fold[k] = folds[k];
+      state.merges[k] = folds[k];
     }
   }
 

@@ -25,9 +25,9 @@ KVFOLD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const sta
                                       index_t h, index_t newest) {
   return {cache.position + cache.slot(h, 0),
           cache.log_mass + cache.slot(h, 0),
-          state.columns + cache.slot(h, 0),
-          std::ptrdiff_t{cache.heads} * cache.capacity,
-          state.memory + std::ptrdiff_t{h} * state.floats,
+          state.columns_of(h),
+          state.column_stride,
+          state.memory_of(h),
           newest,
           h,
           cache.slot(h, 0)};

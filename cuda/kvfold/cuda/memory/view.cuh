@@ -1,7 +1,7 @@
 /// Views of a cache, of a policy's state and of plans in device memory, all heads in one.
 #pragma once
 
-#include <cstddef>      // std::ptrdiff_t
+#include <cstddef>      // std::ptrdiff_t, std::size_t
 #include <cstdint>      // std::uintptr_t
 #include <type_traits>  // std::is_trivially_copyable_v
 
@@ -95,14 +95,26 @@ struct cache_view {
 
 inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
 
-/// A policy's columns `[columns, heads, capacity]` and memory `[heads, floats]`.
+/// A policy's state: columns of a float a slot, and a flat memory of floats a head. Column `c` of
+/// head `h`, slot `s` is at `columns[c · column_stride + h · head_stride + s]`, the memory of head
+/// `h` at `memory[h · memory_stride]`. `make_state_view` makes one.
 struct state_view {
   float* columns = nullptr;
-  index_t count = 0;  ///< columns, at most `max_columns`
-  column_merge fold[max_columns] = {};
-  float initial[max_columns] = {};
+  index_t count = 0;                      ///< columns, at most `max_columns`
+  column_merge merges[max_columns] = {};  ///< what becomes of a column's numbers when slots merge
+  float initial[max_columns] = {};        ///< numbers of a new slot
+  std::ptrdiff_t column_stride = 0;       ///< floats, column to column
+  std::ptrdiff_t head_stride = 0;         ///< floats, head to head; at least the capacity
   float* memory = nullptr;
-  index_t floats = 0;  ///< of memory, a head
+  index_t floats = 0;                ///< of memory, a head
+  std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`
+
+  /// Column 0 of head `h`, slot 0.
+  KVFOLD_DEVICE float* columns_of(index_t h) const { return columns + h * head_stride; }
+  KVFOLD_DEVICE float* column(index_t c, index_t h) const {
+    return columns_of(h) + c * column_stride;
+  }
+  KVFOLD_DEVICE float* memory_of(index_t h) const { return memory + h * memory_stride; }
 };
 
 /// Plans of all heads in device memory. A head with `rows[h] < 0` stays as it is.
@@ -132,9 +144,25 @@ void check(const cache_view<Scalar>& cache) {
           "cuda: keys, values, log_mass, position, length and tokens_total expected, null came");
 }
 
-inline void check(const state_view& state) {
-  expects(state.count >= 0 && state.count <= max_columns, "cuda: at most ", max_columns,
-          " columns expected, ", state.count, " came");
+/// Refuses a state that lacks `columns` columns or `floats` floats of memory a head.
+template <class Scalar>
+void check(const state_view& state, const cache_view<Scalar>& cache, index_t columns,
+           std::size_t floats, const char* what) {
+  expects(state.count >= columns && state.count <= max_columns, what, ": a state of ", columns,
+          " to ", max_columns, " columns expected, ", state.count, " came");
+  if (state.count > 0) {
+    expects(state.columns != nullptr, what, ": columns of a state expected, null came");
+    expects(state.column_stride >= cache.capacity && state.head_stride >= cache.capacity, what,
+            ": a column_stride and a head_stride of at least ", cache.capacity, " expected, ",
+            state.column_stride, " and ", state.head_stride, " came");
+  }
+  if (floats > 0) {
+    expects(state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats, what,
+            ": a state of ", floats, " floats of memory a head expected, ", state.floats, " came");
+    expects(state.memory != nullptr && state.memory_stride >= state.floats, what,
+            ": memory of a state with a stride of at least ", state.floats, " expected, ",
+            state.memory == nullptr ? 0 : state.memory_stride, " came");
+  }
 }
 
 inline void check(const plan_view& plan, const char* what) {

@@ -32,11 +32,11 @@ class workspace_allocator {
   /// What was allocated elsewhere from the same memory counts too.
   void reserve(std::size_t used) { used_ = used > used_ ? used : used_; }
 
-  /// Refuses a workspace that was too small for what was taken.
-  void check(const char* what) const {
-    expects(memory_.data != nullptr && used_ <= memory_.bytes, what, ": a workspace of ", used_,
-            " bytes expected (workspace_bytes), ", memory_.data == nullptr ? 0 : memory_.bytes,
-            " came");
+  /// Refuses memory that was too small for what was taken; `sized_by` says how much it needs.
+  void check(const char* what, const char* sized_by = "workspace_bytes") const {
+    expects(used_ <= (memory_.data == nullptr ? 0 : memory_.bytes), what, ": a workspace of ",
+            used_, " bytes expected (", sized_by, "), ",
+            memory_.data == nullptr ? 0 : memory_.bytes, " came");
   }
 
  private:

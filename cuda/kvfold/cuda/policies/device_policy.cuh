@@ -1,6 +1,8 @@
 /// How a policy becomes kernels.
 #pragma once
 
+#include <array>
+
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
@@ -63,14 +65,49 @@ auto rule_of(const Policy& policy, const budget& limit, index_t dim) {
   return device_policy<Policy>::rule(policy, limit, dim);
 }
 
-/// Refuses a state without the memory that `policy` keeps of a head.
+/// A policy's columns; without any an empty array.
+template <class Policy>
+auto columns_of(const Policy& policy) {
+  if constexpr (requires { policy.columns(); }) {
+    return policy.columns();
+  } else {
+    struct none {
+      column_merge fold;
+      float initial;
+    };
+    return std::array<none, 0>{};
+  }
+}
+
+/// Floats of memory that a policy keeps of a head.
 template <class Policy, class Scalar>
-void expect_memory(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state) {
+std::size_t memory_of(const Policy& policy, const cache_view<Scalar>& cache) {
   if constexpr (requires { policy.memory(cache.dim, cache.group, cache.capacity); }) {
-    const std::size_t floats = policy.memory(cache.dim, cache.group, cache.capacity);
-    expects(state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats, "cuda ",
-            Policy::name(), ": a state of ", floats, " floats of memory a head expected, ",
-            state.floats, " came");
+    return policy.memory(cache.dim, cache.group, cache.capacity);
+  } else {
+    return 0;
+  }
+}
+
+/// Refuses a state that is not `policy`'s.
+template <class Policy, class Rule, class Scalar>
+void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar>& cache,
+                 const state_view& state, const char* what) {
+  const auto columns = columns_of(policy);
+  const auto count = static_cast<index_t>(columns.size());
+  expects(state.count == count, what, ": ", Policy::name(), " with a state of ", count,
+          " columns expected, ", state.count, " came");
+  const std::size_t floats = memory_of(policy, cache);
+  expects(floats == 0 || (state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats),
+          "cuda ", Policy::name(), ": a state of ", floats, " floats of memory a head expected, ",
+          state.floats, " came");
+  check(state, cache, count, floats, what);
+  check_rule(rule, cache, state, what);
+  for (index_t c = 0; c < count; ++c) {
+    const auto& column = columns[static_cast<std::size_t>(c)];
+    expects(state.merges[c] == column.fold && state.initial[c] == column.initial, what, ": ",
+            Policy::name(), "'s merge and initial number of column ", c,
+            " expected (make_state_view), others came");
   }
 }
 

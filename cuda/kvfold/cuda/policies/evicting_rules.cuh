@@ -20,6 +20,7 @@ struct position_rule : no_rule {
 
 /// `s ← decay · s + a` (H2O: decay 1, TOVA: 0), or `s ← max(s, a)`, in column 0.
 struct sum_rule {
+  static constexpr index_t columns = 1;
   static constexpr bool observes = true, evicts = true, merges = false;
   group_combine combine = group_combine::sum;
   index_t sinks = 4, recent = 0;
@@ -41,11 +42,14 @@ struct sum_rule {
 
 /// SnapKV: over the last `window` to 2 `window` queries, as a past and a current sum.
 struct window_rule {
+  static constexpr index_t columns = 2;
   static constexpr bool observes = true, evicts = true, merges = false;
   enum column_name : index_t { past, current };
   group_combine combine = group_combine::sum;
   index_t sinks = 4, window = 32;
 
+  /// Floats of the state's memory, a head.
+  static std::size_t memory(index_t, index_t, index_t) { return 1; }
   KVFOLD_DEVICE bool full(const head_context& head) const {
     return head.memory[0] + 1 >= static_cast<float>(window);
   }

@@ -9,6 +9,7 @@ namespace kvfold::cuda {
 
 /// Attention alone.
 struct no_rule {
+  static constexpr index_t columns = 0;  ///< of the state, that it reads and writes
   static constexpr bool observes = false, evicts = false, merges = false;
   group_combine combine = group_combine::sum;
 
@@ -57,6 +58,21 @@ template <class Rule>
 inline constexpr bool merges_removed = requires {
   Rule::merges_removed;
 };
+
+namespace detail {
+
+/// Refuses a state that lacks the columns or the memory of a rule.
+template <class Rule, class Scalar>
+void check_rule(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                const char* what) {
+  std::size_t floats = 0;
+  if constexpr (requires { rule.memory(cache.dim, cache.group, cache.capacity); }) {
+    floats = rule.memory(cache.dim, cache.group, cache.capacity);
+  }
+  check(state, cache, Rule::columns, floats, what);
+}
+
+}  // namespace detail
 
 /// `of(g)` of a group's query heads as one number; no number is below 0.
 template <class Of>

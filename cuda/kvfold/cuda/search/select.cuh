@@ -135,7 +135,8 @@ void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache
 template <class Scalar, class Rule>
 void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
             const budget& limit, const plan_view& plan, stream stream) {
-  check(cache), check(state), check(plan, "cuda select");
+  check(cache), check(plan, "cuda select");
+  detail::check_rule(rule, cache, state, "cuda select");
   expects(limit.target >= 0, "cuda select: a target of at least 0 expected, ", limit.target,
           " came");
   detail::select_into(detail::evictions{plan}, rule, cache, state, limit, stream);

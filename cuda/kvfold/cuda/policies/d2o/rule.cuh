@@ -14,6 +14,8 @@ struct d2o_rule : sum_rule {
   static constexpr float own_weight = 2.718281828F;  // exp of a key's similarity to itself
   float beta = 0.7F;
 
+  /// Floats of the state's memory, a head.
+  static std::size_t memory(index_t, index_t, index_t) { return 2; }
   /// eq. 10: the threshold after `m` was measured.
   KVFOLD_DEVICE float next_threshold(const head_context& head, float m) const {
     return head.memory[has_threshold] != 0

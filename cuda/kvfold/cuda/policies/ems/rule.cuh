@@ -14,6 +14,7 @@ struct ems_plan_memory;
 /// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores. A slot's
 /// order depends on all tokens, so that launches of their own remove it.
 struct ems_rule {
+  static constexpr index_t columns = 5;
   static constexpr bool observes = true, evicts = true, merges = true, shares = true;
   using plan_memory = detail::ems_plan_memory;
   group_combine combine = group_combine::sum;
@@ -30,6 +31,12 @@ struct ems_rule {
   /// Places of a head's table.
   KVFOLD_HD index_t places(index_t capacity) const {
     return table > 0 ? table : static_cast<index_t>(beyond(capacity));
+  }
+  /// Floats of the state's memory, a head.
+  std::size_t memory(index_t, index_t group, index_t capacity) const {
+    using entries = detail::entry_table;
+    return static_cast<std::size_t>(entries::header + 2 * group) +
+           static_cast<std::size_t>(places(capacity)) * entries::place_size;
   }
   /// Tokens that may share the entries of so many slots.
   KVFOLD_HD index_t most_sharing(index_t slots, index_t places) const {

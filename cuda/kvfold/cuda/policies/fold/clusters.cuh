@@ -95,7 +95,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const prompt_options& options = rule.prompt;
 
   // Who keeps its bytes.
-  const key_memory memory{state.memory, state.floats, rule.queries};
+  const key_memory memory{state.memory, state.memory_stride, rule.queries};
   const key_memory all{more.moments, key_memory::size(cache.dim)};
   launch(remember_reference<Scalar>{cache, state, rule, reference, all}, {heads}, stream);
   using moments = add_moments<Scalar>;
@@ -106,7 +106,8 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          {heads}, stream);
   using leverage = measure_leverage<Scalar>;
   const extent slots{heads, shares(cache.capacity, leverage::slots)};
-  launch(leverage{cache, nullptr, all, rule.turn, d.rows, own.factor, own.leverage}, slots, stream);
+  launch(leverage{cache, state, false, all, rule.turn, d.rows, own.factor, own.leverage}, slots,
+         stream);
   launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage, more.least},
          {heads}, stream);
   select_into(d, pin_rule{rule, own.leverage, more.least, limit.target, false}, cache, state, limit,

@@ -156,7 +156,8 @@ struct measure_leverage {
   };
 
   cache_view<Scalar> cache;
-  const float* tokens;  // [heads, capacity] that slots hold; null: all are measured
+  state_view state;
+  bool single;  // only slots that hold one token
   key_memory moments;
   rope_params turn;
   const index_t* planned;
@@ -172,7 +173,7 @@ struct measure_leverage {
     }
     const float* const mean = moments.of(cache, h).mean();
     const auto wanted = [&](index_t s) {
-      return s < n && (tokens == nullptr || tokens[cache.slot(h, s)] == 1.0F);
+      return s < n && (!single || state.column(fold_rule::tokens, h)[s] == 1.0F);
     };
     const auto keys = cache.keys.of(h);
     const index_t pairs = rope_params::pairs(cache.dim);

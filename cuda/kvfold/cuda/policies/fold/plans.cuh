@@ -22,19 +22,19 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
   using moments = add_moments<Scalar>;
-  const key_memory memory{state.memory, state.floats, rule.queries};
+  const key_memory memory{state.memory, state.memory_stride, rule.queries};
   launch(moments{cache, memory, rule.turn, limit, d.rows},
          {heads, shares(cache.dim, moments::rows)}, stream);
   launch(invert_covariance<Scalar>{cache, memory, memory, d.rows, own.factor, 0.01F}, {heads},
          stream);
   using leverage = measure_leverage<Scalar>;
-  launch(leverage{cache, state.columns, memory, rule.turn, d.rows, own.factor, own.leverage},
+  launch(leverage{cache, state, true, memory, rule.turn, d.rows, own.factor, own.leverage},
          {heads, shares(cache.capacity, leverage::slots)}, stream);
   select_into(d, pin_rule{rule, own.leverage, nullptr, limit.target, true}, cache, state, limit,
               stream);
 
-  const foreseen_rows queries{own.foreseen, rule.queries, cache.group, pitch_of(cache.dim),
-                              d.rows,       state.memory, state.floats};
+  const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),
+                              d.rows,       state.memory, state.memory_stride};
   launch(foresee<Scalar>{cache, state, rule, queries, own.foreseen}, {heads, group}, stream);
   if (cache.dim <= 128) {
     column_scores<Scalar, 128>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);

@@ -39,13 +39,14 @@ struct remember_reference {
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const auto h = static_cast<index_t>(block_index().x);
-    for (index_t i = thread_index(); i < fresh.floats; i += threads) {
-      fresh.data[std::ptrdiff_t{h} * fresh.floats + i] = 0;
+    for (index_t i = thread_index(); i < key_memory::size(cache.dim); i += threads) {
+      fresh.data[h * fresh.stride + i] = 0;
     }
     if (cache.length[h] == 0) {
       return;
     }
-    const fold_floats memory = key_memory{state.memory, state.floats, rule.queries}.of(cache, h);
+    const fold_floats memory =
+        key_memory{state.memory, state.memory_stride, rule.queries}.of(cache, h);
     const index_t n = memory.most < queries.count ? memory.most : queries.count;
     const auto place = [&](index_t i) {
       return static_cast<index_t>(static_cast<long long>(i) * queries.count / n);

@@ -67,15 +67,17 @@ struct fold_floats {
 
 /// Such floats of all heads: fold's own, or, without queries, moments alone.
 struct key_memory {
-  float* data;     // [heads, floats]
-  index_t floats;  // of a head
+  float* data;
+  std::ptrdiff_t stride;  // floats, head to head
   index_t queries = 0;
 
   /// Floats of a head without queries.
-  static index_t size(index_t dim) { return fold_floats::header + dim + dim * (dim + 1) / 2; }
+  KVFOLD_HD static index_t size(index_t dim) {
+    return fold_floats::header + dim + dim * (dim + 1) / 2;
+  }
   template <class Scalar>
   KVFOLD_DEVICE fold_floats of(const cache_view<Scalar>& cache, index_t h) const {
-    return {data + std::ptrdiff_t{h} * floats, queries, cache.group, cache.dim};
+    return {data + h * stride, queries, cache.group, cache.dim};
   }
 };
 
@@ -86,6 +88,7 @@ struct fold_plan_memory;
 /// Its plans are made on queries that it remembers: nothing is observed but these. Slots are never
 /// merged one by one.
 struct fold_rule {
+  static constexpr index_t columns = 1;
   static constexpr bool observes = false, evicts = true, merges = true, always_plans = true,
                         remembers = true;
   using plan_memory = detail::fold_plan_memory;
@@ -115,12 +118,17 @@ struct fold_rule {
     return static_cast<index_t>(fade * (power(horizon / fade + 1, part) - 1));
   }
 
+  /// Floats of the state's memory, a head.
+  std::size_t memory(index_t dim, index_t group, index_t) const {
+    return static_cast<std::size_t>(detail::key_memory::size(dim) + queries * (1 + group * dim));
+  }
   /// Of a step, `query [group, dim]` at `position`. By a block.
   template <index_t Threads, class Scalar>
   KVFOLD_DEVICE void remember(const cache_view<Scalar>& cache, const state_view& state, index_t h,
                               const Scalar* query, index_t position) const {
-    detail::key_memory{state.memory, state.floats, queries}.of(cache, h).template remember<Threads>(
-        query, position, stride);
+    detail::key_memory{state.memory, state.memory_stride, queries}
+        .of(cache, h)
+        .template remember<Threads>(query, position, stride);
   }
   KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
   KVFOLD_DEVICE void observed(const head_context&) const {}

@@ -9,6 +9,7 @@ namespace kvfold::cuda {
 /// KeepKV: log-mass (votes) and the estimate S of ln mean_g exp(scale · q_g·k), by a moving average
 /// with its weight W; an evicted slot merges into the nearest of all others by cosine, or is lost.
 struct keepkv_rule {
+  static constexpr index_t columns = 2;
   static constexpr bool observes = true, evicts = true, merges = true, nearest = true;
   enum column_name : index_t { log_score, weight_sum };
   group_combine combine = group_combine::sum;

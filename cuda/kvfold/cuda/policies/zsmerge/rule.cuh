@@ -9,6 +9,7 @@ namespace kvfold::cuda {
 /// ZSMerge: decayed sums; an evicted slot merges into the nearest residual slot by dot product. Its
 /// plans depend on how many residual slots there are already (`counted`): those missing are made.
 struct zsmerge_rule {
+  static constexpr index_t columns = 3;
   static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true;
   enum column_name : index_t { score, count, is_residual };
   group_combine combine = group_combine::sum;
