@@ -76,7 +76,7 @@ int main() {
   const kvfold::h2o policy{.recent = 0.25F};
   const on_device<char> scores(state_bytes(policy, kv));
   const cuda::state_view state = make_state_view(policy, kv, {scores.data, state_bytes(policy, kv)}, stream);
-  const on_device<char> memory(workspace_bytes(policy, kv, prompt));                  // zeroed once
+  const on_device<char> memory(workspace_bytes(policy, kv, prompt));
   const cuda::workspace work{memory.data, workspace_bytes(policy, kv, prompt)};
 
   compress(policy, kv, state, queries, {.target = 205}, work, stream);                // 2048 → 205 slots a head

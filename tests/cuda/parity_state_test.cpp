@@ -80,7 +80,7 @@ struct decoder {
 
   explicit decoder(const Policy& p)
       : kv(shape, {40, 12, 30}, 5),
-        work(workspace_bytes(p, kv.view(), 6), 0),
+        work(workspace_bytes(p, kv.view(), 6)),
         q(static_cast<std::size_t>(shape.heads * shape.group * shape.dim)),
         k(static_cast<std::size_t>(shape.heads * shape.dim)),
         v(k.size()),

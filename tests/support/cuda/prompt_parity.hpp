@@ -117,7 +117,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
 
   mirror<Scalar> twin(p, kv, state, c), again(p, kv, state, c);
   twin.nan = what.nan;
-  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries));
   const workspace space{memory.data(), memory.size()};
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
                         index_t target, bool plans) {

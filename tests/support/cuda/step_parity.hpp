@@ -47,7 +47,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
   }
   using scalar = typename mirror<Scalar>::scalar;
   mirror<Scalar> twin(p, kv, state, c);
-  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));

@@ -10,8 +10,8 @@ struct best_of_all {
   candidate of;  ///< all tiles; 0: none, or it is not the last
 };
 
-/// Writes the block's best to `of_tiles[tile]` and takes a ticket. The last block puts `*tickets`
-/// back to 0 later.
+/// Writes the block's best to `of_tiles[tile]` and takes a ticket. `*tickets` is 0
+/// before the first block.
 template <index_t Threads>
 KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
                                         of_warps<candidate, Threads>& shared, index_t* tickets,

@@ -1,5 +1,5 @@
 /// What calls work in, allocated from one workspace: what one phase has left may be overwritten by
-/// the next, but for the tickets.
+/// the next.
 #pragma once
 
 #include <cstddef>  // std::size_t
@@ -20,7 +20,7 @@ inline constexpr index_t most_splits = 128;
 
 /// What the first launch leaves for the second.
 struct partial_attention {
-  index_t* tickets;          // [heads] blocks of the second launch that are done; 0 between steps
+  index_t* tickets;          // [heads] blocks of a launch that are done
   float* logits;             // [heads, capacity, group], or null: they are not observed
   float* max;                // [heads, splits, group] of the logits
   float* sum;                // [heads, splits, group] Σ exp(ℓ − max)
@@ -48,8 +48,8 @@ inline index_t splits_of(index_t heads, index_t capacity) {
   return splits < 1 ? 1 : splits > most_splits ? most_splits : splits;
 }
 
-/// All but the tickets.
 inline void allocate(partial_attention& p, workspace_allocator& from, const work_shape& shape) {
+  p.tickets = from.take<index_t>(shape.all_heads());
   p.splits = splits_of(shape.heads, shape.capacity);
   p.tiles = (shape.capacity + slots_a_tile - 1) / slots_a_tile;
   p.near_tiles = (shape.capacity + slots_a_near_tile - 1) / slots_a_near_tile;
@@ -75,7 +75,6 @@ template <class Rule>
 step_memory<Rule> allocate_step(workspace_allocator& from, const Rule& rule,
                                 const work_shape& shape, bool plans) {
   step_memory<Rule> m{};
-  m.partial.tickets = from.take<index_t>(shape.all_heads());
   workspace_allocator plan = from;
   allocate(m.partial, from, shape);
   if (plans) {
@@ -100,7 +99,6 @@ template <class Rule>
 prompt_memory<Rule> allocate_prompt(workspace_allocator& from, const Rule& rule,
                                     const work_shape& shape) {
   const std::size_t slots = shape.slots();
-  from.take<index_t>(shape.all_heads());  // the tickets of steps stay 0
   workspace_allocator measure = from;
   prompt_memory<Rule> m{};
   m.sums = measure.take<float>(slots), m.last = measure.take<float>(slots);

@@ -7,8 +7,8 @@
 
 namespace kvfold::cuda {
 
-/// The caller's memory. Calls allocate from its beginning; what it holds between calls means
-/// nothing, but `tickets` must be 0 at first (`cudaMemset` it once): kernels leave them so.
+/// The caller's memory. Calls allocate from its beginning; what it holds before and after a call
+/// means nothing. Calls on one stream may share it.
 struct workspace {
   void* data = nullptr;
   std::size_t bytes = 0;

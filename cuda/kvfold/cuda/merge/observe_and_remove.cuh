@@ -150,7 +150,7 @@ struct observe_and_remove {
       }
     }
     if (thread_index() == 0) {
-      from.tickets[h] = 0;
+      from.tickets[h] = 0;  // for a third launch
       if (fresh || !options.appended) {
         rule.observed(head);
       }

@@ -74,7 +74,6 @@ struct remove_into_nearest {
       move_slot<threads>(cache, state, head, h, removed, n - 1, aligned);
     }
     if (thread_index() == 0) {
-      from.tickets[h] = 0;
       count_slots(cache, h, n - 1);
     }
   }

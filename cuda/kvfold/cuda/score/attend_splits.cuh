@@ -46,6 +46,9 @@ struct attend_slots {
     const auto h = static_cast<index_t>(block_index().x);
     const auto split = static_cast<index_t>(block_index().y);
     const index_t g0 = static_cast<index_t>(block_index().z) * Heads;
+    if (split == 0 && g0 == 0 && thread_index() == 0) {
+      to.tickets[h] = 0;  // for the next launch, whatever the workspace held
+    }
     const index_t n = append(h, split);
     const index_t share = this->share(n);
     const index_t begin = split * share < n ? split * share : n;

@@ -81,7 +81,6 @@ struct remove_into_centre {
         const index_t end = tokens.last(into);
         tokens.join(end, removed, along ? tokens.take_place() : entry_table::none);
       }
-      from.tickets[h] = 0;
     }
     if (joins) {
       merge_slot<threads>(cache, state, tokens.head, h, into, removed,
