@@ -17,6 +17,10 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
               const query_rows<Scalar>& queries, const budget& budget, workspace memory,
               stream stream) {
   check(cache);
+  expects(
+      queries.count >= 0 && queries.before >= 0 && (queries.count == 0 || queries.data != nullptr),
+      "cuda compress: queries, and a count before them from 0 expected, ", queries.count, " and ",
+      queries.before, " came");
   const auto rule = detail::rule_of(policy, budget, cache.dim);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
@@ -27,8 +31,9 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
             "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
     workspace_allocator from(memory);
-    const auto work =
-        detail::allocate_prompt(from, rule, detail::shape_of(cache, queries.count, budget.target));
+    const auto work = detail::allocate_prompt(
+        from, rule,
+        detail::shape_of(cache, detail::measured_queries(rule, queries.count), budget.target));
     from.check("cuda compress");
     const kvfold::budget limit{.target = budget.target};
     if constexpr (rule_type::observes) {

@@ -48,8 +48,7 @@ void clear(const state_view& state, const cache_view<Scalar>& cache, stream stre
   const index_t most = state.floats > cache.capacity ? state.floats : cache.capacity;
   const index_t blocks = (most + 1023) / 1024;
   launch(detail::clear_state<Scalar>{cache, state},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(blocks < 256 ? blocks : 256)},
-         stream);
+         {cache.blocks(), static_cast<unsigned>(blocks < 256 ? blocks : 256)}, stream);
 }
 
 /// The state of `policy` for all heads of `cache`, in the caller's device memory of `state_bytes`,

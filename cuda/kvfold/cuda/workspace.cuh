@@ -23,7 +23,8 @@ std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cach
   const auto rule = detail::rule_of(policy, budget{}, cache.dim);
   workspace_allocator prompt;
   detail::allocate_prompt(prompt, rule,
-                          detail::shape_of(cache, queries, target > 0 ? target : cache.capacity));
+                          detail::shape_of(cache, detail::measured_queries(rule, queries),
+                                           target > 0 ? target : cache.capacity));
   for (const bool plans : {false, static_cast<bool>(rule.evicts)}) {
     workspace_allocator decode;
     detail::allocate_step(decode, rule, detail::shape_of(cache), plans);

@@ -123,9 +123,11 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
     workspace_allocator from(space);
-    const auto made =
-        detail::allocate_prompt(from, detail::rule_of(p, budget{}, c.dim),
-                                detail::shape_of(twin.device.view(), device.count, target));
+    const auto made = detail::allocate_prompt(
+        from, detail::rule_of(p, budget{}, c.dim),
+        detail::shape_of(
+            twin.device.view(),
+            detail::measured_queries(detail::rule_of(p, budget{}, c.dim), device.count), target));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {

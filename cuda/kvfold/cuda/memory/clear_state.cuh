@@ -16,7 +16,7 @@ struct clear_state {
 
   /// Grid: heads, any number of blocks that share a head.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t first = static_cast<index_t>(block_index().y) * threads + thread_index();
     const index_t step = static_cast<index_t>(grid().y) * threads;
     for (index_t c = 0; c < state.count; ++c) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>      // std::ptrdiff_t, std::size_t
-#include <cstdint>      // std::uintptr_t
+#include <cstdint>      // std::uint64_t, std::uintptr_t
 #include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvfold/cuda/device/device.cuh"
@@ -10,29 +10,48 @@
 
 namespace kvfold::cuda {
 
+/// How many slots a page holds, any number from 1, and the numbers by which slots are divided by
+/// it: `s / slots = s · factor >> shift` for all `s` below 2^31 (Granlund and Montgomery 1994).
+struct page_slots {
+  index_t slots = 1;
+  unsigned factor = 1U << 31;
+  index_t shift = 31;
+
+  page_slots() = default;
+  KVFOLD_HD constexpr page_slots(index_t n) : slots(n) {  // NOLINT: `.slots = 16`
+    while (n > 1 && (std::int64_t{1} << (shift - 31)) < n) {
+      ++shift;
+    }
+    factor = n < 1 ? 0U : static_cast<unsigned>(((std::uint64_t{1} << shift) + n - 1) / n);
+  }
+  KVFOLD_HD index_t page_of(index_t s) const {
+    return static_cast<index_t>((static_cast<std::uint64_t>(s) * factor) >> shift);
+  }
+};
+
 /// Rows of one head's keys or values.
 template <class Scalar>
 struct head_rows {
   Scalar* data;
   std::ptrdiff_t row, page;
   const index_t* table;
-  index_t page_bits;
+  page_slots pages;
 
   /// Row `s`, contiguous `[dim]`.
   KVFOLD_DEVICE Scalar* at(index_t s) const {
     if (table == nullptr) {
       return data + s * row;
     }
-    const index_t within = s & ((1 << page_bits) - 1);
-    return data + table[s >> page_bits] * page + within * row;
+    const index_t i = pages.page_of(s);
+    return data + table[i] * page + (s - i * pages.slots) * row;
   }
 };
 
 /// Where keys (or values) lie, in elements: head `h`, slot `s` at
 ///
 ///     strided   data + (h / heads) · sequence + (h % heads) · head + s · row
-///     paged     data + (h % heads) · head + page_of(h / heads, s >> page_bits) · page
-///                    + (s mod 2^page_bits) · row
+///     paged     data + (h % heads) · head + page_of(h / heads, s / slots) · page
+///                    + (s mod slots) · row
 ///
 /// where `page_of(i, p) = table[i · pages + p]`: vLLM's block table, a row of it for the `heads` KV
 /// heads of one sequence (or, with `heads` 1, for each head). Rows are contiguous `[dim]`.
@@ -46,16 +65,16 @@ struct plane {
 
   const index_t* table = nullptr;  ///< `[sequences, pages]`; null: strided
   index_t pages = 0;
-  index_t page_bits = 0;    ///< a page holds `2^page_bits` slots
+  page_slots slots = {};    ///< of a page, any number from 1
   std::ptrdiff_t page = 0;  ///< page to page
 
   KVFOLD_DEVICE head_rows<Scalar> of(index_t h) const {
     const index_t i = h / heads;
     Scalar* const first = data + (h - i * heads) * head;
     if (table == nullptr) {
-      return {first + i * sequence, row, 0, nullptr, 0};
+      return {first + i * sequence, row, 0, nullptr, {}};
     }
-    return {first, row, page, table + std::ptrdiff_t{i} * pages, page_bits};
+    return {first, row, page, table + std::ptrdiff_t{i} * pages, slots};
   }
 
   /// Do all rows begin at multiples of 16 bytes? Then they are moved so.
@@ -63,6 +82,18 @@ struct plane {
     constexpr auto n = static_cast<std::ptrdiff_t>(16 / sizeof(Scalar));
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && head % n == 0 && row % n == 0 &&
            sequence % n == 0 && page % n == 0;
+  }
+};
+
+/// This block's place among the heads that a call runs.
+KVFOLD_DEVICE inline index_t place_of_block() { return static_cast<index_t>(block_index().x); }
+
+/// The heads that a call runs, for kernels without a cache; null: all.
+struct active_heads {
+  const index_t* list;
+
+  KVFOLD_DEVICE index_t head() const {
+    return list == nullptr ? place_of_block() : list[place_of_block()];
   }
 };
 
@@ -81,6 +112,25 @@ struct cache_view {
   index_t dim = 0;    ///< 1 to 256
   index_t group = 1;  ///< 1 to 16 query heads share a KV head
   float scale = 1;    ///< logit = scale · q·k + log-mass
+
+  /// `[active_count]` heads on the device, each once, that calls run; null: all. Others stay as
+  /// they are. Queries, new tokens and outputs are by place in the list; everything else is by
+  /// head.
+  const index_t* active = nullptr;
+  index_t active_count = 0;
+
+  /// The same cache for calls that run some heads only.
+  cache_view with_active(const index_t* list, index_t count) const {
+    cache_view x = *this;
+    x.active = list, x.active_count = count;
+    return x;
+  }
+  /// Heads that a call runs: a block each along the grid's x.
+  unsigned blocks() const {
+    return static_cast<unsigned>(active == nullptr ? heads : active_count);
+  }
+  /// This block's head.
+  KVFOLD_DEVICE index_t head() const { return active_heads{active}.head(); }
 
   /// In arrays [heads, capacity].
   KVFOLD_DEVICE std::ptrdiff_t slot(index_t h, index_t s) const {
@@ -137,6 +187,17 @@ void check(const cache_view<Scalar>& cache) {
           cache.dim, " came");
   expects(cache.group >= 1 && cache.group <= max_group, "cuda: a group of 1 to ", max_group,
           " expected, ", cache.group, " came");
+  for (const plane<Scalar>* rows : {&cache.keys, &cache.values}) {
+    expects(
+        rows->table == nullptr || (rows->slots.slots >= 1 && rows->heads >= 1 &&
+                                   std::int64_t{rows->pages} * rows->slots.slots >= cache.capacity),
+        "cuda: pages for ", cache.capacity, " slots expected, ", rows->pages, " of ",
+        rows->slots.slots, " slots came");
+  }
+  expects(cache.active == nullptr ? cache.active_count == 0
+                                  : cache.active_count >= 0 && cache.active_count <= cache.heads,
+          "cuda: a list of 0 to ", cache.heads, " active heads expected, ", cache.active_count,
+          " came");
   expects(cache.heads >= 0 && cache.capacity >= 1, "cuda: heads and a capacity expected, ",
           cache.heads, " and ", cache.capacity, " came");
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&

@@ -36,7 +36,7 @@ struct apply_rows {
 
   /// Grid: heads; slices of keys, slices of values, records.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto part = static_cast<index_t>(block_index().y);
     const index_t rows = plan.rows[h];
     if (rows < 0) {
@@ -181,7 +181,7 @@ void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_v
   const index_t slices =
       (cache.dim + kernel::lanes * kernel::width - 1) / (kernel::lanes * kernel::width);
   launch(kernel{cache, state, plan, slices, cache.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(2 * slices + 1)}, stream);
+         {cache.blocks(), static_cast<unsigned>(2 * slices + 1)}, stream);
 }
 
 }  // namespace kvfold::cuda

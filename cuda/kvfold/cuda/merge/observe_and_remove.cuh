@@ -43,7 +43,7 @@ struct observe_and_remove {
 
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const bool full = options.appended && cache.length[h] >= cache.capacity;
     const index_t n = cache.length[h] + (options.appended && !full ? 1 : 0);
@@ -85,7 +85,7 @@ struct observe_and_remove {
                             : sum == 0 ? 0.0F
                                        : 1.0F / sum;
         if (tile == 0 && log_sum_exp != nullptr) {
-          log_sum_exp[std::ptrdiff_t{h} * cache.group + g] = max + logarithm(sum);
+          log_sum_exp[std::ptrdiff_t{place_of_block()} * cache.group + g] = max + logarithm(sum);
         }
       }
     }
@@ -97,7 +97,7 @@ struct observe_and_remove {
       for (index_t p = 0; p < from.splits; ++p) {
         x += shared.scale[p * max_group + g] * from.out[(parts + p * cache.group) * cache.dim + e];
       }
-      out[std::ptrdiff_t{h} * cache.group * cache.dim + e] =
+      out[std::ptrdiff_t{place_of_block()} * cache.group * cache.dim + e] =
           from_float<Scalar>(x * shared.inverse[g]);
     }
   }
@@ -146,7 +146,8 @@ struct observe_and_remove {
     if constexpr (remembers<Rule>) {
       if (fresh || !options.appended) {
         rule.template remember<threads>(
-            cache, state, h, queries + std::ptrdiff_t{h} * cache.group * cache.dim, head.newest);
+            cache, state, h, queries + std::ptrdiff_t{place_of_block()} * cache.group * cache.dim,
+            head.newest);
       }
     }
     if (thread_index() == 0) {
@@ -209,7 +210,7 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
   }
   launch(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries, out,
                                           log_sum_exp, cache.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(partial.tiles)}, stream);
+         {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
 }
 
 }  // namespace kvfold::cuda::detail

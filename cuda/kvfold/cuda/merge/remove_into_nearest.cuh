@@ -26,7 +26,7 @@ struct remove_into_nearest {
 
   /// Grid: heads, tiles of `slots_a_near_tile`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const index_t removed = from.victims[h];
     if (removed < 0) {
@@ -83,7 +83,7 @@ template <class Scalar, class Rule>
 void remove_nearest(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const partial_attention& from, stream stream) {
   launch(remove_into_nearest<Scalar, Rule>{cache, state, from, rule, cache.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(from.near_tiles)}, stream);
+         {cache.blocks(), static_cast<unsigned>(from.near_tiles)}, stream);
 }
 
 }  // namespace kvfold::cuda::detail

@@ -48,7 +48,7 @@ struct make_rows {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (from.rows[h] < 0) {
       return;
     }
@@ -117,7 +117,7 @@ struct weigh_rows {
 
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const head_context head = context_of(cache, state, h, 0);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
@@ -137,7 +137,7 @@ template <class Scalar, class Join, class Weights>
 void write_rows(const cache_view<Scalar>& cache, const state_view& state,
                 const keep_evict_partition& from, const plan_view& plan, const Join& join,
                 const Weights& weights, index_t target, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto heads = cache.blocks();
   launch(make_rows<Scalar, Join>{cache, state, from, plan, join}, {heads}, stream);
   launch(weigh_rows<Scalar, Weights>{cache, state, from, plan, weights},
          {heads, static_cast<unsigned>((target + 63) / 64)}, stream);

@@ -120,6 +120,16 @@ void evict(const Rule& rule, const cache_view<Scalar>& cache, const state_view& 
   apply(work.plan, cache, state, stream);
 }
 
+/// The most queries that a rule is measured on, of `queries` and those before them.
+template <class Rule>
+index_t measured_queries([[maybe_unused]] const Rule& rule, index_t queries) {
+  if constexpr (requires { rule.window; }) {
+    return queries > 0 && queries < rule.window ? rule.window : queries;
+  } else {
+    return queries;
+  }
+}
+
 /// The nearest kept slot of every evicted one.
 template <class Similarity, class Scalar>
 void match_divided(const Similarity& similarity, const cache_view<Scalar>& cache,

@@ -25,7 +25,7 @@ struct device_policy<kvmerger> : evicting_policy {
   static void plan(const kvmerger_rule& rule, const cache_view<Scalar>& cache,
                    const state_view& state, const budget& limit, const detail::plan_memory& work,
                    stream stream) {
-    const auto heads = static_cast<unsigned>(cache.heads);
+    const auto heads = cache.blocks();
     const index_t target = limit.target;
     const detail::keep_evict_partition& d = work.divided;
     detail::select_into(d, rule, cache, state, limit, stream);

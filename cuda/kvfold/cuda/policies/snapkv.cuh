@@ -21,7 +21,7 @@ struct device_policy<snapkv> : evicting_policy {
                   {.total = work.sums}, work.log_sums, stream);
     launch(detail::pool_sums<Scalar>{cache, state, rule, policy.kernel, policy.count_border,
                                      work.sums, work.order, work.spare},
-           {static_cast<unsigned>(cache.heads)}, stream);
+           {cache.blocks()}, stream);
   }
 };
 

@@ -37,7 +37,7 @@ struct device_policy<zsmerge> {
   static void plan(const zsmerge_rule& rule, const cache_view<Scalar>& cache,
                    const state_view& state, const budget& limit, const detail::plan_memory& work,
                    stream stream) {
-    const extent heads{static_cast<unsigned>(cache.heads)};
+    const extent heads{cache.blocks()};
     detail::select_into(work.divided, rule, cache, state, limit, stream);
     launch(detail::place_residuals<Scalar>{cache, state, rule, work.divided}, heads, stream);
     detail::match_divided(dot_similarity{}, cache, work, stream);

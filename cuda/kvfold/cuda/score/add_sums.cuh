@@ -19,7 +19,7 @@ struct add_sums {
 
   /// Grid: heads, stretches of `threads` slots.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (s < cache.length[h]) {
       float& score = context_of(cache, state, h, 0).column(0, s);
@@ -40,8 +40,8 @@ void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
                       log_sums, stream);
   using kernel = add_sums<Scalar>;
   const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
-  launch(kernel{cache, state, sums, age},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(stretches)}, stream);
+  launch(kernel{cache, state, sums, age}, {cache.blocks(), static_cast<unsigned>(stretches)},
+         stream);
 }
 
 }  // namespace kvfold::cuda::detail

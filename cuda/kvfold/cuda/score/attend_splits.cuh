@@ -6,7 +6,7 @@
 
 namespace kvfold::cuda {
 
-/// One new token of every head.
+/// One new token of every head that a call runs.
 template <class Scalar>
 struct new_tokens {
   const Scalar* keys = nullptr;    ///< [heads, dim]; null: none is appended
@@ -43,7 +43,7 @@ struct attend_slots {
 
   /// Grid: heads, splits, sweeps over the group.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto split = static_cast<index_t>(block_index().y);
     const index_t g0 = static_cast<index_t>(block_index().z) * Heads;
     if (split == 0 && g0 == 0 && thread_index() == 0) {
@@ -62,7 +62,8 @@ struct attend_slots {
       max[g] = lowest_score, sum[g] = 0;
       KVFOLD_UNROLL
       for (index_t p = 0; p < Packs; ++p) {
-        const Scalar* const row = queries + (std::ptrdiff_t{h} * cache.group + g0 + g) * cache.dim;
+        const Scalar* const row =
+            queries + (std::ptrdiff_t{place_of_block()} * cache.group + g0 + g) * cache.dim;
         KVFOLD_UNROLL
         for (index_t j = 0; j < width; ++j) {
           const index_t i = first + p * lanes * width + j;
@@ -161,8 +162,8 @@ struct attend_slots {
       Scalar* const key = cache.keys.of(h).at(n);
       Scalar* const value = cache.values.of(h).at(n);
       for (index_t i = thread_index(); i < cache.dim; i += threads) {
-        key[i] = fresh.keys[std::ptrdiff_t{h} * cache.dim + i];
-        value[i] = fresh.values[std::ptrdiff_t{h} * cache.dim + i];
+        key[i] = fresh.keys[std::ptrdiff_t{place_of_block()} * cache.dim + i];
+        value[i] = fresh.values[std::ptrdiff_t{place_of_block()} * cache.dim + i];
       }
       if (thread_index() == 0) {
         cache.log_mass[cache.slot(h, n)] = 0;
@@ -249,7 +250,7 @@ void attend_sweeps(const Masses& masses, const cache_view<Scalar>& cache, const 
   launch(
       attend_slots<Scalar, Packs, Heads, Masses>{
           cache, queries, fresh, to, masses, lanes_of<Scalar>(cache.dim, Packs), cache.aligned()},
-      {static_cast<unsigned>(cache.heads), static_cast<unsigned>(to.splits), sweeps}, stream);
+      {cache.blocks(), static_cast<unsigned>(to.splits), sweeps}, stream);
 }
 
 /// At most 8 query heads a sweep: a group of 9 to 16 reads K and V twice, the second time from L2

@@ -48,7 +48,7 @@ struct mean_centres {
 
   /// Grid: heads, any number of blocks that share the centres.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }
@@ -126,7 +126,7 @@ struct nearest_centre {
 
   /// Grid: heads, tiles of slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
     if (planned[h] < 0 || e0 >= rows.count[h]) {
       return;
@@ -196,7 +196,7 @@ struct group_members {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }

@@ -52,7 +52,7 @@ struct select_slots {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (!limit.reached(n)) {
       if (thread_index() == 0) {
@@ -122,8 +122,7 @@ template <class Scalar, class Rule, class To>
 void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
                  const state_view& state, const budget& limit, stream stream) {
   static_assert(Rule::evicts, "kvfold::cuda: a rule by which slots leave expected");
-  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to},
-         {static_cast<unsigned>(cache.heads)}, stream);
+  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to}, {cache.blocks()}, stream);
 }
 
 }  // namespace detail

@@ -26,7 +26,7 @@ struct measure_entries {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
     if (!limit.reached(n)) {
       return;
@@ -81,7 +81,7 @@ struct credit_tokens {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s = static_cast<index_t>(block_index().y) * slots + warp();
     const entry_table tokens = entry_table::of(cache, state, h, 0, places);
     if (s >= cache.length[h]) {

@@ -17,7 +17,7 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
   using measure = measure_entries<Scalar>;
   launch(measure{cache, state, rule, limit, to.key_length, to.value_length, to.turned, to.pitch,
                  cache.aligned()},
-         {static_cast<unsigned>(cache.heads),
+         {cache.blocks(),
           static_cast<unsigned>((cache.capacity + measure::slots - 1) / measure::slots)},
          stream);
 }
@@ -28,7 +28,7 @@ template <class Scalar, index_t Depth>
 void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const query_rows<Scalar>& queries, const prompt_memory<ems_rule>& work,
                     stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto heads = cache.blocks();
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
@@ -54,7 +54,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const budget& limit, bool prompt, const ems_plan_memory& work, stream stream) {
-  const extent heads{static_cast<unsigned>(cache.heads)};
+  const extent heads{cache.blocks()};
   const keep_evict_partition& d = work.divided;
   const entry_scratch& own = work.entries;
   measure_slots(rule, cache, state, limit, own, stream);

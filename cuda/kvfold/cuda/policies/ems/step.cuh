@@ -30,7 +30,7 @@ struct remove_into_centre {
 
   /// Grid: heads, tiles of `slots_a_near_tile`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const index_t removed = from.victims[h];
     if (removed < 0) {
@@ -183,7 +183,7 @@ struct remove_into_centre {
 template <class Scalar>
 void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                   const budget& limit, const step_memory<ems_rule>& work, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto heads = cache.blocks();
   launch(weigh_entries<Scalar>{cache, state, rule, limit, work.plan.entries, false,
                                work.partial.victims},
          {heads}, stream);

@@ -28,7 +28,7 @@ struct add_moments {
 
   /// Grid: heads, stretches of `rows`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t first = static_cast<index_t>(block_index().y) * rows, n = cache.length[h];
     const bool plans = limit.reached(n);
     if (first == 0 && thread_index() == 0) {
@@ -106,7 +106,7 @@ struct invert_covariance {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }
@@ -166,7 +166,7 @@ struct measure_leverage {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
     if (planned[h] < 0 || s0 >= n) {
       return;

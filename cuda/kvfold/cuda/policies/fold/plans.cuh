@@ -15,7 +15,7 @@ namespace kvfold::cuda::detail {
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const budget& limit, const fold_plan_memory& work, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads), group = static_cast<unsigned>(cache.group);
+  const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };

@@ -47,7 +47,7 @@ struct foresee {
 
   /// Grid: heads, query heads of one.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto g = static_cast<index_t>(block_index().y);
     if (!of.asks(h)) {
       return;
@@ -78,7 +78,7 @@ struct weigh_slots {
 
   /// Grid: heads, stretches of `threads` slots.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (queries.planned[h] < 0 || s >= cache.length[h]) {
       return;

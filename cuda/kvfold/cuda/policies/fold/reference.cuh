@@ -38,7 +38,7 @@ struct remember_reference {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     for (index_t i = thread_index(); i < key_memory::size(cache.dim); i += threads) {
       fresh.data[h * fresh.stride + i] = 0;
     }
@@ -84,7 +84,7 @@ struct pool_leverage {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }

@@ -27,7 +27,7 @@ struct order_walkers {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (n <= target) {
       if (thread_index() == 0) {
@@ -83,7 +83,7 @@ struct walk_to_leaders {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }
@@ -234,7 +234,7 @@ struct limit_joins {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h], most = n - target;
     if (of.rows[h] < 0) {
       return;

@@ -14,14 +14,14 @@ void walk(const keepkv_rule& rule, const cache_view<Scalar>& cache, const plan_m
   norms(cache, norm, stream);
   launch(
       walk_to_leaders<Scalar, Depth>{cache, work.divided, norm, rule.similarity, cache.aligned()},
-      {static_cast<unsigned>(cache.heads)}, stream);
+      {cache.blocks()}, stream);
 }
 
 /// KeepKV's prompt: merged first, then evicted. Ten launches.
 template <class Scalar>
 void merge_first(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                  index_t target, const plan_memory& work, stream stream) {
-  const extent heads{static_cast<unsigned>(cache.heads)};
+  const extent heads{cache.blocks()};
   const keep_evict_partition& d = work.divided;
   launch(order_walkers<Scalar>{cache, state, rule, target, d}, heads, stream);
   if (cache.dim <= 128) {

@@ -25,7 +25,7 @@ struct pool_sums {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (n == 0) {
       return;

@@ -23,7 +23,7 @@ struct settle_residuals {
   index_t target;
 
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (n > target) {
       return;
@@ -53,7 +53,7 @@ struct place_residuals {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }
