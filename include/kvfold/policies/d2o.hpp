@@ -5,6 +5,7 @@
 #include <numbers>  // std::numbers::e_v
 #include <string_view>
 
+#include "kvfold/formulas.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/merge/rows.hpp"
 #include "kvfold/policy.hpp"
@@ -130,7 +131,8 @@ struct d2o {
   /// eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ.
   float next_threshold(const head_state& state, float m) const {
     const auto now = state.memory();
-    return now[has_threshold] != 0 ? detail::multiply_add(beta, m, (1 - beta) * now[threshold]) : m;
+    return detail::d2o_threshold(beta, m, now[has_threshold] != 0, now[threshold],
+                                 detail::multiply_add);
   }
   void remember(head_state& state, float m) const {
     if (!std::isnan(m)) {

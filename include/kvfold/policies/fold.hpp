@@ -4,6 +4,7 @@
 #include <limits>
 #include <string_view>
 
+#include "kvfold/formulas.hpp"
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/policies/fold/decode.hpp"
 #include "kvfold/policies/fold/prompt.hpp"
@@ -109,7 +110,9 @@ struct fold {
   auto memory_of(const kv_head auto& head, State& state) const {
     return fold_memory(state.memory(), decode.queries, head.group(), head.dim());
   }
-  index_t recent_of(index_t slots) const { return std::min(recent, share_of(recent_share, slots)); }
+  index_t recent_of(index_t slots) const {
+    return detail::fold_recent(recent, recent_share, slots);
+  }
 
   /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token those of
   /// the highest leverage above `least`, up to their share.

@@ -1,11 +1,9 @@
 /// Where reference queries are moved to: the positions to come.
 #pragma once
 
-#include <cmath>    // std::pow
-#include <cstdint>  // std::int64_t
 #include <string_view>
 
-#include "kvfold/config.hpp"
+#include "kvfold/formulas.hpp"
 
 namespace kvfold {
 
@@ -18,11 +16,7 @@ struct future_positions {
 
   /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
   index_t operator()(index_t i, index_t n) const {
-    if (std::isinf(fade)) {
-      return static_cast<index_t>(std::int64_t{i} * horizon / n);
-    }
-    const double share = static_cast<double>(i) / n, near = fade;
-    return static_cast<index_t>(near * (std::pow(horizon / near + 1, share) - 1));
+    return detail::future_position(i, n, horizon, double{fade});
   }
 
   void validate(std::string_view who) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kvfold/cuda/memory/head_context.cuh"
+#include "kvfold/formulas.hpp"
 
 namespace kvfold::cuda {
 
@@ -79,10 +80,9 @@ template <class Of>
 KVFOLD_DEVICE float combined(group_combine how, index_t group, Of of) {
   float a = 0;
   for (index_t g = 0; g < group; ++g) {
-    const float p = of(g);
-    a = how != group_combine::max ? a + p : p > a ? p : a;
+    a = kvfold::detail::with_query_head(how, a, of(g));
   }
-  return how == group_combine::mean ? a / static_cast<float>(group) : a;
+  return kvfold::detail::of_group(how, a, group);
 }
 
 /// The rule for a plan of this head's `n` slots: what it depends on is counted by the block.

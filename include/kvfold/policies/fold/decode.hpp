@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvfold/detail/arena.hpp"
+#include "kvfold/formulas.hpp"
 #include "kvfold/memory/tile.hpp"
 #include "kvfold/merge/fit.hpp"
 #include "kvfold/policies/fold/memory.hpp"
@@ -24,7 +25,7 @@ struct fold_decode {
   index_t stride = 4;           ///< every so many steps one is remembered
   index_t period = 0;           ///< slots freed at once; 0: a sixteenth of the budget
 
-  index_t freed(index_t slots) const { return period > 0 ? period : std::max(slots / 16, 1); }
+  index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
   void validate() const {
     ahead.validate("fold");
     expect_count("fold", "remembered queries", queries, 1);

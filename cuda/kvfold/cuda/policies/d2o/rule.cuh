@@ -18,9 +18,9 @@ struct d2o_rule : sum_rule {
   static std::size_t memory(index_t, index_t, index_t) { return 2; }
   /// eq. 10: the threshold after `m` was measured.
   KVFOLD_DEVICE float next_threshold(const head_context& head, float m) const {
-    return head.memory[has_threshold] != 0
-               ? multiply_add(beta, m, (1 - beta) * head.memory[threshold])
-               : m;
+    return kvfold::detail::d2o_threshold(
+        beta, m, head.memory[has_threshold] != 0, head.memory[threshold],
+        [](float a, float b, float c) { return multiply_add(a, b, c); });
   }
   /// Eqs. 10–12 for one removed slot. By a block; the threshold is remembered.
   template <class Scalar>

@@ -47,7 +47,7 @@ struct remember_reference {
     }
     const fold_floats memory =
         key_memory{state.memory, state.memory_stride, rule.queries}.of(cache, h);
-    const index_t n = memory.most < queries.count ? memory.most : queries.count;
+    const index_t n = memory.queries < queries.count ? memory.queries : queries.count;
     const auto place = [&](index_t i) {
       return static_cast<index_t>(static_cast<long long>(i) * queries.count / n);
     };
@@ -60,7 +60,7 @@ struct remember_reference {
     }
     if (thread_index() == 0) {
       memory.set(fold_floats::held, n), memory.set(fold_floats::newest, n - 1);
-      memory.set(fold_floats::next, n % memory.most), memory.set(fold_floats::steps, 0);
+      memory.set(fold_floats::next, n % memory.queries), memory.set(fold_floats::steps, 0);
     }
   }
 };

@@ -5,6 +5,7 @@
 
 #include "kvfold/cuda/memory/rope_params.cuh"
 #include "kvfold/cuda/score/rule.cuh"
+#include "kvfold/formulas.hpp"
 
 namespace kvfold::cuda {
 
@@ -18,13 +19,9 @@ struct prompt_options {
 
 namespace detail {
 
-/// `kvfold::fold_memory` in a head's floats: integers by their bits, then the remembered queries'
-/// positions, the queries `[queries, group, dim]`, and the moments of un-rotated keys.
-struct fold_floats {
-  enum field : index_t { counted, keys, held, newest, next, steps, header };
-
+/// `kvfold::fold_memory` in a head's floats.
+struct fold_floats : kvfold::detail::fold_layout {
   float* floats;
-  index_t most, group, dim;
 
   KVFOLD_DEVICE index_t get(index_t i) const {
     index_t x = 0;
@@ -36,12 +33,10 @@ struct fold_floats {
   /// Queries held per query head; query `i` is the `i`-th oldest.
   KVFOLD_DEVICE index_t count() const { return get(held); }
   KVFOLD_DEVICE index_t slot_of(index_t i) const {
-    return get(held) < most ? i : (get(newest) + 1 + i) % most;
+    return fold_layout::slot_of(i, get(held), get(newest));
   }
-  KVFOLD_DEVICE float* at(index_t g, index_t slot) const {
-    return floats + header + most + (std::ptrdiff_t{slot} * group + g) * dim;
-  }
-  KVFOLD_DEVICE float* mean() const { return at(0, most); }
+  KVFOLD_DEVICE float* at(index_t g, index_t slot) const { return floats + query(g, slot); }
+  KVFOLD_DEVICE float* mean() const { return floats + moments(); }
   /// Row `i` of the lower triangle of E[x xᵀ] `[i + 1]`.
   KVFOLD_DEVICE float* row_of_second(index_t i) const {
     return mean() + dim + std::ptrdiff_t{i} * (i + 1) / 2;
@@ -59,7 +54,7 @@ struct fold_floats {
       set(header + slot, position);
       set(held, count > slot + 1 ? count : slot + 1);
       set(newest, slot);
-      set(next, step % stride == 0 ? (slot + 1) % most : slot);
+      set(next, next_slot(slot, step, stride));
       set(steps, (step + 1) % stride);
     }
   }
@@ -77,7 +72,7 @@ struct key_memory {
   }
   template <class Scalar>
   KVFOLD_DEVICE fold_floats of(const cache_view<Scalar>& cache, index_t h) const {
-    return {data + h * stride, queries, cache.group, cache.dim};
+    return {{queries, cache.group, cache.dim}, data + h * stride};
   }
 };
 
@@ -102,20 +97,13 @@ struct fold_rule {
   prompt_options prompt = {};
   rope_params turn = {};
 
-  KVFOLD_HD index_t freed(index_t slots) const {
-    return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
-  }
+  KVFOLD_HD index_t freed(index_t slots) const { return kvfold::detail::fold_freed(period, slots); }
   KVFOLD_HD index_t recent_of(index_t slots) const {
-    const index_t some = share_of(recent_share, slots);
-    return recent < some ? recent : some;
+    return kvfold::detail::fold_recent(recent, recent_share, slots);
   }
   /// `kvfold::future_positions`
   KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
-    if (fade - fade != 0) {
-      return static_cast<index_t>(static_cast<long long>(i) * horizon / n);
-    }
-    const double part = static_cast<double>(i) / n;
-    return static_cast<index_t>(fade * (power(horizon / fade + 1, part) - 1));
+    return kvfold::detail::future_position(i, n, horizon, fade);
   }
 
   /// Floats of the state's memory, a head.
