@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "card.cuh"
-#include "kvfold/cuda/score/queries.cuh"
-#include "kvfold/policies/traits.hpp"
+#include "kvfold/cuda/state.cuh"
 
 namespace card {
 
@@ -36,15 +35,15 @@ struct cache_shape {
 struct cache_on_device {
   cache_shape shape;
   std::vector<index_t> lengths;
-  std::vector<float> fresh;  // columns
   buffer<bfloat16> keys, values, q, k, v, out;
-  buffer<float> log_mass, columns, memory;
-  buffer<index_t> position, length, seen;
+  buffer<float> log_mass;
+  buffer<char> memory;  // of the state
+  cuda::state_view state_of_policy;
+  buffer<index_t> position, length, tokens_total;
 
   explicit cache_on_device(const cache_shape& s)
       : shape(s),
         lengths(static_cast<std::size_t>(s.heads), s.length),
-        fresh(cuda::max_columns * slots()),
         keys(normal(slots() * n(s.dim))),
         values(normal(slots() * n(s.dim))),
         q(normal(n(s.heads * s.group * s.dim))),
@@ -52,11 +51,10 @@ struct cache_on_device {
         v(normal(n(s.heads * s.dim))),
         out(n(s.heads * s.group * s.dim)),
         log_mass(slots()),
-        columns(cuda::max_columns * slots()),
-        memory(n(s.heads) * 4),
+        memory(1),
         position(slots()),
         length(lengths),
-        seen(lengths) {
+        tokens_total(lengths) {
     reset();
   }
   static std::size_t n(index_t x) { return static_cast<std::size_t>(x); }
@@ -67,10 +65,9 @@ struct cache_on_device {
     for (std::size_t i = 0; i < order.size(); ++i) {
       order[i] = static_cast<index_t>(i % n(shape.capacity));
     }
-    position = order, length = lengths, seen = lengths;
+    position = order, length = lengths, tokens_total = lengths;
     check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
-    columns = fresh;
-    check(cudaMemset(memory.data(), 0, memory.size() * sizeof(float)), "reset");
+    cuda::clear(state_of_policy, view(), nullptr);
   }
   cuda::cache_view<bfloat16> view() const {
     const std::ptrdiff_t head = std::ptrdiff_t{shape.capacity} * shape.dim;
@@ -79,29 +76,19 @@ struct cache_on_device {
             log_mass.data(),
             position.data(),
             length.data(),
-            seen.data(),
+            tokens_total.data(),
             shape.heads,
             shape.capacity,
             shape.dim,
             shape.group,
             1 / std::sqrt(static_cast<float>(shape.dim))};
   }
-  /// The state of a policy, as it is before anything was observed.
+  /// The state of a policy, as it is before anything was observed, also after `reset`.
   template <class Policy>
   cuda::state_view state(const Policy& p) {
-    cuda::state_view s;
-    for (const auto& c : traits::columns(p)) {
-      s.fold[s.count] = c.fold, s.initial[s.count] = c.initial;
-      std::fill_n(fresh.begin() + s.count * static_cast<std::ptrdiff_t>(slots()), slots(),
-                  c.initial);
-      ++s.count;
-    }
-    const std::size_t floats = traits::memory(p, shape.dim, shape.group, shape.capacity);
-    memory = std::vector<float>(n(shape.heads) * std::max(floats, std::size_t{1}));
-    reset();
-    s.columns = columns.data(), s.memory = memory.data();
-    s.floats = static_cast<index_t>(floats);
-    return s;
+    memory = std::vector<char>(cuda::state_bytes(p, view()));
+    state_of_policy = cuda::make_state_view(p, view(), {memory.data(), memory.size()}, nullptr);
+    return state_of_policy;
   }
   /// Bytes of K and V in use.
   double bytes() const { return 2.0 * shape.heads * shape.length * shape.dim * sizeof(bfloat16); }

@@ -11,15 +11,16 @@
 #include "cache_on_device.cuh"
 #include "card.cuh"
 #include "kvfold/cuda/compress.cuh"
-#include "kvfold/policies/d2o.hpp"
-#include "kvfold/policies/ems.hpp"
-#include "kvfold/policies/fold.hpp"
-#include "kvfold/policies/h2o.hpp"
-#include "kvfold/policies/keepkv.hpp"
-#include "kvfold/policies/kvmerger.hpp"
-#include "kvfold/policies/snapkv.hpp"
-#include "kvfold/policies/streaming_llm.hpp"
-#include "kvfold/policies/zsmerge.hpp"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/ems.cuh"
+#include "kvfold/cuda/policies/fold.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvfold/cuda/step.cuh"
 #include "search_bench.cuh"
 
 namespace {
@@ -175,7 +176,7 @@ void compress(benchmark::State& state, const Policy& policy) {
   const auto columns = p.kv.state(policy);
   const auto view = p.kv.view();
   // fold's reference queries are a choice, the others' are the prompt.
-  const auto queries = policy.name() == "fold" ? p.rows().reference(256) : p.rows();
+  const auto queries = std::is_same_v<Policy, fold> ? p.rows().reference(256) : p.rows();
   const buffer<char> memory(workspace_bytes(policy, view, queries.count, target));
   const cuda::workspace work{memory.data(), memory.size()};
   const auto run = [&] {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cache_on_device.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
 #include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
-#include "kvfold/policies/h2o.hpp"
 
 namespace card {
 
@@ -30,16 +30,18 @@ inline void select_half(benchmark::State& state) {
   cache_on_device kv({heads, n, n});
   const auto columns = kv.state(policy);
   std::mt19937 random(1);
-  std::vector<float> score(kv.columns.size());
-  std::generate_n(score.begin(), kv.slots(), [&] { return static_cast<float>(random() % 100000); });
-  kv.columns = score;
+  std::vector<float> score(kv.slots());
+  std::generate(score.begin(), score.end(), [&] { return static_cast<float>(random() % 100000); });
+  check(cudaMemcpy(columns.columns, score.data(), score.size() * sizeof(float),
+                   cudaMemcpyHostToDevice),
+        "to device");
   const buffer<index_t> rows(cache_on_device::n(heads)),
       begin(cache_on_device::n(heads) * cache_on_device::n(n + 1));
   const buffer<merge_source> sources(kv.slots());
   const buffer<float> mass(kv.slots());
   const cuda::plan_view plan{rows.data(), begin.data(), sources.data(), mass.data()};
   const budget limit{.target = n / 2};
-  const auto rule = cuda::rule_of(policy, limit);
+  const auto rule = cuda::device_policy<h2o>::rule(policy, limit, 128);
   const auto run = [&] { cuda::select(rule, kv.view(), columns, limit, plan, nullptr); };
   run();
   const auto kept = sources.host();

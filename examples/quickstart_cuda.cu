@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "kvfold/cuda/compress.cuh"
-#include "kvfold/policies/h2o.hpp"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/state.cuh"
+#include "kvfold/cuda/step.cuh"
 
 namespace {
 
@@ -58,7 +60,7 @@ int main() {
   }
   const on_device<int> position(order), length(std::vector<int>(heads, prompt)),
       seen(std::vector<int>(heads, prompt));
-  const on_device<float> log_mass(slots), scores(slots);
+  const on_device<float> log_mass(slots);
   const on_device<half> prompt_queries(normal(std::size_t{prompt} * heads * group * dim)),
       q(normal(std::size_t{heads} * group * dim)), k(normal(std::size_t{heads} * dim)),
       v(normal(std::size_t{heads} * dim)), out(std::size_t{heads} * group * dim);
@@ -69,11 +71,12 @@ int main() {
   const cuda::plane<half> v_rows{values.data, std::ptrdiff_t{capacity} * dim, dim};
   const cuda::cache_view<half> kv{k_rows, v_rows, log_mass.data, position.data, length.data, seen.data,
                                   heads, capacity, dim, group, 0.088F};
-  const cuda::state_view state{.columns = scores.data, .count = 1};
   const cuda::query_rows<half> queries{prompt_queries.data, prompt, group * dim, dim, heads * group * dim};
 
   const kvfold::h2o policy{.recent = 0.25F};
-  const on_device<char> memory(workspace_bytes(policy, kv, prompt));                  // zeroed once
+  const on_device<char> scores(state_bytes(policy, kv));
+  const cuda::state_view state = make_state_view(policy, kv, {scores.data, state_bytes(policy, kv)}, stream);
+  const on_device<char> memory(workspace_bytes(policy, kv, prompt));
   const cuda::workspace work{memory.data, workspace_bytes(policy, kv, prompt)};
 
   compress(policy, kv, state, queries, {.target = 205}, work, stream);                // 2048 → 205 slots a head

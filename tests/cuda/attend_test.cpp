@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/device_cache.hpp"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
@@ -65,7 +66,7 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
   for (std::size_t i = 0; i < n; ++i) {
     q.data()[i] = from_float<Scalar>(0.25F * whole(random, 3));
   }
-  device_buffer<unsigned char> memory(workspace_bytes(kv.view()), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(kv.view()));
   const workspace w{memory.data(), memory.size()};
   attend_observe(rule, kv.view(), kv.state, q.data(), out.data(), lse.data(), w, order(seed));
   attend_observe(rule, again.view(), again.state, q.data(), out_again.data(), lse.data(), w,
@@ -170,7 +171,7 @@ TEST_CASE("attention is the same in many orders of threads") {
 TEST_CASE("attention refuses a small workspace and missing queries") {
   device_cache<float> kv({.dim = 32}, {3, 3}, 1);
   float x = 0;
-  device_buffer<unsigned char> memory(workspace_bytes(kv.view()), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(kv.view()));
   const workspace w{memory.data(), memory.size()};
   CHECK_THROWS_WITH(attend(kv.view(), &x, &x, nullptr, {&x, 4}, order()),
                     Catch::Contains("bytes expected (workspace_bytes), 4 came"));

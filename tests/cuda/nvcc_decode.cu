@@ -1,6 +1,8 @@
-// Attention, observing and departures for each scalar, as nvcc compiles them for the hardware on
+// Attention, observing and removals for each scalar, as nvcc compiles them for the hardware on
 // every commit.
-#include "kvfold/cuda/step.cuh"
+#include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/policies/zsmerge/rule.cuh"
 
 namespace kvfold::cuda {
 

@@ -1,16 +1,18 @@
 // EMS's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/policies/ems.cuh"
 
 namespace kvfold::cuda {
 
 template <class Scalar>
 struct every_kernel {
   static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
-                   const query_rows<Scalar>& queries, Scalar* out, const detail::step_memory& step,
-                   const detail::prompt_memory& prompt, workspace memory, stream stream) {
+                   const query_rows<Scalar>& queries, Scalar* out,
+                   const detail::step_memory<ems_rule>& step,
+                   const detail::prompt_memory<ems_rule>& prompt, workspace memory, stream stream) {
     attend_observe(ems_rule{}, cache, state, q, out, nullptr, memory, stream);
-    detail::leave_entry(ems_rule{}, cache, state, {}, step, stream);
-    detail::plan_and_apply(ems_rule{}, cache, state, {}, step.plan, stream);
+    detail::remove_entry(ems_rule{}, cache, state, {}, step, stream);
+    device_policy<ems>::plan(ems_rule{}, cache, state, {}, step.plan, stream);
     detail::observe_tokens<Scalar, 128>(ems_rule{}, cache, state, queries, prompt, stream);
     detail::observe_tokens<Scalar, 256>(ems_rule{}, cache, state, queries, prompt, stream);
   }

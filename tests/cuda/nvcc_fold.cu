@@ -1,15 +1,16 @@
 // fold's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/policies/fold.cuh"
 
 namespace kvfold::cuda {
 
 template <class Scalar>
 struct every_kernel {
   static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
-                   const query_rows<Scalar>& queries, Scalar* out, const detail::plan_memory& work,
-                   workspace memory, stream stream) {
+                   const query_rows<Scalar>& queries, Scalar* out,
+                   const detail::fold_plan_memory& work, workspace memory, stream stream) {
     attend_observe(fold_rule{}, cache, state, q, out, nullptr, memory, stream);
-    detail::plan_and_apply(fold_rule{}, cache, state, {}, work, stream);
+    device_policy<fold>::plan(fold_rule{}, cache, state, {}, work, stream);
     detail::fold_clusters(fold_rule{}, cache, state, queries, {}, work, stream);
   }
 };

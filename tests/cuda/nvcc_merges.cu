@@ -1,6 +1,10 @@
 // Steps and plans that merge, for each scalar, as nvcc compiles them for the hardware on every
 // commit.
-#include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -9,16 +13,16 @@ struct every_kernel {
   static void call(const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& queries, const plan_memory& work,
                    const partial_attention& partial, stream stream) {
-    plan_and_apply(zsmerge_rule{}, cache, state, {}, work, stream);
-    plan_and_apply(d2o_rule{}, cache, state, {}, work, stream);
-    plan_and_apply(kvmerger_rule{}, cache, state, {}, work, stream);
-    plan_and_apply(keepkv_rule{}, cache, state, {}, work, stream);
+    device_policy<zsmerge>::plan(zsmerge_rule{}, cache, state, {}, work, stream);
+    device_policy<d2o>::plan(d2o_rule{}, cache, state, {}, work, stream);
+    device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
+    device_policy<keepkv>::plan(keepkv_rule{}, cache, state, {}, work, stream);
     merge_first(keepkv_rule{}, cache, state, 1, work, stream);
     estimate<Scalar, 128>(keepkv_rule{}, cache, state, queries, stream);
     estimate<Scalar, 256>(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};
-    launch(leave_for_nearest<Scalar, d2o_rule>{cache, state, partial, {}, true}, one, stream);
-    launch(leave_for_nearest<Scalar, keepkv_rule>{cache, state, partial, {}, true}, one, stream);
+    launch(remove_into_nearest<Scalar, d2o_rule>{cache, state, partial, {}, true}, one, stream);
+    launch(remove_into_nearest<Scalar, keepkv_rule>{cache, state, partial, {}, true}, one, stream);
     launch(add_sums<Scalar>{cache, state, nullptr, 1}, one, stream);
     launch(pool_sums<Scalar>{cache, state, {}, 7, false, nullptr, nullptr, nullptr}, one, stream);
   }

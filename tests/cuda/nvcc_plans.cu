@@ -1,5 +1,6 @@
 // Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
 #include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda {

@@ -3,12 +3,12 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/prompt_parity.hpp"
-#include "kvfold/policies/full_cache.hpp"
-#include "kvfold/policies/h2o.hpp"
-#include "kvfold/policies/snapkv.hpp"
-#include "kvfold/policies/streaming_llm.hpp"
-#include "kvfold/policies/tova.hpp"
-#include "kvfold/policies/zsmerge.hpp"
+#include "kvfold/cuda/policies/full_cache.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvfold/cuda/policies/tova.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
 
 namespace kvfold::cuda {
 namespace {

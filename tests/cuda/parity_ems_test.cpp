@@ -3,7 +3,7 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/policies/ems.hpp"
+#include "kvfold/cuda/policies/ems.cuh"
 
 namespace kvfold::cuda {
 namespace {

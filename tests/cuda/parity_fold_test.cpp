@@ -4,7 +4,7 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/policies/fold.hpp"
+#include "kvfold/cuda/policies/fold.cuh"
 
 namespace kvfold::cuda {
 namespace {
@@ -90,7 +90,8 @@ TEST_CASE("compress refuses fold's polish") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 626);
   float x = 0;
   const fold p{.prompt = {.polish = 3}};
-  device_buffer<unsigned char> memory(workspace_bytes(p, kv.view(), 1), 0);
+  kv.state.initial[0] = p.columns()[0].initial;
+  device_buffer<unsigned char> memory(workspace_bytes(p, kv.view(), 1));
   CHECK_THROWS_WITH(compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, {32},
                              {memory.data(), memory.size()}, order()),
                     Catch::Contains("cuda fold: no polish expected, 3 steps came"));

@@ -3,9 +3,9 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/policies/d2o.hpp"
-#include "kvfold/policies/keepkv.hpp"
-#include "kvfold/policies/kvmerger.hpp"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
 
 namespace kvfold::cuda {
 namespace {

@@ -3,12 +3,12 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/step_parity.hpp"
-#include "kvfold/policies/full_cache.hpp"
-#include "kvfold/policies/h2o.hpp"
-#include "kvfold/policies/snapkv.hpp"
-#include "kvfold/policies/streaming_llm.hpp"
-#include "kvfold/policies/tova.hpp"
-#include "kvfold/policies/zsmerge.hpp"
+#include "kvfold/cuda/policies/full_cache.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvfold/cuda/policies/tova.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
 
 namespace kvfold::cuda {
 namespace {
@@ -85,7 +85,7 @@ TEST_CASE("step: a head without room gives NaN and stays as it is") {
   device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {column_merge::sum});
   const auto keys = kv.keys.bytes(), columns = kv.columns.bytes();
   device_buffer<float> x(32, 0), out(32, 0);
-  device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()));
   cuda::step(h2o{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()},
              budget{.target = 8}, out.data(), {memory.data(), memory.size()}, order());
   CHECK(out[0] != out[0]);

@@ -7,6 +7,7 @@
 
 #include "cuda/device_cache.hpp"
 #include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
 
 namespace kvfold::cuda {
 namespace {

@@ -1,114 +1,55 @@
 /// A prompt's cache, brought to the budget without a round trip to the host.
 #pragma once
 
-#include <cmath>    // std::pow
-#include <cstddef>  // std::size_t
-#include <string_view>
 #include <type_traits>  // std::remove_const_t
 
-#include "kvfold/cuda/policies/fold/clusters.cuh"
-#include "kvfold/cuda/policies/keepkv/estimates.cuh"
-#include "kvfold/cuda/score/add_sums.cuh"
-#include "kvfold/cuda/score/column_scores.cuh"
-#include "kvfold/cuda/step.cuh"
+#include "kvfold/cuda/policies/device_policy.cuh"
+#include "kvfold/cuda/workspace.cuh"
 
 namespace kvfold::cuda {
 
-namespace detail {
-
-/// The queries' attention into the policy's columns.
-template <class Policy, class Scalar>
-void observe_prompt(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-                    const query_rows<Scalar>& queries, const prompt_memory& work, stream stream) {
-  constexpr std::string_view name = Policy::name();
-  const auto heads = static_cast<unsigned>(cache.heads);
-  if constexpr (name == "snapkv") {
-    const auto rule = rule_of(policy, budget{});
-    column_scores(cache, queries.reference(policy.window), {.combine = policy.combine},
-                  {.total = work.sums}, work.log_sums, stream);
-    launch(pool_sums<Scalar>{cache, state, rule, policy.kernel, policy.count_border, work.sums,
-                             work.order, work.spare},
-           {heads}, stream);
-  } else if constexpr (name == "ems") {
-    const auto rule = rule_of(policy, budget{}, cache.dim);
-    if (cache.dim <= 128) {
-      observe_tokens<Scalar, 128>(rule, cache, state, queries, work, stream);
-    } else {
-      observe_tokens<Scalar, 256>(rule, cache, state, queries, work, stream);
-    }
-  } else if constexpr (name == "keepkv") {
-    const auto rule = rule_of(policy, budget{});
-    if (cache.dim <= 128) {
-      estimate<Scalar, 128>(rule, cache, state, queries.reference(policy.window), stream);
-    } else {
-      estimate<Scalar, 256>(rule, cache, state, queries.reference(policy.window), stream);
-    }
-  } else {
-    constexpr bool latest_alone = name == "tova";
-    const auto counted = latest_alone ? queries.reference(1) : queries;
-    float decay = 1;
-    if constexpr (requires { policy.decay; }) {
-      decay = policy.decay;
-    }
-    column_scores(
-        cache, counted, {.decay = decay, .combine = policy.combine},
-        {.total = decay == 1 ? work.sums : nullptr, .decayed = decay == 1 ? nullptr : work.sums},
-        work.log_sums, stream);
-    const auto age =
-        latest_alone ? 0.0F : static_cast<float>(std::pow(double{decay}, queries.count));
-    using kernel = add_sums<Scalar>;
-    const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
-    launch(kernel{cache, state, work.sums, age}, {heads, static_cast<unsigned>(stretches)}, stream);
-  }
-}
-
-}  // namespace detail
-
 /// After a prompt: measures every head on `queries` (none: as it is measured so far) and brings it
 /// to `budget.target` slots. Equals `kvfold::compress`. Lengths and plans stay on the device; what
-/// is launched depends on the policy alone. Refused: budgets that do not fit, policies and modes
-/// without a CUDA path.
+/// is launched depends on the policy alone. Refused: budgets that do not fit, and modes without a
+/// CUDA path; a policy without a `device_policy` does not compile.
 template <class Policy, class Scalar>
 void compress(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<Scalar>& queries, const budget& budget, workspace memory,
               stream stream) {
-  check(cache), check(state);
-  const auto rule = rule_of(policy, budget, cache.dim);
+  check(cache);
+  expects(
+      queries.count >= 0 && queries.before >= 0 && (queries.count == 0 || queries.data != nullptr),
+      "cuda compress: queries, and a count before them from 0 expected, ", queries.count, " and ",
+      queries.before, " came");
+  const auto rule = detail::rule_of(policy, budget, cache.dim);
+  using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (rule_type::leaves) {
+  if constexpr (rule_type::evicts) {
     policy.validate();
-    detail::expect_memory(policy, cache, state);
+    detail::check_state(policy, rule, cache, state, "cuda compress");
     expects(budget.target >= policy.min_budget() && budget.target <= cache.capacity,
             "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
             cache.capacity, " expected, ", budget.target, " came");
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(
-        from, cache.heads, cache.capacity, cache.group, cache.dim, queries.count,
-        detail::plan_needs::of(rule, queries.count, budget.target));
+        from, rule,
+        detail::shape_of(cache, detail::measured_queries(rule, queries.count), budget.target));
     from.check("cuda compress");
-    if constexpr (Policy::name() == "fold") {
-      if (queries.count > 0) {
-        expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
-                " steps came");
-        return detail::fold_clusters(rule, cache, state, queries, budget, work.plan, stream);
-      }
-    }
+    const kvfold::budget limit{.target = budget.target};
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {
-        detail::observe_prompt(policy, cache, state, queries, work, stream);
+        device::observe(policy, rule, cache, state, queries, work, stream);
       }
     }
-    if constexpr (Policy::name() == "keepkv") {
-      if (policy.merge_first && queries.count > 0) {
-        return detail::merge_first(rule, cache, state, budget.target, work.plan, stream);
+    if constexpr (requires {
+                    device::plan_prompt(policy, rule, cache, state, queries, limit, work.plan,
+                                        stream);
+                  }) {
+      if (queries.count > 0) {
+        return device::plan_prompt(policy, rule, cache, state, queries, limit, work.plan, stream);
       }
     }
-    if constexpr (shares_entries<rule_type>) {
-      return detail::merge_entries(rule, cache, state, {.target = budget.target}, queries.count > 0,
-                                   work.plan, stream);
-    } else {
-      detail::plan_and_apply(rule, cache, state, {.target = budget.target}, work.plan, stream);
-    }
+    device::plan(rule, cache, state, limit, work.plan, stream);
   }
 }
 

@@ -1,47 +1,36 @@
-/// Device memory that calls work in: the same code sizes it and carves it.
+/// Device memory that calls work in, and how much they need.
 #pragma once
 
-#include <cstddef>  // std::size_t
-
-#include "kvfold/config.hpp"
+#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/policies/device_policy.cuh"
 
 namespace kvfold::cuda {
 
-/// The caller's memory. Calls allocate from its beginning; what it holds between calls means
-/// nothing, but `tickets` must be 0 at first (`cudaMemset` it once): kernels leave them so.
-struct workspace {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-};
+/// Bytes of workspace for `attend` and `attend_observe`.
+template <class Scalar>
+std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
+  workspace_allocator count;
+  detail::allocate_step(count, no_rule{}, detail::shape_of(cache), false);
+  return count.used();
+}
 
-/// Gives out pieces one after another, each at a multiple of 256 bytes; without memory it counts.
-class workspace_allocator {
- public:
-  workspace_allocator() = default;  ///< counts
-  explicit workspace_allocator(workspace memory) : memory_(memory) {}
-
-  template <class T>
-  T* take(std::size_t count) {
-    const std::size_t begin = (used_ + 255) / 256 * 256;
-    used_ = begin + count * sizeof(T);
-    return memory_.data == nullptr ? nullptr
-                                   : reinterpret_cast<T*>(static_cast<char*>(memory_.data) + begin);
+/// Bytes of workspace for `compress` with `queries` queries a query head, and for `step`: the
+/// larger. One workspace may serve both, on one stream. `target`: of `compress`; 0: any. Of fold it
+/// takes much more.
+template <class Policy, class Scalar>
+std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
+                            index_t queries = 0, index_t target = 0) {
+  const auto rule = detail::rule_of(policy, budget{}, cache.dim);
+  workspace_allocator prompt;
+  detail::allocate_prompt(prompt, rule,
+                          detail::shape_of(cache, detail::measured_queries(rule, queries),
+                                           target > 0 ? target : cache.capacity));
+  for (const bool plans : {false, static_cast<bool>(rule.evicts)}) {
+    workspace_allocator decode;
+    detail::allocate_step(decode, rule, detail::shape_of(cache), plans);
+    prompt.reserve(decode.used());
   }
-
-  std::size_t used() const { return used_; }
-  /// What others have carved from the same memory counts too.
-  void reserve(std::size_t used) { used_ = used > used_ ? used : used_; }
-
-  /// Refuses a workspace that was too small for what was taken.
-  void check(const char* what) const {
-    expects(memory_.data != nullptr && used_ <= memory_.bytes, what, ": a workspace of ", used_,
-            " bytes expected (workspace_bytes), ", memory_.data == nullptr ? 0 : memory_.bytes,
-            " came");
-  }
-
- private:
-  workspace memory_;
-  std::size_t used_ = 0;
-};
+  return prompt.used();
+}
 
 }  // namespace kvfold::cuda

@@ -12,6 +12,7 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
 #include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/policies/d2o/threshold.hpp"
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
 #include "kvfold/score/observation.hpp"
@@ -145,7 +146,8 @@ struct d2o {
   /// eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ.
   float next_threshold(const head_state& state, float m) const {
     const auto now = state.memory();
-    return now[has_threshold] != 0 ? detail::multiply_add(beta, m, (1 - beta) * now[threshold]) : m;
+    return detail::d2o_threshold(beta, m, now[has_threshold] != 0, now[threshold],
+                                 detail::multiply_add);
   }
   /// Keys of NaN measure nothing.
   void remember(head_state& state, std::optional<float> m) const {

@@ -8,6 +8,7 @@
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/policies/fold/decode.hpp"
+#include "kvfold/policies/fold/layout.hpp"
 #include "kvfold/policies/fold/prompt.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
@@ -124,7 +125,9 @@ struct fold {
   auto memory_of(const kv_head auto& head, State& state) const {
     return fold_memory(state.memory(), decode.queries, head.group(), head.dim());
   }
-  index_t recent_of(index_t slots) const { return std::min(recent, share_of(recent_share, slots)); }
+  index_t recent_of(index_t slots) const {
+    return detail::fold_recent(recent, recent_share, slots);
+  }
 
   /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token those of
   /// the highest leverage above `least`, up to their share.

@@ -9,6 +9,19 @@
 
 namespace kvfold::inline v0 {
 
+namespace detail {
+
+/// `future_positions`: query `i` of `n` goes so many positions beyond the next one.
+KVFOLD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, double fade) {
+  if (fade - fade != 0) {  // infinite
+    return static_cast<index_t>(std::int64_t{i} * horizon / n);
+  }
+  const double share = static_cast<double>(i) / n;
+  return static_cast<index_t>(fade * (std::pow(horizon / fade + 1, share) - 1));
+}
+
+}  // namespace detail
+
 /// How queries are spread over the positions to come. Nobody knows how many there will be, and the
 /// next ones are sure: the density of queries `t` positions ahead is proportional to
 /// `1 / (t + fade)` up to the horizon.
@@ -18,11 +31,7 @@ struct future_positions {
 
   /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
   index_t operator()(index_t i, index_t n) const {
-    if (std::isinf(fade)) {
-      return static_cast<index_t>(std::int64_t{i} * horizon / n);
-    }
-    const double share = static_cast<double>(i) / n, near = fade;
-    return static_cast<index_t>(near * (std::pow(horizon / near + 1, share) - 1));
+    return detail::future_position(i, n, horizon, double{fade});
   }
 
   void validate(std::string_view who) const {

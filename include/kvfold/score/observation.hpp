@@ -1,9 +1,10 @@
 /// One decode step's attention, as policies see it.
 #pragma once
 
-#include <algorithm>  // std::max
+#include <algorithm>  // std::copy_n
 #include <span>
 
+#include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/queries.hpp"
 
 namespace kvfold::inline v0 {
@@ -25,7 +26,7 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
   for (std::size_t g = 1; g < static_cast<std::size_t>(group); ++g) {
     for (std::size_t s = 0; s < n; ++s) {
       const float a = probabilities[g * n + s];
-      combined[s] = how == group_combine::max ? std::max(combined[s], a) : combined[s] + a;
+      combined[s] = detail::with_query_head(how, combined[s], a);
     }
   }
   if (how == group_combine::mean) {

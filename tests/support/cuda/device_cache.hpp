@@ -86,6 +86,7 @@ struct cache_case {
   index_t odd = 0;         ///< elements between rows, so that they are not aligned
   bool sequences = false;  ///< as `paged` in any case: heads of a sequence lie side by side
   float scale = 0.125F;
+  index_t page = 4;  ///< slots of a page
 
   /// Heads that share a sequence's slots, or its pages: all, or two of an even number.
   index_t together() const { return !paged && !sequences ? 1 : heads % 2 == 0 ? 2 : heads; }
@@ -100,8 +101,6 @@ inline float whole(emulator::chance& random, index_t most) {
 /// A cache with its own memory and a state of `columns` columns.
 template <class Scalar>
 struct device_cache {
-  static constexpr index_t page_bits = 2;
-
   cache_case shape;
   std::ptrdiff_t side, row;  // a head beside the next, a slot after another
   index_t pages;
@@ -117,7 +116,7 @@ struct device_cache {
       : shape(c),
         side(c.dim + c.odd),
         row(side * c.together()),
-        pages((c.capacity + (1 << page_bits) - 1) >> page_bits),
+        pages((c.capacity + c.page - 1) / c.page),
         keys(elements()),
         values(elements()),
         table(static_cast<std::size_t>(c.heads / c.together() * pages)),
@@ -154,9 +153,15 @@ struct device_cache {
         }
       }
     }
-    state = {columns.data(), static_cast<index_t>(folds.size()), {}, {}, memory.data(), floats};
+    state = {.columns = columns.data(),
+             .count = static_cast<index_t>(folds.size()),
+             .column_stride = static_cast<std::ptrdiff_t>(slots()),
+             .head_stride = c.capacity,
+             .memory = memory.data(),
+             .floats = floats,
+             .memory_stride = floats};
     for (std::size_t k = 0; k < folds.size(); ++k) {
-      state.fold[k] = folds[k];
+      state.merges[k] = folds[k];
     }
   }
 
@@ -182,8 +187,8 @@ struct device_cache {
                                 .heads = shape.together(),
                                 .table = table.data(),
                                 .pages = pages,
-                                .page_bits = page_bits,
-                                .page = row << page_bits};
+                                .slots = shape.page,
+                                .page = row * shape.page};
       return shape.paged ? paged : shape.sequences ? sequences : alone;
     };
     return {plane_of(keys.data()),
@@ -208,7 +213,7 @@ struct device_cache {
  private:
   std::size_t elements() const {
     const index_t sequences = shape.heads / shape.together(),
-                  rows = sequences * (shape.paged ? pages << page_bits : shape.capacity);
+                  rows = sequences * (shape.paged ? pages * shape.page : shape.capacity);
     return static_cast<std::size_t>(rows * row);
   }
   std::ptrdiff_t offset(index_t h, index_t s) const {
@@ -217,8 +222,8 @@ struct device_cache {
     if (!shape.paged) {
       return first + (std::ptrdiff_t{sequence} * shape.capacity + s) * row;
     }
-    const index_t page = table[std::ptrdiff_t{sequence} * pages + (s >> page_bits)];
-    return first + ((std::ptrdiff_t{page} << page_bits) + (s & ((1 << page_bits) - 1))) * row;
+    const index_t page = table[std::ptrdiff_t{sequence} * pages + s / shape.page];
+    return first + (std::ptrdiff_t{page} * shape.page + s % shape.page) * row;
   }
 };
 

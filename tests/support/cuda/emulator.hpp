@@ -16,7 +16,10 @@
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 #include "kvfold/cuda/error.cuh"
-#include "kvfold/functors.hpp"
+#include "kvfold/detail/multiply_add.hpp"
+#include "kvfold/memory/column_merge.hpp"
+#include "kvfold/score/accumulated.hpp"
+#include "kvfold/search/protection.hpp"
 
 namespace kvfold::cuda {
 

@@ -8,6 +8,7 @@
 #include "cuda/device_cache.hpp"
 #include "kvfold/compress.hpp"
 #include "kvfold/memory/cache.hpp"
+#include "kvfold/policies/ems.hpp"
 
 namespace kvfold::cuda {
 
@@ -36,7 +37,7 @@ struct mirror {
   template <class Policy>
   mirror(const Policy& p, cache<Scalar>& kv, const kvfold::state& state, const cache_case& c)
       : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
-    if constexpr (Policy::name() == "ems") {  // the CPU's scratch: two numbers a query head
+    if constexpr (std::is_same_v<Policy, ems>) {  // the CPU's scratch: two numbers a query head
       scratch = 4, after_scratch = 4 + 2 * static_cast<std::size_t>(c.group);
       place = 6;
     }

@@ -4,6 +4,7 @@
 
 #include "cuda/mirror.hpp"
 #include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 
@@ -116,15 +117,17 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
 
   mirror<Scalar> twin(p, kv, state, c), again(p, kv, state, c);
   twin.nan = what.nan;
-  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries));
   const workspace space{memory.data(), memory.size()};
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
     workspace_allocator from(space);
-    const auto made =
-        detail::allocate_prompt(from, c.heads, c.capacity, c.group, c.dim, device.count,
-                                detail::plan_needs::of(rule_of(p, budget{}), device.count, target));
+    const auto made = detail::allocate_prompt(
+        from, detail::rule_of(p, budget{}, c.dim),
+        detail::shape_of(
+            twin.device.view(),
+            detail::measured_queries(detail::rule_of(p, budget{}, c.dim), device.count), target));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {
@@ -164,7 +167,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       }
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
-    kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
+    kvfold::step(p, kv, state, {fq, fk, fv}, limit, fout);
     cuda::step(p, twin.device.view(), twin.device.state, dq.data(),
                new_tokens<scalar>{k.data(), v.data()}, limit, out.data(), space, order(seed));
     twin.check_same(kv, state, tolerance);

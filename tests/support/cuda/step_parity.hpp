@@ -47,7 +47,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
   }
   using scalar = typename mirror<Scalar>::scalar;
   mirror<Scalar> twin(p, kv, state, c);
-  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()), 0);
+  device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
@@ -61,7 +61,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
       }
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
-    kvfold::step(p, kv, state, fq, fk, fv, limit, fout);
+    kvfold::step(p, kv, state, {fq, fk, fv}, limit, fout);
     cuda::step(p, twin.device.view(), twin.device.state, q.data(),
                new_tokens<scalar>{k.data(), v.data()}, limit, out.data(),
                {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));

@@ -1,9 +1,27 @@
 /// What the threads of a block find out together, and how blocks share what there is to do.
 #pragma once
 
+#include <cstring>  // std::memcpy
+
 #include "kvfold/cuda/device/device.cuh"
 
 namespace kvfold::cuda {
+
+/// Numbers as integers in the same order; NaN the lowest, zeros equal.
+KVFOLD_HD inline unsigned ordered(float x) {
+  const float y = rank(x) + 0.0F;
+  unsigned bits = 0;
+  memcpy(&bits, &y, sizeof bits);
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+/// The inverse of `ordered`.
+KVFOLD_HD inline float number_of(unsigned order) {
+  const unsigned bits = (order & 0x80000000U) != 0 ? order ^ 0x80000000U : ~order;
+  float x = 0;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+KVFOLD_HD inline unsigned ordered(index_t x) { return static_cast<unsigned>(x) ^ 0x80000000U; }
 
 /// Keys that order candidates: the first number, then the slot. 0: none.
 using candidate = unsigned long long;

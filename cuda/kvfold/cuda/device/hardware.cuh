@@ -7,7 +7,7 @@
 
 #include <type_traits>  // std::is_trivially_copyable_v
 
-#include "kvfold/cuda/error.cuh"
+#include "kvfold/cuda/device/error.cuh"
 #include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/column_merge.hpp"
 #include "kvfold/score/accumulated.hpp"

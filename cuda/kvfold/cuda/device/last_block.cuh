@@ -1,8 +1,7 @@
-/// The best of a head's tiles, for whichever of its blocks finishes last.
+/// The best candidate of a head's tiles, for the last of its blocks to finish.
 #pragma once
 
 #include "kvfold/cuda/device/block_collectives.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -11,14 +10,13 @@ struct best_of_all {
   candidate of;  ///< all tiles; 0: none, or it is not the last
 };
 
-/// Leaves the block's best behind, a tile of `tiles`, and takes a ticket. The tickets are the last
-/// block's to put back to 0.
+/// Writes the block's best to `of_tiles[tile]` and takes a ticket. `*tickets` is 0
+/// before the first block.
 template <index_t Threads>
 KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
-                                        of_warps<candidate, Threads>& shared,
-                                        const partial_attention& to, index_t h, index_t tile,
-                                        index_t tiles, candidate mine) {
-  candidate* const of_tiles = to.removed + std::ptrdiff_t{h} * tiles;
+                                        of_warps<candidate, Threads>& shared, index_t* tickets,
+                                        candidate* of_tiles, index_t tile, index_t tiles,
+                                        candidate mine) {
   mine = block_max(shared, mine);
   if (thread_index() == 0) {
     of_tiles[tile] = mine;
@@ -26,7 +24,7 @@ KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
   thread_fence();
   sync_block();
   if (thread_index() == 0) {
-    const index_t done = add_global(to.tickets + h, 1);
+    const index_t done = add_global(tickets, 1);
     ticket[0] = done;
   }
   sync_block();

@@ -1,7 +1,7 @@
 /// Lists of slots on the device, and who goes where: what plans that merge are made from.
 #pragma once
 
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/memory/view.cuh"
 
 namespace kvfold::cuda {
 
@@ -32,7 +32,7 @@ struct keep_evict_partition {
   float* similarity;                    ///< [heads, capacity] the same by slot
 
   slot_lists kept_list() const { return {kept, kept_count}; }
-  slot_lists leaving_list() const { return {removed, removed_count}; }
+  slot_lists removed_list() const { return {removed, removed_count}; }
 
   KVFOLD_DEVICE void none(index_t h) const {
     rows[h] = -1, kept_count[h] = 0, removed_count[h] = 0;

@@ -1,7 +1,7 @@
 /// Rotary position embedding on the device.
 #pragma once
 
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/memory/view.cuh"
 
 namespace kvfold::cuda {
 

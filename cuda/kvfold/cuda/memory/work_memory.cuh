@@ -1,5 +1,5 @@
-/// What calls work in, carved from one workspace: what one phase has left may be overwritten by the
-/// next, but for the tickets.
+/// What calls work in, allocated from one workspace: what one phase has left may be overwritten by
+/// the next.
 #pragma once
 
 #include <cstddef>  // std::size_t
@@ -20,16 +20,20 @@ inline constexpr index_t most_splits = 128;
 
 /// What the first launch leaves for the second.
 struct partial_attention {
-  index_t* tickets;  // [heads] blocks of the second launch that are done; 0 between steps
-  float* logits;     // [heads, capacity, group], or null: nobody observes
-  float* max;        // [heads, splits, group] of the logits
-  float* sum;        // [heads, splits, group] Σ exp(ℓ − max)
-  float* out;        // [heads, splits, group, dim] Σ exp(ℓ − max) v
-  unsigned long long* removed;  // [heads, near_tiles] best candidate of each tile of a launch
-  index_t* victims;             // [heads] who leaves for the nearest; −1: nobody
+  index_t* tickets;          // [heads] blocks of a launch that are done
+  float* logits;             // [heads, capacity, group], or null: they are not observed
+  float* max;                // [heads, splits, group] of the logits
+  float* sum;                // [heads, splits, group] Σ exp(ℓ − max)
+  float* out;                // [heads, splits, group, dim] Σ exp(ℓ − max) v
+  unsigned long long* best;  // [heads, near_tiles] best candidate of each tile of a launch
+  index_t* victims;          // [heads] the slot to remove; −1: none
   index_t splits;
   index_t tiles;
   index_t near_tiles;
+
+  KVFOLD_DEVICE unsigned long long* best_of(index_t h) const {
+    return best + std::ptrdiff_t{h} * near_tiles;
+  }
 };
 
 inline constexpr index_t slots_a_tile = 1024;      // of the second launch
@@ -44,96 +48,68 @@ inline index_t splits_of(index_t heads, index_t capacity) {
   return splits < 1 ? 1 : splits > most_splits ? most_splits : splits;
 }
 
-/// All but the tickets.
-inline void allocate(partial_attention& p, workspace_allocator& from, index_t heads,
-                     index_t capacity, index_t group, index_t dim) {
-  p.splits = splits_of(heads, capacity);
-  p.tiles = (capacity + slots_a_tile - 1) / slots_a_tile;
-  p.near_tiles = (capacity + slots_a_near_tile - 1) / slots_a_near_tile;
-  const auto n = static_cast<std::size_t>(heads), g = static_cast<std::size_t>(group);
+inline void allocate(partial_attention& p, workspace_allocator& from, const work_shape& shape) {
+  p.tickets = from.take<index_t>(shape.all_heads());
+  p.splits = splits_of(shape.heads, shape.capacity);
+  p.tiles = (shape.capacity + slots_a_tile - 1) / slots_a_tile;
+  p.near_tiles = (shape.capacity + slots_a_near_tile - 1) / slots_a_near_tile;
+  const std::size_t n = shape.all_heads(), g = static_cast<std::size_t>(shape.group);
   const auto parts = n * static_cast<std::size_t>(p.splits) * g;
-  p.logits = from.take<float>(n * static_cast<std::size_t>(capacity) * g);
+  p.logits = from.take<float>(shape.slots() * g);
   p.max = from.take<float>(parts);
   p.sum = from.take<float>(parts);
-  p.out = from.take<float>(parts * static_cast<std::size_t>(dim));
-  p.removed = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
+  p.out = from.take<float>(parts * static_cast<std::size_t>(shape.dim));
+  p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
   p.victims = from.take<index_t>(n);
 }
 
 /// What a step works in: the splits' attention, then plans in the same memory.
+template <class Rule>
 struct step_memory {
   partial_attention partial;
-  plan_memory plan;
+  typename plan_memory_of<Rule>::type plan;
 };
 
-inline step_memory allocate_step(workspace_allocator& from, index_t heads, index_t capacity,
-                                 index_t group, index_t dim, bool plans, const plan_needs& needs) {
-  step_memory m{};
-  m.partial.tickets = from.take<index_t>(static_cast<std::size_t>(heads));
+/// `plans`: does the step make plans, and not remove one slot?
+template <class Rule>
+step_memory<Rule> allocate_step(workspace_allocator& from, const Rule& rule,
+                                const work_shape& shape, bool plans) {
+  step_memory<Rule> m{};
   workspace_allocator plan = from;
-  allocate(m.partial, from, heads, capacity, group, dim);
+  allocate(m.partial, from, shape);
   if (plans) {
-    m.plan = carve_plan(plan, heads, capacity, group, dim, needs);
+    m.plan.allocate(plan, rule, shape);
     from.reserve(plan.used());
-  } else if (needs.entries.window > 0) {  // beside what attention leaves
-    m.plan.entries = carve_entries(from, heads, capacity, dim, needs.entries);
+  } else if constexpr (requires { m.plan.allocate_scratch(from, rule, shape); }) {
+    m.plan.allocate_scratch(from, rule, shape);  // beside what attention leaves
   }
   return m;
 }
 
 /// What `compress` works in: column sums, then plans in the same memory.
+template <class Rule>
 struct prompt_memory {
   float *sums, *last;  // [heads, capacity]; of the last window
   index_t *order, *spare;
   workspace log_sums;
-  plan_memory plan;
+  typename plan_memory_of<Rule>::type plan;
 };
 
-inline prompt_memory allocate_prompt(workspace_allocator& from, index_t heads, index_t capacity,
-                                     index_t group, index_t dim, index_t queries,
-                                     const plan_needs& needs) {
-  const std::size_t slots = static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
-  from.take<index_t>(static_cast<std::size_t>(heads));  // the tickets of steps stay 0
+template <class Rule>
+prompt_memory<Rule> allocate_prompt(workspace_allocator& from, const Rule& rule,
+                                    const work_shape& shape) {
+  const std::size_t slots = shape.slots();
   workspace_allocator measure = from;
-  prompt_memory m{};
-  m.sums = measure.take<float>(slots);
-  m.last = needs.entries.window > 0 ? measure.take<float>(slots) : nullptr;
+  prompt_memory<Rule> m{};
+  m.sums = measure.take<float>(slots), m.last = measure.take<float>(slots);
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
-  const std::size_t bytes = column_scores_workspace_bytes(heads, group, queries);
+  const std::size_t bytes = column_scores_workspace_bytes(shape.heads, shape.group, shape.queries);
   m.log_sums = {measure.take<char>(bytes), bytes};
-  m.plan = carve_plan(from, heads, capacity, group, dim, needs);
+  m.plan.allocate(from, rule, shape);
   from.reserve(measure.used());
   return m;
 }
 
 }  // namespace detail
-
-/// Bytes of workspace for `attend` and `attend_observe`.
-template <class Scalar>
-std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
-  workspace_allocator count;
-  detail::allocate_step(count, cache.heads, cache.capacity, cache.group, cache.dim, false, {});
-  return count.used();
-}
-
-/// Bytes of workspace for `compress` with `queries` queries a query head, and for `step`: the
-/// larger. One workspace may serve both, on one stream. `target`: of `compress`; 0: any. Of fold it
-/// takes much more.
-template <class Policy, class Scalar>
-std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
-                            index_t queries = 0, index_t target = 0) {
-  const auto rule = rule_of(policy, budget{});
-  workspace_allocator prompt;
-  detail::allocate_prompt(
-      prompt, cache.heads, cache.capacity, cache.group, cache.dim, queries,
-      detail::plan_needs::of(rule, queries, target > 0 ? target : cache.capacity));
-  for (const bool plans : {false, static_cast<bool>(rule.leaves)}) {
-    workspace_allocator decode;
-    detail::allocate_step(decode, cache.heads, cache.capacity, cache.group, cache.dim, plans,
-                          detail::plan_needs::of(rule));
-    prompt.reserve(decode.used());
-  }
-  return prompt.used();
-}
 
 }  // namespace kvfold::cuda

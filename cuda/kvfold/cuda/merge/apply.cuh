@@ -1,7 +1,7 @@
 /// Carrying out plans: rows, log-mass, positions and columns of all heads, in place.
 #pragma once
 
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/memory/view.cuh"
 
 namespace kvfold::cuda {
 
@@ -36,7 +36,7 @@ struct apply_rows {
 
   /// Grid: heads; slices of keys, slices of values, records.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto part = static_cast<index_t>(block_index().y);
     const index_t rows = plan.rows[h];
     if (rows < 0) {
@@ -131,10 +131,10 @@ struct apply_rows {
       const index_t anchor = sources[begin[r]].source;
       log_mass[anchor] = plan.log_mass[cache.slot(h, r)];
       for (index_t c = 0; c < state.count; ++c) {
-        float* const column = column_of(c, h);
+        float* const column = state.column(c, h);
         float x = column[anchor];
         for (index_t e = begin[r] + 1; e < begin[r + 1]; ++e) {
-          x = kvfold::detail::merged_column(state.fold[c], x, column[sources[e].source]);
+          x = kvfold::detail::merged_column(state.merges[c], x, column[sources[e].source]);
         }
         column[anchor] = x;
       }
@@ -148,7 +148,7 @@ struct apply_rows {
         mass = log_mass[from], where = position[from];
         KVFOLD_UNROLL
         for (index_t c = 0; c < max_columns; ++c) {
-          numbers[c] = c < state.count ? column_of(c, h)[from] : 0.0F;
+          numbers[c] = c < state.count ? state.column(c, h)[from] : 0.0F;
         }
       }
       sync_block();
@@ -157,7 +157,7 @@ struct apply_rows {
         KVFOLD_UNROLL
         for (index_t c = 0; c < max_columns; ++c) {
           if (c < state.count) {
-            column_of(c, h)[r] = numbers[c];
+            state.column(c, h)[r] = numbers[c];
           }
         }
       }
@@ -165,10 +165,6 @@ struct apply_rows {
     if (thread_index() == 0) {
       cache.length[h] = rows;
     }
-  }
-
-  KVFOLD_DEVICE float* column_of(index_t c, index_t h) const {
-    return state.columns + cache.slot(c * cache.heads + h, 0);
   }
 };
 
@@ -180,12 +176,12 @@ struct apply_rows {
 template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
            stream stream) {
-  check(cache), check(state), check(plan, "cuda apply");
+  check(cache), check(state, cache, 0, 0, "cuda apply"), check(plan, "cuda apply");
   using kernel = detail::apply_rows<Scalar>;
   const index_t slices =
       (cache.dim + kernel::lanes * kernel::width - 1) / (kernel::lanes * kernel::width);
   launch(kernel{cache, state, plan, slices, cache.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(2 * slices + 1)}, stream);
+         {cache.blocks(), static_cast<unsigned>(2 * slices + 1)}, stream);
 }
 
 }  // namespace kvfold::cuda

@@ -6,6 +6,14 @@
 
 namespace kvfold::cuda::detail {
 
+/// The heads that a call runs, of which those with `rows[h]` below 0 stay as they are.
+struct planned_heads {
+  const index_t* rows;  // [heads]
+  active_heads active;
+
+  KVFOLD_DEVICE index_t head() const { return active.head(); }
+};
+
 /// A matrix of every head: element `i, k` of head `h` at `data[h · head + i · row + k · column]`.
 template <class T>
 struct matrices {
@@ -26,7 +34,7 @@ struct products_of {
     shared_array<double, side*(side + 1)> a, b;
   };
 
-  const index_t* planned;  // [heads]
+  planned_heads planned;
   matrices<A> a;
   matrices<B> b;
   matrices<Out> out;
@@ -34,8 +42,8 @@ struct products_of {
 
   /// Grid: heads, tiles of rows, tiles of columns.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
-    if (planned[h] < 0) {
+    const index_t h = planned.head();
+    if (planned.rows[h] < 0) {
       return;
     }
     const index_t i0 = static_cast<index_t>(block_index().y) * side;
@@ -72,7 +80,7 @@ struct products_of {
 };
 
 template <class A, class B, class Out>
-products_of<A, B, Out> products_by(const index_t* planned, const matrices<A>& a,
+products_of<A, B, Out> products_by(const planned_heads& planned, const matrices<A>& a,
                                    const matrices<B>& b, const matrices<Out>& out, index_t rows,
                                    index_t columns, index_t depth) {
   return {planned, a, b, out, rows, columns, depth};
@@ -84,23 +92,23 @@ struct copy_of {
   static constexpr index_t threads = 512;
   struct shared_memory {};
 
-  const index_t* planned;  // [heads]
+  planned_heads planned;
   matrices<A> a;
   matrices<Out> out;
   index_t rows, columns;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
-    for (index_t e = thread_index(); planned[h] >= 0 && e < rows * columns; e += threads) {
+    const index_t h = planned.head();
+    for (index_t e = thread_index(); planned.rows[h] >= 0 && e < rows * columns; e += threads) {
       out(h, e / columns, e % columns) = static_cast<Out>(a(h, e / columns, e % columns));
     }
   }
 };
 
 template <class A, class Out>
-copy_of<A, Out> copies_by(const index_t* planned, const matrices<A>& a, const matrices<Out>& out,
-                          index_t rows, index_t columns) {
+copy_of<A, Out> copies_by(const planned_heads& planned, const matrices<A>& a,
+                          const matrices<Out>& out, index_t rows, index_t columns) {
   return {planned, a, out, rows, columns};
 }
 
@@ -114,17 +122,17 @@ struct solve_ridge {
     shared_array<double, 1> pivot;
   };
 
-  const index_t* planned;  // [heads]
-  double* gram;            // [heads, size, size]
-  double* x;               // [heads, size, columns], B before
-  double* vector;          // [heads, 2, size] scratch
+  planned_heads planned;
+  double* gram;    // [heads, size, size]
+  double* x;       // [heads, size, columns], B before
+  double* vector;  // [heads, 2, size] scratch
   index_t size, columns;
   double ridge;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
-    if (planned[h] < 0) {
+    const index_t h = planned.head();
+    if (planned.rows[h] < 0) {
       return;
     }
     double* const a = gram + std::ptrdiff_t{h} * size * size;
@@ -246,7 +254,7 @@ struct spare_pinned {
 
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
       const index_t anchor = plan.sources[cache.slot(h, begin[r])].source;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/head_context.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -14,6 +14,17 @@ struct join_all {
   KVFOLD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
                                 const keep_evict_partition&, const state_view&, index_t) const {
     return lowest_score;
+  }
+};
+
+/// Those at or above a similarity.
+struct join_above {
+  float similarity;
+
+  template <class Scalar, index_t Threads>
+  KVFOLD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
+                                const keep_evict_partition&, const state_view&, index_t) const {
+    return similarity;
   }
 };
 
@@ -37,7 +48,7 @@ struct make_rows {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (from.rows[h] < 0) {
       return;
     }
@@ -106,7 +117,7 @@ struct weigh_rows {
 
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const head_context head = context_of(cache, state, h, 0);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     each_by_warp<threads>(plan.rows[h], [&](index_t r) {
@@ -126,7 +137,7 @@ template <class Scalar, class Join, class Weights>
 void write_rows(const cache_view<Scalar>& cache, const state_view& state,
                 const keep_evict_partition& from, const plan_view& plan, const Join& join,
                 const Weights& weights, index_t target, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto heads = cache.blocks();
   launch(make_rows<Scalar, Join>{cache, state, from, plan, join}, {heads}, stream);
   launch(weigh_rows<Scalar, Weights>{cache, state, from, plan, weights},
          {heads, static_cast<unsigned>((target + 63) / 64)}, stream);

@@ -1,7 +1,7 @@
 /// What happens to slots when one of them leaves in a step. By a block.
 #pragma once
 
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/memory/head_context.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -55,7 +55,7 @@ KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
   merge(cache.values.of(h), how.values);
   if (thread_index() < state.count) {
     float& x = head.column(thread_index(), into);
-    x = kvfold::detail::merged_column(state.fold[thread_index()], x,
+    x = kvfold::detail::merged_column(state.merges[thread_index()], x,
                                       head.column(thread_index(), removed));
   }
   if (thread_index() == 0) {

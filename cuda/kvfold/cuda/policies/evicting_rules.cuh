@@ -1,24 +1,13 @@
 /// Rules of policies that let slots go.
 #pragma once
 
-#include "kvfold/cuda/policies/context.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda {
 
-/// Attention alone.
-struct no_rule {
-  static constexpr bool observes = false, leaves = false, merges = false;
-  group_combine combine = group_combine::sum;
-
-  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
-  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
-};
-
 /// StreamingLLM: the oldest but the sinks.
 struct position_rule : no_rule {
-  static constexpr bool leaves = true;
+  static constexpr bool evicts = true;
   index_t sinks = 4;
 
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
@@ -31,7 +20,8 @@ struct position_rule : no_rule {
 
 /// `s ← decay · s + a` (H2O: decay 1, TOVA: 0), or `s ← max(s, a)`, in column 0.
 struct sum_rule {
-  static constexpr bool observes = true, leaves = true, merges = false;
+  static constexpr index_t columns = 1;
+  static constexpr bool observes = true, evicts = true, merges = false;
   group_combine combine = group_combine::sum;
   index_t sinks = 4, recent = 0;
   float decay = 1;
@@ -52,11 +42,14 @@ struct sum_rule {
 
 /// SnapKV: over the last `window` to 2 `window` queries, as a past and a current sum.
 struct window_rule {
-  static constexpr bool observes = true, leaves = true, merges = false;
+  static constexpr index_t columns = 2;
+  static constexpr bool observes = true, evicts = true, merges = false;
   enum column_name : index_t { past, current };
   group_combine combine = group_combine::sum;
   index_t sinks = 4, window = 32;
 
+  /// Floats of the state's memory, a head.
+  static std::size_t memory(index_t, index_t, index_t) { return 1; }
   KVFOLD_DEVICE bool full(const head_context& head) const {
     return head.memory[0] + 1 >= static_cast<float>(window);
   }

@@ -1,8 +1,8 @@
 /// A prompt's column sums into a policy's scores.
 #pragma once
 
-#include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/memory/head_context.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -19,7 +19,7 @@ struct add_sums {
 
   /// Grid: heads, stretches of `threads` slots.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (s < cache.length[h]) {
       float& score = context_of(cache, state, h, 0).column(0, s);
@@ -28,56 +28,20 @@ struct add_sums {
   }
 };
 
-/// SnapKV's prompt score, a block a head: the sums, averaged over `kernel` neighbours in position
-/// among the slots before the window (listing 1), as the past; nothing as the present.
+/// Column sums of `queries`, decayed where `options` say so, into column 0, of which `age` remains.
+/// Three launches. `sums [heads, capacity]` is scratch.
 template <class Scalar>
-struct pool_sums {
-  static constexpr index_t threads = 512;
-  struct shared_memory {
-    sort_memory<threads> sort;
-  };
-
-  cache_view<Scalar> cache;
-  state_view state;
-  window_rule rule;
-  index_t kernel;
-  bool count_border;
-  const float* sums;       // [heads, capacity]
-  index_t *order, *spare;  // [heads, capacity] scratch
-
-  /// Grid: heads.
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
-    const index_t n = cache.length[h];
-    if (n == 0) {
-      return;
-    }
-    const head_context head =
-        context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
-    const protection in_window{0, rule.window, head.newest};
-    const float* const raw = sums + cache.slot(h, 0);
-    index_t* const list = order + cache.slot(h, 0);
-    index_t count = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const bool in = in_window(head.position[s]);
-      head.column(window_rule::past, s) = raw[s];
-      head.column(window_rule::current, s) = 0;
-      list[s] = s;
-      count += in ? 0 : 1;
-    }
-    count = block_sum(shared.sort.number, count);
-    const index_t* const by_position =  // those in the window come last
-        block_sort(shared.sort, list, spare + cache.slot(h, 0), n,
-                   static_cast<unsigned>(head.newest),
-                   [&](index_t s) { return static_cast<unsigned>(head.position[s]); });
-    for (index_t i = thread_index(); i < count; i += threads) {
-      head.column(window_rule::past, by_position[i]) =
-          pooled(raw, by_position, count, i, kernel, count_border);
-    }
-    if (thread_index() == 0) {
-      head.memory[0] = 0;
-    }
-  }
-};
+void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
+                     const query_rows<Scalar>& queries, const column_options& options, float age,
+                     float* sums, workspace log_sums, stream stream) {
+  const bool decays = options.decay != 1;
+  cuda::column_scores(cache, queries, options,
+                      {.total = decays ? nullptr : sums, .decayed = decays ? sums : nullptr},
+                      log_sums, stream);
+  using kernel = add_sums<Scalar>;
+  const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
+  launch(kernel{cache, state, sums, age}, {cache.blocks(), static_cast<unsigned>(stretches)},
+         stream);
+}
 
 }  // namespace kvfold::cuda::detail

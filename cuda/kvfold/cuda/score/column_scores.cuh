@@ -51,7 +51,7 @@ struct slot_sums {
 
   /// Grid: heads, tiles of slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
     const index_t n = cache.length[h], tokens_total = cache.tokens_total[h];
     if (s0 >= n || !queries.asks(h)) {
@@ -194,7 +194,7 @@ void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
                    const column_options& options, const column_sums& out, float* log_sum_exp,
                    stream stream) {
   using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
-  const auto heads = static_cast<unsigned>(cache.heads), group = static_cast<unsigned>(cache.group);
+  const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
   const auto tiles = [](index_t n) {
     return static_cast<unsigned>((n + shape::rows - 1) / shape::rows);
   };

@@ -5,37 +5,43 @@
 #include <cstdint>      // std::uintptr_t
 #include <type_traits>  // std::conditional_t
 
-#include "kvfold/cuda/device/tile.cuh"
+#include "kvfold/cuda/memory/tile.cuh"
 
 namespace kvfold::cuda {
 
-/// Queries of all heads, as `kvfold::query_view` has them but for `before`: windows do not reach
-/// behind a chunk. Query `i` of member `g` of KV head `h`'s group starts at
-/// `data[h · head + g · group + i · row]`, contiguous `[dim]`.
+/// Queries of all heads that a call runs, as `kvfold::query_view` has them: query `i` of member `g`
+/// of KV head `h`'s group starts at `data[place · head + g · group + i · row]`, contiguous `[dim]`,
+/// where `place` is the head's in `cache_view::active` (all heads: `h`).
 template <class Scalar>
 struct query_rows {
   using scalar = Scalar;
 
   const Scalar* data = nullptr;
-  index_t count = 0;
+  index_t count = 0;  ///< queries a query head
   std::ptrdiff_t head = 0, group = 0, row = 0;
   const index_t* position = nullptr;  ///< [count]; null: the last `count` positions seen
+  /// Of a prompt in chunks: queries of the same prompt that lie right before these, which windows
+  /// reach back to. They do not count again.
+  index_t before = 0;
 
-  KVFOLD_DEVICE const Scalar* at(index_t h, index_t g, index_t i) const {
-    return data + h * head + g * group + i * row;
+  /// Of this block's head.
+  KVFOLD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {
+    return data + place_of_block() * head + g * group + i * row;
   }
   /// Of query `i`, for a head that has seen `tokens_total` tokens.
   KVFOLD_DEVICE index_t position_of(index_t, index_t i, index_t tokens_total) const {
     return position == nullptr ? tokens_total - count + i : position[i];
   }
-  /// Does anybody ask head `h`?
+  /// Are there queries of head `h`?
   KVFOLD_DEVICE bool asks(index_t) const { return true; }
-  /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
-  /// chosen.
+  /// What a policy with a window measures on: the last `window` of a prompt's own with those before
+  /// them, or all that was chosen.
   query_rows reference(index_t window) const {
     query_rows x = *this;
-    if (position == nullptr && count > window) {
-      x.data += (count - window) * row, x.count = window;
+    if (position == nullptr) {
+      const index_t all = count + before, skip = all > window ? all - window : 0;
+      x.data += (skip - before) * row;
+      x.count = all - skip, x.before = skip;
     }
     return x;
   }
@@ -87,7 +93,7 @@ struct query_log_sums {
 
   /// Grid: heads, query heads of one, tiles of queries.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto g = static_cast<index_t>(block_index().y);
     const index_t i0 = static_cast<index_t>(block_index().z) * shape::rows;
     const index_t n = cache.length[h], tokens_total = cache.tokens_total[h];

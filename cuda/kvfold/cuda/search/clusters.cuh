@@ -3,10 +3,30 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda::detail {
+
+/// The space that a prompt's clusters are made in: squared distance is
+/// `δkᵀ M δk + ν ‖δv‖²`.
+struct cluster_space {
+  float* metric;   ///< M [heads, dim, dim], symmetric
+  float* inverse;  ///< ν [heads]
+  float* square;   ///< [heads, capacity]
+  float* pull;     ///< [heads, capacity] weight of a slot
+};
+
+/// Centres `[heads, most, pitch]`: `M k`, `ν v`, and half of their square.
+struct centre_rows {
+  float *key, *value;
+  float* half;  ///< [heads, most]
+  index_t most, pitch;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t c) const {
+    return (std::ptrdiff_t{h} * most + c) * pitch;
+  }
+};
 
 /// The means of slots' keys and values as centres: `M k̄`, `v̄ ν` and half of the square, so that the
 /// largest `k·(M k̄) + v·(v̄ ν) − half` is that of the nearest. A warp a centre. A centre that
@@ -28,7 +48,7 @@ struct mean_centres {
 
   /// Grid: heads, any number of blocks that share the centres.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }
@@ -106,7 +126,7 @@ struct nearest_centre {
 
   /// Grid: heads, tiles of slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
     if (planned[h] < 0 || e0 >= rows.count[h]) {
       return;
@@ -176,7 +196,7 @@ struct group_members {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }

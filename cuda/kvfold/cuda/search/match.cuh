@@ -4,10 +4,9 @@
 #include <cstddef>  // std::size_t
 
 #include "kvfold/cuda/device/block_collectives.cuh"
-#include "kvfold/cuda/device/tile.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
-#include "kvfold/cuda/workspace.cuh"
+#include "kvfold/cuda/memory/tile.cuh"
+#include "kvfold/cuda/memory/workspace.cuh"
 
 namespace kvfold::cuda {
 
@@ -111,7 +110,7 @@ struct squared_norms {
 
   /// Grid: heads, stretches of 256 slots.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t begin = static_cast<index_t>(block_index().y) * 256, n = cache.length[h];
     const auto keys = cache.keys.of(h);
     for (index_t s = begin + warp(); s < n && s < begin + 256; s += threads / 32) {
@@ -146,7 +145,7 @@ struct nearest_kept {
 
   /// Grid: heads, tiles of leaving slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
     const index_t count = removed.count[h], candidates = kept.count[h];
     if (e0 >= count) {
@@ -229,8 +228,7 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
   using shape = tile_shape<Scalar, Depth>;
   launch(nearest_kept<Scalar, Depth, Similarity>{cache, removed, kept, norm, out, similarity,
                                                  cache.aligned()},
-         {static_cast<unsigned>(cache.heads),
-          static_cast<unsigned>((cache.capacity + shape::rows - 1) / shape::rows)},
+         {cache.blocks(), static_cast<unsigned>((cache.capacity + shape::rows - 1) / shape::rows)},
          stream);
 }
 
@@ -249,8 +247,7 @@ void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
 template <class Scalar>
 void norms(const cache_view<Scalar>& cache, float* norm, stream stream) {
   launch(squared_norms<Scalar>{cache, norm, cache.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>((cache.capacity + 255) / 256)},
-         stream);
+         {cache.blocks(), static_cast<unsigned>((cache.capacity + 255) / 256)}, stream);
 }
 
 }  // namespace detail

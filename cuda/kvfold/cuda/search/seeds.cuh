@@ -32,7 +32,7 @@ struct farthest_first {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }

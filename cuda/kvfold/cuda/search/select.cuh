@@ -4,7 +4,7 @@
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda {
 
@@ -52,7 +52,7 @@ struct select_slots {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (!limit.reached(n)) {
       if (thread_index() == 0) {
@@ -121,9 +121,8 @@ struct select_slots {
 template <class Scalar, class Rule, class To>
 void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
                  const state_view& state, const budget& limit, stream stream) {
-  static_assert(Rule::leaves, "kvfold::cuda: a rule by which slots leave expected");
-  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to},
-         {static_cast<unsigned>(cache.heads)}, stream);
+  static_assert(Rule::evicts, "kvfold::cuda: a rule by which slots leave expected");
+  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to}, {cache.blocks()}, stream);
 }
 
 }  // namespace detail
@@ -135,7 +134,8 @@ void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache
 template <class Scalar, class Rule>
 void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
             const budget& limit, const plan_view& plan, stream stream) {
-  check(cache), check(state), check(plan, "cuda select");
+  check(cache), check(plan, "cuda select");
+  detail::check_rule(rule, cache, state, "cuda select");
   expects(limit.target >= 0, "cuda select: a target of at least 0 expected, ", limit.target,
           " came");
   detail::select_into(detail::evictions{plan}, rule, cache, state, limit, stream);

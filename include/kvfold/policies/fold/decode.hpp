@@ -9,6 +9,7 @@
 #include "kvfold/memory/tile.hpp"
 #include "kvfold/merge/fit.hpp"
 #include "kvfold/merge/plan.hpp"
+#include "kvfold/policies/fold/layout.hpp"
 #include "kvfold/policies/fold/memory.hpp"
 #include "kvfold/score/future_positions.hpp"
 #include "kvfold/score/leverage.hpp"
@@ -27,7 +28,7 @@ struct fold_decode {
   index_t stride = 4;           ///< every so many steps one is remembered
   index_t period = 0;           ///< slots freed at once; 0: a sixteenth of the budget
 
-  index_t freed(index_t slots) const { return period > 0 ? period : std::max(slots / 16, 1); }
+  index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
   void validate() const {
     ahead.validate("fold");
     expect_count("fold", "remembered queries", queries, 1);

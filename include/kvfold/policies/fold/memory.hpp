@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvfold/memory/head_state.hpp"
+#include "kvfold/policies/fold/layout.hpp"
 #include "kvfold/score/key_moments.hpp"
 #include "kvfold/score/queries.hpp"
 
@@ -22,7 +23,7 @@ template <class Float>
 class fold_memory {
  public:
   fold_memory(std::span<Float> floats, index_t queries, index_t group, index_t dim)
-      : floats_(floats), most_(queries), group_(group), dim_(dim) {}
+      : floats_(floats), layout_{queries, group, dim} {}
 
   /// Queries held per query head.
   index_t count() const { return get(held); }
@@ -33,59 +34,54 @@ class fold_memory {
   /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest.
   void remember(const float* q, index_t position, index_t stride) {
     const index_t slot = get(next);
-    std::copy_n(q, std::ptrdiff_t{group_} * dim_, at(0, slot));
+    std::copy_n(q, std::ptrdiff_t{layout_.group} * layout_.dim, at(0, slot));
     set(header + static_cast<std::size_t>(slot), position);
     set(held, std::max(get(held), slot + 1));
     const index_t step = get(steps);
     set(newest, slot);
-    set(next, step % stride == 0 ? (slot + 1) % most_ : slot);
+    set(next, layout_.next_slot(slot, step, stride));
     set(steps, (step + 1) % stride);
   }
 
   /// Reference queries: as many as there is room for, evenly spread. `seen`: tokens so far.
   template <class T>
   void remember(const query_view<T>& reference, index_t tokens_total) {
-    const index_t n = std::min(most_, reference.count);
+    const index_t n = std::min(layout_.queries, reference.count);
     for (index_t i = 0; i < n; ++i) {
       const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
       set(header + static_cast<std::size_t>(i), reference.position_of(from, tokens_total));
-      for (index_t g = 0; g < group_; ++g) {
+      for (index_t g = 0; g < layout_.group; ++g) {
         const T* q = reference.at(g, from);
-        std::transform(q, q + dim_, at(g, i), [](T x) { return static_cast<float>(x); });
+        std::transform(q, q + layout_.dim, at(g, i), [](T x) { return static_cast<float>(x); });
       }
     }
-    set(held, n), set(newest, n - 1), set(next, n % most_), set(steps, 0);
+    set(held, n), set(newest, n - 1), set(next, n % layout_.queries), set(steps, 0);
   }
 
   /// Takes the keys of the tokens that came since the last call into the moments. Called before
   /// slots are merged: until then they are all there to be read.
   void count_keys(const kv_head auto& head, const rope& rope) {
-    set(keys, key_moments(moments(), dim_).add(head, rope, get(counted), get(keys)));
+    set(keys, key_moments(moments(), layout_.dim).add(head, rope, get(counted), get(keys)));
     set(counted, head.tokens_total());
   }
   /// The moments as they would be then, in `to [key_moments::floats(dim)]`.
   key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {
-    std::copy_n(moments(), key_moments::floats(dim_), to);
-    const key_moments now(to, dim_);
+    std::copy_n(moments(), key_moments::floats(layout_.dim), to);
+    const key_moments now(to, layout_.dim);
     now.add(head, rope, get(counted), get(keys));
     return now;
   }
 
  private:
-  enum field : std::size_t { counted, keys, held, newest, next, steps, header };
+  using enum detail::fold_layout::field;
   index_t get(std::size_t i) const { return std::bit_cast<index_t>(floats_[i]); }
   void set(std::size_t i, index_t x) { floats_[i] = std::bit_cast<float>(x); }
-  index_t slot_of(index_t i) const { return get(held) < most_ ? i : (get(newest) + 1 + i) % most_; }
-  Float* moments() const { return at(0, most_); }
-  Float* at(index_t g, index_t slot) const {
-    return floats_.data() + header + static_cast<std::size_t>(most_) +
-           (static_cast<std::size_t>(slot) * static_cast<std::size_t>(group_) +
-            static_cast<std::size_t>(g)) *
-               static_cast<std::size_t>(dim_);
-  }
+  index_t slot_of(index_t i) const { return layout_.slot_of(i, get(held), get(newest)); }
+  Float* moments() const { return floats_.data() + layout_.moments(); }
+  Float* at(index_t g, index_t slot) const { return floats_.data() + layout_.query(g, slot); }
 
   std::span<Float> floats_;
-  index_t most_, group_, dim_;
+  detail::fold_layout layout_;
 };
 
 }  // namespace kvfold::inline v0

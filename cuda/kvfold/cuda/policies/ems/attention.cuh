@@ -7,71 +7,6 @@
 
 namespace kvfold::cuda::detail {
 
-/// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
-KVFOLD_DEVICE inline float entry_slope(const entry_table& tokens, index_t s, float scale,
-                                       float dot) {
-  const float norm = tokens.at(entry_table::norm, s);
-  return norm > 0 ? scale * dot / norm : 0.0F;
-}
-
-/// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`. Not inlined: attention has 32 of these
-/// side by side.
-KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_table tokens,
-                                                                   index_t s, float slope) {
-  float most = lowest_score, sum = 0;
-  tokens.each(s, [&](index_t t) {
-    const float l = slope * tokens.at(entry_table::norm, t);
-    most = l > most ? l : most;
-  });
-  tokens.each(
-      s, [&](index_t t) { sum += exponential(slope * tokens.at(entry_table::norm, t) - most); });
-  return most + logarithm(sum);
-}
-
-/// Entries' logits; what observing starts from is the slope, and of those that nobody shares the
-/// logit.
-struct entry_masses {
-  state_view state;
-  index_t places;
-
-  template <class Scalar>
-  KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t h, index_t s, float dot,
-                                 float mass, float& observed) const {
-    const entry_table tokens = entry_table::of(cache, state, h, 0, places);
-    if (s >= cache.length[h] || !tokens.shared(s)) {  // a newcomer has no numbers yet
-      return observed = cache.scale * dot + mass;
-    }
-    observed = entry_slope(tokens, s, cache.scale, dot);
-    return entry_log_sum(tokens, s, observed);
-  }
-};
-
-/// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
-/// `probability(g, ℓ)` makes a share. `observed [group]` is what `entry_masses` has left. A key
-/// that came is measured first.
-template <class Scalar, class Probability>
-KVFOLD_DEVICE void observe_entry(const ems_rule& rule, const cache_view<Scalar>& cache,
-                                 const entry_table& tokens, index_t h, index_t s,
-                                 const float* observed, Probability probability) {
-  float& own = tokens.at(entry_table::norm, s);
-  if (own < 0) {
-    const Scalar* const key = cache.keys.of(h).at(s);
-    float square = 0;
-    for (index_t i = 0; i < cache.dim; ++i) {
-      square += to_float(key[i]) * to_float(key[i]);
-    }
-    own = square_root(square);
-  }
-  const bool shared = tokens.shared(s), full = rule.full(tokens.head);
-  tokens.each(s, [&](index_t t) {
-    const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
-    tokens.credit(t,
-                  combined(rule.combine, cache.group,
-                           [&](index_t g) { return probability(g, norm * observed[g]); }),
-                  full);
-  });
-}
-
 /// Lengths of keys and of values, norms of tokens that were not measured yet, and keys as they were
 /// before RoPE. A warp a slot; reads K and V once.
 template <class Scalar>
@@ -91,7 +26,7 @@ struct measure_entries {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
     if (!limit.reached(n)) {
       return;
@@ -146,7 +81,7 @@ struct credit_tokens {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s = static_cast<index_t>(block_index().y) * slots + warp();
     const entry_table tokens = entry_table::of(cache, state, h, 0, places);
     if (s >= cache.length[h]) {

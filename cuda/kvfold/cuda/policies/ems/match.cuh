@@ -3,8 +3,8 @@
 
 #include <type_traits>  // std::is_same_v
 
-#include "kvfold/cuda/device/tile.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvfold/cuda/memory/tile.cuh"
+#include "kvfold/cuda/policies/ems/memory.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -41,7 +41,7 @@ struct most_redundant {
 
   /// Grid: heads, tiles of leaving slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
     const index_t count = from.removed_count[h], centres = from.kept_count[h];
     if (e0 >= count) {

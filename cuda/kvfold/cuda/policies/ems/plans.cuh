@@ -1,8 +1,8 @@
 /// EMS's plans, launch by launch.
 #pragma once
 
+#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/ems/match.cuh"
 #include "kvfold/cuda/policies/ems/scores.cuh"
@@ -17,7 +17,7 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
   using measure = measure_entries<Scalar>;
   launch(measure{cache, state, rule, limit, to.key_length, to.value_length, to.turned, to.pitch,
                  cache.aligned()},
-         {static_cast<unsigned>(cache.heads),
+         {cache.blocks(),
           static_cast<unsigned>((cache.capacity + measure::slots - 1) / measure::slots)},
          stream);
 }
@@ -26,8 +26,9 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
 /// are shared are made in vain: which these are stays on the device.
 template <class Scalar, index_t Depth>
 void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                    const query_rows<Scalar>& queries, const prompt_memory& work, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+                    const query_rows<Scalar>& queries, const prompt_memory<ems_rule>& work,
+                    stream stream) {
+  const auto heads = cache.blocks();
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
@@ -52,8 +53,8 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
 /// launches.
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, bool prompt, const plan_memory& work, stream stream) {
-  const extent heads{static_cast<unsigned>(cache.heads)};
+                   const budget& limit, bool prompt, const ems_plan_memory& work, stream stream) {
+  const extent heads{cache.blocks()};
   const keep_evict_partition& d = work.divided;
   const entry_scratch& own = work.entries;
   measure_slots(rule, cache, state, limit, own, stream);

@@ -1,17 +1,22 @@
-/// EMS as the kernels know it, and the table that it keeps of a head.
+/// EMS as the kernels know it.
 #pragma once
 
-#include <cstring>  // std::memcpy
-
 #include "kvfold/cuda/memory/rope_params.cuh"
-#include "kvfold/cuda/policies/context.cuh"
+#include "kvfold/cuda/policies/ems/table.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda {
 
-/// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores. Nobody's
-/// order is known before all tokens are, so slots leave in launches of their own.
+namespace detail {
+struct ems_plan_memory;
+}  // namespace detail
+
+/// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores. A slot's
+/// order depends on all tokens, so that launches of their own remove it.
 struct ems_rule {
-  static constexpr bool observes = true, leaves = true, merges = true, shares = true;
+  static constexpr index_t columns = 5;
+  static constexpr bool observes = true, evicts = true, merges = true, shares = true;
+  using plan_memory = detail::ems_plan_memory;
   group_combine combine = group_combine::sum;
   index_t sinks = 4, window = 32, kernel = 7;
   float gamma = 4, threshold = 0.6F;
@@ -26,6 +31,12 @@ struct ems_rule {
   /// Places of a head's table.
   KVFOLD_HD index_t places(index_t capacity) const {
     return table > 0 ? table : static_cast<index_t>(beyond(capacity));
+  }
+  /// Floats of the state's memory, a head.
+  std::size_t memory(index_t, index_t group, index_t capacity) const {
+    using entries = detail::entry_table;
+    return static_cast<std::size_t>(entries::header + 2 * group) +
+           static_cast<std::size_t>(places(capacity)) * entries::place_size;
   }
   /// Tokens that may share the entries of so many slots.
   KVFOLD_HD index_t most_sharing(index_t slots, index_t places) const {
@@ -45,123 +56,37 @@ struct ems_rule {
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return protection{sinks, window, head.newest}(head.position[s]);
   }
-};
-
-namespace detail {
-
-/// `kvfold::ems_table` of a head: the first token of an entry, its centre, has its numbers in the
-/// columns of its slot, those that share the entry in places of the head's memory, linked in the
-/// order of joining. A token is named by its slot, or by the capacity plus its place; links are
-/// numbers of places counted from 1.
-struct entry_table {
-  enum field : index_t { all, past, current, norm, next, fields };
-  enum counter : index_t { window_count, sharing, used, free, header };
-  static constexpr index_t none = -1, place_size = fields + 1;  // and the position
-
-  head_context head;
-  index_t slots, places;
-  float* first;  // place
-
-  template <class Scalar>
-  KVFOLD_DEVICE static entry_table of(const cache_view<Scalar>& cache, const state_view& state,
-                                      index_t h, index_t newest, index_t places) {
-    const head_context head = context_of(cache, state, h, newest);
-    return {head, cache.capacity, places, head.memory + header + 2 * cache.group};
+  /// The mass function of attention.
+  detail::entry_masses masses(const state_view& state, index_t capacity) const {
+    return {state, places(capacity)};
   }
-
-  /// Names of tokens are below this.
-  KVFOLD_DEVICE index_t names() const { return slots + places; }
-  KVFOLD_DEVICE float& counted(counter c) const { return head.memory[c]; }
-  KVFOLD_DEVICE float& at(field f, index_t token) const {
-    return token < slots ? head.column(f, token) : place(token)[f];
-  }
-  KVFOLD_DEVICE index_t position(index_t token) const {
-    index_t x = 0;
-    if (token < slots) {
-      x = head.position[token];
-    } else {
-      memcpy(&x, place(token) + fields, sizeof x);
+  /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
+  /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` has left. A new key is
+  /// measured first.
+  template <class Scalar, class Probability>
+  KVFOLD_DEVICE void observe_entry(const cache_view<Scalar>& cache, const state_view& state,
+                                   index_t h, index_t s, const float* logits,
+                                   Probability probability) const {
+    using entries = detail::entry_table;
+    const entries tokens = entries::of(cache, state, h, 0, places(cache.capacity));
+    float& own = tokens.at(entries::norm, s);
+    if (own < 0) {
+      const Scalar* const key = cache.keys.of(h).at(s);
+      float square = 0;
+      for (index_t i = 0; i < cache.dim; ++i) {
+        square += to_float(key[i]) * to_float(key[i]);
+      }
+      own = square_root(square);
     }
-    return x;
-  }
-  KVFOLD_DEVICE index_t token_of(float link) const {
-    return link == 0 ? none : slots + static_cast<index_t>(link) - 1;
-  }
-  KVFOLD_DEVICE float link_of(index_t token) const {
-    return token == none ? 0.0F : static_cast<float>(token - slots + 1);
-  }
-  KVFOLD_DEVICE index_t after(index_t token) const { return token_of(at(next, token)); }
-  KVFOLD_DEVICE bool shared(index_t s) const { return head.column(next, s) != 0; }
-  /// `f(token)` for every token of an entry: the centre, then those that share it.
-  template <class F>
-  KVFOLD_DEVICE void each(index_t s, F f) const {
-    for (index_t token = s; token != none; token = after(token)) {
-      f(token);
-    }
-  }
-  KVFOLD_DEVICE index_t count(index_t s) const {
-    index_t n = 0;
-    each(s, [&](index_t) { ++n; });
-    return n;
-  }
-  KVFOLD_DEVICE index_t last(index_t s) const {
-    index_t end = s;
-    each(s, [&](index_t token) { end = token; });
-    return end;
-  }
-
-  /// A step's attention of one token; `full`: the window becomes the past.
-  KVFOLD_DEVICE void credit(index_t token, float a, bool full) const {
-    at(all, token) += a;
-    const float sum = at(current, token) + a;
-    at(current, token) = full ? 0.0F : sum;
-    if (full) {
-      at(past, token) = sum;
-    }
-  }
-
-  // What follows is for one thread, or for one a row.
-
-  /// Takes the token behind `token` out of the table.
-  KVFOLD_DEVICE void remove_after(index_t token) const {
-    const index_t gone = after(token);
-    const float link = at(next, token);
-    at(next, token) = at(next, gone);
-    at(next, gone) = counted(free);
-    counted(free) = link;
-    counted(sharing) -= 1;
-  }
-  /// A place nobody holds.
-  KVFOLD_DEVICE index_t take_place() const {
-    counted(sharing) += 1;
-    const index_t token = token_of(counted(free));
-    if (token != none) {
-      counted(free) = at(next, token);
-      return token;
-    }
-    return slots + static_cast<index_t>(counted(used)++);
-  }
-  /// The centre `s` as it is, in place `token` behind `end`, and its list behind that; without a
-  /// place the list alone. Returns the last then.
-  KVFOLD_DEVICE index_t join(index_t end, index_t s, index_t token) const {
-    if (token != none) {
-      at(all, token) = at(all, s), at(past, token) = at(past, s);
-      at(current, token) = at(current, s), at(norm, token) = at(norm, s);
-      memcpy(place(token) + fields, head.position + s, sizeof(index_t));
-      at(next, end) = link_of(token);
-      end = token;
-    }
-    at(next, end) = at(next, s);
-    at(next, s) = 0;
-    return last(end);
-  }
-
- private:
-  KVFOLD_DEVICE float* place(index_t token) const {
-    return first + std::ptrdiff_t{token - slots} * place_size;
+    const bool shared = tokens.shared(s), fills = full(tokens.head);
+    tokens.each(s, [&](index_t t) {
+      const float norm = shared ? tokens.at(entries::norm, t) : 1.0F;
+      tokens.credit(t,
+                    combined(combine, cache.group,
+                             [&](index_t g) { return probability(g, norm * logits[g]); }),
+                    fills);
+    });
   }
 };
-
-}  // namespace detail
 
 }  // namespace kvfold::cuda

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/policies/ems/attention.cuh"
+#include "kvfold/cuda/policies/ems/memory.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -30,7 +30,7 @@ struct weigh_entries {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (victims != nullptr ? victims[h] < 0 : !limit.reached(n)) {
       return;
@@ -146,7 +146,7 @@ struct divide_entries {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (!limit.reached(n)) {
       if (thread_index() == 0) {

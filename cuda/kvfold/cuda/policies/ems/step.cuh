@@ -13,7 +13,7 @@ namespace kvfold::cuda::detail {
 /// the one that leaves, ties to the earlier token. The head's last block lets the least tokens make
 /// room, joins the two, or lets the entry go, and the newest slot takes its place.
 template <class Scalar>
-struct leave_for_centre {
+struct remove_into_centre {
   static constexpr index_t threads = 256;
   struct shared_memory {
     of_warps<candidate, threads> best;
@@ -30,7 +30,7 @@ struct leave_for_centre {
 
   /// Grid: heads, tiles of `slots_a_near_tile`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const index_t removed = from.victims[h];
     if (removed < 0) {
@@ -39,8 +39,8 @@ struct leave_for_centre {
     const index_t n = cache.length[h];
     const entry_table tokens =
         entry_table::of(cache, state, h, cache.position[cache.slot(h, n - 1)], entries.places);
-    const auto best = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.near_tiles,
-                                    most_like(tokens, h, tile, n, removed));
+    const auto best = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
+                                    tile, from.near_tiles, most_like(tokens, h, tile, n, removed));
     if (best.last) {
       leave(shared, tokens, h, n, removed, best.of);
     }
@@ -81,7 +81,6 @@ struct leave_for_centre {
         const index_t end = tokens.last(into);
         tokens.join(end, removed, along ? tokens.take_place() : entry_table::none);
       }
-      from.tickets[h] = 0;
     }
     if (joins) {
       merge_slot<threads>(cache, state, tokens.head, h, into, removed,
@@ -182,14 +181,14 @@ struct leave_for_centre {
 
 /// Two launches, for the heads that the step has asked.
 template <class Scalar>
-void leave_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                 const budget& limit, const step_memory& work, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                  const budget& limit, const step_memory<ems_rule>& work, stream stream) {
+  const auto heads = cache.blocks();
   launch(weigh_entries<Scalar>{cache, state, rule, limit, work.plan.entries, false,
                                work.partial.victims},
          {heads}, stream);
-  launch(leave_for_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,
-                                  cache.aligned()},
+  launch(remove_into_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,
+                                    cache.aligned()},
          {heads, static_cast<unsigned>(work.partial.near_tiles)}, stream);
 }
 

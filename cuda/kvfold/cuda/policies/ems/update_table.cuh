@@ -28,7 +28,7 @@ struct carry_entries {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t rows = plan.rows[h];
     if (rows < 0) {
       return;

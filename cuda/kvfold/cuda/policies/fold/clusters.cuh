@@ -3,8 +3,8 @@
 
 #include "kvfold/cuda/merge/ridge.cuh"
 #include "kvfold/cuda/policies/fold/plans.cuh"
+#include "kvfold/cuda/policies/fold/reference_output.cuh"
 #include "kvfold/cuda/policies/fold/space.cuh"
-#include "kvfold/cuda/score/reference_output.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 #include "kvfold/cuda/search/seeds.cuh"
 
@@ -18,18 +18,16 @@ void find_centres(const cache_view<Scalar>& cache, const keep_evict_partition& d
   using kernel = nearest_centre<Scalar, Depth>;
   constexpr index_t tile = kernel::shape::rows;
   launch(kernel{cache, d.rows, rows, count, centres, d.nearest, cache.aligned()},
-         {static_cast<unsigned>(cache.heads),
-          static_cast<unsigned>((cache.capacity + tile - 1) / tile)},
-         stream);
+         {cache.blocks(), static_cast<unsigned>((cache.capacity + tile - 1) / tile)}, stream);
 }
 
 /// Corrections of the rows' values by ridge, for which outputs on the queries come closer to the
 /// full head's. The smaller of two equal forms is solved, as on the CPU. Eight launches.
 template <class Scalar>
 void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
-                const chosen_rows<Scalar>& queries, index_t target, const plan_memory& work,
+                const chosen_rows<Scalar>& queries, index_t target, const fold_plan_memory& work,
                 stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+  const auto heads = cache.blocks();
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
@@ -46,6 +44,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
                                    own.probabilities, own.missing},
          tiles, stream);
 
+  const planned_heads planned{d.rows, {cache.active}};
   using floats = matrices<const float>;
   const std::ptrdiff_t rows = target, wide = dim, high = size;
   const floats p{own.probabilities, all * rows, rows, 1}, by_row{p.data, p.head, 1, rows};
@@ -55,7 +54,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
   const matrices<float> out{own.correction, std::ptrdiff_t{cache.capacity} * wide, wide, 1};
   const auto multiply = [&](const auto& a, const auto& b, const auto& to, index_t n, index_t m,
                             index_t depth) {
-    const auto kernel = products_by(d.rows, a, b, to, n, m, depth);
+    const auto kernel = products_by(planned, a, b, to, n, m, depth);
     launch(kernel, {heads, shares(n, kernel.side), shares(m, kernel.side)}, stream);
   };
   if (primal) {
@@ -63,14 +62,14 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
     multiply(by_row, missing, x, size, dim, all);
   } else {
     multiply(p, p, gram, size, size, target);
-    launch(copies_by(d.rows, floats{own.missing, all * wide, wide, 1}, x, size, dim), {heads},
+    launch(copies_by(planned, floats{own.missing, all * wide, wide, 1}, x, size, dim), {heads},
            stream);
   }
-  launch(solve_ridge{d.rows, own.gram, own.solution, own.vectors, size, dim,
+  launch(solve_ridge{planned, own.gram, own.solution, own.vectors, size, dim,
                      double{rule.prompt.ridge}},
          {heads}, stream);
   if (primal) {
-    launch(copies_by(d.rows, x, out, size, dim), {heads}, stream);
+    launch(copies_by(planned, x, out, size, dim), {heads}, stream);
   } else {
     multiply(by_row, matrices<const double>{x.data, x.head, 1, wide}, out, target, dim, all);
   }
@@ -84,8 +83,8 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& reference, const budget& limit,
-                   const plan_memory& work, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads);
+                   const fold_plan_memory& work, stream stream) {
+  const auto heads = cache.blocks();
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
@@ -95,7 +94,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const prompt_options& options = rule.prompt;
 
   // Who keeps its bytes.
-  const key_memory memory{state.memory, state.floats, rule.queries};
+  const key_memory memory{state.memory, state.memory_stride, rule.queries};
   const key_memory all{more.moments, key_memory::size(cache.dim)};
   launch(remember_reference<Scalar>{cache, state, rule, reference, all}, {heads}, stream);
   using moments = add_moments<Scalar>;
@@ -106,7 +105,8 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          {heads}, stream);
   using leverage = measure_leverage<Scalar>;
   const extent slots{heads, shares(cache.capacity, leverage::slots)};
-  launch(leverage{cache, nullptr, all, rule.turn, d.rows, own.factor, own.leverage}, slots, stream);
+  launch(leverage{cache, state, false, all, rule.turn, d.rows, own.factor, own.leverage}, slots,
+         stream);
   launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage, more.least},
          {heads}, stream);
   select_into(d, pin_rule{rule, own.leverage, more.least, limit.target, false}, cache, state, limit,
@@ -139,9 +139,9 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   };
   const auto find = [&] {
     if (cache.dim <= 128) {
-      find_centres<Scalar, 128>(cache, d, d.leaving_list(), d.kept_count, more.centres, stream);
+      find_centres<Scalar, 128>(cache, d, d.removed_list(), d.kept_count, more.centres, stream);
     } else {
-      find_centres<Scalar, 256>(cache, d, d.leaving_list(), d.kept_count, more.centres, stream);
+      find_centres<Scalar, 256>(cache, d, d.removed_list(), d.kept_count, more.centres, stream);
     }
   };
   place(d.kept_list(), nullptr);
@@ -152,7 +152,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   place(d.kept_list(), nullptr);
   for (index_t round = 1; round < options.rounds; ++round) {
     find();
-    launch(group_members<Scalar>{cache, d.rows, d.leaving_list(), d.nearest.into, d.kept_count,
+    launch(group_members<Scalar>{cache, d.rows, d.removed_list(), d.nearest.into, d.kept_count,
                                  more.members, more.met, more.centre, work.plan.begin},
            {heads}, stream);
     place({more.members, d.removed_count}, work.plan.begin);

@@ -28,7 +28,7 @@ struct add_moments {
 
   /// Grid: heads, stretches of `rows`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t first = static_cast<index_t>(block_index().y) * rows, n = cache.length[h];
     const bool plans = limit.reached(n);
     if (first == 0 && thread_index() == 0) {
@@ -106,7 +106,7 @@ struct invert_covariance {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }
@@ -156,7 +156,8 @@ struct measure_leverage {
   };
 
   cache_view<Scalar> cache;
-  const float* tokens;  // [heads, capacity] that slots hold; null: all are measured
+  state_view state;
+  bool single;  // only slots that hold one token
   key_memory moments;
   rope_params turn;
   const index_t* planned;
@@ -165,14 +166,14 @@ struct measure_leverage {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
     if (planned[h] < 0 || s0 >= n) {
       return;
     }
     const float* const mean = moments.of(cache, h).mean();
     const auto wanted = [&](index_t s) {
-      return s < n && (tokens == nullptr || tokens[cache.slot(h, s)] == 1.0F);
+      return s < n && (!single || state.column(fold_rule::tokens, h)[s] == 1.0F);
     };
     const auto keys = cache.keys.of(h);
     const index_t pairs = rope_params::pairs(cache.dim);

@@ -1,9 +1,9 @@
 /// fold's plans, launch by launch.
 #pragma once
 
-#include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/fold/memory.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
@@ -14,27 +14,27 @@ namespace kvfold::cuda::detail {
 /// `limit.target` slots become one. Fifteen launches.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                const budget& limit, const plan_memory& work, stream stream) {
-  const auto heads = static_cast<unsigned>(cache.heads), group = static_cast<unsigned>(cache.group);
+                const budget& limit, const fold_plan_memory& work, stream stream) {
+  const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
   using moments = add_moments<Scalar>;
-  const key_memory memory{state.memory, state.floats, rule.queries};
+  const key_memory memory{state.memory, state.memory_stride, rule.queries};
   launch(moments{cache, memory, rule.turn, limit, d.rows},
          {heads, shares(cache.dim, moments::rows)}, stream);
   launch(invert_covariance<Scalar>{cache, memory, memory, d.rows, own.factor, 0.01F}, {heads},
          stream);
   using leverage = measure_leverage<Scalar>;
-  launch(leverage{cache, state.columns, memory, rule.turn, d.rows, own.factor, own.leverage},
+  launch(leverage{cache, state, true, memory, rule.turn, d.rows, own.factor, own.leverage},
          {heads, shares(cache.capacity, leverage::slots)}, stream);
   select_into(d, pin_rule{rule, own.leverage, nullptr, limit.target, true}, cache, state, limit,
               stream);
 
-  const foreseen_rows queries{own.foreseen, rule.queries, cache.group, pitch_of(cache.dim),
-                              d.rows,       state.memory, state.floats};
+  const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),
+                              d.rows,       state.memory, state.memory_stride};
   launch(foresee<Scalar>{cache, state, rule, queries, own.foreseen}, {heads, group}, stream);
   if (cache.dim <= 128) {
     column_scores<Scalar, 128>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
@@ -46,10 +46,10 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
          stream);
 
   norms(cache, d.similarity, stream);
-  match_by(ward_similarity{own.mass, true}, cache, d.leaving_list(), d.leaving_list(), d.similarity,
+  match_by(ward_similarity{own.mass, true}, cache, d.removed_list(), d.removed_list(), d.similarity,
            d.nearest, stream);
   launch(choose_cheapest<Scalar>{cache, d, limit.target}, {heads}, stream);
-  match_by(ward_similarity{own.mass}, cache, d.leaving_list(), d.kept_list(), d.similarity,
+  match_by(ward_similarity{own.mass}, cache, d.removed_list(), d.kept_list(), d.similarity,
            d.nearest, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,

@@ -15,15 +15,15 @@ struct foreseen_rows {
   index_t count;      // the most
   index_t group, pitch;
   const index_t* planned;  // [heads]
-  const float* memory;     // [heads, floats] fold's
-  index_t floats;
+  const float* memory;     // fold's
+  std::ptrdiff_t stride;   // floats, head to head
 
   KVFOLD_DEVICE const float* at(index_t h, index_t g, index_t i) const {
     return data + ((std::ptrdiff_t{h} * group + g) * count + i) * pitch;
   }
   KVFOLD_DEVICE index_t asked(index_t h) const {
     index_t x = 0;
-    memcpy(&x, memory + std::ptrdiff_t{h} * floats + fold_floats::held, sizeof x);
+    memcpy(&x, memory + h * stride + fold_floats::held, sizeof x);
     return x;
   }
   KVFOLD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
@@ -47,12 +47,13 @@ struct foresee {
 
   /// Grid: heads, query heads of one.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto g = static_cast<index_t>(block_index().y);
     if (!of.asks(h)) {
       return;
     }
-    const fold_floats memory = key_memory{state.memory, state.floats, rule.queries}.of(cache, h);
+    const fold_floats memory =
+        key_memory{state.memory, state.memory_stride, rule.queries}.of(cache, h);
     const index_t count = memory.count(), pairs = rope_params::pairs(cache.dim);
     for (index_t e = thread_index(); e < count * pairs; e += threads) {
       const index_t i = e / pairs, slot = memory.slot_of(i);
@@ -77,7 +78,7 @@ struct weigh_slots {
 
   /// Grid: heads, stretches of `threads` slots.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (queries.planned[h] < 0 || s >= cache.length[h]) {
       return;

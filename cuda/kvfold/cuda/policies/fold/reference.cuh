@@ -38,15 +38,16 @@ struct remember_reference {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
-    for (index_t i = thread_index(); i < fresh.floats; i += threads) {
-      fresh.data[std::ptrdiff_t{h} * fresh.floats + i] = 0;
+    const index_t h = cache.head();
+    for (index_t i = thread_index(); i < key_memory::size(cache.dim); i += threads) {
+      fresh.data[h * fresh.stride + i] = 0;
     }
     if (cache.length[h] == 0) {
       return;
     }
-    const fold_floats memory = key_memory{state.memory, state.floats, rule.queries}.of(cache, h);
-    const index_t n = memory.most < queries.count ? memory.most : queries.count;
+    const fold_floats memory =
+        key_memory{state.memory, state.memory_stride, rule.queries}.of(cache, h);
+    const index_t n = memory.queries < queries.count ? memory.queries : queries.count;
     const auto place = [&](index_t i) {
       return static_cast<index_t>(static_cast<long long>(i) * queries.count / n);
     };
@@ -59,7 +60,7 @@ struct remember_reference {
     }
     if (thread_index() == 0) {
       memory.set(fold_floats::held, n), memory.set(fold_floats::newest, n - 1);
-      memory.set(fold_floats::next, n % memory.most), memory.set(fold_floats::steps, 0);
+      memory.set(fold_floats::next, n % memory.queries), memory.set(fold_floats::steps, 0);
     }
   }
 };
@@ -83,7 +84,7 @@ struct pool_leverage {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }

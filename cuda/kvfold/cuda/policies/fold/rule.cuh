@@ -4,7 +4,9 @@
 #include <cstring>  // std::memcpy
 
 #include "kvfold/cuda/memory/rope_params.cuh"
-#include "kvfold/cuda/policies/context.cuh"
+#include "kvfold/cuda/score/rule.cuh"
+#include "kvfold/policies/fold/layout.hpp"
+#include "kvfold/score/future_positions.hpp"
 
 namespace kvfold::cuda {
 
@@ -16,52 +18,11 @@ struct prompt_options {
   float floor = 0.1F, ridge = 0.01F;
 };
 
-/// Its plans are made on queries that it remembers: nothing is observed but these. Slots never
-/// leave one by one.
-struct fold_rule {
-  static constexpr bool observes = false, leaves = true, merges = true, always_plans = true,
-                        remembers = true;
-  enum column_name : index_t { tokens };
-  group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 24;
-  float recent_share = 0.25F, share = 0.5F;
-  index_t queries = 64, stride = 4, period = 0;
-  index_t horizon = 256;
-  double fade = 16;
-  prompt_options prompt = {};
-  rope_params turn = {};
-
-  KVFOLD_HD index_t freed(index_t slots) const {
-    return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
-  }
-  KVFOLD_HD index_t recent_of(index_t slots) const {
-    const index_t some = share_of(recent_share, slots);
-    return recent < some ? recent : some;
-  }
-  /// `kvfold::future_positions`
-  KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
-    if (fade - fade != 0) {
-      return static_cast<index_t>(static_cast<long long>(i) * horizon / n);
-    }
-    const double part = static_cast<double>(i) / n;
-    return static_cast<index_t>(fade * (power(horizon / fade + 1, part) - 1));
-  }
-
-  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
-  KVFOLD_DEVICE void observed(const head_context&) const {}
-  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
-  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
-};
-
 namespace detail {
 
-/// `kvfold::fold_memory` in a head's floats: integers by their bits, then the remembered queries'
-/// positions, the queries `[queries, group, dim]`, and the moments of un-rotated keys.
-struct fold_floats {
-  enum field : index_t { counted, keys, held, newest, next, steps, header };
-
+/// `kvfold::fold_memory` in a head's floats.
+struct fold_floats : kvfold::detail::fold_layout {
   float* floats;
-  index_t most, group, dim;
 
   KVFOLD_DEVICE index_t get(index_t i) const {
     index_t x = 0;
@@ -73,12 +34,10 @@ struct fold_floats {
   /// Queries held per query head; query `i` is the `i`-th oldest.
   KVFOLD_DEVICE index_t count() const { return get(held); }
   KVFOLD_DEVICE index_t slot_of(index_t i) const {
-    return get(held) < most ? i : (get(newest) + 1 + i) % most;
+    return fold_layout::slot_of(i, get(held), get(newest));
   }
-  KVFOLD_DEVICE float* at(index_t g, index_t slot) const {
-    return floats + header + most + (std::ptrdiff_t{slot} * group + g) * dim;
-  }
-  KVFOLD_DEVICE float* mean() const { return at(0, most); }
+  KVFOLD_DEVICE float* at(index_t g, index_t slot) const { return floats + query(g, slot); }
+  KVFOLD_DEVICE float* mean() const { return floats + moments(); }
   /// Row `i` of the lower triangle of E[x xᵀ] `[i + 1]`.
   KVFOLD_DEVICE float* row_of_second(index_t i) const {
     return mean() + dim + std::ptrdiff_t{i} * (i + 1) / 2;
@@ -96,7 +55,7 @@ struct fold_floats {
       set(header + slot, position);
       set(held, count > slot + 1 ? count : slot + 1);
       set(newest, slot);
-      set(next, step % stride == 0 ? (slot + 1) % most : slot);
+      set(next, next_slot(slot, step, stride));
       set(steps, (step + 1) % stride);
     }
   }
@@ -104,22 +63,74 @@ struct fold_floats {
 
 /// Such floats of all heads: fold's own, or, without queries, moments alone.
 struct key_memory {
-  float* data;     // [heads, floats]
-  index_t floats;  // of a head
+  float* data;
+  std::ptrdiff_t stride;  // floats, head to head
   index_t queries = 0;
 
   /// Floats of a head without queries.
-  static index_t size(index_t dim) { return fold_floats::header + dim + dim * (dim + 1) / 2; }
+  KVFOLD_HD static index_t size(index_t dim) {
+    return fold_floats::header + dim + dim * (dim + 1) / 2;
+  }
   template <class Scalar>
   KVFOLD_DEVICE fold_floats of(const cache_view<Scalar>& cache, index_t h) const {
-    return {data + std::ptrdiff_t{h} * floats, queries, cache.group, cache.dim};
+    return {{queries, cache.group, cache.dim}, data + h * stride};
   }
 };
+
+struct fold_plan_memory;
+
+}  // namespace detail
+
+/// Its plans are made on queries that it remembers: nothing is observed but these. Slots are never
+/// merged one by one.
+struct fold_rule {
+  static constexpr index_t columns = 1;
+  static constexpr bool observes = false, evicts = true, merges = true, always_plans = true,
+                        remembers = true;
+  using plan_memory = detail::fold_plan_memory;
+  enum column_name : index_t { tokens };
+  group_combine combine = group_combine::sum;
+  index_t sinks = 4, recent = 24;
+  float recent_share = 0.25F, share = 0.5F;
+  index_t queries = 64, stride = 4, period = 0;
+  index_t horizon = 256;
+  double fade = 16;
+  prompt_options prompt = {};
+  rope_params turn = {};
+
+  KVFOLD_HD index_t freed(index_t slots) const { return kvfold::detail::fold_freed(period, slots); }
+  KVFOLD_HD index_t recent_of(index_t slots) const {
+    return kvfold::detail::fold_recent(recent, recent_share, slots);
+  }
+  /// `kvfold::future_positions`
+  KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
+    return kvfold::detail::future_position(i, n, horizon, fade);
+  }
+
+  /// Floats of the state's memory, a head.
+  std::size_t memory(index_t dim, index_t group, index_t) const {
+    return static_cast<std::size_t>(detail::key_memory::size(dim) + queries * (1 + group * dim));
+  }
+  /// Of a step, `query [group, dim]` at `position`. By a block.
+  template <index_t Threads, class Scalar>
+  KVFOLD_DEVICE void remember(const cache_view<Scalar>& cache, const state_view& state, index_t h,
+                              const Scalar* query, index_t position) const {
+    detail::key_memory{state.memory, state.memory_stride, queries}
+        .of(cache, h)
+        .template remember<Threads>(query, position, stride);
+  }
+  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
+  KVFOLD_DEVICE void observed(const head_context&) const {}
+  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
+};
+
+namespace detail {
 
 /// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
 /// token the highest leverage above `least`, up to their share. For `select`.
 struct pin_rule {
-  static constexpr bool leaves = true;
+  static constexpr bool evicts = true;
   fold_rule fold;
   const float* leverage;         // [heads, capacity]
   const float* least = nullptr;  // [heads]; null: whatever it is

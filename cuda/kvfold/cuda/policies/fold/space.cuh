@@ -24,7 +24,7 @@ struct query_metric {
 
   /// Grid: heads, stretches of `rows`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (!queries.asks(h)) {
       return;
     }
@@ -94,7 +94,7 @@ struct space_squares {
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
     if (planned[h] < 0 || s0 >= n) {
       return;
@@ -152,7 +152,7 @@ struct weigh_space {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (planned[h] < 0) {
       return;
     }
@@ -185,7 +185,7 @@ struct name_clusters {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }

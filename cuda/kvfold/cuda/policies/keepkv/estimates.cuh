@@ -1,7 +1,7 @@
 /// KeepKV's estimates of a prompt.
 #pragma once
 
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/policies/keepkv/rule.cuh"
 #include "kvfold/cuda/score/queries.cuh"
 
 namespace kvfold::cuda::detail {
@@ -25,7 +25,7 @@ struct estimate_slots {
 
   /// Grid: heads, tiles of slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
     const index_t n = cache.length[h], first_position = cache.tokens_total[h] - queries.count;
     if (s0 >= n) {
@@ -85,7 +85,7 @@ void estimate(const keepkv_rule& rule, const cache_view<Scalar>& cache, const st
   using kernel = estimate_slots<Scalar, Depth>;
   const index_t tiles = (cache.capacity + kernel::shape::rows - 1) / kernel::shape::rows;
   launch(kernel{cache, state, queries, rule, cache.aligned() && queries.aligned()},
-         {static_cast<unsigned>(cache.heads), static_cast<unsigned>(tiles)}, stream);
+         {cache.blocks(), static_cast<unsigned>(tiles)}, stream);
 }
 
 }  // namespace kvfold::cuda::detail

@@ -4,7 +4,8 @@
 #include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/merge/joins.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/keepkv/rule.cuh"
 #include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda::detail {
@@ -26,7 +27,7 @@ struct order_walkers {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (n <= target) {
       if (thread_index() == 0) {
@@ -82,7 +83,7 @@ struct walk_to_leaders {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }
@@ -233,7 +234,7 @@ struct limit_joins {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h], most = n - target;
     if (of.rows[h] < 0) {
       return;

@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/policies/kvmerger/rule.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -20,7 +21,7 @@ struct order_by_position {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }
@@ -62,7 +63,7 @@ struct pair_cosines {
 
   /// Grid: heads, stretches of `pairs`.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }
@@ -123,7 +124,7 @@ struct name_runs {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }

@@ -1,53 +1,14 @@
-/// ZSMerge's residual slots: which slots they are, who goes into which, and with what weight.
+/// ZSMerge's plans: which slots are residual, what merges into which, and with what weight.
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
-#include "kvfold/cuda/policies/rules.cuh"
+#include "kvfold/cuda/policies/zsmerge/rule.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// Makes the `count` lowest slots of the context residual ones, `but` one. By a block.
-template <index_t Threads>
-KVFOLD_DEVICE void name_residuals(const zsmerge_rule& rule, of_warps<candidate, Threads>& shared,
-                                  const head_context& head, index_t n, index_t count, index_t but) {
-  for (index_t i = 0; i < count; ++i) {
-    candidate best = 0;
-    for (index_t s = thread_index(); s < n; s += Threads) {
-      if (s != but && !rule.is_protected(head, s)) {
-        const candidate c = least_candidate(rule.order(head, s), s);
-        best = c > best ? c : best;
-      }
-    }
-    best = block_max(shared, best);
-    if (best != 0 && thread_index() == 0) {
-      head.column(zsmerge_rule::is_residual, least_slot(best)) = 1.0F;
-    }
-    sync_block();
-  }
-}
-
-/// Names the residual slots: whatever is merged; then, while context overflows and a residual slot
-/// is free, the context's lowest (Algorithm 1, line 8). By a block.
-template <index_t Threads>
-KVFOLD_DEVICE void settle(const zsmerge_rule& rule, of_warps<index_t, Threads>& number,
-                          of_warps<candidate, Threads>& best, const head_context& head, index_t n) {
-  const protection in_ring{0, rule.ring, head.newest};
-  index_t residuals = 0, others = 0;
-  for (index_t s = thread_index(); s < n; s += Threads) {
-    float& flag = head.column(zsmerge_rule::is_residual, s);
-    const bool is = flag != 0.0F || head.column(zsmerge_rule::count, s) > 1;
-    flag = is ? 1.0F : 0.0F;
-    residuals += is ? 1 : 0;
-    others += is || in_ring(head.position[s]) ? 0 : 1;
-  }
-  const index_t free = rule.residual - block_sum(number, residuals);
-  const index_t overflow = block_sum(number, others) - rule.context;
-  name_residuals(rule, best, head, n, free < overflow ? free : overflow, -1);
-}
-
-/// The same as a kernel, for heads within the budget. Grid: heads.
+/// Names the residual slots of heads within the budget. Grid: heads.
 template <class Scalar>
 struct settle_residuals {
   static constexpr index_t threads = 512;
@@ -62,13 +23,13 @@ struct settle_residuals {
   index_t target;
 
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const index_t n = cache.length[h];
     if (n > target) {
       return;
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
-    settle(rule, shared.number, shared.best, head, n);
+    rule.settle(shared.number, shared.best, head, n);
   }
 };
 
@@ -92,7 +53,7 @@ struct place_residuals {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (of.rows[h] < 0) {
       return;
     }

@@ -4,7 +4,7 @@
 
 #include <type_traits>  // std::is_same_v
 
-#include "kvfold/cuda/view.cuh"
+#include "kvfold/cuda/memory/view.cuh"
 
 namespace kvfold::cuda {
 

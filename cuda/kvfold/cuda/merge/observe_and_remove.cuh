@@ -1,30 +1,27 @@
-/// Combining the splits, observing, and letting one slot leave: the second of a step's launches.
+/// Combining the splits, observing, and removing one slot: the second of a step's launches.
 #pragma once
 
-#include <type_traits>  // std::is_same_v
-
-#include "kvfold/cuda/attend.cuh"
 #include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/merge/slot_removals.cuh"
-#include "kvfold/cuda/policies/ems/attention.cuh"
-#include "kvfold/cuda/policies/zsmerge/residual_step.cuh"
+#include "kvfold/cuda/score/attend_splits.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// What a step asks of the second launch.
 struct step_options {
-  bool appended = false;  ///< the first launch put a newcomer behind the last slot
-  index_t target = 0;     ///< slots after the step; 0: nobody leaves here
+  bool appended = false;  ///< the first launch put a new token behind the last slot
+  index_t target = 0;     ///< slots after the step; 0: no slot is removed here
 };
 
 /// A block takes 1024 slots of a head: every slot's probability from its logits, the group
-/// combined, into the policy's score, and the tile's candidate to leave. The head's output is
-/// spread over its blocks. The last block of a head to finish (a ticket says which) carries out the
-/// departure: another launch would cost more than its dozen rows. Reads 4 · group bytes of logits
+/// combined, into the policy's score, and the tile's candidate for removal. The head's output is
+/// spread over its blocks. The last block of a head to finish (a ticket says which) removes the
+/// slot: another launch would cost more than its dozen rows. Reads 4 · group bytes of logits
 /// and the rule's columns, writes the columns; K and V are not read again, but for the rows that
 /// move.
 template <class Scalar, class Rule>
-struct observe_and_leave {
+struct observe_and_remove {
   static constexpr index_t threads = 256;
   struct shared_memory {
     shared_array<float, most_splits * max_group> scale;  // of each split's output
@@ -46,7 +43,7 @@ struct observe_and_leave {
 
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const bool full = options.appended && cache.length[h] >= cache.capacity;
     const index_t n = cache.length[h] + (options.appended && !full ? 1 : 0);
@@ -57,7 +54,8 @@ struct observe_and_leave {
     if (!Rule::observes && !remembers<Rule> && !options.appended) {
       return;
     }
-    const auto least = best_of_tiles(shared.ticket, shared.best, from, h, tile, from.tiles, mine);
+    const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
+                                     tile, from.tiles, mine);
     if (least.last) {  // lengths change when all blocks of the head have read them
       finish(shared, head, h, n, least.of == 0 ? -1 : least_slot(least.of));
     }
@@ -87,7 +85,7 @@ struct observe_and_leave {
                             : sum == 0 ? 0.0F
                                        : 1.0F / sum;
         if (tile == 0 && log_sum_exp != nullptr) {
-          log_sum_exp[std::ptrdiff_t{h} * cache.group + g] = max + logarithm(sum);
+          log_sum_exp[std::ptrdiff_t{place_of_block()} * cache.group + g] = max + logarithm(sum);
         }
       }
     }
@@ -99,12 +97,12 @@ struct observe_and_leave {
       for (index_t p = 0; p < from.splits; ++p) {
         x += shared.scale[p * max_group + g] * from.out[(parts + p * cache.group) * cache.dim + e];
       }
-      out[std::ptrdiff_t{h} * cache.group * cache.dim + e] =
+      out[std::ptrdiff_t{place_of_block()} * cache.group * cache.dim + e] =
           from_float<Scalar>(x * shared.inverse[g]);
     }
   }
 
-  /// The tile's slots: fresh columns, scores, and who would leave first.
+  /// The tile's slots: fresh columns, scores, and which slot would be evicted first.
   KVFOLD_DEVICE candidate observe(shared_memory& shared, const head_context& head, index_t h,
                                   index_t tile, index_t n) const {
     const auto probability = [&](index_t g, float l) {
@@ -119,8 +117,8 @@ struct observe_and_leave {
         }
       }
       if constexpr (shares_entries<Rule>) {
-        observe_entry(rule, cache, entry_table::of(cache, state, h, 0, rule.places(cache.capacity)),
-                      h, s, from.logits + cache.slot(h, s) * cache.group, probability);
+        rule.observe_entry(cache, state, h, s, from.logits + cache.slot(h, s) * cache.group,
+                           probability);
       } else if constexpr (seeks_logits<Rule>) {
         rule.observe_logits(head, s, from.logits + cache.slot(h, s) * cache.group, cache.group);
       } else if constexpr (Rule::observes) {
@@ -129,7 +127,7 @@ struct observe_and_leave {
                        return probability(g, logit[g]);
                      }));
       }
-      if constexpr (Rule::leaves && !shares_entries<Rule>) {
+      if constexpr (Rule::evicts && !shares_entries<Rule>) {
         if (options.target > 0 && !rule.is_protected(head, s)) {
           const candidate c = least_candidate(rule.order(head, s), s);
           best = c > best ? c : best;
@@ -143,23 +141,22 @@ struct observe_and_leave {
   KVFOLD_DEVICE void finish(shared_memory& shared, const head_context& head, index_t h, index_t n,
                             index_t removed) const {
     const bool fresh = n > cache.length[h];  // else there was no room
-    bool leaves =
-        Rule::leaves && fresh && options.target > 0 && n == options.target + 1 && removed >= 0;
+    bool removes =
+        Rule::evicts && fresh && options.target > 0 && n == options.target + 1 && removed >= 0;
     if constexpr (remembers<Rule>) {
       if (fresh || !options.appended) {
-        key_memory{state.memory, state.floats, rule.queries}
-            .of(cache, h)
-            .template remember<threads>(queries + std::ptrdiff_t{h} * cache.group * cache.dim,
-                                        head.newest, rule.stride);
+        rule.template remember<threads>(
+            cache, state, h, queries + std::ptrdiff_t{place_of_block()} * cache.group * cache.dim,
+            head.newest);
       }
     }
     if (thread_index() == 0) {
-      from.tickets[h] = 0;
+      from.tickets[h] = 0;  // for a third launch
       if (fresh || !options.appended) {
         rule.observed(head);
       }
     }
-    if constexpr (shares_entries<Rule>) {  // other launches say who leaves
+    if constexpr (shares_entries<Rule>) {  // other launches remove a slot
       if (thread_index() == 0 && options.target > 0) {
         from.victims[h] = fresh && n == options.target + 1 ? 0 : -1;
       }
@@ -171,25 +168,24 @@ struct observe_and_leave {
     if constexpr (seeks_nearest<Rule>) {
       if (options.target > 0) {  // another launch looks for the nearest
         if (thread_index() == 0) {
-          from.victims[h] = leaves ? removed : -1;
+          from.victims[h] = removes ? removed : -1;
         }
         return;
       }
     }
-    if constexpr (std::is_same_v<Rule, zsmerge_rule>) {
-      if (leaves) {
-        leaves = merge_into_residual(rule, shared.number, shared.best, cache, state, head, h, n,
-                                     removed);
+    if constexpr (merges_removed<Rule>) {
+      if (removes) {
+        removes = rule.merge_removed(shared.number, shared.best, cache, state, head, h, n, removed);
       }
     }
-    if (leaves && removed != n - 1) {
+    if (removes && removed != n - 1) {
       move_slot<threads>(cache, state, head, h, removed, n - 1, aligned);
     }
-    const index_t left = leaves ? n - 1 : n;
-    if constexpr (std::is_same_v<Rule, zsmerge_rule>) {
+    const index_t left = removes ? n - 1 : n;
+    if constexpr (merges_removed<Rule>) {
       sync_block();
       if (options.target > 0 && left <= options.target) {
-        settle(rule, shared.number, shared.best, head, left);
+        rule.settle(shared.number, shared.best, head, left);
       }
     }
     if (thread_index() == 0 && fresh) {
@@ -197,5 +193,24 @@ struct observe_and_leave {
     }
   }
 };
+
+/// Both launches: attention over all splits, then what `options` asks of the second.
+template <class Scalar, class Rule>
+void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                        const Scalar* queries, const new_tokens<Scalar>& fresh,
+                        const step_options& options, partial_attention partial, Scalar* out,
+                        float* log_sum_exp, stream stream) {
+  expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
+          cache.group, ", ", cache.dim, "] expected, null came");
+  partial.logits = Rule::observes ? partial.logits : nullptr;
+  if constexpr (shares_entries<Rule>) {
+    attend_splits(rule.masses(state, cache.capacity), cache, queries, fresh, partial, stream);
+  } else {
+    attend_splits(log_masses{}, cache, queries, fresh, partial, stream);
+  }
+  launch(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries, out,
+                                          log_sum_exp, cache.aligned()},
+         {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
+}
 
 }  // namespace kvfold::cuda::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/policies/fold/reference.cuh"
+#include "kvfold/cuda/search/clusters.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -95,7 +96,7 @@ struct reference_output {
 
   /// Grid: heads, tiles of queries.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (!queries.asks(h)) {
       return;
     }
@@ -142,7 +143,7 @@ struct merge_rows {
 
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     const index_t* const begin = plan.begin + cache.bound(h, 0);
     const merge_source* const sources = plan.sources + cache.slot(h, 0);
@@ -176,7 +177,7 @@ struct row_probabilities {
 
   /// Grid: heads, tiles of queries.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const auto h = static_cast<index_t>(block_index().x);
+    const index_t h = cache.head();
     if (!queries.asks(h)) {
       return;
     }

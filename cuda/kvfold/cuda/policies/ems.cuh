@@ -1,0 +1,56 @@
+/// ems on the device.
+#pragma once
+
+#include "kvfold/cuda/policies/device_policy.cuh"
+#include "kvfold/cuda/policies/ems/plans.cuh"
+#include "kvfold/cuda/policies/ems/step.cuh"
+#include "kvfold/policies/ems.hpp"
+
+namespace kvfold::cuda {
+
+template <>
+struct device_policy<ems> {
+  static ems_rule rule(const ems& policy, const budget&, index_t dim) {
+    return {policy.combine,
+            policy.sinks,
+            policy.window,
+            policy.kernel,
+            policy.gamma,
+            policy.threshold,
+            policy.with_position,
+            policy.table,
+            policy.with_position ? rope_params{} : rope_params_of(policy.rope, dim)};
+  }
+  template <class Scalar>
+  static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
+                      const state_view& state, const query_rows<Scalar>& queries,
+                      const detail::prompt_memory<ems_rule>& work, stream stream) {
+    expects(queries.reference(rule.window).count <= queries.count,
+            "cuda ems: a chunk of at least its window of ", rule.window, " queries expected, ",
+            queries.count, " came");
+    if (cache.dim <= 128) {
+      detail::observe_tokens<Scalar, 128>(rule, cache, state, queries, work, stream);
+    } else {
+      detail::observe_tokens<Scalar, 256>(rule, cache, state, queries, work, stream);
+    }
+  }
+  template <class Scalar>
+  static void plan(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const budget& limit, const detail::ems_plan_memory& work, stream stream) {
+    detail::merge_entries(rule, cache, state, limit, false, work, stream);
+  }
+  template <class Scalar>
+  static void plan_prompt(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
+                          const state_view& state, const query_rows<Scalar>&, const budget& limit,
+                          const detail::ems_plan_memory& work, stream stream) {
+    detail::merge_entries(rule, cache, state, limit, true, work, stream);
+  }
+  template <class Scalar>
+  static void remove_one(const ems_rule& rule, const cache_view<Scalar>& cache,
+                         const state_view& state, const budget& limit,
+                         const detail::step_memory<ems_rule>& work, stream stream) {
+    detail::remove_entry(rule, cache, state, limit, work, stream);
+  }
+};
+
+}  // namespace kvfold::cuda

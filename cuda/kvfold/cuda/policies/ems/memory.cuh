@@ -1,0 +1,53 @@
+/// What EMS's plans work in.
+#pragma once
+
+#include "kvfold/cuda/memory/plan_memory.cuh"
+#include "kvfold/cuda/policies/ems/rule.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// What EMS's tokens and entries are weighed in.
+struct entry_scratch {
+  float *key_length, *value_length, *weight;  ///< [heads, capacity]
+  float *score, *raw;                         ///< [heads, names] of tokens; before pooling
+  index_t *order, *spare, *freed, *mark;      ///< [heads, names]
+  float* turned;  ///< [heads, capacity, pitch] or null: keys as they are
+  index_t places, names, pitch;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t token) const {
+    return std::ptrdiff_t{h} * names + token;
+  }
+};
+
+inline entry_scratch allocate_entries(workspace_allocator& from, const ems_rule& rule,
+                                      const work_shape& shape) {
+  entry_scratch m{};
+  m.places = rule.places(shape.capacity), m.names = shape.capacity + m.places;
+  m.pitch = pitch_of(shape.dim);
+  const std::size_t slots = shape.slots(),
+                    tokens = shape.all_heads() * static_cast<std::size_t>(m.names);
+  m.key_length = from.take<float>(slots), m.value_length = from.take<float>(slots);
+  m.weight = from.take<float>(slots);
+  m.score = from.take<float>(tokens), m.raw = from.take<float>(tokens);
+  m.order = from.take<index_t>(tokens), m.spare = from.take<index_t>(tokens);
+  m.freed = from.take<index_t>(tokens), m.mark = from.take<index_t>(tokens);
+  if (!rule.with_position) {
+    m.turned = from.take<float>(slots * static_cast<std::size_t>(m.pitch));
+  }
+  return m;
+}
+
+struct ems_plan_memory : plan_memory {
+  entry_scratch entries;
+
+  void allocate(workspace_allocator& from, const ems_rule& rule, const work_shape& shape) {
+    plan_memory::allocate(from, rule, shape);
+    allocate_scratch(from, rule, shape);
+  }
+  /// What a step works in that makes no plans.
+  void allocate_scratch(workspace_allocator& from, const ems_rule& rule, const work_shape& shape) {
+    entries = allocate_entries(from, rule, shape);
+  }
+};
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,48 @@
+/// fold on the device.
+#pragma once
+
+#include "kvfold/cuda/policies/device_policy.cuh"
+#include "kvfold/cuda/policies/fold/clusters.cuh"
+#include "kvfold/cuda/policies/fold/plans.cuh"
+#include "kvfold/policies/fold.hpp"
+
+namespace kvfold::cuda {
+
+template <>
+struct device_policy<fold> {
+  static fold_rule rule(const fold& policy, const budget&, index_t dim) {
+    const auto& decode = policy.decode;
+    const auto& p = policy.prompt;
+    return {group_combine::sum,
+            policy.sinks,
+            policy.recent,
+            policy.recent_share,
+            policy.share,
+            decode.queries,
+            decode.stride,
+            decode.period,
+            decode.ahead.horizon,
+            double{decode.ahead.fade},
+            {p.pool, p.leverage_ridge, p.outlier, p.rounds, p.floor, p.ridge},
+            rope_params_of(policy.rope, dim)};
+  }
+  template <class Scalar>
+  static void plan(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const budget& limit, const detail::fold_plan_memory& work, stream stream) {
+    detail::fold_pairs(rule, cache, state, limit, work, stream);
+  }
+  /// Refused: a polish.
+  template <class Scalar>
+  static void plan_prompt(const fold& policy, const fold_rule& rule,
+                          const cache_view<Scalar>& cache, const state_view& state,
+                          const query_rows<Scalar>& queries, const budget& limit,
+                          const detail::fold_plan_memory& work, stream stream) {
+    expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
+            " steps came");
+    expects(queries.before == 0, "cuda fold: no queries before the reference's expected, ",
+            queries.before, " came");
+    detail::fold_clusters(rule, cache, state, queries, limit, work, stream);
+  }
+};
+
+}  // namespace kvfold::cuda

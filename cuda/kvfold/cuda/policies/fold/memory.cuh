@@ -1,0 +1,84 @@
+/// What fold's plans work in.
+#pragma once
+
+#include "kvfold/cuda/memory/plan_memory.cuh"
+#include "kvfold/cuda/policies/fold/rule.cuh"
+#include "kvfold/cuda/search/clusters.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// What plans of fold's work in, beside the division.
+struct fold_scratch {
+  float* factor;       ///< [heads, dim, dim] covariance, then L⁻¹, column by column
+  float* leverage;     ///< [heads, capacity]
+  float* sum;          ///< [heads, capacity] probabilities summed over the queries
+  float* mass;         ///< [heads, capacity]
+  float* foreseen;     ///< [heads, group, queries, pitch]
+  float* log_sum_exp;  ///< [heads, group, queries]
+};
+
+/// What plans of fold's for a prompt work in beside.
+struct prompt_scratch {
+  cluster_space space;
+  centre_rows centres;
+  float* probabilities;               ///< [heads, group · queries, rows]
+  float* missing;                     ///< [heads, group · queries, dim]
+  float* correction;                  ///< [heads, capacity, dim]
+  double *gram, *solution, *vectors;  ///< [heads, size, size], [heads, size, dim], [heads, 2, size]
+  float *moments, *least;             ///< of the prompt's keys [heads, floats]; [heads]
+  float* distance;                    ///< [heads, capacity]
+  index_t *met, *members, *centre;    ///< [heads, capacity]
+};
+
+/// `most_rows`: of the plan, whose values are fitted; 0: none are.
+inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const work_shape& shape,
+                                              index_t most_rows) {
+  const std::size_t n = shape.all_heads(), slots = shape.slots();
+  const auto d = static_cast<std::size_t>(shape.dim),
+             pitch = static_cast<std::size_t>(pitch_of(shape.dim));
+  prompt_scratch m{};
+  m.space = {from.take<float>(n * d * d), from.take<float>(n), from.take<float>(slots),
+             from.take<float>(slots)};
+  m.centres = {from.take<float>(slots * pitch), from.take<float>(slots * pitch),
+               from.take<float>(slots), shape.capacity, pitch_of(shape.dim)};
+  m.moments = from.take<float>(n * static_cast<std::size_t>(key_memory::size(shape.dim)));
+  m.least = from.take<float>(n);
+  m.distance = from.take<float>(slots);
+  m.met = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
+  m.centre = from.take<index_t>(slots);
+  if (most_rows > 0) {
+    const auto all =
+                   static_cast<std::size_t>(shape.group) * static_cast<std::size_t>(shape.queries),
+               rows = static_cast<std::size_t>(most_rows), size = all < rows ? all : rows;
+    m.probabilities = from.take<float>(n * all * rows);
+    m.missing = from.take<float>(n * all * d);
+    m.correction = from.take<float>(slots * d);
+    m.gram = from.take<double>(n * size * size);
+    m.solution = from.take<double>(n * size * d);
+    m.vectors = from.take<double>(n * 2 * size);
+  }
+  return m;
+}
+
+struct fold_plan_memory : plan_memory {
+  fold_scratch fold;
+  prompt_scratch prompt;
+
+  void allocate(workspace_allocator& from, const fold_rule& rule, const work_shape& shape) {
+    plan_memory::allocate(from, rule, shape);
+    const std::size_t n = shape.all_heads(), slots = shape.slots();
+    const auto d = static_cast<std::size_t>(shape.dim),
+               pitch = static_cast<std::size_t>(pitch_of(shape.dim));
+    const auto all = static_cast<std::size_t>(shape.group) * n,
+               queries = all * static_cast<std::size_t>(rule.queries),
+               most = all * static_cast<std::size_t>(rule.queries > shape.queries ? rule.queries
+                                                                                  : shape.queries);
+    fold = {from.take<float>(n * d * d), from.take<float>(slots),           from.take<float>(slots),
+            from.take<float>(slots),     from.take<float>(queries * pitch), from.take<float>(most)};
+    if (shape.queries > 0) {
+      prompt = allocate_prompt_scratch(from, shape, rule.prompt.ridge > 0 ? shape.target : 0);
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

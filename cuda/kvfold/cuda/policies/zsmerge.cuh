@@ -1,0 +1,51 @@
+/// zsmerge on the device.
+#pragma once
+
+#include <cmath>  // std::pow
+
+#include "kvfold/cuda/policies/device_policy.cuh"
+#include "kvfold/cuda/policies/zsmerge/residual.cuh"
+#include "kvfold/policies/zsmerge.hpp"
+
+namespace kvfold::cuda {
+
+template <>
+struct device_policy<zsmerge> {
+  static zsmerge_rule rule(const zsmerge& policy, const budget& limit, index_t) {
+    const index_t share = share_of(policy.proximity, limit.target), ring = share < 2 ? 2 : share;
+    return {policy.combine,
+            policy.sinks,
+            ring,
+            policy.residual,
+            limit.target - ring - policy.residual,
+            policy.decay,
+            policy.alpha,
+            policy.newcomer_competes,
+            policy.prompt == decltype(policy.prompt)::chunked};
+  }
+  template <class Scalar>
+  static void observe(const zsmerge& policy, const zsmerge_rule& rule,
+                      const cache_view<Scalar>& cache, const state_view& state,
+                      const query_rows<Scalar>& queries,
+                      const detail::prompt_memory<zsmerge_rule>& work, stream stream) {
+    detail::add_column_sums(cache, state, queries, {.decay = policy.decay, .combine = rule.combine},
+                            static_cast<float>(std::pow(double{policy.decay}, queries.count)),
+                            work.sums, work.log_sums, stream);
+  }
+  /// Seven launches.
+  template <class Scalar>
+  static void plan(const zsmerge_rule& rule, const cache_view<Scalar>& cache,
+                   const state_view& state, const budget& limit, const detail::plan_memory& work,
+                   stream stream) {
+    const extent heads{cache.blocks()};
+    detail::select_into(work.divided, rule, cache, state, limit, stream);
+    launch(detail::place_residuals<Scalar>{cache, state, rule, work.divided}, heads, stream);
+    detail::match_divided(dot_similarity{}, cache, work, stream);
+    detail::write_rows(cache, state, work.divided, work.plan, detail::join_all{},
+                       detail::residual_weights{rule.alpha}, limit.target, stream);
+    apply(work.plan, cache, state, stream);
+    launch(detail::settle_residuals<Scalar>{cache, state, rule, limit.target}, heads, stream);
+  }
+};
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,105 @@
+/// What the kernels know of a policy, a *rule*: how a probability enters a slot's score, which
+/// slots are protected, in what order the others are evicted. A rule is numbers; the policy's
+/// budget is already in them.
+#pragma once
+
+#include "kvfold/cuda/memory/head_context.cuh"
+#include "kvfold/score/accumulated.hpp"
+
+namespace kvfold::cuda {
+
+/// Attention alone.
+struct no_rule {
+  static constexpr index_t columns = 0;  ///< of the state, that it reads and writes
+  static constexpr bool observes = false, evicts = false, merges = false;
+  group_combine combine = group_combine::sum;
+
+  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
+  KVFOLD_DEVICE void observed(const head_context&) const {}
+  KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
+  KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
+};
+
+/// Does a rule have no cheap way to remove one slot?
+template <class Rule>
+inline constexpr bool always_plans = requires {
+  Rule::always_plans;
+};
+
+/// Does a rule observe logits, and not probabilities?
+template <class Rule>
+inline constexpr bool seeks_logits = requires(const Rule& rule, const head_context& head,
+                                              const float* logit) {
+  rule.observe_logits(head, index_t{}, logit, index_t{});
+};
+
+/// Does a removed slot merge into the nearest of all others by cosine? `rule.join_nearest` says
+/// how.
+template <class Rule>
+inline constexpr bool seeks_nearest = requires {
+  Rule::nearest;
+};
+
+/// Do tokens share entries? Then `rule.masses` is their attention, `rule.observe_entry` observes
+/// them, and launches of their own remove a slot.
+template <class Rule>
+inline constexpr bool shares_entries = requires {
+  Rule::shares;
+};
+
+/// Does a rule remember the steps' queries (`rule.remember`)?
+template <class Rule>
+inline constexpr bool remembers = requires {
+  Rule::remembers;
+};
+
+/// Does the second launch of a step merge the removed slot itself (`rule.merge_removed`), and name
+/// slots afterwards (`rule.settle`)?
+template <class Rule>
+inline constexpr bool merges_removed = requires {
+  Rule::merges_removed;
+};
+
+namespace detail {
+
+/// Refuses a state that lacks the columns or the memory of a rule.
+template <class Rule, class Scalar>
+void check_rule(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                const char* what) {
+  std::size_t floats = 0;
+  if constexpr (requires { rule.memory(cache.dim, cache.group, cache.capacity); }) {
+    floats = rule.memory(cache.dim, cache.group, cache.capacity);
+  }
+  check(state, cache, Rule::columns, floats, what);
+}
+
+}  // namespace detail
+
+/// `of(g)` of a group's query heads as one number; no number is below 0.
+template <class Of>
+KVFOLD_DEVICE float combined(group_combine how, index_t group, Of of) {
+  float a = 0;
+  for (index_t g = 0; g < group; ++g) {
+    a = kvfold::detail::with_query_head(how, a, of(g));
+  }
+  return kvfold::detail::of_group(how, a, group);
+}
+
+/// The rule for a plan of this head's `n` slots: what it depends on is counted by the block.
+template <class Rule, index_t Threads>
+KVFOLD_DEVICE Rule prepared(Rule rule, of_warps<index_t, Threads>& shared, const head_context& head,
+                            index_t n) {
+  if constexpr (requires { rule.of_length(n); }) {
+    rule.of_length(n);
+  }
+  if constexpr (requires { rule.counted(head, n); }) {
+    index_t count = 0;
+    for (index_t s = thread_index(); s < n; s += Threads) {
+      count += rule.counted(head, s) ? 1 : 0;
+    }
+    rule.prepare(block_sum(shared, count));
+  }
+  return rule;
+}
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,230 @@
+// What a serving engine asks beside whole prompts and all heads at once: some heads only, prompts
+// in chunks, pages of any size.
+#include <catch2/catch.hpp>
+
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/ems.cuh"
+#include "kvfold/cuda/policies/fold.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/tova.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvfold/cuda/state.cuh"
+
+namespace kvfold::cuda {
+namespace {
+
+constexpr cache_case four{.heads = 4, .capacity = 41, .dim = 8, .group = 2};
+
+/// A cache of four heads, its state, and a call's input and output for as many heads as it runs.
+template <class Policy>
+struct server {
+  static constexpr index_t queries = 6;
+
+  Policy policy;
+  device_cache<float> kv;
+  device_buffer<unsigned char> memory, work;
+  state_view state;
+  device_buffer<float> q, k, v, out, asked;
+
+  explicit server(const Policy& p)
+      : policy(p),
+        kv(four, {40, 12, 30, 41}, 5),
+        memory(state_bytes(p, kv.view())),
+        work(workspace_bytes(p, kv.view(), queries)),
+        state(make_state_view(p, kv.view(), {memory.data(), memory.size()}, order())),
+        q(number(four.group)),
+        k(number(1)),
+        v(number(1)),
+        out(number(four.group)),
+        asked(number(four.group) * queries) {}
+
+  static std::size_t number(index_t rows) {
+    return static_cast<std::size_t>(four.heads * rows * four.dim);
+  }
+  /// Place `i` of a call gets the numbers of head `heads[i]` at time `t`.
+  void fill(const std::vector<index_t>& heads, index_t t) {
+    const auto put = [&](device_buffer<float>& to, index_t rows, unsigned kind) {
+      for (std::size_t i = 0; i < heads.size(); ++i) {
+        emulator::chance random{static_cast<std::uint64_t>(heads[i] * 1000 + t) * 8 + kind};
+        const auto n = static_cast<std::size_t>(rows * four.dim);
+        for (std::size_t e = 0; e < n; ++e) {
+          to.data()[i * n + e] = whole(random, 2);
+        }
+      }
+    };
+    put(q, four.group, 0), put(k, 1, 1), put(v, 1, 2), put(asked, four.group * queries, 3);
+  }
+  void step(const cache_view<float>& view, index_t target) {
+    cuda::step(policy, view, state, q.data(), new_tokens<float>{k.data(), v.data()}, {target},
+               out.data(), {work.data(), work.size()}, order());
+  }
+  void compress(const cache_view<float>& view, index_t target) {
+    const std::ptrdiff_t member = queries * four.dim;
+    const query_rows<float> rows{asked.data(), queries, member * four.group, member, four.dim};
+    cuda::compress(policy, view, state, rows, {target}, {work.data(), work.size()}, order());
+  }
+  auto bytes() const {
+    return std::vector{kv.keys.bytes(),     kv.values.bytes(), kv.log_mass.bytes(),
+                       kv.position.bytes(), kv.length.bytes(), kv.tokens_total.bytes(),
+                       memory.bytes()};
+  }
+};
+
+/// LAW: heads that are run some at a time, in any order of the list, get what they get all at once.
+template <class Policy>
+void check_active(const Policy& p, index_t target) {
+  INFO(p.name());
+  const std::vector<index_t> all{0, 1, 2, 3}, first{2, 0}, second{1, 3};
+  server<Policy> one(p), again(p);
+  device_buffer<index_t> of_first(first), of_second(second);
+  const auto some = [&](const std::vector<index_t>& heads, device_buffer<index_t>& list) {
+    return again.kv.view().with_active(list.data(), static_cast<index_t>(heads.size()));
+  };
+  const auto both = [&](index_t t, const auto& call) {
+    one.fill(all, t), call(one, one.kv.view());
+    bool same = true;
+    for (const auto& [heads, list] : {std::pair(&first, &of_first), {&second, &of_second}}) {
+      again.fill(*heads, t), call(again, some(*heads, *list));
+      const std::size_t n = four.group * four.dim;
+      for (std::size_t i = 0; i < heads->size(); ++i) {
+        const auto h = static_cast<std::size_t>((*heads)[i]);
+        same = same && std::equal(again.out.data() + i * n, again.out.data() + (i + 1) * n,
+                                  one.out.data() + h * n,
+                                  [](float a, float b) { return a == b || (a != a && b != b); });
+      }
+    }
+    return same;
+  };
+  both(0, [&](auto& s, const cache_view<float>& view) { s.compress(view, target); });
+  CHECK(one.bytes() == again.bytes());
+  for (index_t t = 1; t < 10; ++t) {
+    CHECK(both(t, [&](auto& s, const cache_view<float>& view) { s.step(view, target); }));
+  }
+  CHECK(one.bytes() == again.bytes());
+
+  const auto before = again.bytes();  // a request has ended, and none is left
+  again.step(again.kv.view().with_active(of_first.data(), 0), target);
+  CHECK(again.bytes() == before);
+  again.kv.check_guards();
+  CHECK((again.memory.intact() && again.work.intact() && again.out.intact()));
+}
+
+TEST_CASE("some heads at a time") {
+  check_active(h2o{}, 20);
+  check_active(snapkv{.window = 6}, 20);
+  check_active(zsmerge{.residual = 2}, 20);
+  check_active(d2o{}, 20);
+  check_active(keepkv{}, 20);
+  check_active(kvmerger{}, 20);
+  check_active(ems{.window = 6}, 20);
+  check_active(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}}, 20);
+}
+
+TEST_CASE("a list of more heads than there are is refused") {
+  server<h2o> x(h2o{});
+  device_buffer<index_t> list(std::vector<index_t>{0, 1, 2, 3, 0});
+  CHECK_THROWS_WITH(x.step(x.kv.view().with_active(list.data(), 5), 20),
+                    Catch::Contains("a list of 0 to 4 active heads expected, 5 came"));
+}
+
+/// LAW: the CPU's observe, chunk by chunk, and compress behind each.
+template <class Policy>
+void check_chunks(const Policy& p, const std::vector<index_t>& chunks, index_t target) {
+  INFO(p.name());
+  constexpr index_t dim = 8, group = 2;
+  const cache_case c{.heads = 1, .capacity = 60, .dim = dim, .group = group};
+  cache<float> kv({.heads = 1, .group = group, .dim = dim, .capacity = 60, .scale = c.scale});
+  auto state = make_state(p, kv);
+  mirror<float> twin(p, kv, state, c);
+  index_t all = 0;
+  for (const index_t n : chunks) {
+    all += n;
+  }
+  emulator::chance random{17};
+  std::vector<float> q(static_cast<std::size_t>(all * group * dim)), rows(2 * 60 * dim);
+  for (float& x : q) {
+    x = static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
+  }
+  device_buffer<float> queries(q);
+  device_buffer<unsigned char> work(workspace_bytes(p, twin.device.view(), 60));
+  index_t begin = 0;
+  for (const index_t n : chunks) {
+    INFO("chunk at " << begin);
+    std::vector<float> keys(static_cast<std::size_t>(n * dim)), values(keys.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = whole(random, 2), values[i] = whole(random, 4);
+    }
+    const index_t held = kv.head(0).length();
+    kv.append(0, keys, values);
+    state[0].extend(held + n);
+    for (index_t s = 0; s < n; ++s) {  // an engine's own prefill
+      std::copy_n(keys.data() + s * dim, dim, twin.device.key(0, held + s));
+      std::copy_n(values.data() + s * dim, dim, twin.device.value(0, held + s));
+      twin.device.log_mass[held + s] = 0, twin.device.position[held + s] = begin + s;
+      for (index_t k = 0; k < state[0].columns(); ++k) {
+        twin.device.column(k, 0, held + s) = twin.device.state.initial[k];
+      }
+    }
+    twin.device.length[0] = held + n, twin.device.tokens_total[0] = begin + n;
+    auto own = prompt_queries(q.data() + begin * group * dim, n, 1, group, dim);
+    own.before = begin;
+    const query_rows<float> device{
+        queries.data() + begin * group * dim, n, own.head, own.group, own.row, nullptr, begin};
+    kvfold::workspace plans;
+    observe(p, kv.head(0), state[0], own.of(0));
+    kvfold::compress(p, kv.head(0), state[0], plans, budget{target}, own.of(0));
+    cuda::compress(p, twin.device.view(), twin.device.state, device, {target},
+                   {work.data(), work.size()}, order());
+    twin.check_same(kv, state, 1e-5);
+    begin += n;
+  }
+  CHECK((work.intact() && queries.intact()));
+}
+
+TEST_CASE("prompts in chunks") {
+  check_chunks(h2o{}, {20, 17, 3}, 20);
+  check_chunks(tova{}, {20, 17, 3}, 20);
+  check_chunks(snapkv{.window = 8}, {20, 17, 3, 1}, 20);  // windows reach back
+  check_chunks(zsmerge{}, {20, 17, 3}, 20);
+  check_chunks(d2o{}, {20, 17, 3}, 20);
+  check_chunks(kvmerger{}, {20, 17, 3}, 20);
+  check_chunks(keepkv{.window = 8, .merge_first = false}, {20, 17, 3, 1}, 20);
+  CHECK_THROWS_WITH(check_chunks(ems{.window = 6}, {20, 17, 3}, 20),
+                    Catch::Contains("a chunk of at least its window of 6 queries expected"));
+}
+
+TEST_CASE("pages of any size") {
+  for (const index_t page : {1, 3, 5, 12, 41, 100}) {
+    INFO("pages of " << page << " slots");
+    check_steps<float>(h2o{}, {.heads = 2, .capacity = 41, .dim = 8, .paged = true, .page = page},
+                       30, {24, 37}, 20, data::integers, 1e-5, 401);
+    check_compress<Eigen::half>(d2o{},
+                                {.heads = 1, .dim = 40, .group = 4, .paged = true, .page = page},
+                                {.length = 100, .queries = 33, .target = 24}, 1e-3, 402);
+  }
+  for (const index_t n : {1, 2, 3, 5, 7, 12, 100, 641, 65535, 1 << 30, 0x7fffffff}) {
+    const page_slots pages = n;
+    bool same = true;
+    for (const std::int64_t s :
+         {std::int64_t{0}, std::int64_t{1}, std::int64_t{n} - 1, std::int64_t{n},
+          std::int64_t{n} + 1, 7 * std::int64_t{n} - 1, 7 * std::int64_t{n},
+          std::int64_t{0x7ffffffe}, std::int64_t{0x7fffffff}}) {
+      if (s <= 0x7fffffff) {
+        same = same && pages.page_of(static_cast<index_t>(s)) == static_cast<index_t>(s / n);
+      }
+    }
+    CHECK(same);
+  }
+  device_cache<float> kv({.capacity = 40, .dim = 8, .paged = true}, {3, 3}, 1);
+  auto view = kv.view();
+  view.keys.pages = 9;
+  CHECK_THROWS_WITH(check(view), Catch::Contains("pages for 40 slots expected, 9 of 4 slots came"));
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
