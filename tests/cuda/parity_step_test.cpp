@@ -68,8 +68,9 @@ TEST_CASE("step refuses what it cannot do") {
   const auto step_with = [&](const auto& p, const budget& b) {
     cuda::step(p, kv.view(), kv.state, x.data(), fresh, b, x.data(), {}, order());
   };
-  CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 9}),
-                    Catch::Contains("a target of 1 to 8 expected (room for the newcomer), 9 came"));
+  CHECK_THROWS_WITH(
+      step_with(h2o{}, budget{.target = 9}),
+      Catch::Contains("a target of 1 to 8 expected (room for the new token), 9 came"));
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 4, .trigger = 10}),
                     Catch::Contains("a trigger of 5 to 9 expected, 10 came"));
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 7}),

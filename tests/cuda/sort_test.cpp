@@ -15,7 +15,7 @@ struct sort_and_rank {
   static constexpr index_t threads = 256;
   struct shared_memory {
     detail::sort_memory<threads> sort;
-    detail::statistic_memory statistic;
+    detail::radix_select_memory radix;
   };
 
   index_t *slots, *spare, *out;  // [n]
@@ -30,8 +30,8 @@ struct sort_and_rank {
     for (index_t i = thread_index(); i < n; i += threads) {
       out[i] = sorted[i];
     }
-    const auto x = detail::block_statistic<threads>::highest(
-        shared.statistic, n, wanted, [](index_t s) { return s % 3 != 0; },
+    const auto x = detail::block_radix_select<threads>::highest(
+        shared.radix, n, wanted, [](index_t s) { return s % 3 != 0; },
         [&](index_t s) { return key[s]; });
     if (thread_index() == 0) {
       found[0] = x.least, found[1] = static_cast<unsigned>(x.equals);

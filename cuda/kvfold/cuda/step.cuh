@@ -11,21 +11,21 @@ namespace kvfold::cuda {
 
 namespace detail {
 
-/// Does more than one slot leave at once, now and then?
+/// Is more than one slot removed at once, now and then?
 inline bool plans(const budget& budget) { return budget.trigger_length() != budget.target + 1; }
 
 }  // namespace detail
 
 /// One decode step of all heads: append `fresh`, attend, observe, and back to the budget. Equals
-/// `kvfold::step`. Lengths stay on the device, and so does whether anything leaves.
+/// `kvfold::step`. Lengths stay on the device, and so does whether a slot is removed.
 ///
-///     trigger = target + 1   two launches: of a head with one slot more than `budget.target` one
-///                            leaves, and the newcomer takes its place
+///     trigger = target + 1   two launches: a head with one slot more than `budget.target` loses
+///                            one, and the new token takes its place
 ///     ... d2o, keepkv        three: the nearest of all keys is looked for
-///     ... ems                four: all tokens say who leaves, and all entries whereto
+///     ... ems                four: all tokens are weighed, and all entries compared
 ///     later, and kvmerger    two, and those of a plan for the heads that have reached the trigger
 ///
-/// A head that has no room for its newcomer gives NaN and stays as it is. Refused: budgets that do
+/// A head that has no room for its new token gives NaN and stays as it is. Refused: budgets that do
 /// not fit, policies and modes without a CUDA path.
 template <class Policy, class Scalar>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
@@ -33,9 +33,9 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
           workspace memory, stream stream) {
   check(cache);
   expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: keys and values [",
-          cache.heads, ", ", cache.dim, "] of the newcomers expected, null came");
+          cache.heads, ", ", cache.dim, "] of the new tokens expected, null came");
   expects(budget.target > 0 && budget.target < cache.capacity, "cuda step: a target of 1 to ",
-          cache.capacity - 1, " expected (room for the newcomer), ", budget.target, " came");
+          cache.capacity - 1, " expected (room for the new token), ", budget.target, " came");
   expects(budget.trigger_length() > budget.target && budget.trigger_length() <= cache.capacity,
           "cuda step: a trigger of ", budget.target + 1, " to ", cache.capacity, " expected, ",
           budget.trigger, " came");

@@ -6,12 +6,12 @@
 namespace kvfold::cuda::detail {
 
 /// The `wanted`-th highest: those above it, and of its equals as many as are wanted then.
-struct statistic {
+struct selected_order {
   unsigned least = ~0U;
   index_t equals = 0;
 };
 
-struct statistic_memory {
+struct radix_select_memory {
   static constexpr index_t bins = 256;
   shared_array<index_t, bins> histogram;
   shared_array<index_t, 2> found;  // a digit, and how many lie above it
@@ -20,18 +20,18 @@ struct statistic_memory {
 /// By radix, four passes over 8 bits of every number (a histogram of integers in shared memory, so
 /// no order of threads can show).
 template <index_t Threads>
-struct block_statistic {
-  static constexpr index_t bins = statistic_memory::bins;
+struct block_radix_select {
+  static constexpr index_t bins = radix_select_memory::bins;
 
   /// Of the numbers `order(s)` of slots `0 .. n−1` that `counts(s)`, of which there are at least
-  /// `wanted`; 0: nobody is.
+  /// `wanted`; 0: none is.
   template <class Counts, class Order>
-  KVFOLD_DEVICE static statistic highest(statistic_memory& shared, index_t n, index_t wanted,
-                                         Counts counts, Order order) {
+  KVFOLD_DEVICE static selected_order highest(radix_select_memory& shared, index_t n,
+                                              index_t wanted, Counts counts, Order order) {
     if (wanted <= 0) {
       return {};
     }
-    statistic x{0, wanted};
+    selected_order x{0, wanted};
     for (index_t shift = 24; shift >= 0; shift -= 8) {
       digit(shared, n, shift, counts, order, x);
     }
@@ -41,10 +41,10 @@ struct block_statistic {
   /// `use(s)` for every slot that `counts(s)` and is not among the `wanted` highest, ties to the
   /// lower slot. `use` may change what `counts` says of its own slot.
   template <class Counts, class Order, class Use>
-  KVFOLD_DEVICE static void each_but_highest(statistic_memory& shared,
+  KVFOLD_DEVICE static void each_but_highest(radix_select_memory& shared,
                                              prefix_memory<Threads>& prefix, index_t n,
                                              index_t wanted, Counts counts, Order order, Use use) {
-    const statistic least = highest(shared, n, wanted, counts, order);
+    const selected_order least = highest(shared, n, wanted, counts, order);
     index_t equals = 0;
     for (index_t base = 0, turn = 0; base < n; base += Threads, turn ^= 1) {
       const index_t s = base + thread_index();
@@ -62,8 +62,8 @@ struct block_statistic {
  private:
   /// Adds the next digit; `equals` of those that share all digits so far are wanted.
   template <class Counts, class Order>
-  KVFOLD_DEVICE static void digit(statistic_memory& shared, index_t n, index_t shift, Counts counts,
-                                  Order order, statistic& x) {
+  KVFOLD_DEVICE static void digit(radix_select_memory& shared, index_t n, index_t shift,
+                                  Counts counts, Order order, selected_order& x) {
     for (index_t b = thread_index(); b < bins; b += Threads) {
       shared.histogram[b] = 0;
     }
@@ -101,7 +101,7 @@ struct block_statistic {
 
   /// Scores crowd in a few bins, of which lanes that meet there would wait for each other: the two
   /// bins of a warp's first lanes are counted at once.
-  KVFOLD_DEVICE static void count(statistic_memory& shared, bool counts, index_t bin) {
+  KVFOLD_DEVICE static void count(radix_select_memory& shared, bool counts, index_t bin) {
     unsigned left = ballot(counts);
     for (index_t round = 0; round < 2 && left != 0; ++round) {
       const index_t first = lowest_lane(left);

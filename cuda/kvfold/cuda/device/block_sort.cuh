@@ -22,7 +22,7 @@ KVFOLD_DEVICE index_t* block_sort(sort_memory<Threads>& shared, index_t* slots, 
                                   index_t n, unsigned most, Key key) {
   constexpr index_t warps = Threads / 32, bins = sort_memory<Threads>::bins;
   static_assert(Threads >= bins);
-  sync_block();  // whoever has written the list
+  sync_block();  // the list is written
   index_t falls = 0;
   for (index_t i = thread_index(); i + 1 < n; i += Threads) {
     falls = key(slots[i]) > key(slots[i + 1]) ? 1 : falls;

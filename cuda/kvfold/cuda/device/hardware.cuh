@@ -25,7 +25,7 @@ struct extent {
   unsigned x = 1, y = 1, z = 1;
 };
 
-// ---------------------------------------------------------------------------- who am I
+// ---------------------------------------------------------------------------- places
 
 __device__ inline index_t thread_index() { return static_cast<index_t>(threadIdx.x); }
 __device__ inline index_t lane() { return static_cast<index_t>(threadIdx.x % 32); }

@@ -1,4 +1,4 @@
-/// Lists of slots on the device, and who goes where: what plans that merge are made from.
+/// Lists of slots on the device: what plans that merge are made from.
 #pragma once
 
 #include "kvfold/cuda/memory/view.cuh"
@@ -11,7 +11,7 @@ struct slot_lists {
   const index_t* count = nullptr;  ///< [heads]
 };
 
-/// What `match` finds, `[heads, capacity]` by place in the list of the leaving.
+/// What `match` finds, `[heads, capacity]` by place in the list of removed slots.
 struct matches {
   index_t* into = nullptr;      ///< a kept slot; −1: none is kept
   float* similarity = nullptr;  ///< 0 where there is none
@@ -19,16 +19,16 @@ struct matches {
 
 namespace detail {
 
-/// Who stays and who leaves, and whereto, while a plan that merges is made.
+/// Which slots are kept, which are removed, and into what, while a plan that merges is made.
 struct keep_evict_partition {
   static constexpr index_t gone = -1;
-  static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was to leave
+  static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was removed
 
   index_t* rows;            ///< [heads] of the plan; −1: this head stays as it is
   index_t *kept, *removed;  ///< [heads, capacity] slots; ascending where `select` made them
   index_t *kept_count, *removed_count;  ///< [heads]
   index_t* into;                        ///< [heads, capacity] slot ↦ its row's anchor, or `gone`
-  matches nearest;                      ///< of the leaving
+  matches nearest;                      ///< of removed slots
   float* similarity;                    ///< [heads, capacity] the same by slot
 
   slot_lists kept_list() const { return {kept, kept_count}; }
@@ -42,12 +42,13 @@ struct keep_evict_partition {
     kept[cache.slot(h, i)] = s, into[cache.slot(h, s)] = s;
   }
   template <class Scalar>
-  KVFOLD_DEVICE void leave(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
+  KVFOLD_DEVICE void evict(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
     removed[cache.slot(h, i)] = s, into[cache.slot(h, s)] = gone;
   }
   template <class Scalar>
-  KVFOLD_DEVICE void end(const cache_view<Scalar>&, index_t h, index_t stay, index_t leave) const {
-    rows[h] = 0, kept_count[h] = stay, removed_count[h] = leave;
+  KVFOLD_DEVICE void end(const cache_view<Scalar>&, index_t h, index_t kept_slots,
+                         index_t removed_slots) const {
+    rows[h] = 0, kept_count[h] = kept_slots, removed_count[h] = removed_slots;
   }
 };
 

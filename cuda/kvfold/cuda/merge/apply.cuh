@@ -13,8 +13,8 @@ namespace detail {
 ///
 ///     fold    every row into its anchor's slot, which no other row reads
 ///     move    rows r0 ... r0 + n − 1 into registers, barrier, to their slots: anchors ascend and
-///             are no lower than their rows, so what later rows still read lies above; whoever
-///             moves a row has folded it, so that barrier is the only one
+///             are no lower than their rows, so what later rows still read lies above; the
+///             thread that moves a row has folded it: no other barrier is needed
 ///
 /// Reads 64 bytes of each source once and writes 64 of each row that moves; bytes of a row that
 /// stays and is one unchanged slot are not touched. One more block a head does the same for

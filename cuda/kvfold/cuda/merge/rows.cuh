@@ -1,4 +1,4 @@
-/// From who goes where to the rows of a plan.
+/// From each slot's destination to the rows of a plan.
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
@@ -7,7 +7,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// Everybody who leaves joins the nearest.
+/// Every removed slot joins the nearest.
 struct join_all {
   /// By the whole block: the least similarity at which slots join.
   template <class Scalar, index_t Threads>
@@ -28,8 +28,8 @@ struct join_above {
   }
 };
 
-/// A block a head: the leaving go where `match` and `join` send them; then all slots that go
-/// anywhere are sorted by anchor, the anchor before its others, and those ascending, as
+/// A block a head: removed slots go where `match` and `join` send them; then all slots of rows
+/// are sorted by anchor, the anchor before its others, and those ascending, as
 /// `kvfold::for_each_row` has them. Every weight is 1 and every log-mass the anchor's: `weigh_rows`
 /// comes after. The lists are scratch then.
 template <class Scalar, class Join>

@@ -1,4 +1,4 @@
-/// What happens to slots when one of them leaves in a step. By a block.
+/// Removing one slot in a step. By a block.
 #pragma once
 
 #include "kvfold/cuda/memory/head_context.cuh"
@@ -28,7 +28,7 @@ KVFOLD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& 
 
 /// Weights of two rows that become one.
 struct two_weights {
-  float stay = 1, leave = 0;
+  float kept = 1, removed = 0;
 };
 
 /// How one slot goes into another.
@@ -38,7 +38,7 @@ struct joining {
   float log_mass = 0;  ///< of the merged one
 };
 
-/// Rows, log-mass and columns of `leaving` into `into`'s. A barrier before and one after.
+/// Rows, log-mass and columns of `removed` into `into`'s. A barrier before and one after.
 template <index_t Threads, class Scalar>
 KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view& state,
                               const head_context& head, index_t h, index_t into, index_t removed,
@@ -48,7 +48,7 @@ KVFOLD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
     Scalar* const to = rows.at(into);
     const Scalar* const away = rows.at(removed);
     for (index_t i = thread_index(); i < cache.dim; i += Threads) {
-      to[i] = from_float<Scalar>(w.stay * to_float(to[i]) + w.leave * to_float(away[i]));
+      to[i] = from_float<Scalar>(w.kept * to_float(to[i]) + w.removed * to_float(away[i]));
     }
   };
   merge(cache.keys.of(h), how.keys);

@@ -152,7 +152,7 @@ struct attend_slots {
     return x == lowest_score ? 0.0F : exponential(x - max);
   }
 
-  /// The newcomer goes behind the last slot, written by whoever attends it. Returns the slots then.
+  /// Appends the new token, by the block that attends it. Returns the slots then.
   KVFOLD_DEVICE index_t append(index_t h, index_t split) const {
     const index_t n = cache.length[h];
     if (fresh.keys == nullptr || n >= cache.capacity) {

@@ -1,5 +1,5 @@
-/// Weighted k-means of a head's slots, in a space of keys and values: centres, and who is nearest
-/// to which.
+/// Weighted k-means of a head's slots, in a space of keys and values: centres, and the nearest
+/// of each slot.
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
@@ -29,8 +29,8 @@ struct centre_rows {
 };
 
 /// The means of slots' keys and values as centres: `M k̄`, `v̄ ν` and half of the square, so that the
-/// largest `k·(M k̄) + v·(v̄ ν) − half` is that of the nearest. A warp a centre. A centre that
-/// attracts nobody stays where it is.
+/// largest `k·(M k̄) + v·(v̄ ν) − half` is that of the nearest. A warp a centre. A centre
+/// without members stays where it is.
 template <class Scalar>
 struct mean_centres {
   static constexpr index_t threads = 256;

@@ -28,7 +28,7 @@ template <class Scalar, class Protected>
 struct drop_rows {
   static constexpr index_t threads = 512;
   struct shared_memory {
-    statistic_memory statistic;
+    radix_select_memory radix;
     of_warps<index_t, threads> number;
     prefix_memory<threads> prefix;
   };
@@ -60,8 +60,9 @@ struct drop_rows {
       drops[s] = 0;
     }
     held = block_sum(shared.number, held);
-    block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, target - held,
-                                               competes, order, [&](index_t s) { drops[s] = 1; });
+    block_radix_select<threads>::each_but_highest(shared.radix, shared.prefix, n, target - held,
+                                                  competes, order,
+                                                  [&](index_t s) { drops[s] = 1; });
     sync_block();
     for (index_t s = thread_index(); s < n; s += threads) {
       if (drops[into[s] & ~keep_evict_partition::fresh] != 0) {

@@ -1,4 +1,4 @@
-/// Where the leaving go: for every one the nearest of those that stay.
+/// The nearest kept slot of every removed one.
 #pragma once
 
 #include <cstddef>  // std::size_t
@@ -42,7 +42,7 @@ struct ward_similarity {
   static constexpr float no_cost = 3.402823466e38F;
 
   const float* mass;   ///< [heads, capacity]
-  bool among = false;  ///< only slots of no less mass, and nobody their own: within one list
+  bool among = false;  ///< only slots of no less mass, and none its own: within one list
 
   KVFOLD_DEVICE bool allows(const key_facts& a, const key_facts& b) const {
     return !among || (a.slot != b.slot && !(rank(b.mass) < rank(a.mass)));
@@ -122,7 +122,7 @@ struct squared_norms {
   }
 };
 
-/// A block holds a tile of leaving keys and streams the kept ones past it, two tiles in turn; every
+/// A block holds a tile of removed keys and streams the kept ones past it, two tiles in turn; every
 /// lane keeps the best of its own columns, so the product is never stored. Ties go to the lower
 /// slot, whatever the order of the lists.
 template <class Scalar, index_t Depth, class Similarity>
@@ -143,7 +143,7 @@ struct nearest_kept {
   Similarity similarity;
   bool aligned;
 
-  /// Grid: heads, tiles of leaving slots.
+  /// Grid: heads, tiles of removed slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
@@ -257,7 +257,7 @@ inline std::size_t match_workspace_bytes(index_t heads, index_t capacity) {
   return sizeof(float) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(capacity);
 }
 
-/// For every slot of `leaving` the slot of `kept` whose key is most similar, ties to the lower
+/// For every slot of `removed` the slot of `kept` whose key is most similar, ties to the lower
 /// slot; NaN is the least similar. Lists stay on the device. Products in float: half and bfloat16
 /// on tensor cores. Two launches, one when the similarity needs no norms.
 template <class Similarity, class Scalar>

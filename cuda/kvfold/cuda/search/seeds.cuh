@@ -26,7 +26,7 @@ struct farthest_first {
   cluster_space space;
   keep_evict_partition of;
   centre_rows seeds;
-  float* distance;  // [heads, capacity] by place in the list of the leaving
+  float* distance;  // [heads, capacity] by place in the list of removed slots
   index_t* met;     // [heads, capacity] how many seeds it was compared with; −1: it is one
   index_t target;
 

@@ -1,4 +1,4 @@
-/// Who keeps a slot: the protected, then the best of the rest, as a plan or as lists on the device.
+/// Which slots are kept: the protected, then the best of the rest, as a plan or as device lists.
 #pragma once
 
 #include "kvfold/budget.hpp"
@@ -23,7 +23,7 @@ struct evictions {
     plan.log_mass[cache.slot(h, row)] = cache.log_mass[cache.slot(h, s)];
   }
   template <class Scalar>
-  KVFOLD_DEVICE void leave(const cache_view<Scalar>&, index_t, index_t, index_t) const {}
+  KVFOLD_DEVICE void evict(const cache_view<Scalar>&, index_t, index_t, index_t) const {}
   template <class Scalar>
   KVFOLD_DEVICE void end(const cache_view<Scalar>& cache, index_t h, index_t rows, index_t) const {
     plan.rows[h] = rows;
@@ -31,15 +31,15 @@ struct evictions {
   }
 };
 
-/// A block a head: the order statistic of the scores; then the kept slots, counted and written in
-/// slot order, where of those that equal the statistic the lower slots stay. Reads the rule's
+/// A block a head: the k-th highest score; then the kept slots, counted and written in
+/// slot order, where of those that equal it the lower slots are kept. Reads the rule's
 /// columns and the positions, 5 times (from L2 mostly); writes 20 bytes a row.
 template <class Scalar, class Rule, class To>
 struct select_slots {
   static constexpr index_t threads = 512;
   static constexpr index_t own = 4;  // consecutive slots of a thread, when writing
   struct shared_memory {
-    statistic_memory statistic;
+    radix_select_memory radix;
     of_warps<index_t, threads> number;
     prefix_memory<threads> prefix;
   };
@@ -71,17 +71,17 @@ struct select_slots {
     if constexpr (requires { mine.free(stay, stay); }) {
       free = mine.free(limit.target, stay);
     }
-    const statistic least = block_statistic<threads>::highest(
-        shared.statistic, n, free < n - stay ? free : n - stay,
+    const selected_order least = block_radix_select<threads>::highest(
+        shared.radix, n, free < n - stay ? free : n - stay,
         [&](index_t s) { return !mine.is_protected(head, s); },
         [&](index_t s) { return mine.order(head, s); });
     write(shared, mine, head, h, n, least);
   }
 
  private:
-  /// Kept are those that stay or are better than the statistic, and of its equals the first.
+  /// Kept are protected slots and those above the k-th score, and of its equals the first.
   KVFOLD_DEVICE void write(shared_memory& shared, const Rule& mine, const head_context& head,
-                           index_t h, index_t n, const statistic& least) const {
+                           index_t h, index_t n, const selected_order& least) const {
     index_t sure_before = 0, equal_before = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
       bool sure[own], equal[own];
@@ -104,7 +104,7 @@ struct select_slots {
         if (sure[i] || (equal[i] && equal_at < least.equals)) {
           to.keep(cache, h, s, row);
         } else if (s < n) {
-          to.leave(cache, h, s, s - row);
+          to.evict(cache, h, s, s - row);
         }
         sure_at += sure[i] ? 1 : 0, equal_at += equal[i] ? 1 : 0;
       }
@@ -121,16 +121,17 @@ struct select_slots {
 template <class Scalar, class Rule, class To>
 void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
                  const state_view& state, const budget& limit, stream stream) {
-  static_assert(Rule::evicts, "kvfold::cuda: a rule by which slots leave expected");
+  static_assert(Rule::evicts, "kvfold::cuda: a rule that evicts expected");
   launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to}, {cache.blocks()}, stream);
 }
 
 }  // namespace detail
 
 /// The plan of an eviction, for every head that holds more than `limit.target` slots and at least
-/// `limit.trigger`: the slots for which `rule.stays`, then those of the highest `rule.order`, ties
-/// to the lower slot, NaN last. Other heads get `rows` −1: they stay. Equals `kvfold::evict`. One
-/// launch; protected slots beyond the target all stay. Rows are single slots, as they are.
+/// `limit.trigger`: the slots for which `rule.is_protected`, then those of the highest
+/// `rule.order`, ties to the lower slot, NaN last. Other heads get `rows` −1: they stay. Equals
+/// `kvfold::evict`. One launch; protected slots beyond the target all stay. Rows are single slots,
+/// as they are.
 template <class Scalar, class Rule>
 void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
             const budget& limit, const plan_view& plan, stream stream) {

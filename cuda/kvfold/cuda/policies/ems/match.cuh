@@ -17,11 +17,11 @@ KVFOLD_HD inline float entry_cosine(float dot, float a, float b) {
   return a * b > 0 ? dot / (a * b) : 0.0F;
 }
 
-/// Eq. 5. A block holds products of a tile of leaving entries with one of centres in registers,
+/// Eq. 5. A block holds products of a tile of removed entries with one of centres in registers,
 /// first those of keys, then those of values, 128 elements of the rows at a time, and keeps the
 /// best of each; ties go to the earlier token, wherever it lies. `Product`: the scalar they are
-/// multiplied in. Reads K and V of the leaving once per tile of centres, and of centres once per
-/// tile of the leaving.
+/// multiplied in. Reads K and V of removed entries once per tile of centres, and of centres once
+/// per tile of removed entries.
 template <class Scalar, class Product>
 struct most_redundant {
   static constexpr index_t depth = 128;
@@ -39,7 +39,7 @@ struct most_redundant {
   keep_evict_partition from;
   bool aligned;
 
-  /// Grid: heads, tiles of leaving slots.
+  /// Grid: heads, tiles of removed slots.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;

@@ -1,4 +1,4 @@
-/// EMS: the scores of tokens, the weights of entries, and who is a centre.
+/// EMS: the scores of tokens, the weights of entries, and which slots are centres.
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
@@ -9,8 +9,8 @@ namespace kvfold::cuda::detail {
 
 /// Eq. 2, every token's s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), the means over all tokens
 /// held; after a prompt averaged over `kernel` neighbours in position, outside the window. Then
-/// every entry's sum of them, and in a step who leaves: the least, among equals the latest. A block
-/// a head, a thread an entry.
+/// every entry's sum of them, and in a step the slot to remove: the least, among equals the latest.
+/// A block a head, a thread an entry.
 template <class Scalar>
 struct weigh_entries {
   static constexpr index_t threads = 512;
@@ -26,7 +26,7 @@ struct weigh_entries {
   budget limit;
   entry_scratch to;
   bool prompt;
-  index_t* victims;  // [heads] of a step, not −1: who leaves is wanted; null: a plan
+  index_t* victims;  // [heads] of a step, not −1: a slot is wanted; null: a plan
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -126,7 +126,7 @@ struct weigh_entries {
   }
 };
 
-/// Who of a head is a centre (`kept`), who is to be merged (`leaving`) and who goes: those that do
+/// Which slots of a head are centres (`kept`), to be merged (`removed`) and evicted: those that do
 /// not stay alone by weight, among equals the earlier token first, wherever it lies. A block a
 /// head.
 template <class Scalar>
@@ -188,7 +188,7 @@ struct divide_entries {
       if (i < centres) {
         to.keep(cache, h, ranked[i], i);
       } else {
-        to.leave(cache, h, ranked[i], i - centres);
+        to.evict(cache, h, ranked[i], i - centres);
       }
     }
     if (thread_index() == 0) {

@@ -1,4 +1,4 @@
-/// EMS in a step: the entry of least score joins the centre most like it, or leaves.
+/// EMS in a step: the entry of least score joins the centre most like it, or is evicted.
 #pragma once
 
 #include "kvfold/cuda/device/last_block.cuh"
@@ -10,8 +10,8 @@
 namespace kvfold::cuda::detail {
 
 /// A block takes 256 slots of a head, whose keys and values it reads once: the most redundant to
-/// the one that leaves, ties to the earlier token. The head's last block lets the least tokens make
-/// room, joins the two, or lets the entry go, and the newest slot takes its place.
+/// the removed one, ties to the earlier token. The head's last block removes the least tokens where
+/// there is no room, joins the two or evicts the entry, and moves the newest slot into its place.
 template <class Scalar>
 struct remove_into_centre {
   static constexpr index_t threads = 256;
@@ -42,7 +42,7 @@ struct remove_into_centre {
     const auto best = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
                                     tile, from.near_tiles, most_like(tokens, h, tile, n, removed));
     if (best.last) {
-      leave(shared, tokens, h, n, removed, best.of);
+      remove(shared, tokens, h, n, removed, best.of);
     }
   }
 
@@ -67,8 +67,8 @@ struct remove_into_centre {
     return best;
   }
 
-  KVFOLD_DEVICE void leave(shared_memory& shared, const entry_table& tokens, index_t h, index_t n,
-                           index_t removed, candidate best) const {
+  KVFOLD_DEVICE void remove(shared_memory& shared, const entry_table& tokens, index_t h, index_t n,
+                            index_t removed, candidate best) const {
     const bool joins = best != 0 && number_of(static_cast<unsigned>(best >> 32)) >= rule.threshold;
     index_t into = -1;
     for (index_t s = thread_index(); s < n && joins; s += threads) {
@@ -94,9 +94,9 @@ struct remove_into_centre {
     }
   }
 
-  /// Tokens of least score leave while more would share entries than may; among equals the one
-  /// later in the table, where the leaving's come behind those of `into`. May the centre of the
-  /// leaving come along?
+  /// Tokens of least score are removed while more would share entries than may; among equals the
+  /// one later in the table, where those of `removed` come behind those of `into`. Returns whether
+  /// the centre of `removed` keeps a place.
   KVFOLD_DEVICE bool make_room(shared_memory& shared, const entry_table& tokens, index_t h,
                                index_t n, index_t removed, index_t into) const {
     if (thread_index() == 0 && into < 0) {
@@ -161,11 +161,11 @@ struct remove_into_centre {
         cache, h, 2, tokens.at(entry_table::norm, into),
         [&](index_t i) { return i == 0 ? into : removed; }, [&](index_t s) { return weight[s]; },
         [&](index_t s) { return s == into ? lengths[0] : lengths[1]; });
-    const merge_source stay = made.of_member(into, true, weight[into], lengths[0]);
-    const merge_source leave = made.of_member(removed, false, weight[removed], lengths[1]);
+    const merge_source kept = made.of_member(into, true, weight[into], lengths[0]);
+    const merge_source gone = made.of_member(removed, false, weight[removed], lengths[1]);
     return {true,
-            {stay.key_weight, leave.key_weight},
-            {stay.value_weight, leave.value_weight},
+            {kept.key_weight, gone.key_weight},
+            {kept.value_weight, gone.value_weight},
             cache.log_mass[cache.slot(h, into)]};
   }
 

@@ -89,7 +89,7 @@ struct entry_table {
     counted(free) = link;
     counted(sharing) -= 1;
   }
-  /// A place nobody holds.
+  /// A free place.
   KVFOLD_DEVICE index_t take_place() const {
     counted(sharing) += 1;
     const index_t token = token_of(counted(free));
@@ -141,7 +141,7 @@ KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
   return most + logarithm(sum);
 }
 
-/// Entries' logits; what observing starts from is the slope, and of those that nobody shares the
+/// Entries' logits; what observing starts from is the slope, and of those that are not shared the
 /// logit.
 struct entry_masses {
   state_view state;
@@ -151,7 +151,7 @@ struct entry_masses {
   KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t h, index_t s, float dot,
                                  float mass, float& observed) const {
     const entry_table tokens = entry_table::of(cache, state, h, 0, places);
-    if (s >= cache.length[h] || !tokens.shared(s)) {  // a newcomer has no numbers yet
+    if (s >= cache.length[h] || !tokens.shared(s)) {  // a new token has no numbers yet
       return observed = cache.scale * dot + mass;
     }
     observed = entry_slope(tokens, s, cache.scale, dot);

@@ -10,8 +10,9 @@ namespace kvfold::cuda::detail {
 /// table, which is in order of rows and of joining. Places are freed and taken in the order in
 /// which the CPU does it one by one, so that tables are the same. A block a head.
 ///
-///     freed    the lists of slots that go, then who makes room, by score: each on top of the last
-///     taken    from the top by the centres that join, then those free before, then new ones
+///     freed    the lists of evicted slots, then tokens that make room, by score: each on top of
+///     the last taken    from the top by the centres that join, then those free before, then new
+///     ones
 template <class Scalar>
 struct carry_entries {
   static constexpr index_t threads = 512;
@@ -88,15 +89,15 @@ struct carry_entries {
     return all;
   }
 
-  /// The `more` of least score leave: centres are marked, others taken out of their lists and put
-  /// behind `freed`. Returns how many of these there are.
+  /// The `more` of least score are removed: centres are marked, others taken out of their lists and
+  /// put behind `freed`. Returns how many of these there are.
   KVFOLD_DEVICE index_t make_room(shared_memory& shared, const entry_table& tokens,
                                   const merge_source* sources, index_t count, index_t* mark,
                                   index_t h, index_t more, index_t freed) const {
     index_t* const order = work.order + work.at(h, 0);
     const float* const score = work.score + work.at(h, 0);
     index_t candidates = 0;
-    const auto own = [&](index_t e) {  // tokens of this source that may leave
+    const auto own = [&](index_t e) {  // tokens of this source that may be removed
       return e < count ? tokens.count(sources[e].source) -
                              (mark[sources[e].source] == taken_along ? 0 : 1)
                        : 0;

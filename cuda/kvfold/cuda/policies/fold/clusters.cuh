@@ -76,7 +76,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
   launch(spare_pinned<Scalar>{cache, work.plan, d.into, own.correction}, some, stream);
 }
 
-/// Clusters of all slots but the outliers, fitted on reference queries that somebody chose. What
+/// Clusters of all slots but the outliers, fitted on chosen reference queries. What
 /// was pinned, then the seeds, the last round's centres and at last the rows lie in
 /// `prompt.centres`. Twenty-two launches, three for every round but the first, and eight to fit
 /// values.
@@ -93,7 +93,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const prompt_scratch& more = work.prompt;
   const prompt_options& options = rule.prompt;
 
-  // Who keeps its bytes.
+  // Slots that keep their bytes.
   const key_memory memory{state.memory, state.memory_stride, rule.queries};
   const key_memory all{more.moments, key_memory::size(cache.dim)};
   launch(remember_reference<Scalar>{cache, state, rule, reference, all}, {heads}, stream);

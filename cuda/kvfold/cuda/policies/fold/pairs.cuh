@@ -7,14 +7,14 @@
 
 namespace kvfold::cuda::detail {
 
-/// Of the slots that are not pinned (`leaving`, with their cost of joining a slot of no less mass),
-/// the cheapest to fold leave, ties to the lower slot; the others are whom they may join (`kept`).
+/// Of the slots that are not pinned (`removed`, with their cost of joining a slot of no less mass),
+/// the cheapest to fold are removed, ties to the lower slot; they may join the others (`kept`).
 /// A block a head.
 template <class Scalar>
 struct choose_cheapest {
   static constexpr index_t threads = 512;
   struct shared_memory {
-    statistic_memory statistic;
+    radix_select_memory radix;
     prefix_memory<threads> prefix;
   };
 
@@ -29,13 +29,13 @@ struct choose_cheapest {
       return;
     }
     index_t* const list = of.removed + cache.slot(h, 0);
-    const index_t count = of.removed_count[h], leave = cache.length[h] - target;
+    const index_t count = of.removed_count[h], surplus = cache.length[h] - target;
     const auto order = [&](index_t e) {
       const bool joins = of.nearest.into[cache.slot(h, e)] >= 0;
       return ordered(joins ? of.nearest.similarity[cache.slot(h, e)] : -ward_similarity::no_cost);
     };
-    const statistic least = block_statistic<threads>::highest(
-        shared.statistic, count, leave < count ? leave : count, [](index_t) { return true; },
+    const selected_order least = block_radix_select<threads>::highest(
+        shared.radix, count, surplus < count ? surplus : count, [](index_t) { return true; },
         order);
     index_t gone = 0, equals = 0;
     for (index_t base = 0; base < count; base += threads) {

@@ -1,4 +1,4 @@
-/// fold after a prompt: the reference queries remembered, and who stands out by them.
+/// fold after a prompt: the reference queries remembered, and the leverage that they give slots.
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"

@@ -174,7 +174,7 @@ struct weigh_space {
   }
 };
 
-/// Everybody goes to the seed of its centre; nobody is left in the lists. A block a head.
+/// Every slot is merged into the seed of its centre; the lists are empty then. A block a head.
 template <class Scalar>
 struct name_clusters {
   static constexpr index_t threads = 512;

@@ -10,8 +10,8 @@
 
 namespace kvfold::cuda::detail {
 
-/// Who leads from the start (the protected, `kept`) and who walks, by falling rank, ties to the
-/// lower slot (`leaving`). A block a head.
+/// Leaders from the start are the protected slots (`kept`); the others (`removed`) are compared
+/// with leaders in descending order, ties to the lower slot. A block a head.
 template <class Scalar>
 struct order_walkers {
   static constexpr index_t threads = 512;
@@ -217,13 +217,13 @@ struct walk_to_leaders {
   }
 };
 
-/// Of the joins the `n − target` most similar count, ties to the lower slot; who then does not join
-/// stays alone. A block a head. The lists are used up.
+/// Only the `n − target` most similar joins are kept, ties to the lower slot; the other slots stay
+/// separate. A block a head. The lists are used up.
 template <class Scalar>
 struct limit_joins {
   static constexpr index_t threads = 512;
   struct shared_memory {
-    statistic_memory statistic;
+    radix_select_memory radix;
     of_warps<index_t, threads> number;
     prefix_memory<threads> prefix;
   };
@@ -247,8 +247,8 @@ struct limit_joins {
       count += joined(s) ? 1 : 0;
     }
     if (block_sum(shared.number, count) > most) {
-      block_statistic<threads>::each_but_highest(shared.statistic, shared.prefix, n, most, joined,
-                                                 order, [&](index_t s) { into[s] = s; });
+      block_radix_select<threads>::each_but_highest(shared.radix, shared.prefix, n, most, joined,
+                                                    order, [&](index_t s) { into[s] = s; });
     }
     if (thread_index() == 0) {
       of.removed_count[h] = 0;

@@ -69,7 +69,7 @@ struct vote_merge {
   double a;
   float key_scale, log_mass;
 
-  /// By whoever shares `sum` and `max` of all members' numbers; each adds those of its own
+  /// For threads that share `sum` and `max` of all members' numbers; each adds those of its own
   /// `each(f)`, which calls `f(slot)`.
   template <class Each, class Sum, class Max>
   KVFOLD_DEVICE static vote_merge of(const head_context& head, Each each, Sum sum, Max max) {
@@ -155,7 +155,7 @@ KVFOLD_DEVICE detail::joining keepkv_rule::join_nearest(const cache_view<Scalar>
       head, [&](auto take) { take(into), take(removed); }, same, same);
   const detail::two_weights values{made.share(head, into), made.share(head, removed)};
   const detail::joining how{cosine >= similarity,
-                            {made.key_scale * values.stay, made.key_scale * values.leave},
+                            {made.key_scale * values.kept, made.key_scale * values.removed},
                             values,
                             made.log_mass};
   sync_block();  // all have read the members' estimates

@@ -43,7 +43,7 @@ struct order_by_position {
       of.kept[cache.slot(h, i)] = sorted[i];
     }
     if (thread_index() == 0) {
-      of.removed_count[h] = 0;  // nobody goes to a nearest
+      of.removed_count[h] = 0;  // no slot is matched
     }
   }
 };
@@ -110,7 +110,7 @@ template <class Scalar>
 struct name_runs {
   static constexpr index_t threads = 512;
   struct shared_memory {
-    statistic_memory statistic;
+    radix_select_memory radix;
     of_warps<index_t, threads> number;
     prefix_memory<threads> prefix;
   };
@@ -147,8 +147,8 @@ struct name_runs {
     if (wanted >= pairs) {
       return;
     }
-    block_statistic<threads>::each_but_highest(
-        shared.statistic, shared.prefix, n, wanted, [&](index_t s) { return right[s] >= 0; },
+    block_radix_select<threads>::each_but_highest(
+        shared.radix, shared.prefix, n, wanted, [&](index_t s) { return right[s] >= 0; },
         [&](index_t s) { return ordered(u[s]); }, [&](index_t s) { right[s] = -1; });
   }
 

@@ -33,17 +33,17 @@ struct settle_residuals {
   }
 };
 
-/// Where those go that leave, a block a head. While there is no residual slot at all and the prompt
-/// is to be chunked: into `residual` runs in position order, the first ones a token longer, each
-/// into its lowest slot. Else the best of them become the residual slots that are missing, and
-/// `match` finds for every other the nearest residual slot (eq. 6): the lists say whom and among
-/// whom.
+/// What evicted slots merge into, a block a head. While there is no residual slot at all and the
+/// prompt is to be chunked: into `residual` runs in position order, the first ones a token longer,
+/// each into its lowest slot. Else the best of them become the residual slots that are missing, and
+/// `match` finds for every other the nearest residual slot (eq. 6), of those in the
+/// lists.
 template <class Scalar>
 struct place_residuals {
   static constexpr index_t threads = 512;
   struct shared_memory {
     sort_memory<threads> sort;
-    statistic_memory statistic;
+    radix_select_memory radix;
   };
 
   cache_view<Scalar> cache;
@@ -104,8 +104,8 @@ struct place_residuals {
     index_t* const removed = of.removed + cache.slot(h, 0);
     index_t* const into = of.into + cache.slot(h, 0);
     const index_t count = of.removed_count[h];
-    const statistic least = block_statistic<threads>::highest(
-        shared.statistic, count, mine.missing < count ? mine.missing : count,
+    const selected_order least = block_radix_select<threads>::highest(
+        shared.radix, count, mine.missing < count ? mine.missing : count,
         [](index_t) { return true; }, [&](index_t e) { return mine.order(head, removed[e]); });
     index_t others = 0, equals = 0;
     for (index_t base = 0; base < count; base += threads) {
