@@ -217,11 +217,11 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
     kvfold::load(in, one.policy, floats, state);
   });
   auto wrong = kvfold::make_state(kvfold::zsmerge{}, one.kv);
-  refuses("snapkv: a state of 2 columns and 1 floats expected", [&] {
+  refuses("snapkv: a state for snapkv expected, one for zsmerge came", [&] {
     std::istringstream in(tiny_bytes());
     kvfold::load(in, one.policy, one.kv, wrong);
   });
-  refuses("snapkv: a state of 2 columns and 1 floats expected",
+  refuses("snapkv: a state for snapkv expected, one for zsmerge came",
           [&] { (void)saved(one.policy, one.kv, wrong); });
   // One policy, two column layouts: what its parameters decide is compared too.
   kvfold::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});

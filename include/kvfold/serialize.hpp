@@ -188,7 +188,7 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
     expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
             " slots with columns expected, ", n.measured, " came");
     expects(errc::corrupt_file, n.tokens_total >= n.length, "load: at least ", n.length,
-            " tokens expected, ", n.tokens_total, " came");
+            " tokens seen expected, ", n.tokens_total, " came");
     expects(errc::corrupt_file, n.observed >= 0, "load: at least 0 queries observed expected, ",
             n.observed, " came");
     const std::size_t row = 2 * sizeof(*head.key(0).data) * static_cast<std::size_t>(head.dim());
