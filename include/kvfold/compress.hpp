@@ -296,11 +296,4 @@ void step(const P& p, kv_cache auto& kv, state& state, const step_input& in, con
   step(p, kv, state, head_range{0, kv.heads()}, in, b, out, run);
 }
 
-/// As it was called before there was a `step_input`: for the device's tests, until they have moved.
-template <policies P, budgets B>
-void step(const P& p, kv_cache auto& kv, state& state, std::span<const float> q,
-          std::span<const float> k, std::span<const float> v, const B& b, std::span<float> out) {
-  step(p, kv, state, step_input{q, k, v}, b, out);
-}
-
 }  // namespace kvfold::inline v0

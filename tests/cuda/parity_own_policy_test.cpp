@@ -19,10 +19,10 @@ struct oldest {
   static void validate() {}
 
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, kvfold::index_t target,
-            kvfold::merge_plan& out) const {
+            kvfold::slot_scratch& work, kvfold::merge_plan& out) const {
     kvfold::evict(
         head, target, kvfold::protected_slots(head, 0, 1),
-        [&](auto s) { return -head.position(s); }, out);
+        [&](auto s) { return -head.position(s); }, work, out);
   }
   kvfold::slot_removal choose_victim(const kvfold::kv_head auto& head, const kvfold::head_state&,
                                      kvfold::index_t) const {

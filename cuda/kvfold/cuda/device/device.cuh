@@ -48,15 +48,15 @@
 /// `stream` and `launch` are the host's side: asynchronous, and `cuda_error` when refused.
 #pragma once
 
+#include "kvfold/detail/multiply_add.hpp"
+#include "kvfold/memory/column_merge.hpp"
+#include "kvfold/score/accumulated.hpp"
+#include "kvfold/search/protection.hpp"
 
 #ifdef __CUDACC__
 #define KVFOLD_DEVICE __device__
 #define KVFOLD_UNROLL _Pragma("unroll")
 #include "kvfold/cuda/device/hardware.cuh"
-#include "kvfold/detail/multiply_add.hpp"
-#include "kvfold/memory/column_merge.hpp"
-#include "kvfold/score/accumulated.hpp"
-#include "kvfold/search/protection.hpp"
 #elif __has_include("cuda/emulator.hpp")
 #define KVFOLD_DEVICE
 #define KVFOLD_UNROLL
