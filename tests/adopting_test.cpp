@@ -289,7 +289,7 @@ TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
   kvfold::state state = kvfold::make_state(policy, kv);
   std::vector<float> out(2 * heads * group * dim);
   for (int t = 0; t < steps; ++t) {
-    const auto rows = [&](const float* of, int n) { return std::span(of, 2 * heads * n); };
+    const auto rows = [&](const float* of, std::size_t n) { return std::span(of, 2 * heads * n); };
     const kvfold::step_input in{rows(x.query(t, 0), group * dim), rows(x.key(t, 0), dim),
                                 rows(x.value(t, 0), dim)};
     const int active[] = {t % requests, (t + 1) % requests};  // two of the three

@@ -73,7 +73,7 @@ std::string patched(std::string bytes, std::size_t offset, std::uint32_t x) {
     }
   };
   put(offset, x);
-  kvfold::crc32 sum;
+  kvfold::detail::crc32 sum;
   sum.add({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size() - 4});
   put(bytes.size() - 4, sum.value());
   return bytes;
@@ -87,7 +87,7 @@ void refuses(const std::string& message, const std::function<void()>& call) {
 }  // namespace
 
 TEST_CASE("crc32 is everyone's", "[serialize]") {
-  kvfold::crc32 sum;
+  kvfold::detail::crc32 sum;
   CHECK(sum.value() == 0);
   for (const char digit : std::string("123456789")) {
     const auto c = static_cast<unsigned char>(digit);
@@ -174,7 +174,7 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
       {74, 0x7FFFFFFFU, "a length of 0 to 3 slots expected, 2147483647 came"},
       {78, 2, "0 to 1 slots with columns expected, 2 came"},
       {78, 0x80000000U, "0 to 1 slots with columns expected, -2147483648 came"},
-      {82, 0, "at least 1 tokens expected, 0 came"},
+      {82, 0, "at least 1 tokens seen expected, 0 came"},
       {90, 0x80000000U, "at least 0 queries observed expected, -"},
       {74, 2, "bytes expected after the first"},  // a slot more than there are bytes
   };

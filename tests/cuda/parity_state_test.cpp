@@ -68,7 +68,7 @@ TEST_CASE("state: made for every policy") {
   device_buffer<unsigned char> memory(state_bytes(h2o{}, kv.view()) - 1);
   CHECK_THROWS_WITH(make_state_view(h2o{}, kv.view(), {memory.data(), memory.size()}, order()),
                     Catch::Contains("state_bytes"));
-  CHECK_THROWS_AS(make_state_view(h2o{}, kv.view(), {}, order()), invalid_argument);
+  CHECK_THROWS_AS(make_state_view(h2o{}, kv.view(), {}, order()), kvfold::error);
 }
 
 /// Steps and a prompt on a cache and its state.
@@ -166,7 +166,7 @@ void check_refused(const Policy& p, const state_view& state, const std::string& 
   const auto before = x.bytes();
   CHECK_THROWS_WITH(x.step(p, state, 20), Catch::Contains(message));
   CHECK_THROWS_WITH(x.compress(p, state, 20), Catch::Contains(message));
-  CHECK_THROWS_AS(x.step(p, state, 20), invalid_argument);
+  CHECK_THROWS_AS(x.step(p, state, 20), kvfold::error);
   CHECK(x.bytes() == before);
 }
 

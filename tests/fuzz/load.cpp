@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   std::string text(reinterpret_cast<const char*>(data + 1), size - 1);
   if (data[0] != 0) {
-    kvfold::crc32 sum;
+    kvfold::detail::crc32 sum;
     sum.add(std::span(data + 1, size - 1));
     for (int i = 0; i < 4; ++i) {
       text += static_cast<char>(sum.value() >> (8 * i) & 0xFF);

@@ -52,7 +52,7 @@ void clear(const state_view& state, const cache_view<Scalar>& cache, stream stre
 }
 
 /// The state of `policy` for all heads of `cache`, in the caller's device memory of `state_bytes`,
-/// aligned to 256 bytes; cleared on `stream` in one launch. `invalid_argument`: a policy with more
+/// aligned to 256 bytes; cleared on `stream` in one launch. `kvfold::error`: a policy with more
 /// than `max_columns` columns, too little memory.
 template <class Policy, class Scalar>
 state_view make_state_view(const Policy& policy, const cache_view<Scalar>& cache, workspace memory,

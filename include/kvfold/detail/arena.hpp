@@ -9,7 +9,10 @@
 #include "kvfold/config.hpp"
 #include "kvfold/detail/product.hpp"
 
-namespace kvfold::inline v0 {
+// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// Hands out parts of `floats`, which grows to `size` at its first use only. What was handed out by
 /// another arena on the same floats is overwritten. Every part begins at a multiple of 64 bytes:
@@ -40,4 +43,6 @@ class arena {
   float* next_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

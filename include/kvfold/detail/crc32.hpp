@@ -5,7 +5,7 @@
 #include <cstdint>  // std::uint32_t
 #include <span>
 
-namespace kvfold::inline v0 {
+namespace kvfold::inline v0::detail {
 
 /// The CRC-32 of zip and PNG (ISO 3309: polynomial 0xEDB88320, reflected). It finds accidents, not
 /// malice.
@@ -37,4 +37,4 @@ class crc32 {
   std::uint32_t rest_ = 0xFFFFFFFFU;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace kvfold::inline v0::detail

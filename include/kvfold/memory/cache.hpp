@@ -199,8 +199,8 @@ class strided_view {
 
   strided_view(const strided_view&) = delete;
   strided_view& operator=(const strided_view&) = delete;
-  strided_view(strided_view&&) = default;
-  strided_view& operator=(strided_view&&) = default;
+  strided_view(strided_view&&) noexcept = default;
+  strided_view& operator=(strided_view&&) noexcept = default;
   ~strided_view() = default;
 
   const cache_shape& shape() const { return slots_.shape(); }

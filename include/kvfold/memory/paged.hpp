@@ -108,8 +108,8 @@ class paged_view {
 
   paged_view(const paged_view&) = delete;
   paged_view& operator=(const paged_view&) = delete;
-  paged_view(paged_view&&) = default;
-  paged_view& operator=(paged_view&&) = default;
+  paged_view(paged_view&&) noexcept = default;
+  paged_view& operator=(paged_view&&) noexcept = default;
   ~paged_view() = default;
 
   const cache_shape& shape() const { return slots_.shape(); }

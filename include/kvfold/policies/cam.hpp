@@ -73,7 +73,7 @@ struct cam {
     }
     const index_t rows = out.rows(), dim = head.dim();
     const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim);
-    auto delta = arena(work.numbers, size).rows(rows, dim);
+    auto delta = detail::arena(work.numbers, size).rows(rows, dim);
     bool given = false;        // nothing is written, nor passed on, before somebody gives
     auto& order = work.order;  // rows by position
     order.clear();
@@ -139,7 +139,8 @@ struct cam {
   /// is at most 1, and 1 where the mean is 0: chance is below 1, so need not be clamped.
   bool gives(index_t position, float own, double theirs, std::ptrdiff_t n) const {
     return own > 0 &&
-           double{unit_random(seed, position)} * theirs / static_cast<double>(n) < double{own};
+           double{detail::unit_random(seed, position)} * theirs / static_cast<double>(n) <
+               double{own};
   }
   /// The position up to which there are `merge` slots behind `position`; the newest's, if there are
   /// fewer.

@@ -99,7 +99,7 @@ struct compactor {
     const auto& others = work.order;
     const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
-    arena scratch(work.numbers, static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
+    detail::arena scratch(work.numbers, static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
     auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
     auto x = scratch.rows(dim, m);
     auto key = scratch.column(dim);

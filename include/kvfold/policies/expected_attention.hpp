@@ -94,8 +94,9 @@ struct expected_attention {
     const query_moments<const float> moments(state.memory(), dim);
     const index_t group = head.group();
     const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
-    arena scratch(work.numbers, (1 + heads) * static_cast<std::size_t>(n) + (1 + heads * d) * d +
-                                    2 * static_cast<std::size_t>(tile_slots) * d);
+    detail::arena scratch(work.numbers, (1 + heads) * static_cast<std::size_t>(n) +
+                                            (1 + heads * d) * d +
+                                            2 * static_cast<std::size_t>(tile_slots) * d);
     auto score = scratch.column(n), cosine = scratch.column(dim / 2),
          sine = scratch.column(dim / 2);
     auto logit = scratch.rows(group, n), sigma = scratch.rows(group * dim, dim),

@@ -41,7 +41,8 @@ struct key_diff {
 
   void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    auto score = arena(work.numbers, static_cast<std::size_t>(head.length())).column(head.length());
+    auto score =
+        detail::arena(work.numbers, static_cast<std::size_t>(head.length())).column(head.length());
     each_score(head, [&](index_t s, float x) { score[s] = x; });
     evict(head, target, protected_slots(head, sinks, window),
           column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);

@@ -42,7 +42,7 @@ struct random_tokens {
 
  private:
   auto lot(const kv_head auto& head) const {
-    return [&head, this](index_t s) { return double{unit_random(seed, head.position(s))}; };
+    return [&head, this](index_t s) { return double{detail::unit_random(seed, head.position(s))}; };
   }
 };
 

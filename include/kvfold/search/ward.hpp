@@ -29,7 +29,7 @@ struct ward_slots {
   /// Room in `scratch` for `slots`, and their keys. `mass_of(s)`.
   template <class MassOf>
   ward_slots(const kv_head auto& head, std::span<const index_t> slots, MassOf mass_of,
-             arena& scratch)
+             detail::arena& scratch)
       : keys(scratch.rows(static_cast<index_t>(slots.size()), head.dim())),
         mass(scratch.column((static_cast<index_t>(slots.size()) + block - 1) / block * block)),
         square(scratch.column(static_cast<index_t>(mass.size()))),

@@ -22,7 +22,8 @@ struct page_slots {
     while (n > 1 && (std::int64_t{1} << (shift - 31)) < n) {
       ++shift;
     }
-    factor = n < 1 ? 0U : static_cast<unsigned>(((std::uint64_t{1} << shift) + n - 1) / n);
+    const auto d = static_cast<std::uint64_t>(n < 1 ? 1 : n);
+    factor = n < 1 ? 0U : static_cast<unsigned>(((std::uint64_t{1} << shift) + d - 1) / d);
   }
   KVFOLD_HD index_t page_of(index_t s) const {
     return static_cast<index_t>((static_cast<std::uint64_t>(s) * factor) >> shift);

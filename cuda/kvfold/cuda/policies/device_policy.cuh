@@ -27,7 +27,7 @@ namespace kvfold::cuda {
 ///
 /// Static members, those of `evicting_policy` unless said otherwise:
 ///
-///     rule(policy, budget, dim)     the rule (score/rule.cuh); `invalid_argument` for modes
+///     rule(policy, budget, dim)     the rule (score/rule.cuh); `kvfold::error` for modes
 ///     without
 ///                                   a CUDA path. Required
 ///     observe(policy, rule, cache, state, queries, prompt_memory, stream)

@@ -52,8 +52,9 @@ struct fold_decode {
     const auto rows = static_cast<index_t>(order.size());
     const auto d = static_cast<std::size_t>(dim);
     constexpr index_t some = 16;  // keys transposed at a time, a line of each element
-    arena scratch(work.numbers, 2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d +
-                                    key_moments::floats(dim));
+    detail::arena scratch(
+        work.numbers,
+        2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d + key_moments::floats(dim));
     auto leverage = scratch.column(n), of_row = scratch.column(rows);
     auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
     Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
@@ -95,9 +96,10 @@ struct fold_decode {
     const index_t n = head.length(), dim = head.dim(), count = memory.count() * head.group();
     const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
                q = static_cast<std::size_t>(count);
-    arena scratch(work.numbers, 2 * size + 2 * q + (q + 1) * d +
-                                    std::max(some_queries * (size + padding) + tile_slots * d,
-                                             2 * ward_slots::floats(n, dim)));
+    detail::arena scratch(work.numbers,
+                          2 * size + 2 * q + (q + 1) * d +
+                              std::max(some_queries * (size + padding) + tile_slots * d,
+                                       2 * ward_slots::floats(n, dim)));
     auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
          logit = scratch.column(count), key = scratch.column(dim);
     auto foreseen = scratch.rows(count, dim);
@@ -127,7 +129,7 @@ struct fold_decode {
       heavier[i] = last ? static_cast<index_t>(i) + 1 : heavier[i + 1];
     }
     {
-      arena pass = scratch;
+      detail::arena pass = scratch;
       const ward_slots all(head, order, mass, pass);
       cheapest_partners(
           all, all, [&](index_t i) { return heavier[static_cast<std::size_t>(i)]; },
@@ -144,7 +146,7 @@ struct fold_decode {
     auto& into = work.row_of;
     into.resize(size);
     {
-      arena pass = scratch;
+      detail::arena pass = scratch;
       const ward_slots to(head, std::span(order).subspan(leaving.size()), mass, pass),
           from(head, leaving, mass, pass);
       cheapest_partners(
@@ -178,7 +180,7 @@ struct fold_decode {
   /// Every slot's mass: probabilities summed over the queries, a few at a time. Without queries,
   /// what log-mass says.
   static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
-                      arena scratch, Eigen::Map<dense::vector>& sum,
+                      detail::arena scratch, Eigen::Map<dense::vector>& sum,
                       Eigen::Map<dense::vector>& log_sum_exp) {
     const index_t n = head.length(), width = (n + padding - 1) / padding * padding;
     auto logits = scratch.rows(some_queries, width);
