@@ -5,7 +5,10 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0::detail {
+// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// In [0, 1), from a seed and a token's position alone: splitmix64's finaliser (Steele et al.
 /// 2014), the upper 24 bits, which a float holds exactly.
@@ -17,4 +20,6 @@ inline float unit_random(std::uint64_t seed, index_t position) {
   return static_cast<float>(z >> 40) / static_cast<float>(1 << 24);
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold
