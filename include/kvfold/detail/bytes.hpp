@@ -16,7 +16,10 @@
 #include "kvfold/config.hpp"
 #include "kvfold/detail/crc32.hpp"
 
-namespace kvfold::inline v0::detail {
+// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// The unsigned integer with as many bits as a number. Numbers are copied as bits and never
 /// converted: a policy's memory may hold integers in its floats.
@@ -122,4 +125,6 @@ class byte_reader {
   crc32 sum_;
 };
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

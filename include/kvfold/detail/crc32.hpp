@@ -5,7 +5,10 @@
 #include <cstdint>  // std::uint32_t
 #include <span>
 
-namespace kvfold::inline v0::detail {
+// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// The CRC-32 of zip and PNG (ISO 3309: polynomial 0xEDB88320, reflected). It finds accidents, not
 /// malice.
@@ -37,4 +40,6 @@ class crc32 {
   std::uint32_t rest_ = 0xFFFFFFFFU;
 };
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

@@ -3,7 +3,10 @@
 
 #include <cmath>  // std::fma
 
-namespace kvfold::inline v0::detail {
+// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
 /// compiler, one copy of a function may round otherwise than another. A device has its own.
@@ -15,4 +18,6 @@ inline float multiply_add(float a, float b, float c) {
 #endif
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold
