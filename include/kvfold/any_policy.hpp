@@ -31,7 +31,8 @@
 #include "kvfold/policy.hpp"
 #include "kvfold/score/column_scores.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -258,11 +259,13 @@ static_assert(policy<any_policy>);
 template <policy... Own>
 using any_policy_with = basic_any_policy<any_policy, Own...>;
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold
 
 #ifdef KVFOLD_COMPILED  // as the target kvfold::compiled defines it: it has compiled these once
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -295,6 +298,7 @@ extern template void attend(const head_view<float>&, const float*, float*, std::
 extern template void column_scores(const head_view<float>&, const query_view<float>&,
                                    const column_options&, const column_sums&);
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold
 
 #endif  // KVFOLD_COMPILED

@@ -5,7 +5,8 @@
 
 #include "kvfold/score/attention.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Attention with log-mass.
 template <kv_head Head>
@@ -14,4 +15,5 @@ void attend(const Head& head, const float* q, float* out, std::span<float> proba
   attend(head, log_mass_of<Head>{head}, q, out, probabilities, log_sum_exp, comparison);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

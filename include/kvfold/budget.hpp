@@ -3,7 +3,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Slots a head may hold: compressed to `target` as soon as it holds `trigger`.
 struct budget {
@@ -15,4 +16,5 @@ struct budget {
   KVFOLD_HD bool reached(index_t length) const { return length > target && length >= trigger; }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

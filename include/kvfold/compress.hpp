@@ -8,7 +8,8 @@
 #include "kvfold/executor.hpp"
 #include "kvfold/per_head.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// The state that `p` keeps for one head.
 template <policy P>
@@ -296,4 +297,5 @@ void step(const P& p, kv_cache auto& kv, state& state, const step_input& in, con
   step(p, kv, state, head_range{0, kv.heads()}, in, b, out, run);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -21,9 +21,11 @@
 #define KVFOLD_HD
 #endif
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
 using index_t = std::int32_t;
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

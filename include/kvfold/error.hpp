@@ -8,7 +8,8 @@
 #include <string>
 #include <string_view>
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Why a call was refused.
 enum class errc {
@@ -98,4 +99,5 @@ void expects(bool ok, const Parts&... parts) {
   expects(errc::invalid_argument, ok, parts...);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

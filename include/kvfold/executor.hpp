@@ -5,7 +5,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Calls `f(i, worker)` once for every `i = 0 .. count − 1`, in any order and at the same time if
 /// it likes; `worker` is one of `0 .. workers() − 1`, and no two calls at a time have the same one.
@@ -30,4 +31,5 @@ struct serial {
 
 static_assert(executor<serial>);
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

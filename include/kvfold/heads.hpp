@@ -6,7 +6,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Heads `first` to `first + count − 1`.
 struct head_range {
@@ -66,4 +67,5 @@ class head_selection {
   bool listed_ = false;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -13,7 +13,8 @@
 
 #include "kvfold/search/select.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -211,4 +212,5 @@ inline std::vector<index_t> ada_budgets(std::span<const float> scores, index_t h
   return budget;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -11,7 +11,8 @@
 
 #include "kvfold/any_policy.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -96,4 +97,5 @@ Any make_policy(std::string_view text) {
                  {"make_policy: one of ", known, " expected, '", name, "' came"});
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -8,7 +8,8 @@
 
 #include "kvfold/executor.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// An executor: `kvfold::step(policy, kv, state, {q, k, v}, budget, out, kvfold::openmp{2})`, with
 /// a state made for as many. Of what heads throw, one comes out when all heads are done.
@@ -42,6 +43,7 @@ struct openmp {
 
 static_assert(executor<openmp>);
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold
 
 #endif  // _OPENMP

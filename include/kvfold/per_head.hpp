@@ -8,7 +8,8 @@
 #include "kvfold/policy.hpp"
 #include "kvfold/state.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -138,4 +139,5 @@ void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
 
 }  // namespace detail
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

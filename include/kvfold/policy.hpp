@@ -9,7 +9,8 @@
 #include "kvfold/policies/hooks.hpp"
 #include "kvfold/policies/traits.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A KV-cache compression policy: a small value that makes plans. Two members are all it takes:
 ///
@@ -134,4 +135,5 @@ void check(const P& p, const budget& b, index_t capacity) {
           b.target, " expected, ", b.trigger, " came");
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -12,7 +12,8 @@
 #include "kvfold/compress.hpp"
 #include "kvfold/detail/bytes.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 // Version 1. All numbers are little-endian; floats are their bits.
 //
@@ -215,4 +216,5 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

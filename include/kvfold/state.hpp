@@ -13,7 +13,8 @@
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Memory that one head at a time works in; holds nothing between calls. One per thread.
 struct workspace {
@@ -153,4 +154,5 @@ void shrink(cache<Scalar>& kv, state& state, index_t capacity) {
   state.shrink(capacity);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -9,7 +9,6 @@
 #include "kvfold/config.hpp"
 #include "kvfold/detail/product.hpp"
 
-// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
 namespace kvfold {
 inline namespace v0 {
 namespace detail {

@@ -3,7 +3,6 @@
 
 #include <cmath>  // std::fma
 
-// Not as elsewhere: clang-format 14 finds fault with its own comment at the end.
 namespace kvfold {
 inline namespace v0 {
 namespace detail {

@@ -6,7 +6,9 @@
 #include <concepts>     // std::derived_from
 #include <type_traits>  // std::remove_cvref_t
 
-namespace kvfold::inline v0::dense {
+namespace kvfold {
+inline namespace v0 {
+namespace dense {
 
 /// A matrix or a vector in memory (no expression, which would be computed at every use). Functions
 /// over it are templates even where one type would do: a program compiles only those it calls.
@@ -82,4 +84,6 @@ void set_product_transposed(scalar_of<A> scale, const A& a, const B& b, Out&& ou
   add_product_transposed(scale, a, b, out);
 }
 
-}  // namespace kvfold::inline v0::dense
+}  // namespace dense
+}  // namespace v0
+}  // namespace kvfold

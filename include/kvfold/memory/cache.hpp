@@ -9,7 +9,8 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// The shape of a cache, in one place.
 struct cache_shape {
@@ -274,4 +275,5 @@ void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<co
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

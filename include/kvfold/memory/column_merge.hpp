@@ -3,7 +3,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// What becomes of a column's numbers when slots are merged.
 enum class column_merge { sum, max, anchor };
@@ -17,4 +18,5 @@ KVFOLD_HD inline float merged_column(column_merge fold, float a, float b) {
 
 }  // namespace detail
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -9,7 +9,8 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -62,4 +63,5 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

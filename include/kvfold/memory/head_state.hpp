@@ -12,7 +12,8 @@
 
 #include "kvfold/memory/column_merge.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// One float per slot: how it merges, and what a fresh slot has.
 struct column {
@@ -133,4 +134,5 @@ class head_state {
   std::int64_t observed_ = 0;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

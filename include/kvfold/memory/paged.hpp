@@ -7,7 +7,8 @@
 
 #include "kvfold/memory/cache.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Which pages a head's slots are in: slot `s` of head `h` is in page
 /// `pages[h * head + s / slots]`; −1 until the engine has entered one.
@@ -165,4 +166,5 @@ class paged_view {
   page_table table_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

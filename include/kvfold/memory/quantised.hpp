@@ -8,7 +8,8 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A key or value `[dim]` in int8: element `i` is `codes[i] · scales[i / group]`. The conversion to
 /// int8 is symmetric: a group's scale is its largest magnitude / 127, so an element is off by at
@@ -89,4 +90,5 @@ struct int8_head {
 
 static_assert(slot_rows<int8_head> && slot_rows<head_view<float>>);
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -8,7 +8,8 @@
 
 #include "kvfold/memory/view.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Frequency scaling of Llama 3.1 (`rope_type: llama3`): long wavelengths are stretched by
 /// `factor`, short ones kept, those between blended.
@@ -120,4 +121,5 @@ class rotation {
   pairs<float> reduced_, cosine_, sine_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -7,7 +7,9 @@
 
 #include "kvfold/memory/convert.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// Slots `[rows, dim]` in float.
 using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
@@ -68,4 +70,6 @@ void each_tile_of_keys(const kv_head auto& head, Use use) {
   }
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

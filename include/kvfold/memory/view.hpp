@@ -11,7 +11,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Element types of keys and values. Arithmetic is done in float whatever the storage.
 template <class T>
@@ -239,4 +240,5 @@ void expect_finite(const char* what, const T* data, std::ptrdiff_t count) {
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -6,7 +6,8 @@
 
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// What `plan` says of the slots from `sealed` on, and nothing of those before: the first `sealed`
 /// slots stay, byte for byte. Newcomers that `plan` keeps stay, those that it drops or merges into
@@ -59,4 +60,5 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   out.set_note(plan.note());
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -10,7 +10,8 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/slot_removal.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -141,4 +142,5 @@ void apply(const Change& change, const slot_rows auto& head) {
   apply(change, head, none);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -5,7 +5,8 @@
 
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -79,4 +80,5 @@ inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
   return product;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -4,7 +4,8 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// `protect` by slot, as `select` asks.
 auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
@@ -29,4 +30,5 @@ void evict(const kv_head auto& head, index_t target, Protected is_protected, Sco
   keep_marked(head, work, out);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -6,7 +6,8 @@
 
 #include "kvfold/score/dense.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// `ln(mass / alone)`. What no query has asked for has no mass to fit: floors keep it finite.
 inline float log_ratio(float mass, float alone) {
@@ -99,4 +100,5 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
   return delta.template cast<float>();
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

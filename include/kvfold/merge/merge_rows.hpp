@@ -9,7 +9,8 @@
 #include "kvfold/memory/quantised.hpp"
 #include "kvfold/merge/merge_source.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -57,4 +58,5 @@ void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
   from_floats(sum.data(), dim, x);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

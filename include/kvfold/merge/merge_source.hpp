@@ -3,7 +3,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
 /// into its value.
@@ -15,4 +16,5 @@ struct merge_source {
   friend bool operator==(const merge_source&, const merge_source&) = default;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

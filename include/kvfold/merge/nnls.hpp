@@ -10,7 +10,8 @@
 
 #include "kvfold/detail/product.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -149,4 +150,5 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
   return x;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -11,7 +11,8 @@
 #include "kvfold/memory/paged.hpp"
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -104,4 +105,5 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

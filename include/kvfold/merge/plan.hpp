@@ -12,7 +12,8 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/merge/merge_source.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// What a head becomes: a sparse row matrix `W` with one row per surviving slot,
 ///
@@ -176,4 +177,5 @@ merge_plan identity(const kv_head auto& head) {
   return plan;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -8,7 +8,8 @@
 
 #include "kvfold/merge/fit.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Slots as they are fitted: `key, value [slots, dim]`, `log_mass [slots]`.
 struct fitted_slots {
@@ -113,4 +114,5 @@ void polish(const attention_loss& loss, std::span<const char> pinned, index_t st
   x = std::move(best);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

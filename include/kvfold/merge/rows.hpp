@@ -7,7 +7,8 @@
 
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: gone)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
@@ -32,4 +33,5 @@ void for_each_row(slot_scratch& work, Row row) {
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

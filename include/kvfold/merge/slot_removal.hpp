@@ -5,7 +5,8 @@
 
 #include "kvfold/merge/plan.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A plan that takes one slot away, for decode: `removed` goes, its key and value weighted into
 /// `into` (or nowhere), and the newest slot takes its place. Its value may also be shared by the
@@ -26,4 +27,5 @@ struct slot_removal {
   index_t share_until_position = nowhere;        ///< the position of the last
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -14,7 +14,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Attention Matching (arXiv 2602.16284): some keys stay, their log-mass and values are fitted so
 /// that mass and outputs on the reference queries are the full cache's.
@@ -187,4 +188,5 @@ struct attention_matching {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

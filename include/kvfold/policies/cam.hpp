@@ -18,7 +18,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// CaM (ICML 2024, "Cache merging for memory-efficient LLMs inference"): H2O, but by chance what
 /// leaves gives its value to the tokens that follow it.
@@ -165,4 +166,5 @@ struct cam {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

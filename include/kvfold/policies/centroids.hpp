@@ -15,7 +15,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
 ///   score   none
@@ -173,4 +174,5 @@ struct centroids {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -17,7 +17,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Compactor (arXiv 2507.08143): outliers among keys, and attention within chunks of the prompt.
 ///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
@@ -172,4 +173,5 @@ struct compactor {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -24,7 +24,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// D2O (Wan et al. 2024, arXiv 2406.13035), per token and per head as the paper has it (the
 /// authors' code shares threshold and filter between heads). Layer budgets: layer_budgets.hpp.
@@ -158,4 +159,5 @@ struct d2o {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

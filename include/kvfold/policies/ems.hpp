@@ -24,7 +24,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// EMS (Li et al. 2024, arXiv 2412.08521): tokens that are alike share one entry, and keep their
 /// own norms and scores. The budget counts entries (slots); the table of tokens holds γ times that.
@@ -304,4 +305,5 @@ struct ems {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

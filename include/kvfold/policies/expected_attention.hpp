@@ -16,7 +16,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Expected Attention (arXiv 2510.00636): what queries to come would attend to, were they Gaussian.
 ///   score   ℓ_j = scale·μ'·k_j + ½ scale²·k_jᵀ Σ' k_j + β_j = ln E exp(scale·q·k_j) + β_j,
@@ -169,4 +170,5 @@ struct expected_attention {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

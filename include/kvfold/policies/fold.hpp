@@ -17,7 +17,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// fold (ours): slots that attention sees alike become one; what nobody has asked for yet is kept
 /// for what it is.
@@ -159,4 +160,5 @@ struct fold {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -7,7 +7,8 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
@@ -22,4 +23,5 @@ struct full_cache {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

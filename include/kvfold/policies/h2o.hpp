@@ -16,7 +16,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// H2O, the Heavy-Hitter Oracle (Zhang et al. 2023, arXiv 2306.14048).
 ///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far, section 4.1
@@ -66,4 +67,5 @@ struct h2o {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

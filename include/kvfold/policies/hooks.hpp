@@ -11,7 +11,9 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// What runs a policy `P` over heads `H`, with a default for every member that `P` leaves out. One
 /// class, and its members defined outside of it, so that a program with many files may compile it
@@ -151,9 +153,13 @@ void hooks<P, H>::attend(const P& p, const H& head, const head_state& state, con
   }
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold
 
-namespace kvfold::inline v0::traits {
+namespace kvfold {
+inline namespace v0 {
+namespace traits {
 
 template <class P, kv_head H>
 void observe(const P& p, const H& head, head_state& state, const observation& observed) {
@@ -215,4 +221,6 @@ void attend(const P& p, const H& head, const head_state& state, const float* q, 
   detail::hooks<P, H>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
 }
 
-}  // namespace kvfold::inline v0::traits
+}  // namespace traits
+}  // namespace v0
+}  // namespace kvfold

@@ -19,7 +19,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of the
 /// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
@@ -298,4 +299,5 @@ struct keepkv {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

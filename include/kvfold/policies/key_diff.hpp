@@ -16,7 +16,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// KeyDiff (arXiv 2504.15364): the keys least like all others. Needs no attention.
 ///   score   s_j = −cos(k_j, mean_i k_i/‖k_i‖) over all slots held, keys as stored
@@ -167,4 +168,5 @@ struct key_diff {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

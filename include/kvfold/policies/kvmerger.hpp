@@ -19,7 +19,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// KVMerger (Wang et al. 2024, arXiv 2407.08454): runs of consecutive similar keys become one slot.
 ///   score   s_j ← s_j + Σ_g a_gj, summed when slots merge
@@ -238,4 +239,5 @@ struct kvmerger {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

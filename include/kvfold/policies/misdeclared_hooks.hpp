@@ -12,7 +12,9 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// The optional members of a policy, and `plan`, which may have a form with queries.
 enum class hook {
@@ -177,4 +179,6 @@ struct hooks_of {
   static constexpr bool fit = true;
 };
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

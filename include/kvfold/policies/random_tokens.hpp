@@ -10,7 +10,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Random tokens: the floor. A method that does not beat it is not worth its cost.
 ///   score   none: chance, the same for the same seed and position
@@ -46,4 +47,5 @@ struct random_tokens {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

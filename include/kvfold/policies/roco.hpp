@@ -16,7 +16,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// RoCo (arXiv 2402.06262): robust cache omission.
 ///   score   mean of Σ_g a_gj over the queries that could see slot j, and its standard deviation
@@ -127,4 +128,5 @@ struct roco {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

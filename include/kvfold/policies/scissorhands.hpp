@@ -18,7 +18,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Scissorhands (arXiv 2305.17118, algorithm 2): how often a token got less than its fair share.
 ///   score   low marks: queries that see n slots and give this one less than 1/n, in the mean over
@@ -90,4 +91,5 @@ struct scissorhands {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

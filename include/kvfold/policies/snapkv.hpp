@@ -16,7 +16,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries look at.
 ///   score   prompt: attention summed over the last W queries (or the reference queries given),
@@ -76,4 +77,5 @@ struct snapkv {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

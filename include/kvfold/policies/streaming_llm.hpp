@@ -11,7 +11,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): attention sinks and a window.
 ///   score   none
@@ -86,4 +87,5 @@ struct streaming_llm {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

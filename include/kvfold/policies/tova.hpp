@@ -15,7 +15,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// TOVA, token omission via attention (arXiv 2401.06104).
 ///   score   s_j = Σ_g a_gj of the latest query alone (or the reference queries given)
@@ -49,4 +50,5 @@ struct tova {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

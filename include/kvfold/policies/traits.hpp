@@ -11,7 +11,9 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0::traits {
+namespace kvfold {
+inline namespace v0 {
+namespace traits {
 
 template <class P>
 auto columns(const P& p) {
@@ -126,4 +128,6 @@ bool plans_on_queries(const P& p) {
   }
 }
 
-}  // namespace kvfold::inline v0::traits
+}  // namespace traits
+}  // namespace v0
+}  // namespace kvfold

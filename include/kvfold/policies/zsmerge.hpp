@@ -18,7 +18,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// ZSMerge (Liu et al. 2025, arXiv 2503.10714): a ring of the latest, the top by decayed attention,
 /// and residual slots that absorb the rest.
@@ -225,4 +226,5 @@ struct zsmerge {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

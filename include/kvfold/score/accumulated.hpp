@@ -3,7 +3,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// How the attention of a group's query heads becomes one number per slot.
 enum class group_combine { sum, mean, max };
@@ -26,4 +27,5 @@ KVFOLD_HD inline float accumulated(float score, float attention, float decay) {
   return decay * score + attention;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

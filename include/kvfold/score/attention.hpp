@@ -12,7 +12,8 @@
 #include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -164,4 +165,5 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -13,7 +13,8 @@
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// What to sum, and over which queries.
 struct column_options {
@@ -150,4 +151,5 @@ void accumulate(std::span<float> score, const kv_head auto& head, const query_vi
   accumulate(score, total);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -11,7 +11,9 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold::inline v0::dense {
+namespace kvfold {
+inline namespace v0 {
+namespace dense {
 
 /// Numbers that are computed side by side. This type has no second name: for that, nvcc's front end
 /// writes the size in the words of the first, where they may mean nothing.
@@ -115,4 +117,6 @@ struct attention {
   }
 };
 
-}  // namespace kvfold::inline v0::dense
+}  // namespace dense
+}  // namespace v0
+}  // namespace kvfold

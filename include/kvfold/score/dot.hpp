@@ -7,7 +7,8 @@
 
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
 template <class X, class Y>
@@ -53,4 +54,5 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
   return sum;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -7,7 +7,8 @@
 
 #include "kvfold/score/dense.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Calls `see(attention, position, visible)` for every query in turn: its softmax over the
 /// `visible` slots at or before its position, 0 elsewhere, the group's heads combined (`sum` or
@@ -71,4 +72,5 @@ void for_each_query(const kv_head auto& head, const query_view<T>& queries, grou
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -9,7 +9,8 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/tile_compare.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A policy that compares the slot that leaves with all others would have to read the keys a second
 /// time, for who leaves is known only after attention. So it guesses (`ask`) before; attention
@@ -89,4 +90,5 @@ class key_comparison {
   answer keys_, values_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

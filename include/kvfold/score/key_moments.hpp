@@ -8,7 +8,8 @@
 #include "kvfold/memory/rope.hpp"
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A view of flat floats. Means rather than sums, so that they stay exact enough in float however
 /// many keys come.
@@ -74,4 +75,5 @@ struct key_moments {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

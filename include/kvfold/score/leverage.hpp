@@ -7,7 +7,8 @@
 #include "kvfold/memory/rope.hpp"
 #include "kvfold/score/dense.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Keys as they were before RoPE, `[length, dim]`.
 dense::matrix unrotated_keys(const kv_head auto& head, const rope& rope) {
@@ -32,4 +33,5 @@ void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge
   out = x.colwise().squaredNorm().transpose();
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -7,7 +7,8 @@
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// What is known of a step after the newest token was appended and attended. An engine with its own
 /// attention fills in what it has; a policy that needs more refuses.
@@ -37,4 +38,5 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
   return combined;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

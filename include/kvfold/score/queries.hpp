@@ -6,7 +6,8 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/accumulated.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Queries of all heads, rotated, over an engine's own memory: query `i` of group member `g` of KV
 /// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.
@@ -57,4 +58,5 @@ query_view<Scalar> prompt_queries(const Scalar* data, index_t count, index_t hea
   return {data, count, std::ptrdiff_t{group} * dim, dim, std::ptrdiff_t{heads} * group * dim};
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

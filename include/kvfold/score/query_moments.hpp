@@ -7,7 +7,8 @@
 #include "kvfold/memory/rope.hpp"
 #include "kvfold/score/dense.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const. Means rather
 /// than sums, so that they stay exact enough in float however many queries come.
@@ -77,4 +78,5 @@ class query_moments {
   index_t dim_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -10,7 +10,8 @@
 #include "kvfold/score/future_positions.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Reference queries of all heads that own their memory, `[heads, group, count, dim]` in float.
 class reference_queries {
@@ -95,4 +96,5 @@ reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries, con
   return out;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

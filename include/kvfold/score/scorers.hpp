@@ -8,7 +8,8 @@
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/accumulated.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
 inline void accumulate(std::span<float> score, std::span<const float> attention, float decay = 1) {
@@ -61,4 +62,5 @@ void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel
   average_pool(order, kernel, count_border, score);
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

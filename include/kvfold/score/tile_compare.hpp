@@ -7,7 +7,9 @@
 
 #include "kvfold/score/tile_products.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// `squares [rows]` of the rows, or, less `from [dim]`, of their distances: each summed as products
 /// are, so that equal rows have equal ones.
@@ -149,4 +151,6 @@ inline void add_directions(const tile& keys, const float* norms, float* sum) {
   }
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

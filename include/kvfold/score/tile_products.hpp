@@ -7,7 +7,9 @@
 #include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/tile.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 using packet = Eigen::internal::packet_traits<float>::type;
 inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
@@ -172,4 +174,6 @@ inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const 
   }
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

@@ -10,7 +10,8 @@
 #include "kvfold/score/dense.hpp"
 #include "kvfold/search/protection.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Clusters of the rows of `x [slots, features]` that are not pinned, each named by its seed.
 struct clusters {
@@ -181,4 +182,5 @@ clusters cluster(const dense::stored auto& x, std::span<const char> pinned,
   return out;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

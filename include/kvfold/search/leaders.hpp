@@ -7,7 +7,8 @@
 #include "kvfold/search/match.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -135,4 +136,5 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

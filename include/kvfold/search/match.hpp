@@ -13,7 +13,8 @@
 #include "kvfold/score/tile_compare.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot, NaN
 /// last; -1: none.
@@ -269,4 +270,5 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   return cosine;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -5,7 +5,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
 struct protection {
@@ -35,4 +36,5 @@ KVFOLD_HD inline float rank(float score) {
   return score;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -14,7 +14,8 @@
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
   return {sinks, recent, newest_position(head)};
@@ -159,4 +160,5 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   return least;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

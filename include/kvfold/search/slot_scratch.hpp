@@ -6,7 +6,8 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Lists over the slots of one head, for selecting and matching. Each grows at first use; what they
 /// hold between calls means nothing, but for what a search says that it leaves there.
@@ -23,4 +24,5 @@ struct slot_scratch {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

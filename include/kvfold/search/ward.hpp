@@ -9,7 +9,8 @@
 #include "kvfold/memory/convert.hpp"
 #include "kvfold/score/dense.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Slots taken out of a head, in an order of choice, so that their products are one matrix product.
 /// Aligned and padded to whole blocks: what is computed of two slots does not depend on where they
@@ -108,4 +109,5 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -3,7 +3,9 @@
 
 #include "kvfold/config.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// D2O, eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ. `multiply_add` is
 /// the host's or the device's.
@@ -13,4 +15,6 @@ KVFOLD_HD float d2o_threshold(float beta, float m, bool has_last, float last,
   return has_last ? multiply_add(beta, m, (1 - beta) * last) : m;
 }
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

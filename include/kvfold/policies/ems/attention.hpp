@@ -13,7 +13,8 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
 template <class State>
@@ -119,4 +120,5 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -10,7 +10,8 @@
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
 void unrotate_keys(const kv_head auto& head, const rope& rope, std::span<float> keys) {
@@ -164,4 +165,5 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -9,7 +9,8 @@
 #include "kvfold/score/scorers.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Eq. 2, token ↦ score: s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), s_loc = past + current;
 /// the means over all tokens held. NaN counts for its own token only.
@@ -56,4 +57,5 @@ std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State
   return s;
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

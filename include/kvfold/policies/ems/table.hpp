@@ -9,7 +9,8 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/search/match.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// A view of what EMS keeps of every token. The first token of an entry, its centre, has its
 /// numbers in the columns of its slot; those that share the entry have theirs in places of the
@@ -145,4 +146,5 @@ class ems_table {
   std::span<number> memory_, scratch_, places_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -8,7 +8,8 @@
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 namespace detail {
 
@@ -116,4 +117,5 @@ void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
   }
 }
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

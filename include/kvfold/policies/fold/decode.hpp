@@ -18,7 +18,8 @@
 #include "kvfold/search/slot_scratch.hpp"
 #include "kvfold/search/ward.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
 /// use.
@@ -275,4 +276,5 @@ struct fold_decode {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

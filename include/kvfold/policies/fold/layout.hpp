@@ -5,7 +5,9 @@
 
 #include "kvfold/search/protection.hpp"
 
-namespace kvfold::inline v0::detail {
+namespace kvfold {
+inline namespace v0 {
+namespace detail {
 
 /// fold: slots that one plan of a step frees.
 KVFOLD_HD inline index_t fold_freed(index_t period, index_t slots) {
@@ -38,4 +40,6 @@ struct fold_layout {
   }
 };
 
-}  // namespace kvfold::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvfold

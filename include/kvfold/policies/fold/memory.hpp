@@ -10,7 +10,8 @@
 #include "kvfold/score/key_moments.hpp"
 #include "kvfold/score/queries.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// Floats that `fold_memory` takes, for so many queries per query head.
 inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
@@ -84,4 +85,5 @@ class fold_memory {
   detail::fold_layout layout_;
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -11,7 +11,8 @@
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// The slots that are not marked become clusters, `target` rows in all.
 struct fold_prompt {
@@ -172,4 +173,5 @@ struct fold_prompt {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

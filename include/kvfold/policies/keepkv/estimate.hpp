@@ -12,7 +12,8 @@
 #include "kvfold/score/queries.hpp"
 #include "kvfold/search/match.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
 template <class F>
@@ -227,4 +228,5 @@ struct logit_window {
   }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold

@@ -6,7 +6,8 @@
 
 #include "kvfold/policies/keepkv/estimate.hpp"
 
-namespace kvfold::inline v0 {
+namespace kvfold {
+inline namespace v0 {
 
 /// What members become that weigh `w = p exp(S)` each (eqs. 7, 25, 26), in logarithms:
 ///
@@ -44,4 +45,5 @@ struct vote_merge {
   float share(double log_weight) const { return static_cast<float>(std::exp(log_weight - weight)); }
 };
 
-}  // namespace kvfold::inline v0
+}  // namespace v0
+}  // namespace kvfold
