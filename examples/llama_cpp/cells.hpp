@@ -18,8 +18,8 @@ class cell_head : public head_base {
   using scalar = Scalar;
   using plane = typename head_view<Scalar>::plane;
 
-  cell_head(plane keys, plane values, const index_t* cells, const records& slots,
-            const extent& shape)
+  cell_head(plane keys, plane values, const index_t* cells, const slot_metadata& slots,
+            const head_shape& shape)
       : head_base(slots, shape), keys_(keys), values_(values), cells_(cells) {}
 
   index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
@@ -122,7 +122,7 @@ class layer {
       at(h).cells.push_back(cell);
     }
     const auto to = head(h);
-    const index_t s = to.push_record();
+    const index_t s = to.push_metadata();
     if (own_) {
       const auto keys = engine.keys_of<Scalar>(h, shape_.dim),
                  values = engine.values_of<Scalar>(h, shape_.dim, false);

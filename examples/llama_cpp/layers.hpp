@@ -242,10 +242,10 @@ class layers {
     auto& state = of.at(h).state;
     const observation observed{.probabilities = p, .log_sum_exp = log_sum_exp, .query = q};
     if (needs_.probabilities) {
-      observe(policy_, of.head(h), state, work_, seen);
+      observe(policy_, of.head(h), state, work_, observed);
     } else {  // of queries alone
       state.count_queries(1);
-      traits::observe(policy_, of.head(h), state, seen);
+      traits::observe(policy_, of.head(h), state, observed);
     }
   }
 

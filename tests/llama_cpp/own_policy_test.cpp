@@ -17,7 +17,7 @@ struct onlooker {
   static constexpr std::string_view name() { return "onlooker"; }
 
   void observe(const kvfold::kv_head auto& head, kvfold::head_state&,
-               const kvfold::observation& seen) const {
+               const kvfold::observation& observed) const {
     ++*shown;
     const index_t n = head.length();
     std::vector<double> logits(static_cast<std::size_t>(n));

@@ -213,7 +213,7 @@ TEST_CASE("llama.cpp: the program writes until the model ends the text") {
   const table t(o);
   // What it writes, token by token.
   const auto model = load_gguf(paths::gguf());
-  const kvfold::llama::words language(model.get());
+  const kvfold::llama::vocabulary language(model.get());
   auto parameters = exact_parameters(256, 64);
   parameters.type_k = parameters.type_v = GGML_TYPE_F16;
   const auto policy = policy_named("streaming_llm");
