@@ -21,6 +21,7 @@
 #include "kvfold/cuda/policies/streaming_llm.cuh"
 #include "kvfold/cuda/policies/zsmerge.cuh"
 #include "kvfold/cuda/step.cuh"
+#include "kvfold/policy.hpp"
 #include "search_bench.cuh"
 
 namespace {
