@@ -47,6 +47,9 @@ const house host{"kvfold/",
                  {"detail", "memory", "score", "search", "merge", "policies"},
                  {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp", "heads.hpp"}};
 
+const house device{
+    "kvfold/cuda/", {"device", "memory", "score", "search", "merge", "policies"}, {}};
+
 std::string read(const fs::path& file) {
   std::ifstream in(file);
   REQUIRE(in);
@@ -72,6 +75,7 @@ void check_house(const house& h, const fs::path& folder, std::size_t most_in_the
 
 TEST_CASE("includes between rooms run one way", "[house]") {
   check_house(host, paths::source("include/kvfold"), 16);
+  check_house(device, paths::source("cuda/kvfold/cuda"), 8);
 }
 
 TEST_CASE("an include that runs back is seen", "[house]") {
@@ -82,4 +86,7 @@ TEST_CASE("an include that runs back is seen", "[house]") {
   CHECK(host.upward("policies/h2o.hpp", up).empty());
   CHECK(host.upward("merge/apply.hpp", up).empty());
   CHECK(host.upward("memory/view.hpp", "#include \"kvfold/config.hpp\"\n").empty());
+  const std::string select = "#include \"kvfold/cuda/search/select.cuh\"\n";
+  CHECK(device.upward("score/queries.cuh", select).size() == 1);
+  CHECK(device.upward("step.cuh", select).empty());
 }
