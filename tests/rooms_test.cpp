@@ -78,6 +78,24 @@ TEST_CASE("includes between rooms run one way", "[house]") {
   check_house(device, paths::source("cuda/kvfold/cuda"), 8);
 }
 
+TEST_CASE("what is internal to a room is in the room's namespace", "[house]") {
+  // Of these, engines or authors of policies use every name; `dense` is a namespace of its own.
+  const std::vector<std::string> exempt{
+      "score/queries.hpp",      "score/reference.hpp",     "score/key_comparison.hpp",
+      "score/dense.hpp",        "search/slot_scratch.hpp", "merge/plan.hpp",
+      "merge/merge_source.hpp", "merge/slot_removal.hpp",  "merge/append_only.hpp"};
+  for (const std::string room : {"score", "search", "merge"}) {
+    for (const auto& entry : fs::directory_iterator(paths::source("include/kvfold/" + room))) {
+      const std::string header = room + "/" + entry.path().filename().string();
+      const std::string text = read(entry.path());
+      const bool opens = text.find("\nnamespace " + room + " {\n") != std::string::npos;
+      CAPTURE(header);
+      CHECK(opens != (std::ranges::count(exempt, header) > 0));
+      CHECK(text.find("\nnamespace detail {\n") == std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("an include that runs back is seen", "[house]") {
   const std::string up = "#include \"kvfold/merge/plan.hpp\"\n";
   CHECK(host.upward("memory/view.hpp", up).size() == 1);

@@ -62,8 +62,9 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
   observed.attention = observed.probabilities.first(n);
   if (group > 1) {
     work.reserve(head.group(), head.capacity());
-    observed.attention = combine_group(observed.probabilities, head.group(), traits::combine(p),
-                                       std::span(work.combined).first(n));
+    observed.attention =
+        score::combine_group(observed.probabilities, head.group(), traits::combine(p),
+                             std::span(work.combined).first(n));
   }
   state.count_queries(1);
   traits::observe(p, head, state, observed);

@@ -26,8 +26,9 @@ struct oldest {
   }
   kvfold::slot_removal choose_victim(const kvfold::kv_head auto& head, const kvfold::head_state&,
                                      kvfold::index_t) const {
-    return {.removed = kvfold::lowest_scored(head.length(), kvfold::protected_slots(head, 0, 1),
-                                             [&](auto s) { return -head.position(s); })};
+    return {.removed =
+                kvfold::search::lowest_scored(head.length(), kvfold::protected_slots(head, 0, 1),
+                                              [&](auto s) { return -head.position(s); })};
   }
 };
 

@@ -41,10 +41,10 @@ struct onlooker {
   }
   void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
             kvfold::slot_scratch& work, kvfold::merge_plan& out) const {
-    kvfold::select(
+    kvfold::search::select(
         head.length(), target, [](index_t) { return false; },
         [&](index_t s) { return kvfold::rank(static_cast<float>(head.position(s))); }, work);
-    kvfold::keep_marked(head, work, out);
+    kvfold::merge::keep_marked(head, work, out);
   }
 };
 

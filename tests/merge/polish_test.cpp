@@ -7,10 +7,10 @@
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::attention_loss;
 using kvfold::budget;
-using kvfold::fitted_slots;
 using kvfold::fold;
+using kvfold::merge::attention_loss;
+using kvfold::merge::fitted_slots;
 namespace dense = kvfold::dense;
 
 namespace {
@@ -102,7 +102,7 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   const double start = loss(x, gradient);
   std::vector<char> pinned(20, 0);
   pinned[3] = pinned[19] = 1;
-  kvfold::polish(loss, pinned, 40, rate, x);
+  kvfold::merge::polish(loss, pinned, 40, rate, x);
   const double end = loss(x, gradient);
   CHECK(end <= start);
   if (rate < 1) {

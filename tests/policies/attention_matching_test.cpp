@@ -28,7 +28,7 @@ oracle::vec nnls(const oracle::mat& a, const oracle::vec& b, const Eigen::Vector
   const Eigen::MatrixXd m = dense(a);
   const Eigen::Map<const Eigen::VectorXd> wanted(b.data(), static_cast<Eigen::Index>(b.size()));
   const Eigen::VectorXd x =
-      kvfold::nnls(Eigen::MatrixXd(m.transpose() * m), m.transpose() * wanted, start);
+      kvfold::merge::nnls(Eigen::MatrixXd(m.transpose() * m), m.transpose() * wanted, start);
   return {x.data(), x.data() + x.size()};
 }
 

@@ -88,13 +88,13 @@ TEST_CASE("the nearest slot is never a broken one while there is another", "[key
   index_t nearest = -1;
   for (const index_t s : {1, 2, 5, 6, 7}) {
     const auto distance = [&](index_t r) {
-      return kvfold::squared_distance(head.key(r), head.key(3), 8);
+      return kvfold::score::squared_distance(head.key(r), head.key(3), 8);
     };
     nearest = nearest < 0 || distance(s) < distance(nearest) ? s : nearest;
   }
-  CHECK(kvfold::nearest_by_distance(head, 3, [](index_t) { return true; }) == nearest);
-  CHECK(kvfold::nearest_by_distance(head, 3, [](index_t s) { return s == 4; }) == 4);
-  CHECK(kvfold::nearest_by_distance(head, 3, [](index_t) { return false; }) == -1);
+  CHECK(kvfold::search::nearest_by_distance(head, 3, [](index_t) { return true; }) == nearest);
+  CHECK(kvfold::search::nearest_by_distance(head, 3, [](index_t s) { return s == 4; }) == 4);
+  CHECK(kvfold::search::nearest_by_distance(head, 3, [](index_t) { return false; }) == -1);
 }
 
 TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would without it",

@@ -213,7 +213,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
                                    any_policy(h2o{.sinks = 21}),
                                    any_policy(h2o{.recent = 0.99F}),
                                    any_policy(snapkv{.window = 16}),
-                                   any_policy(snapkv{.window = max_tokens}),
+                                   any_policy(snapkv{.window = kvfold::search::max_tokens}),
                                    any_policy(zsmerge{.residual = 20}),
                                    any_policy(zsmerge{.proximity = 0.95F}),
                                    any_policy(fold{.sinks = 20}),

@@ -25,8 +25,8 @@ std::pair<float, float> alone(const Head& head, bool keys, index_t s, index_t wi
   kvfold::to_floats(row_of(s), head.dim(), x.data());
   kvfold::to_floats(row_of(with), head.dim(), y.data());
   float dot = 0, norm = 0;
-  kvfold::detail::row_dots_and_norms({x.data(), 1, head.dim(), Eigen::OuterStride<>(head.dim())},
-                                     y.data(), &dot, &norm);
+  kvfold::score::row_dots_and_norms({x.data(), 1, head.dim(), Eigen::OuterStride<>(head.dim())},
+                                    y.data(), &dot, &norm);
   return {dot, norm};
 }
 
@@ -125,15 +125,15 @@ TEST_CASE("the nearest slot is the same, answered or swept for", "[probe]") {
       key_comparison comparison;
       comparison.request(head, c);
       kvfold::attend(head, q.data(), out.data(), {}, {}, &comparison);
-      const auto swept = kvfold::nearest_by_cosine(head, c, key_comparison()),
-                 answered = kvfold::nearest_by_cosine(head, c, comparison);
+      const auto swept = kvfold::search::nearest_by_cosine(head, c, key_comparison()),
+                 answered = kvfold::search::nearest_by_cosine(head, c, comparison);
       CHECK(std::pair(swept.slot, swept.cosine) == std::pair(answered.slot, answered.cosine));
-      CHECK(kvfold::nearest_by_distance(head, c, odd) ==
-            kvfold::nearest_by_distance(head, c, odd, comparison));
+      CHECK(kvfold::search::nearest_by_distance(head, c, odd) ==
+            kvfold::search::nearest_by_distance(head, c, odd, comparison));
       std::fill_n(head.key(3).data, dim, 1e30F);  // whose square is infinite
       kvfold::attend(head, q.data(), out.data(), {}, {}, &comparison);
-      CHECK(kvfold::nearest_by_distance(head, c, odd) ==
-            kvfold::nearest_by_distance(head, c, odd, comparison));
+      CHECK(kvfold::search::nearest_by_distance(head, c, odd) ==
+            kvfold::search::nearest_by_distance(head, c, odd, comparison));
       std::fill_n(head.key(3).data, dim, 1.0F);
     }
   }
@@ -174,13 +174,13 @@ TEST_CASE("who is least wanted is who comes first by score, the higher slot amon
       const auto at = [&](index_t i) { return kvfold::rank(x[static_cast<std::size_t>(i)]); };
       last = !stays(s) && (last < 0 || at(s) <= at(last)) ? s : last;
     }
-    REQUIRE(kvfold::lowest_scored(331, stays, kvfold::column_score(x)) == last);
+    REQUIRE(kvfold::search::lowest_scored(331, stays, kvfold::search::column_score(x)) == last);
     const auto whole = [&](index_t s) { return (s * 37 + round) % 101; };
     last = -1;
     for (index_t s = 0; s < 331; ++s) {
       last = !stays(s) && (last < 0 || whole(s) <= whole(last)) ? s : last;
     }
-    REQUIRE(kvfold::lowest_scored(331, stays, whole) == last);
+    REQUIRE(kvfold::search::lowest_scored(331, stays, whole) == last);
   }
 }
 
@@ -203,7 +203,7 @@ TEST_CASE("the k-th largest is where a sorted list has it", "[oracle]") {
       }
       std::ranges::stable_sort(order, std::greater<>(), score);
       for (std::size_t k = 1; k <= order.size(); ++k) {
-        const auto bar = kvfold::kth_largest(n, static_cast<index_t>(k), stays, score);
+        const auto bar = kvfold::search::kth_largest(n, static_cast<index_t>(k), stays, score);
         CAPTURE(n, step, k);
         REQUIRE(bar.slot == order[k - 1]);
         REQUIRE(bar.score == score(order[k - 1]));

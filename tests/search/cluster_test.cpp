@@ -58,7 +58,7 @@ TEST_CASE("seeds are farthest-first, ties to the lower row", "[cluster]") {
     weight[s] = even ? 1.0F : std::exp2(-number(8));
     pinned[static_cast<std::size_t>(s)] = s < pins ? 1 : 0;
   }
-  CHECK(kvfold::detail::farthest_first(x, pinned, weight, count) ==
+  CHECK(kvfold::search::farthest_first(x, pinned, weight, count) ==
         by_loops(x, pinned, weight, count));
 }
 
@@ -75,7 +75,7 @@ TEST_CASE("the nearest centre is that of all, ties to the lower one", "[cluster]
   matrix x(300, features), centres(count, features);
   fill(x), fill(centres);
   std::vector<index_t> nearest(static_cast<std::size_t>(x.rows()), -1), right;
-  kvfold::detail::nearest(x, centres, nearest);
+  kvfold::search::nearest(x, centres, nearest);
   for (Eigen::Index r = 0; r < x.rows(); ++r) {
     index_t best = 0;
     for (index_t c = 1; c < count; ++c) {
@@ -88,7 +88,7 @@ TEST_CASE("the nearest centre is that of all, ties to the lower one", "[cluster]
   }
   CHECK(nearest == right);
   x(7, 0) = std::numeric_limits<float>::quiet_NaN();  // is nowhere
-  kvfold::detail::nearest(x, centres, nearest);
+  kvfold::search::nearest(x, centres, nearest);
   right[7] = 0;
   CHECK(nearest == right);
 }

@@ -12,11 +12,11 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace merge {
 
 /// Moves everything a slot is: rows, log-mass, position, columns.
 void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_t from) {
+  using detail::copy_row;  // and what a view has of its own
   copy_row(head.key(to), head.key(from), head.dim());
   copy_row(head.value(to), head.value(from), head.dim());
   head.log_mass(to) = head.log_mass(from);
@@ -27,14 +27,14 @@ void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_
   }
 }
 
-}  // namespace detail
+}  // namespace merge
 
 /// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
 /// anchor's slot, which no other row reads, then the anchors move down in order.
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
 void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
-  using detail::merge_rows;
+  using merge::merge_rows;
   expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
           plan.length(), " came");
   expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
@@ -50,12 +50,12 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
     const bool alone = sources.size() == 1;
     const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
     if (!alone || sources.front().key_weight != 1.0F || any(delta_k)) {
-      merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
-                 [&](index_t s) { return head.key(s); });
+      merge::merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
+                        [&](index_t s) { return head.key(s); });
     }
     if (!alone || sources.front().value_weight != 1.0F || any(delta_v)) {
-      merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight, delta_v,
-                 [&](index_t s) { return head.value(s); });
+      merge::merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight,
+                        delta_v, [&](index_t s) { return head.value(s); });
     }
     head.log_mass(anchor) = plan.log_mass(r);
     for (index_t c = 0; c < state.columns(); ++c) {
@@ -68,19 +68,19 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
   }
   for (index_t r = 0; r < plan.rows(); ++r) {
     if (const index_t anchor = plan.anchor(r); anchor != r) {
-      detail::move_slot(head, state, r, anchor);
+      merge::move_slot(head, state, r, anchor);
     }
   }
   head.truncate(plan.rows());
   state.truncate(plan.rows());
 }
 
-namespace detail {
+namespace merge {
 
 /// The value of the slot that leaves goes in equal parts to those behind it.
 void share_value(const slot_removal& d, const slot_rows auto& head) {
   const index_t from = head.position(d.removed);
-  float share[tile_floats];
+  float share[detail::tile_floats];
   const auto dim = static_cast<std::size_t>(head.dim());
   to_floats(head.value(d.removed), head.dim(), share);
   for (float& x : std::span(share, dim)) {
@@ -95,11 +95,11 @@ void share_value(const slot_removal& d, const slot_rows auto& head) {
   }
 }
 
-}  // namespace detail
+}  // namespace merge
 
 /// Carries out a departure: O(dim), no compaction; the last slot takes the freed one.
 void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
-  using detail::merge_rows;
+  using merge::merge_rows;
   if (d.removed == slot_removal::nowhere) {
     return;
   }
@@ -112,10 +112,10 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
     const merge_source sources[] = {
         {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
         {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
-    merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
-               [&](index_t s) { return head.key(s); });
-    merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
-               [&](index_t s) { return head.value(s); });
+    merge::merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
+                      [&](index_t s) { return head.key(s); });
+    merge::merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
+                      [&](index_t s) { return head.value(s); });
     head.log_mass(d.into) = d.log_mass;
     for (index_t c = 0; c < state.columns(); ++c) {
       const auto column = state.column(c);
@@ -124,11 +124,11 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
     }
   }
   if (d.share_count > 0) {
-    detail::share_value(d, head);
+    merge::share_value(d, head);
   }
   const index_t last = head.length() - 1;
   if (d.removed != last) {
-    detail::move_slot(head, state, d.removed, last);
+    merge::move_slot(head, state, d.removed, last);
   }
   head.truncate(last);
   state.truncate(last);

@@ -7,8 +7,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace merge {
 
 /// `Δ = W₂ Δ₁ + Δ₂`, `[rows of second, dim]`; empty when neither corrects.
 template <class CorrectionOf>
@@ -39,7 +38,7 @@ std::vector<float> compose_corrections(const merge_plan& second, const merge_pla
   return delta;
 }
 
-}  // namespace detail
+}  // namespace merge
 
 /// First `first`, then `second`, as one plan: `W = W₂ W₁`, `Δ = W₂ Δ₁ + Δ₂`.
 /// Refused when the product's anchors would not ascend, or when the row counts do not fit.
@@ -63,8 +62,8 @@ inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
   }
   const index_t dim = first.has_correction() ? first.dim() : second.dim();
   const auto delta = [&](float merge_source::*weight, auto correction_of) {
-    return detail::compose_corrections(second, first, weight, static_cast<std::size_t>(dim),
-                                       correction_of);
+    return merge::compose_corrections(second, first, weight, static_cast<std::size_t>(dim),
+                                      correction_of);
   };
   const auto keys =
       delta(&merge_source::key_weight, [](const merge_plan& p) { return p.key_corrections(); });

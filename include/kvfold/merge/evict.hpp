@@ -9,8 +9,12 @@ inline namespace v0 {
 
 /// `protect` by slot, as `select` asks.
 auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
-  return [&head, in = protect(head, sinks, recent)](index_t s) { return in(head.position(s)); };
+  return [&head, in = search::protect(head, sinks, recent)](index_t s) {
+    return in(head.position(s));
+  };
 }
+
+namespace merge {
 
 /// The plan of an eviction: the marked slots as they are, the others gone.
 void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan& out) {
@@ -22,12 +26,14 @@ void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan&
   }
 }
 
+}  // namespace merge
+
 /// The plan that keeps the slots for which `is_protected(s)`, then those of the highest `score(s)`.
 template <class Protected, class Score>
 void evict(const kv_head auto& head, index_t target, Protected is_protected, Score score,
            slot_scratch& work, merge_plan& out) {
-  select(head.length(), target, is_protected, score, work);
-  keep_marked(head, work, out);
+  search::select(head.length(), target, is_protected, score, work);
+  merge::keep_marked(head, work, out);
 }
 
 }  // namespace v0

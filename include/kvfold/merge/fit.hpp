@@ -8,6 +8,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace merge {
 
 /// `ln(mass / alone)`. What no query has asked for has no mass to fit: floors keep it finite.
 inline float log_ratio(float mass, float alone) {
@@ -100,5 +101,6 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
   return delta.template cast<float>();
 }
 
+}  // namespace merge
 }  // namespace v0
 }  // namespace kvfold

@@ -11,8 +11,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace merge {
 
 /// `x ← Σ weight · row + delta`, in float, element by element: the sources may include `x` itself.
 template <class Scalar, class RowOf>
@@ -39,8 +38,6 @@ void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> source
   }
 }
 
-}  // namespace detail
-
 /// `x ← Σ weight · row + delta` in float, then in int8 again: what merging costs in accuracy.
 template <class RowOf>
 void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
@@ -58,5 +55,6 @@ void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
   from_floats(sum.data(), dim, x);
 }
 
+}  // namespace merge
 }  // namespace v0
 }  // namespace kvfold

@@ -12,8 +12,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace merge {
 
 /// The Cholesky factor of those rows and columns of `gram` that are in use, as they come and go.
 template <dense::stored Gram>
@@ -80,8 +79,6 @@ class growing_factor {
   std::vector<Eigen::Index> columns_;
 };
 
-}  // namespace detail
-
 /// The `x [n] ≥ 0` of least `‖A x − b‖²`, by Lawson and Hanson's active sets (1974, chapter 23) on
 /// `gram = AᵀA [n, n]`, `correlation = Aᵀb [n]`. `start [n] ≥ 0`: where to begin, 0 if empty; the
 /// solution of almost the same problem saves almost all the work. A column that depends on others
@@ -89,7 +86,7 @@ class growing_factor {
 Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& correlation,
                      const Eigen::VectorXd& start = {}) {
   const Eigen::Index n = correlation.size();
-  detail::growing_factor factor(gram);
+  growing_factor factor(gram);
   Eigen::VectorXd x = Eigen::VectorXd::Zero(n);
   std::vector<char> passive(static_cast<std::size_t>(n), 0), refused(passive);
   for (Eigen::Index j = 0; j < start.size(); ++j) {
@@ -150,5 +147,6 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
   return x;
 }
 
+}  // namespace merge
 }  // namespace v0
 }  // namespace kvfold

@@ -13,8 +13,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace merge {
 
 /// Does row `r` of a plan leave its slot's key and value as they are?
 inline bool is_unchanged(const merge_plan& plan, index_t r) {
@@ -37,7 +36,7 @@ void move_metadata(const merge_plan& plan, const kv_head auto& head, head_state&
   state.truncate(plan.rows());
 }
 
-}  // namespace detail
+}  // namespace merge
 
 /// Carries out a plan of whole pages (`whole_pages`) for head `h`, or for all heads when they
 /// share a table, by changing the table alone: kept pages move to its front, the others behind
@@ -56,7 +55,7 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
   }
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t s = plan.anchor(r);
-    expects(detail::is_unchanged(plan, r) && s % slots == r % slots &&
+    expects(merge::is_unchanged(plan, r) && s % slots == r % slots &&
                 (r % slots == 0 || s == plan.anchor(r - 1) + 1),
             "keep_pages: whole pages of ", slots, " slots, unchanged, expected, row ", r,
             " is of slot ", s);
@@ -64,7 +63,7 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
   expects(plan.rows() % slots == 0 || plan.anchor(plan.rows() - 1) == plan.length() - 1,
           "keep_pages: whole pages of ", slots, " slots expected, ", plan.rows(), " rows came");
   for (index_t i = first; i <= last; ++i) {
-    detail::move_metadata(plan, kv.head(i), state[i]);
+    merge::move_metadata(plan, kv.head(i), state[i]);
   }
   for (index_t r = 0; r < plan.rows(); r += slots) {  // anchors ascend: never forward
     index_t* const from = table.pages + plan.anchor(r) / slots;
@@ -85,7 +84,7 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   const page_table pages{.slots = slots};
   std::vector<index_t> kept(static_cast<std::size_t>(pages.taken_by(plan.length())));
   for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(detail::is_unchanged(plan, r), "whole_pages: a plan that evicts expected, row ", r,
+    expects(merge::is_unchanged(plan, r), "whole_pages: a plan that evicts expected, row ", r,
             " merges or corrects");
     ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
   }

@@ -10,6 +10,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace merge {
 
 /// Slots as they are fitted: `key, value [slots, dim]`, `log_mass [slots]`.
 struct fitted_slots {
@@ -114,5 +115,6 @@ void polish(const attention_loss& loss, std::span<const char> pinned, index_t st
   x = std::move(best);
 }
 
+}  // namespace merge
 }  // namespace v0
 }  // namespace kvfold

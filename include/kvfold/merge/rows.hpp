@@ -9,6 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace merge {
 
 /// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: gone)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
@@ -33,5 +34,6 @@ void for_each_row(slot_scratch& work, Row row) {
   }
 }
 
+}  // namespace merge
 }  // namespace v0
 }  // namespace kvfold

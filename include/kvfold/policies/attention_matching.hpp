@@ -46,9 +46,9 @@ struct attention_matching {
   }
   index_t min_budget() const { return sinks + recent + 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "recent tokens", recent, 0);
-    expect_count(name(), "slots a round", a_round, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "recent tokens", recent, 0);
+    search::expect_count(name(), "slots a round", a_round, 1);
     expects(ridge >= 0 && std::isfinite(ridge),
             "attention_matching: a ridge of at least 0 expected, ", ridge, " came");
     expects(std::isfinite(drop), "attention_matching: a finite drop expected, ", drop, " came");
@@ -66,7 +66,7 @@ struct attention_matching {
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
     const full_mass full(queries, keys, dense::log_mass(head), head.scale());
     slots kept, others;
-    const auto is_protected = protect(head, sinks, recent);
+    const auto is_protected = search::protect(head, sinks, recent);
     for (index_t s = 0; s < head.length(); ++s) {
       (is_protected(head.position(s)) ? kept : others).push_back(s);
     }
@@ -81,15 +81,15 @@ struct attention_matching {
     std::ranges::sort(kept);
 
     const matrix a = full.mass(Eigen::all, kept);
-    const Eigen::VectorXd x = nnls(products(a, a), a.transpose() * full.total);
+    const Eigen::VectorXd x = merge::nnls(products(a, a), a.transpose() * full.total);
     const dense::vector beta =
         x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
     const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
     const dense::attention wanted(queries, keys, values, dense::log_mass(head), head.scale());
-    const dense::matrix p = probabilities(queries, key, beta, head.scale());
+    const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
     dense::matrix missing = wanted.output;
     dense::add_product(-1, p, value, missing);
-    const dense::matrix delta = ridge_values(p, missing, ridge);
+    const dense::matrix delta = merge::ridge_values(p, missing, ridge);
     out.reset(head.length());
     for (std::size_t r = 0; r < kept.size(); ++r) {
       out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
@@ -156,7 +156,7 @@ struct attention_matching {
               std::size_t target) const {
     const std::size_t safe = kept.size();
     matrix a = full.mass(Eigen::all, kept), gram = products(a, a);
-    Eigen::VectorXd x = nnls(gram, a.transpose() * full.total);
+    Eigen::VectorXd x = merge::nnls(gram, a.transpose() * full.total);
     while (kept.size() < target && !others.empty()) {
       const Eigen::VectorXd gain = full.mass.transpose() * (full.total - a * x);
       join(gain, std::min(target, kept.size() + static_cast<std::size_t>(a_round)), kept, others);
@@ -168,7 +168,7 @@ struct attention_matching {
       gram.bottomRows(now - before) = gram.rightCols(now - before).transpose().eval();
       Eigen::VectorXd start = Eigen::VectorXd::Zero(now);
       start.head(before) = x;
-      x = nnls(gram, a.transpose() * full.total, start);
+      x = merge::nnls(gram, a.transpose() * full.total, start);
       std::vector<Eigen::Index> staying;
       for (Eigen::Index r = 0; r < now; ++r) {
         if (static_cast<std::size_t>(r) < safe || log_mass(x[r]) >= drop) {

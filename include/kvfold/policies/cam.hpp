@@ -45,30 +45,30 @@ struct cam {
   static constexpr std::array<column, 1> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
   index_t min_budget() const {
-    return least_target(1,
-                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
+    return search::least_target(
+        1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
-    expect_share(name(), "recent", recent);
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens to merge into", merge, 1);
+    search::expect_share(name(), "recent", recent);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens to merge into", merge, 1);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    accumulate(state.column(0), observed.attention);
+    score::accumulate(state.column(0), observed.attention);
     state.memory()[0] = 1;
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    accumulate(state.column(0), head, queries);
+    score::accumulate(state.column(0), head, queries);
     state.memory()[0] = 0;
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto score = state.column(0);
-    evict(head, target, protected_slots(head, sinks, share_of(recent, target)), column_score(score),
-          work, out);
+    evict(head, target, protected_slots(head, sinks, share_of(recent, target)),
+          search::column_score(score), work, out);
     if (state.memory()[0] == 0 && !merge_prompt) {
       return;
     }
@@ -115,8 +115,9 @@ struct cam {
                              index_t target) const {
     const auto score = state.column(0);
     slot_removal out;
-    out.removed = lowest_scored(
-        head.length(), protected_slots(head, sinks, share_of(recent, target)), column_score(score));
+    out.removed =
+        search::lowest_scored(head.length(), protected_slots(head, sinks, share_of(recent, target)),
+                              search::column_score(score));
     if (state.memory()[0] == 0 && !merge_prompt) {
       return out;
     }

@@ -39,9 +39,9 @@ struct centroids {
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // see `settle`
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
-    expect_count(name(), "rounds", rounds, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "rounds", rounds, 1);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
@@ -71,7 +71,7 @@ struct centroids {
         marks[static_cast<std::size_t>(s)] = 1;
       }
       for (const index_t s : std::span(others).subspan(staying.size())) {
-        into[static_cast<std::size_t>(s)] = nearest_by_distance(
+        into[static_cast<std::size_t>(s)] = search::nearest_by_distance(
             head, s, [&](index_t r) { return marks[static_cast<std::size_t>(r)] != 0; });
       }
     }
@@ -92,7 +92,7 @@ struct centroids {
     }
     const auto is_protected = protected_slots(head, sinks, window);
     const index_t e = latest(head);
-    const index_t into = nearest_by_distance(
+    const index_t into = search::nearest_by_distance(
         head, e, [&](index_t r) { return !is_protected(r); }, comparison);
     const index_t members[] = {into, e};
     const weights made(head, members);
@@ -111,8 +111,8 @@ struct centroids {
 
  private:
   index_t latest(const kv_head auto& head) const {
-    return lowest_scored(head.length(), protected_slots(head, sinks, window),
-                         [&](index_t s) { return -head.position(s); });
+    return search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                 [&](index_t s) { return -head.position(s); });
   }
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
     return head.tokens_total() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
@@ -129,7 +129,7 @@ struct centroids {
       seeds.push_back(static_cast<index_t>(std::int64_t{c} * x.rows() / count));
     }
     dense::matrix centres = x(seeds, Eigen::all);
-    lloyd(x, tokens, rounds, centres, cluster);
+    search::lloyd(x, tokens, rounds, centres, cluster);
     for (index_t c = 0; c < count; ++c) {
       cluster[static_cast<std::size_t>(seeds[static_cast<std::size_t>(c)])] = c;
     }
@@ -160,7 +160,7 @@ struct centroids {
 
   static void write(const kv_head auto& head, slot_scratch& work, merge_plan& out) {
     out.reset(head.length());
-    for_each_row(work, [&](std::span<const index_t> members) {
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], head.log_mass(members[0]));
       }

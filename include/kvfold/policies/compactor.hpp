@@ -45,9 +45,9 @@ struct compactor {
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
-    expect_count(name(), "slots in a chunk", chunk, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "slots in a chunk", chunk, 1);
     expects(std::isfinite(blend), "compactor: a finite blend expected, ", blend, " came");
   }
 
@@ -126,12 +126,12 @@ struct compactor {
                                       upper.block(j, i, width, height));
       }
     }
-    kvfold::leverage(x, covariance, 0.01F, leverage);
+    score::leverage(x, covariance, 0.01F, leverage);
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
         const index_t s = others[static_cast<std::size_t>(j)];
         attended[j] = state.column(0)[static_cast<std::size_t>(s)] *
-                      std::sqrt(dot(head.value(s), head.value(s), dim));
+                      std::sqrt(score::dot(head.value(s), head.value(s), dim));
       }
       float before = 0;
       for (index_t j = 0; j < m; ++j) {
@@ -148,7 +148,7 @@ struct compactor {
       score[others[static_cast<std::size_t>(j)]] = leverage[j];
     }
     evict(head, target, protected_slots(head, sinks, window),
-          column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
+          search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
   }
 
  private:

@@ -52,25 +52,25 @@ struct d2o {
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
   index_t min_budget() const { return sinks + 1; }
   void validate() const {
-    expect_share(name(), "recent", recent);
-    expect_count(name(), "sinks", sinks, 0);
+    search::expect_share(name(), "recent", recent);
+    search::expect_count(name(), "sinks", sinks, 0);
     expects(beta >= 0 && beta <= 1, "d2o: a beta in [0, 1] expected, ", beta, " came");
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    accumulate(state.column(score), observed.attention);
+    score::accumulate(state.column(score), observed.attention);
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    accumulate(state.column(score), head, queries, combine);
+    score::accumulate(state.column(score), head, queries, combine);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    select(head.length(), target, is_protected(head, target), column_score(state.column(score)),
-           work);
-    const auto u = match_by_cosine(head, work);
+    search::select(head.length(), target, is_protected(head, target),
+                   search::column_score(state.column(score)), work);
+    const auto u = search::match_by_cosine(head, work);
     const auto at = [](const auto& x, index_t s) -> auto& {
       return x[static_cast<std::size_t>(s)];
     };
@@ -87,7 +87,7 @@ struct d2o {
     }
     out.reset(head.length());
     out.set_note(m);
-    for_each_row(work, [&](std::span<const index_t> members) {
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
       const index_t j = members[0];
       if (members.size() == 1) {
         return out.keep(j, head.log_mass(j));
@@ -111,7 +111,7 @@ struct d2o {
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
                              const key_comparison& comparison = {}) const {
     const index_t c = lowest(head, state, target);
-    const near_slot j = nearest_by_cosine(head, c, comparison);
+    const search::near_slot j = search::nearest_by_cosine(head, c, comparison);
     if (j.cosine < next_threshold(state, j.cosine)) {
       return {.removed = c, .note = j.cosine};
     }
@@ -136,8 +136,8 @@ struct d2o {
 
  private:
   index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
-    return lowest_scored(head.length(), is_protected(head, target),
-                         column_score(state.column(score)));
+    return search::lowest_scored(head.length(), is_protected(head, target),
+                                 search::column_score(state.column(score)));
   }
   static constexpr float e = std::numbers::e_v<float>;  // exp of the kept key's self-similarity
 

@@ -63,15 +63,15 @@ struct ems {
   }
   std::size_t memory(index_t, index_t group, index_t capacity) const {
     const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
-    expects(places < max_tokens, "ems: a table of less than ", max_tokens,
+    expects(places < search::max_tokens, "ems: a table of less than ", search::max_tokens,
             " tokens a head expected, ", places, " came");
     return ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "queries in the window", window, 1);
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the table", table, 0);
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the table", table, 0);
     expects(kernel > 0 && kernel % 2 == 1, "ems: an odd kernel expected, ", kernel, " came");
     expects(gamma >= 1 && gamma <= 1024, "ems: a gamma in [1, 1024] expected, ", gamma, " came");
     expects(threshold >= -1 && threshold <= 1, "ems: a threshold in [-1, 1] expected, ", threshold,
@@ -137,7 +137,7 @@ struct ems {
             slot_scratch& work, merge_plan& out) const {
     const ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
-    plan(head, tokens, column_score(s), target, gamma - 1, work, out);
+    plan(head, tokens, search::column_score(s), target, gamma - 1, work, out);
     out.set_note(1);  // for `update_memory`: the scores were pooled
   }
   /// Decode: all that are no centres are to be merged.
@@ -159,8 +159,8 @@ struct ems {
     const ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
     const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
-    const index_t e = lowest_scored(head.length(), alone, ranked(head, weight));
-    const near_slot centre = ems_nearest(
+    const index_t e = search::lowest_scored(head.length(), alone, ranked(head, weight));
+    const search::near_slot centre = ems_nearest(
         head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
     out = {.removed = e};
     if (centre.slot < 0 || !(centre.cosine >= threshold)) {
@@ -173,7 +173,7 @@ struct ems {
       (x.source == e ? out.removed_key_weight : out.kept_key_weight) = x.key_weight;
     };
     merge_entries(
-        head, [&](index_t s) { return key_norm(head, s); }, weight, members,
+        head, [&](index_t s) { return search::key_norm(head, s); }, weight, members,
         tokens.norm_of(head, centre.slot), add);
     return true;
   }
@@ -182,10 +182,10 @@ struct ems {
     if (with_position) {
       const ems_table tokens(state, head.group());
       const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
-      comparison.request(
-          head,
-          lowest_scored(head.length(), protected_slots(head, sinks, window), ranked(head, weight)),
-          true);
+      comparison.request(head,
+                         search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                               ranked(head, weight)),
+                         true);
     }
   }
 
@@ -210,7 +210,7 @@ struct ems {
                           work.marks);
     }
     const auto s = pooled(head, tokens);
-    carry_tokens(head, tokens, change, most, column_score(s), work.marks);
+    carry_tokens(head, tokens, change, most, search::column_score(s), work.marks);
   }
 
   auto mass(const kv_head auto& head, const head_state& state) const {
@@ -270,8 +270,8 @@ struct ems {
       const auto i = static_cast<std::size_t>(s);
       weight[i] = 0;
       tokens.each(s, [&](index_t t) { weight[i] += score(t); });
-      length_of_key[i] = key_norm(head, s);
-      length_of_value[i] = std::sqrt(dot(head.value(s), head.value(s), head.dim()));
+      length_of_key[i] = search::key_norm(head, s);
+      length_of_value[i] = std::sqrt(score::dot(head.value(s), head.value(s), head.dim()));
       centres -= alone(s) ? 1 : 0;
     }
     if (!with_position) {
@@ -284,17 +284,17 @@ struct ems {
       return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
     };
     const auto by_weight = ranked(head, at(weight));
-    select(n, target + merged, alone, by_weight, work);  // the others go
+    search::select(n, target + merged, alone, by_weight, work);  // the others go
     into.assign(size, -1);
     for (std::size_t s = 0; s < size; ++s) {
       into[s] = work.marks[s] != 0 ? static_cast<index_t>(s) : -1;
     }
-    select(n, target, alone, by_weight, work);
+    search::select(n, target, alone, by_weight, work);
     match_entries(ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
                                                                       length_of_value, keys},
                   alone, threshold, work);
     out.reset(n);
-    for_each_row(work, [&](std::span<const index_t> members) {
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], 0);
       }

@@ -38,14 +38,14 @@ struct expected_attention {
     f("sinks", p.sinks), f("window", p.window), f("future", p.future);
   }
   static std::size_t memory(index_t dim, index_t group, index_t) {
-    return query_moments<float>::size(dim, group) + static_cast<std::size_t>(dim);
+    return score::query_moments<float>::size(dim, group) + static_cast<std::size_t>(dim);
   }
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
-    expect_count(name(), "positions to come", future, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "positions to come", future, 1);
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
@@ -92,7 +92,7 @@ struct expected_attention {
             merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim();
     const auto is_protected = protected_slots(head, sinks, window);
-    const query_moments<const float> moments(state.memory(), dim);
+    const score::query_moments<const float> moments(state.memory(), dim);
     const index_t group = head.group();
     const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
     detail::arena scratch(work.numbers, (1 + heads) * static_cast<std::size_t>(n) +
@@ -123,7 +123,7 @@ struct expected_attention {
         const auto mean = moments.mean(g);
         const detail::tile rows(&sigma(Eigen::Index{g} * dim, 0), dim, dim,
                                 Eigen::OuterStride<>(dim));
-        detail::qk_tile(key.data(), slots, rows, spread.data(), dim);  // Σ' is symmetric
+        score::qk_tile(key.data(), slots, rows, spread.data(), dim);  // Σ' is symmetric
         for (index_t i = 0; i < slots; ++i) {
           logit(g, first + i) = head.scale() * mean.dot(key.row(i)) +
                                 0.5F * head.scale() * head.scale() * key.row(i).dot(spread.row(i)) +
@@ -141,10 +141,10 @@ struct expected_attention {
       score += logit.row(g).transpose() / (mass.sum() * static_cast<float>(group));
     }
     for (index_t s = 0; s < n; ++s) {
-      score[s] *= std::sqrt(dot(head.value(s), head.value(s), dim));
+      score[s] *= std::sqrt(score::dot(head.value(s), head.value(s), dim));
     }
-    evict(head, target, is_protected, column_score({score.data(), static_cast<std::size_t>(n)}),
-          work, out);
+    evict(head, target, is_protected,
+          search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
   }
 
  private:
@@ -153,8 +153,8 @@ struct expected_attention {
   /// The sinks' queries are unlike all others.
   bool counts(index_t position) const { return position >= sinks; }
   static auto moments(const kv_head auto& head, head_state& state) {
-    const std::size_t size = query_moments<float>::size(head.dim(), head.group());
-    return query_moments<float>(state.memory().first(size), head.dim());
+    const std::size_t size = score::query_moments<float>::size(head.dim(), head.group());
+    return score::query_moments<float>(state.memory().first(size), head.dim());
   }
 
   /// Means of cos and sin over `future` positions, pair by pair: the sum of a geometric series.

@@ -61,8 +61,8 @@ struct fold {
   }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "recent tokens", recent, 0);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "recent tokens", recent, 0);
     expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
     expects(recent_share >= 0 && recent_share <= 1, "fold: a recent share in [0, 1] expected, ",
             recent_share, " came");
@@ -87,15 +87,15 @@ struct fold {
             index_t target, slot_scratch& work, merge_plan& out) const {
     dense::vector leverage(head.length());
     {
-      dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
+      dense::matrix x = score::unrotated_keys(head, rope).transpose();  // [dim, length]
       x.colwise() -= x.rowwise().mean().eval();
       dense::matrix products(x.rows(), x.rows());
       dense::set_product_transposed(1, x, x, products);
       Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
-      kvfold::leverage(x, covariance, prompt.leverage_ridge, leverage);
+      score::leverage(x, covariance, prompt.leverage_ridge, leverage);
     }
     const std::span<float> levers(leverage.data(), static_cast<std::size_t>(leverage.size()));
-    average_pool(
+    score::average_pool(
         head, [](index_t) { return true; }, prompt.pool, false, levers);
     pin(head, state, target, levers, prompt.outlier * leverage.mean(), work);
     prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
@@ -137,7 +137,7 @@ struct fold {
     const index_t latest = recent_of(slots);
     const auto outliers = std::max(
         index_t{0}, static_cast<index_t>(share * static_cast<float>(slots - sinks - latest)));
-    const auto always = protect(head, sinks, latest);
+    const auto always = search::protect(head, sinks, latest);
     const auto held = state.column(tokens);
     const auto outlying = [&](index_t s) {
       const auto i = static_cast<std::size_t>(s);
@@ -149,7 +149,7 @@ struct fold {
       pinned += is_protected ? 1 : 0;
       candidates += !is_protected && outlying(s) ? 1 : 0;
     }
-    select(
+    search::select(
         head.length(), pinned + std::min(outliers, candidates),
         [&](index_t s) { return always(head.position(s)); },
         [&](index_t s) {

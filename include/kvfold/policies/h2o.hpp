@@ -33,32 +33,33 @@ struct h2o {
   static constexpr std::array<column, 1> columns() { return {}; }
   /// The smallest budget in which the sinks and the window's share both fit.
   index_t min_budget() const {
-    return least_target(1,
-                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
+    return search::least_target(
+        1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
-    expect_share(name(), "recent", recent);
-    expect_count(name(), "sinks", sinks, 0);
+    search::expect_share(name(), "recent", recent);
+    search::expect_count(name(), "sinks", sinks, 0);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    accumulate(state.column(0), observed.attention);
+    score::accumulate(state.column(0), observed.attention);
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    accumulate(state.column(0), head, queries, combine);
+    score::accumulate(state.column(0), head, queries, combine);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    evict(head, target, is_protected(head, target), column_score(state.column(0)), work, out);
+    evict(head, target, is_protected(head, target), search::column_score(state.column(0)), work,
+          out);
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state& state,
                              index_t target) const {
-    return {.removed = lowest_scored(head.length(), is_protected(head, target),
-                                     column_score(state.column(0)))};
+    return {.removed = search::lowest_scored(head.length(), is_protected(head, target),
+                                             search::column_score(state.column(0)))};
   }
 
  private:

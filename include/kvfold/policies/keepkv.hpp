@@ -64,13 +64,13 @@ struct keepkv {
   index_t column_count() const { return as == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return as == mode::paper ? 0 : 1; }
   index_t min_budget() const {
-    return least_target(sinks + 1,
-                        [&](index_t target) { return sinks + share_of(recent, target) <= target; });
+    return search::least_target(
+        sinks + 1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "queries in the window", window, 1);
-    expect_share(name(), "recent", recent);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_share(name(), "recent", recent);
     expects(similarity >= -1 && similarity <= 1, "keepkv: a similarity in [-1, 1] expected, ",
             similarity, " came");
     expects(decay >= 0 && decay < 1, "keepkv: a decay in [0, 1) expected, ", decay, " came");
@@ -132,17 +132,17 @@ struct keepkv {
     for (index_t s = 0; s < n; ++s) {
       work.marks[static_cast<std::size_t>(s)] = held(s) ? 1 : 0;
     }
-    join_leaders(head, ranks(head, state), similarity, n - target, work);
+    search::join_leaders(head, ranks(head, state), similarity, n - target, work);
     auto& weight = work.numbers;  // ln w of the rows; −inf: not an anchor
     std::fill_n(weight.begin(), n, -std::numeric_limits<float>::infinity());
     index_t rows = 0;
-    for_each_row(work, [&](std::span<const index_t> members) {
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
       weight[static_cast<std::size_t>(members[0])] =
           static_cast<float>(merged(head, state, members).weight);
       ++rows;
     });
     if (rows > target) {
-      select(n, target, held, column_score(weight), work);
+      search::select(n, target, held, search::column_score(weight), work);
       for (index_t& to : into) {
         to = work.marks[static_cast<std::size_t>(to)] != 0 ? to : -1;
       }
@@ -159,8 +159,8 @@ struct keepkv {
     for (index_t s = 0; s < n; ++s) {
       rank[static_cast<std::size_t>(s)] = ranks(head, state)(s);
     }
-    select(n, target, is_protected(head, target), column_score(rank), work);
-    const auto cosine = match_by_cosine(head, work);
+    search::select(n, target, is_protected(head, target), search::column_score(rank), work);
+    const auto cosine = search::match_by_cosine(head, work);
     for (std::size_t s = 0; s < cosine.size(); ++s) {
       if (work.marks[s] == 0 && !(cosine[s] >= similarity)) {
         work.row_of[s] = -1;
@@ -176,7 +176,7 @@ struct keepkv {
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
                              const key_comparison& answers = {}) const {
     const index_t e = lowest(head, state, target);
-    const near_slot c = nearest_by_cosine(head, e, answers);
+    const search::near_slot c = search::nearest_by_cosine(head, e, answers);
     if (!(c.cosine >= similarity)) {
       return {.removed = e};
     }
@@ -240,14 +240,14 @@ struct keepkv {
   /// The slot that leaves first.
   index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
     if (as == mode::code) {
-      return lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
+      return search::lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
     }
     // `ranks` without asking for the mode slot by slot: compilers take many at once.
     const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
       return static_cast<float>(double{head.log_mass(i)} +
                                 finite(double{s[static_cast<std::size_t>(i)]}));
     };
-    return lowest_scored(head.length(), is_protected(head, target), by_votes);
+    return search::lowest_scored(head.length(), is_protected(head, target), by_votes);
   }
 
   vote_merge merged(const kv_head auto& head, const head_state& state,
@@ -260,7 +260,7 @@ struct keepkv {
   void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
                   merge_plan& out) const {
     out.reset(head.length());
-    for_each_row(work, [&](std::span<const index_t> members) {
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], head.log_mass(members[0]));
       }

@@ -36,8 +36,8 @@ struct key_diff {
   }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
   }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
@@ -46,7 +46,7 @@ struct key_diff {
         detail::arena(work.numbers, static_cast<std::size_t>(head.length())).column(head.length());
     each_score(head, [&](index_t s, float x) { score[s] = x; });
     evict(head, target, protected_slots(head, sinks, window),
-          column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);
+          search::column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);
   }
 
   /// The sum of k/‖k‖ in the last step, less who left, plus the newcomer: near enough to the
@@ -93,12 +93,12 @@ struct key_diff {
     float mean[detail::tile_floats], norm[detail::max_tile_slots], dot[detail::max_tile_slots];
     std::fill_n(mean, dim, 0.0F);
     detail::each_tile_of_keys(head, [&](index_t, const detail::tile& keys) {
-      detail::row_norms(keys, norm);
-      detail::add_directions(keys, norm, mean);
+      score::row_norms(keys, norm);
+      score::add_directions(keys, norm, mean);
     });
     const float length = norm_of(mean, dim);  // its scale changes no cosine
     detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-      detail::row_dots_and_norms(keys, mean, dot, norm);
+      score::row_dots_and_norms(keys, mean, dot, norm);
       for (index_t i = 0; i < keys.rows(); ++i) {
         see(first + i, score(dot[i], norm[i] * length));
       }
@@ -108,7 +108,7 @@ struct key_diff {
     return -(dot / (norms > 0 ? norms : std::numeric_limits<float>::infinity()));
   }
   static float norm_of(const float* x, index_t dim) {
-    return std::sqrt(kvfold::dot(row<const float>{x}, row<const float>{x}, dim));
+    return std::sqrt(score::dot(row<const float>{x}, row<const float>{x}, dim));
   }
 
   /// Calls `see` for those that may have the lowest score by what attention has answered, which was
@@ -148,7 +148,7 @@ struct key_diff {
     for (index_t s = 0; s < n; ++s) {
       if (about(s) <= lowest + error && !is_protected(s)) {
         to_floats(head.key(s), dim, key);
-        detail::row_dots_and_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
+        score::row_dots_and_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
         see(s, score(exact, own * length));
       }
     }

@@ -54,8 +54,8 @@ struct kvmerger {
   enum column_name : index_t { score };
   static constexpr std::array<column, 1> columns() { return {column{column_merge::sum}}; }
   index_t min_budget() const {
-    return least_target(std::max(sinks, index_t{1}),
-                        [&](index_t target) { return untouched(target) < target; });
+    return search::least_target(std::max(sinks, index_t{1}),
+                                [&](index_t target) { return untouched(target) < target; });
   }
   index_t eviction_batch(index_t slots) const {
     return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
@@ -66,30 +66,30 @@ struct kvmerger {
     expects(recent >= 0 && heavy >= 0 && recent + heavy < 1,
             "kvmerger: recent and heavy as shares, together in [0, 1), expected, ", recent, " and ",
             heavy, " came");
-    expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "sinks", sinks, 0);
     expects(sigma >= 0 && std::isfinite(sigma), "kvmerger: a finite sigma of at least 0 expected, ",
             sigma, " came");
-    expect_count(name(), "slots freed at once", period, 0);
+    search::expect_count(name(), "slots freed at once", period, 0);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    accumulate(state.column(score), observed.attention);
+    score::accumulate(state.column(score), observed.attention);
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    accumulate(state.column(score), head, queries, combine);
+    score::accumulate(state.column(score), head, queries, combine);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     mark_untouched(head, state, target, work);
     join(head, target, work);
-    name_by_pivot(column_score(state.column(score)), work);
+    name_by_pivot(search::column_score(state.column(score)), work);
     evict(state, target, work);
     out.reset(head.length());
-    for_each_row(work,
-                 [&](std::span<const index_t> members) { write_row(head, members, work, out); });
+    merge::for_each_row(
+        work, [&](std::span<const index_t> members) { write_row(head, members, work, out); });
   }
 
  private:
@@ -108,7 +108,7 @@ struct kvmerger {
   /// The last R; the sinks and the top by score of the others, H together.
   void mark_untouched(const kv_head auto& head, const head_state& state, index_t target,
                       slot_scratch& work) const {
-    const auto latest = protect(head, 0, share_of(recent, target));
+    const auto latest = search::protect(head, 0, share_of(recent, target));
     const auto is_protected = [&](index_t s) {
       return latest(head.position(s)) || head.position(s) < sinks;
     };
@@ -117,8 +117,8 @@ struct kvmerger {
       always += is_protected(s) ? 1 : 0;
       places -= is_protected(s) && !latest(head.position(s)) ? 1 : 0;
     }
-    select(head.length(), always + std::max(places, index_t{0}), is_protected,
-           column_score(state.column(score)), work);
+    search::select(head.length(), always + std::max(places, index_t{0}), is_protected,
+                   search::column_score(state.column(score)), work);
   }
 
   /// Algorithm 1: marks who joins its left neighbour in position order, `work.order`.
@@ -140,7 +140,8 @@ struct kvmerger {
       const index_t a = at(i - 1), b = at(i);
       const bool consecutive = head.position(b) == head.position(a) + 1;
       if (mark(work, a) == 0 && mark(work, b) == 0 && (consecutive || !gaps_break)) {
-        u(i) = rank(cosine(head, a, b, key_norm(head, a), key_norm(head, b)));
+        u(i) =
+            rank(search::cosine(head, a, b, search::key_norm(head, a), search::key_norm(head, b)));
         above += u(i) > epsilon ? 1 : 0;
         pairs.push_back(i);
       }
@@ -184,7 +185,7 @@ struct kvmerger {
     const auto n = static_cast<index_t>(into.size());
     index_t rows = 0;
     std::fill_n(total.begin(), n, -std::numeric_limits<float>::infinity());
-    for_each_row(work, [&](std::span<const index_t> members) {
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
       float sum = 0;
       for (const index_t s : members) {
         sum += state.column(score)[static_cast<std::size_t>(s)];
@@ -202,8 +203,8 @@ struct kvmerger {
         total[static_cast<std::size_t>(s)] = std::numeric_limits<float>::infinity();
       }
     }
-    select(
-        n, target, [](index_t) { return false; }, column_score(total), work);
+    search::select(
+        n, target, [](index_t) { return false; }, search::column_score(total), work);
     for (index_t& to : into) {
       to = mark(work, to) != 0 ? to : -1;
     }
@@ -221,7 +222,7 @@ struct kvmerger {
     auto& g = work.numbers;
     float mean_distance = 0, sum = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
-      g[i] = squared_distance(head.key(pivot), head.key(members[i]), head.dim());
+      g[i] = score::squared_distance(head.key(pivot), head.key(members[i]), head.dim());
       if (g[i] < infinite) {  // else further away than floats can say: of no weight
         mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
       }

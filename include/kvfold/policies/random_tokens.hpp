@@ -28,8 +28,8 @@ struct random_tokens {
   }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
   }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
@@ -37,8 +37,8 @@ struct random_tokens {
     evict(head, target, protected_slots(head, sinks, window), lot(head), work, out);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
-    return {.removed =
-                lowest_scored(head.length(), protected_slots(head, sinks, window), lot(head))};
+    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                             lot(head))};
   }
 
  private:

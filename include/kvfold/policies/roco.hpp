@@ -38,8 +38,8 @@ struct roco {
   static constexpr std::array<column, 3> columns() { return {}; }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
     expects(steady >= 0 && steady <= 1, "roco: steady as a share in [0, 1] expected, ", steady,
             " came");
   }
@@ -49,18 +49,19 @@ struct roco {
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    for_each_query(head, queries, group_combine::sum,
-                   [&](auto attention, index_t at, index_t) { count(head, state, attention, at); });
+    score::for_each_query(
+        head, queries, group_combine::sum,
+        [&](auto attention, index_t at, index_t) { count(head, state, attention, at); });
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto is_protected = protected_slots(head, sinks, window);
     const auto [alone, varied] = held_back(head, target);
-    select(head.length(), alone + varied, is_protected, variances(state), work);
+    search::select(head.length(), alone + varied, is_protected, variances(state), work);
     work.row_of.assign(work.marks.begin(), work.marks.end());
     const auto chosen = [&](index_t s) { return work.row_of[static_cast<std::size_t>(s)] != 0; };
-    evict(head, target, chosen, column_score(state.column(mean)), work, out);
+    evict(head, target, chosen, search::column_score(state.column(mean)), work, out);
   }
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
   /// Where attention moves on it is not: what was looked at once is lowest, and has varied most.
@@ -68,9 +69,9 @@ struct roco {
                              index_t target) const {
     const auto is_protected = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
-    const auto means = column_score(state.column(mean));
+    const auto means = search::column_score(state.column(mean));
     const variance_of variance = variances(state);
-    const index_t n = head.length(), lowest = lowest_scored(n, is_protected, means);
+    const index_t n = head.length(), lowest = search::lowest_scored(n, is_protected, means);
     index_t ahead = 0;
     for (index_t s = 0; s < n; ++s) {
       const float x = variance(s), own = variance(lowest);
@@ -79,9 +80,9 @@ struct roco {
     if (ahead >= varied) {
       return {.removed = lowest};
     }
-    const kth_score bar = kth_largest(n, varied, is_protected, variance);
+    const search::kth_score bar = search::kth_largest(n, varied, is_protected, variance);
     return {
-        .removed = lowest_scored(
+        .removed = search::lowest_scored(
             n, [&](index_t s) { return is_protected(s) || !bar.below(variance(s), s); }, means)};
   }
 

@@ -44,24 +44,24 @@ struct scissorhands {
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "sinks", sinks, 0);
-    expect_count(name(), "tokens in the window", window, 0);
-    expect_count(name(), "queries in the history", history, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "queries in the history", history, 1);
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     mark(head, observed.attention, head.tokens_total(), head.length(), state.column(current));
-    count_in_window(state.memory()[0], history, state.column(current), state.column(past));
+    score::count_in_window(state.memory()[0], history, state.column(current), state.column(past));
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     const auto before = state.column(past), now = state.column(current);
     std::fill(before.begin(), before.end(), 0.0F);
     std::fill(now.begin(), now.end(), state.memory()[0] = 0);
-    for_each_query(head, queries.reference(history), combine,
-                   [&](auto attention, index_t at, index_t visible) {
-                     mark(head, attention, at, visible, before);
-                   });
+    score::for_each_query(head, queries.reference(history), combine,
+                          [&](auto attention, index_t at, index_t visible) {
+                            mark(head, attention, at, visible, before);
+                          });
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
@@ -69,8 +69,8 @@ struct scissorhands {
     evict(head, target, protected_slots(head, sinks, window), fewest(head, state), work, out);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, window),
-                                     fewest(head, state))};
+    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                             fewest(head, state))};
   }
 
  private:

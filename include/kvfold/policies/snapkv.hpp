@@ -45,22 +45,22 @@ struct snapkv {
   }  // queries in `current`
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
-    expect_count(name(), "queries in the window", window, 1);
-    expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
     expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    accumulate(state.column(current), observed.attention);
-    count_in_window(state.memory()[0], window, state.column(current), state.column(past));
+    score::accumulate(state.column(current), observed.attention);
+    score::count_in_window(state.memory()[0], window, state.column(current), state.column(past));
   }
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     const auto s = state.column(past), now = state.column(current);
     column_scores(head, queries.reference(window), {.combine = combine}, {.total = s});
-    const auto in_window = protect(head, 0, window);
-    average_pool(
+    const auto in_window = search::protect(head, 0, window);
+    score::average_pool(
         head, [&](index_t j) { return !in_window(head.position(j)); }, kernel, count_border, s);
     std::fill(now.begin(), now.end(), state.memory()[0] = 0);
   }
@@ -68,12 +68,13 @@ struct snapkv {
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window),
-          column_score_sum(state.column(past), state.column(current)), work, out);
+          search::column_score_sum(state.column(past), state.column(current)), work, out);
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, window),
-                                     column_score_sum(state.column(past), state.column(current)))};
+    return {.removed = search::lowest_scored(
+                head.length(), protected_slots(head, sinks, window),
+                search::column_score_sum(state.column(past), state.column(current)))};
   }
 };
 

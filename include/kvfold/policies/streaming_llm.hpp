@@ -32,7 +32,7 @@ struct streaming_llm {
   static constexpr std::string_view name() { return "streaming_llm"; }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   index_t min_budget() const { return sinks + 1; }
-  void validate() const { expect_count(name(), "sinks", sinks, 0); }
+  void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
             merge_plan& out) const {
@@ -41,8 +41,8 @@ struct streaming_llm {
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
-    return {.removed = lowest_scored(head.length(), sink_of(head),
-                                     [&](index_t s) { return head.position(s); })};
+    return {.removed = search::lowest_scored(head.length(), sink_of(head),
+                                             [&](index_t s) { return head.position(s); })};
   }
 
   /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates.

@@ -30,7 +30,7 @@ struct tova {
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   static constexpr std::array<column, 1> columns() { return {}; }
   index_t min_budget() const { return sinks + 1; }
-  void validate() const { expect_count(name(), "sinks", sinks, 0); }
+  void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
@@ -42,11 +42,12 @@ struct tova {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, 0), column_score(state.column(0)), work, out);
+    evict(head, target, protected_slots(head, sinks, 0), search::column_score(state.column(0)),
+          work, out);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
-    return {.removed = lowest_scored(head.length(), protected_slots(head, sinks, 0),
-                                     column_score(state.column(0)))};
+    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, 0),
+                                             search::column_score(state.column(0)))};
   }
 };
 

@@ -55,13 +55,13 @@ struct zsmerge {
     return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
   }
   index_t min_budget() const {
-    return least_target(residual + sinks + 3,
-                        [&](index_t target) { return context(target) > sinks; });
+    return search::least_target(residual + sinks + 3,
+                                [&](index_t target) { return context(target) > sinks; });
   }
   void validate() const {
-    expect_share(name(), "proximity", proximity);
-    expect_count(name(), "residual slots", residual, 1);
-    expect_count(name(), "sinks", sinks, 0);
+    search::expect_share(name(), "proximity", proximity);
+    search::expect_count(name(), "residual slots", residual, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
     expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",
             alpha, " came");
     expects(decay > 0 && decay <= 1, "zsmerge: a decay in (0, 1] expected, ", decay, " came");
@@ -69,7 +69,7 @@ struct zsmerge {
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    accumulate(state.column(score), observed.attention, decay);
+    score::accumulate(state.column(score), observed.attention, decay);
   }
 
   template <class T>
@@ -77,15 +77,15 @@ struct zsmerge {
     std::vector<float> decayed(static_cast<std::size_t>(head.length()));
     column_scores(head, queries, {.decay = decay, .combine = combine}, {.decayed = decayed});
     const auto age = static_cast<float>(std::pow(double{decay}, queries.count));
-    accumulate(state.column(score), decayed, age);
+    score::accumulate(state.column(score), decayed, age);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
-    select(head.length(), target - missing,
-           is_protected(head, state, target, missing == 0 && !newcomer_competes),
-           column_score(state.column(score)), work);
+    search::select(head.length(), target - missing,
+                   is_protected(head, state, target, missing == 0 && !newcomer_competes),
+                   search::column_score(state.column(score)), work);
     auto& into = work.row_of;
     auto& rest = work.order;
     into.assign(static_cast<std::size_t>(head.length()), -1);
@@ -100,13 +100,14 @@ struct zsmerge {
     if (missing == residual && prompt == prompt_mode::chunked) {
       chunk(head, rest, into);
     } else {
-      std::ranges::sort(rest, [at = column_score(state.column(score))](index_t a, index_t b) {
-        return at(a) > at(b) || (at(a) == at(b) && a < b);
-      });
+      std::ranges::sort(rest,
+                        [at = search::column_score(state.column(score))](index_t a, index_t b) {
+                          return at(a) > at(b) || (at(a) == at(b) && a < b);
+                        });
       for (std::size_t i = 0; i < rest.size(); ++i) {
         const index_t c = rest[i];
         into[static_cast<std::size_t>(c)] =
-            static_cast<index_t>(i) < missing ? c : nearest_by_dot(head, c, [&](index_t r) {
+            static_cast<index_t>(i) < missing ? c : search::nearest_by_dot(head, c, [&](index_t r) {
               return into[static_cast<std::size_t>(r)] == r &&
                      (residual_slot(state, r) || work.marks[static_cast<std::size_t>(r)] == 0);
             });
@@ -121,9 +122,10 @@ struct zsmerge {
       return false;  // a residual slot has to be made first
     }
     const index_t c =
-        lowest_scored(head.length(), is_protected(head, state, target, !newcomer_competes),
-                      column_score(state.column(score)));
-    const index_t r = nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
+        search::lowest_scored(head.length(), is_protected(head, state, target, !newcomer_competes),
+                              search::column_score(state.column(score)));
+    const index_t r =
+        search::nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
     const float wc = tokens(state, c), w = tokens(state, r) + wc;
     out = {c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
     return true;
@@ -137,15 +139,15 @@ struct zsmerge {
       flag[static_cast<std::size_t>(s)] =
           residual_slot(state, s) || tokens(state, s) > 1 ? 1.0F : 0.0F;
     }
-    const auto in_ring = protect(head, 0, ring(target));
+    const auto in_ring = search::protect(head, 0, ring(target));
     index_t overflow = -context(target), free = residual - residual_slots(head, state);
     for (index_t s = 0; s < head.length(); ++s) {
       overflow += in_ring(head.position(s)) || residual_slot(state, s) ? 0 : 1;
     }
     for (; overflow > 0 && free > 0; --overflow, --free) {
-      const index_t s =
-          lowest_scored(head.length(), is_protected(head, state, target, !newcomer_competes),
-                        column_score(state.column(score)));
+      const index_t s = search::lowest_scored(head.length(),
+                                              is_protected(head, state, target, !newcomer_competes),
+                                              search::column_score(state.column(score)));
       flag[static_cast<std::size_t>(s)] = 1.0F;
     }
   }
@@ -172,7 +174,7 @@ struct zsmerge {
                     bool authors_rule) const {
     const index_t latest = ring(target) + (authors_rule ? 1 : 0);
     return [&head, absorbs = state.column(is_residual),
-            kept = protect(head, sinks, latest)](index_t s) {
+            kept = search::protect(head, sinks, latest)](index_t s) {
       return (static_cast<int>(kept(head.position(s))) |
               static_cast<int>(absorbs[static_cast<std::size_t>(s)] != 0.0F)) != 0;
     };

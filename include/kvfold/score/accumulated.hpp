@@ -9,7 +9,7 @@ inline namespace v0 {
 /// How the attention of a group's query heads becomes one number per slot.
 enum class group_combine { sum, mean, max };
 
-namespace detail {
+namespace score {
 
 /// The group's number `a` of the query heads so far, with that of one more.
 KVFOLD_HD inline float with_query_head(group_combine how, float a, float p) {
@@ -20,12 +20,11 @@ KVFOLD_HD inline float of_group(group_combine how, float a, index_t group) {
   return how == group_combine::mean ? a / static_cast<float>(group) : a;
 }
 
-}  // namespace detail
-
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
 KVFOLD_HD inline float accumulated(float score, float attention, float decay) {
   return decay * score + attention;
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

@@ -14,8 +14,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace score {
 
 /// Slots swept at a time.
 inline constexpr index_t tile_slots = 128;
@@ -38,15 +37,15 @@ using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::
 /// Calls `use(first, rows)` for a tile's rows, `few` at a time: what is used more than once lies in
 /// the nearest cache.
 template <class Use>
-void each_few(const tile& rows, index_t few, Use use) {
+void each_few(const detail::tile& rows, index_t few, Use use) {
   const auto count = static_cast<index_t>(rows.rows());
   for (index_t i = 0; i < count; i += few) {
-    use(i, tile(rows.data() + i * rows.outerStride(), std::min(few, count - i), rows.cols(),
-                Eigen::OuterStride<>(rows.outerStride())));
+    use(i, detail::tile(rows.data() + i * rows.outerStride(), std::min(few, count - i), rows.cols(),
+                        Eigen::OuterStride<>(rows.outerStride())));
   }
 }
 
-}  // namespace detail
+}  // namespace score
 
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
 /// log_mass_s`.
@@ -88,19 +87,19 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   }
   constexpr bool converts = !std::same_as<typename Head::scalar, float>;
   const auto rows_of = [&](index_t floats) {
-    return std::clamp(floats / dim, index_t{1}, detail::tile_slots);
+    return std::clamp(floats / dim, index_t{1}, score::tile_slots);
   };
-  const index_t near = rows_of(detail::near_floats),
-                rows = rows_of(converts ? detail::converted_floats : detail::max_dim);
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::max_dim];
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[detail::sweep_group][detail::tile_slots];
+  const index_t near = rows_of(score::near_floats),
+                rows = rows_of(converts ? score::converted_floats : score::max_dim);
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[score::max_dim];
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
   const bool compares = comparison != nullptr && comparison->requested();
 
-  for (index_t g0 = 0; g0 < group; g0 += detail::sweep_group) {
-    const index_t heads = std::min(detail::sweep_group, group - g0);
+  for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
+    const index_t heads = std::min(score::sweep_group, group - g0);
     const float* const queries = q + std::ptrdiff_t{g0} * dim;
-    float max[detail::sweep_group], sum[detail::sweep_group];
+    float max[score::sweep_group], sum[score::sweep_group];
     std::fill_n(max, heads, lowest);
     std::fill_n(sum, heads, 0.0F);
     std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
@@ -108,15 +107,15 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       const index_t count = std::min(rows, n - first);
       const auto keys =
           detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
-      detail::each_few(keys, near, [&](index_t i, const detail::tile& few) {
-        detail::qk_tile(queries, heads, few, mass[0] + i, detail::tile_slots);
+      score::each_few(keys, near, [&](index_t i, const detail::tile& few) {
+        score::qk_tile(queries, heads, few, mass[0] + i, score::tile_slots);
         if (g0 == 0 && compares) {
           comparison->add_keys(first + i, few);
         }
       });
       for (index_t g = 0; g < heads; ++g) {
         const float* const dots = mass[g];
-        float logit[detail::tile_slots];
+        float logit[score::tile_slots];
         for (index_t i = 0; i < count; ++i) {
           logit[i] = log_mass(first + i, dots[i]);
         }
@@ -124,8 +123,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         if (!probabilities.empty()) {
           std::copy_n(mass[g], count, probabilities.data() + std::ptrdiff_t{g0 + g} * n + first);
         }
-        std::fill(mass[g] + count, mass[g] + detail::padded(count), lowest);
-        detail::aligned_block block(mass[g], detail::padded(count));
+        std::fill(mass[g] + count, mass[g] + score::padded(count), lowest);
+        score::aligned_block block(mass[g], score::padded(count));
         const float higher = std::max(max[g], block.maxCoeff());
         const float rescale = std::exp(max[g] - higher);  // 0 at the first tile
         max[g] = higher;
@@ -135,9 +134,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       }
       const auto values =
           detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
-      detail::each_few(values, near, [&](index_t i, const detail::tile& few) {
-        detail::pv_tile(mass[0] + i, detail::tile_slots, heads, few,
-                        out + std::ptrdiff_t{g0} * dim);
+      score::each_few(values, near, [&](index_t i, const detail::tile& few) {
+        score::pv_tile(mass[0] + i, score::tile_slots, heads, few, out + std::ptrdiff_t{g0} * dim);
         if (g0 == 0 && compares && comparison->values_requested()) {
           comparison->add_values(first + i, few);
         }
@@ -151,11 +149,11 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       }
       if (!probabilities.empty()) {
         float* p = probabilities.data() + std::ptrdiff_t{g0 + g} * n;
-        for (index_t first = 0; first < n; first += detail::tile_slots) {
-          const index_t count = std::min(detail::tile_slots, n - first);
+        for (index_t first = 0; first < n; first += score::tile_slots) {
+          const index_t count = std::min(score::tile_slots, n - first);
           std::copy_n(p + first, count, mass[0]);
-          std::fill(mass[0] + count, mass[0] + detail::padded(count), lowest);
-          detail::aligned_block block(mass[0], detail::padded(count));
+          std::fill(mass[0] + count, mass[0] + score::padded(count), lowest);
+          score::aligned_block block(mass[0], score::padded(count));
           block =
               (block - max[g]).exp() / sum[g];  // not - lse: it is rounded when logits are large
           std::copy_n(mass[0], count, p + first);

@@ -142,6 +142,8 @@ void column_scores(const Head& head, const query_view<Query>& queries,
   give(0, out.total), give(1, out.window), give(2, out.decayed);
 }
 
+namespace score {
+
 /// Cumulative attention: `score_j ← score_j + Σ_i a_ij`.
 template <class Query>
 void accumulate(std::span<float> score, const kv_head auto& head, const query_view<Query>& queries,
@@ -151,5 +153,6 @@ void accumulate(std::span<float> score, const kv_head auto& head, const query_vi
   accumulate(score, total);
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

@@ -9,6 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace score {
 
 /// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
 template <class X, class Y>
@@ -18,7 +19,7 @@ float dot(row<X> x, row<Y> y, index_t dim) {
   float sum = 0;
   if constexpr (std::same_as<x_scalar, float> && std::same_as<y_scalar, float>) {
     if (x.step == 1 && y.step == 1) {
-      detail::dot_block<1, 1>(x.data, 0, y.data, 0, dim, &sum, 0);
+      dot_block<1, 1>(x.data, 0, y.data, 0, dim, &sum, 0);
       return sum;
     }
   }
@@ -29,7 +30,7 @@ float dot(row<X> x, row<Y> y, index_t dim) {
     to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
     to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
     float part = 0;
-    detail::dot_block<1, 1>(a, 0, b, 0, n, &part, 0);
+    dot_block<1, 1>(a, 0, b, 0, n, &part, 0);
     sum += part;
   }
   return sum;
@@ -48,11 +49,12 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
       a[i] -= b[i];
     }
     float part = 0;
-    detail::dot_block<1, 1>(a, 0, a, 0, n, &part, 0);
+    dot_block<1, 1>(a, 0, a, 0, n, &part, 0);
     sum += part;
   }
   return sum;
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

@@ -9,6 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace score {
 
 /// Calls `see(attention, position, visible)` for every query in turn: its softmax over the
 /// `visible` slots at or before its position, 0 elsewhere, the group's heads combined (`sum` or
@@ -72,5 +73,6 @@ void for_each_query(const kv_head auto& head, const query_view<T>& queries, grou
   }
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

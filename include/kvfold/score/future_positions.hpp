@@ -9,8 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace score {
 
 /// `future_positions`: query `i` of `n` goes so many positions beyond the next one.
 KVFOLD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, double fade) {
@@ -21,7 +20,7 @@ KVFOLD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, 
   return static_cast<index_t>(fade * (std::pow(horizon / fade + 1, share) - 1));
 }
 
-}  // namespace detail
+}  // namespace score
 
 /// How queries are spread over the positions to come. Nobody knows how many there will be, and the
 /// next ones are sure: the density of queries `t` positions ahead is proportional to
@@ -32,7 +31,7 @@ struct future_positions {
 
   /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
   index_t operator()(index_t i, index_t n) const {
-    return detail::future_position(i, n, horizon, double{fade});
+    return score::future_position(i, n, horizon, double{fade});
   }
 
   void validate(std::string_view who) const {

@@ -61,7 +61,7 @@ class key_comparison {
   void add_keys(index_t first, const detail::tile& tile) {
     compare(tile, first, keys_);
     if (directions_ != nullptr) {
-      detail::add_directions(tile, keys_.norm.data() + first, directions_);
+      score::add_directions(tile, keys_.norm.data() + first, directions_);
     }
     compared_ += static_cast<index_t>(tile.rows());
   }
@@ -70,8 +70,8 @@ class key_comparison {
  private:
   /// While a tile is compared memory would wait: the rows behind it are asked for meanwhile.
   static void compare(const detail::tile& tile, index_t first, answer& a) {
-    detail::row_dots_and_norms(tile, a.row.data(), a.dot.data() + first, a.norm.data() + first,
-                               tile.data() + tile.rows() * tile.outerStride());
+    score::row_dots_and_norms(tile, a.row.data(), a.dot.data() + first, a.norm.data() + first,
+                              tile.data() + tile.rows() * tile.outerStride());
   }
   /// Grows at first use.
   template <class Row>

@@ -10,6 +10,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace score {
 
 /// A view of flat floats. Means rather than sums, so that they stay exact enough in float however
 /// many keys come.
@@ -47,9 +48,9 @@ struct key_moments {
         }
         mean[i] += all - lost * mean[i];
         // Row i of the triangle, in whole vectors.
-        const index_t width = std::min((i / detail::lanes + 1) * detail::lanes, dim);
+        const index_t width = std::min((i / lanes + 1) * lanes, dim);
         std::fill_n(sum, width, 0.0F);
-        detail::pv_tile(share_of, 0, 1, {x, held, width, Eigen::OuterStride<>(dim)}, sum);
+        pv_tile(share_of, 0, 1, {x, held, width, Eigen::OuterStride<>(dim)}, sum);
         float* const m = row_of_second(i);
         for (index_t j = 0; j <= i; ++j) {
           m[j] += sum[j] - lost * m[j];
@@ -75,5 +76,6 @@ struct key_moments {
   }
 };
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

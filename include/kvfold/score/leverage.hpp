@@ -9,6 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace score {
 
 /// Keys as they were before RoPE, `[length, dim]`.
 dense::matrix unrotated_keys(const kv_head auto& head, const rope& rope) {
@@ -33,5 +34,6 @@ void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge
   out = x.colwise().squaredNorm().transpose();
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

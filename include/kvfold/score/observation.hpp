@@ -19,6 +19,8 @@ struct observation {
   std::span<const float> attention = {};    ///< [length] the group combined; `observe` fills it in
 };
 
+namespace score {
+
 /// The group's probabilities as one number per slot, into `combined [length]`.
 inline std::span<const float> combine_group(std::span<const float> probabilities, index_t group,
                                             group_combine how, std::span<float> combined) {
@@ -27,7 +29,7 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
   for (std::size_t g = 1; g < static_cast<std::size_t>(group); ++g) {
     for (std::size_t s = 0; s < n; ++s) {
       const float a = probabilities[g * n + s];
-      combined[s] = detail::with_query_head(how, combined[s], a);
+      combined[s] = with_query_head(how, combined[s], a);
     }
   }
   if (how == group_combine::mean) {
@@ -38,5 +40,6 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
   return combined;
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

@@ -9,6 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace score {
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const. Means rather
 /// than sums, so that they stay exact enough in float however many queries come.
@@ -78,5 +79,6 @@ class query_moments {
   index_t dim_;
 };
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

@@ -10,6 +10,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace score {
 
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
 inline void accumulate(std::span<float> score, std::span<const float> attention, float decay = 1) {
@@ -62,5 +63,6 @@ void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel
   average_pool(order, kernel, count_border, score);
 }
 
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

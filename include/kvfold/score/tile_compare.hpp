@@ -9,12 +9,12 @@
 
 namespace kvfold {
 inline namespace v0 {
-namespace detail {
+namespace score {
 
 /// `squares [rows]` of the rows, or, less `from [dim]`, of their distances: each summed as products
 /// are, so that equal rows have equal ones.
 template <bool less>
-void row_squares(const tile& keys, const float* from, float* squares) {
+void row_squares(const detail::tile& keys, const float* from, float* squares) {
   using namespace Eigen::internal;
   constexpr index_t some = 8;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
@@ -43,7 +43,7 @@ void row_squares(const tile& keys, const float* from, float* squares) {
     for (index_t r = 0; r < count; ++r) {
       for (index_t j = i; j < dim; ++j) {
         const float x = less ? row[r][j] - from[j] : row[r][j];
-        square[r] = multiply_add(x, x, square[r]);
+        square[r] = detail::multiply_add(x, x, square[r]);
       }
       squares[s + r] = square[r];
     }
@@ -51,7 +51,7 @@ void row_squares(const tile& keys, const float* from, float* squares) {
 }
 
 /// `norms [rows]` of the rows: `√(k · k)`.
-inline void row_norms(const tile& keys, float* norms) {
+inline void row_norms(const detail::tile& keys, float* norms) {
   row_squares<false>(keys, nullptr, norms);
   for (Eigen::Index s = 0; s < keys.rows(); ++s) {
     norms[s] = std::sqrt(norms[s]);
@@ -102,7 +102,7 @@ inline void ask_for(const float* row, index_t dim) {
 
 /// `dots [rows]` with `x [dim]` and `norms [rows]` from one look at each row; the same bits as
 /// `qk_tile` and `row_norms`. Asks for as many rows from `next` on, if there is one, meanwhile.
-inline void row_dots_and_norms(const tile& keys, const float* x, float* dots, float* norms,
+inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots, float* norms,
                                const float* next = nullptr) {
   constexpr index_t some = sums_at_once / 2;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
@@ -123,13 +123,13 @@ inline void row_dots_and_norms(const tile& keys, const float* x, float* dots, fl
 }
 
 /// `squares [rows]`: `‖k − x‖²`, `x [dim]`.
-inline void row_distances(const tile& keys, const float* x, float* squares) {
+inline void row_distances(const detail::tile& keys, const float* x, float* squares) {
   row_squares<true>(keys, x, squares);
 }
 
 /// `sum [dim] += Σ k/‖k‖`, from the rows' `norms [rows]`; row after row, however they are tiled.
 /// Zero keys add nothing, broken ones neither.
-inline void add_directions(const tile& keys, const float* norms, float* sum) {
+inline void add_directions(const detail::tile& keys, const float* norms, float* sum) {
   constexpr index_t some = 64;
   const auto rows = static_cast<index_t>(keys.rows());
   float weight[some];
@@ -143,14 +143,14 @@ inline void add_directions(const tile& keys, const float* norms, float* sum) {
     }
     for (index_t i = 0; i < (all ? 1 : count); ++i) {  // 0 · NaN is NaN: such rows are left out
       if (all || weight[i] > 0) {
-        const tile part(keys.data() + (first + i) * keys.outerStride(), all ? count : 1,
-                        keys.cols(), Eigen::OuterStride<>(keys.outerStride()));
+        const detail::tile part(keys.data() + (first + i) * keys.outerStride(), all ? count : 1,
+                                keys.cols(), Eigen::OuterStride<>(keys.outerStride()));
         pv_tile(weight + i, 0, 1, part, sum);
       }
     }
   }
 }
 
-}  // namespace detail
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

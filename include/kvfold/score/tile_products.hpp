@@ -9,7 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-namespace detail {
+namespace score {
 
 using packet = Eigen::internal::packet_traits<float>::type;
 inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
@@ -19,7 +19,7 @@ inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >
 /// `sum` and the products of the elements that no packet holds.
 inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {
   for (; i < dim; ++i) {
-    sum = multiply_add(x[i], y[i], sum);
+    sum = detail::multiply_add(x[i], y[i], sum);
   }
   return sum;
 }
@@ -63,15 +63,15 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
 }
 
 template <index_t Q>
-void dot_rows(const float* q, std::ptrdiff_t query, const tile& keys, float* dots,
+void dot_rows(const float* q, std::ptrdiff_t query, const detail::tile& keys, float* dots,
               std::ptrdiff_t next) {
   constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   index_t s = 0;
   for (; s + some <= rows; s += some) {
-    if (some == prefetch_distance || s % prefetch_distance == 0) {
-      prefetch_rows(keys.data() + s * row, row);
+    if (some == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
+      detail::prefetch_rows(keys.data() + s * row, row);
     }
     dot_block<Q, some>(q, query, keys.data() + s * row, row, dim, dots + s, next);
   }
@@ -81,7 +81,7 @@ void dot_rows(const float* q, std::ptrdiff_t query, const tile& keys, float* dot
 }
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
-inline void qk_tile(const float* q, index_t queries, const tile& keys, float* dots,
+inline void qk_tile(const float* q, index_t queries, const detail::tile& keys, float* dots,
                     std::ptrdiff_t next) {
   const std::ptrdiff_t dim = keys.cols();
   index_t g = 0;
@@ -98,8 +98,8 @@ inline void qk_tile(const float* q, index_t queries, const tile& keys, float* do
 
 /// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.
 template <index_t Q, index_t P>
-void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t i, float* out,
-               std::ptrdiff_t query) {
+void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, index_t i,
+               float* out, std::ptrdiff_t query) {
   using namespace Eigen::internal;
   packet sum[Q][P];
   for (index_t g = 0; g < Q; ++g) {
@@ -109,11 +109,11 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
   }
   const std::ptrdiff_t row = values.outerStride();
   const float* v = values.data() + i;
-  const Eigen::Index some = P > 1 ? Eigen::Index{prefetch_distance} : values.rows();
+  const Eigen::Index some = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
   for (Eigen::Index begin = 0; begin < values.rows(); begin += some) {
     const Eigen::Index end = std::min(begin + some, values.rows());
     if constexpr (P > 1) {  // what is left over of a row has been asked for with the rest of it
-      prefetch_rows(v, row);
+      detail::prefetch_rows(v, row);
     }
     for (Eigen::Index s = begin; s < end; ++s, v += row) {
       packet value[P];
@@ -136,7 +136,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const tile& values, index_t 
 }
 
 template <index_t Q>
-void sum_rows(const float* p, std::ptrdiff_t next, const tile& values, float* out,
+void sum_rows(const float* p, std::ptrdiff_t next, const detail::tile& values, float* out,
               std::ptrdiff_t query) {
   constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto dim = static_cast<index_t>(values.cols());
@@ -151,7 +151,7 @@ void sum_rows(const float* p, std::ptrdiff_t next, const tile& values, float* ou
     for (index_t g = 0; g < Q; ++g) {
       float sum = out[g * query + i];
       for (Eigen::Index s = 0; s < values.rows(); ++s) {
-        sum = multiply_add(p[g * next + s], values(s, i), sum);
+        sum = detail::multiply_add(p[g * next + s], values(s, i), sum);
       }
       out[g * query + i] = sum;
     }
@@ -159,8 +159,8 @@ void sum_rows(const float* p, std::ptrdiff_t next, const tile& values, float* ou
 }
 
 /// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
-inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const tile& values,
-                    float* out) {
+inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries,
+                    const detail::tile& values, float* out) {
   const std::ptrdiff_t dim = values.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
@@ -174,6 +174,6 @@ inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const 
   }
 }
 
-}  // namespace detail
+}  // namespace score
 }  // namespace v0
 }  // namespace kvfold

@@ -12,14 +12,13 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace search {
 
 /// Clusters of the rows of `x [slots, features]` that are not pinned, each named by its seed.
 struct clusters {
   std::vector<index_t> seeds;    ///< [clusters], ascending
   std::vector<index_t> cluster;  ///< [slots] index into `seeds`; −1: pinned
 };
-
-namespace detail {
 
 /// `see(row, products)` for every row of `x`: its products with all of `centres`, less half of each
 /// one's square, so that the largest is that of the nearest centre. In blocks of rows.
@@ -131,14 +130,12 @@ std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const
   return seeds;
 }
 
-}  // namespace detail
-
 /// Lloyd's k-means: `rounds` of assignment to the nearest of `centres [clusters, features]`, with
 /// weighted means between them. A centre that attracts nobody stays where it is. `cluster [slots]`.
 void lloyd(const dense::stored auto& x, const dense::stored auto& weight, index_t rounds,
            dense::stored auto& centres, std::vector<index_t>& cluster) {
   for (index_t round = 0; centres.rows() > 0 && round < rounds; ++round) {
-    detail::nearest(x, centres, cluster);
+    nearest(x, centres, cluster);
     if (round + 1 == rounds) {
       break;
     }
@@ -161,7 +158,7 @@ void lloyd(const dense::stored auto& x, const dense::stored auto& weight, index_
 /// Lloyd's. A seed stays in its own cluster, so that none is empty.
 clusters cluster(const dense::stored auto& x, std::span<const char> pinned,
                  const dense::stored auto& weight, index_t count, index_t rounds) {
-  clusters out{.seeds = detail::farthest_first(x, pinned, weight, count),
+  clusters out{.seeds = farthest_first(x, pinned, weight, count),
                .cluster = std::vector<index_t>(static_cast<std::size_t>(x.rows()), 0)};
   std::ranges::sort(out.seeds);
   dense::matrix centres(count, x.cols());
@@ -182,5 +179,6 @@ clusters cluster(const dense::stored auto& x, std::span<const char> pinned,
   return out;
 }
 
+}  // namespace search
 }  // namespace v0
 }  // namespace kvfold

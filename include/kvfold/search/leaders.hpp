@@ -9,8 +9,7 @@
 
 namespace kvfold {
 inline namespace v0 {
-
-namespace detail {
+namespace search {
 
 /// Keys that lead: `[dim, cosine_slots]` of every `cosine_slots` of them, so that a product with a
 /// key is a weighted sum of rows, which reduces nothing. Summed in one order: equal keys have equal
@@ -39,8 +38,9 @@ class leading_keys {
     while (first < this->count()) {
       const index_t held = std::min(cosine_slots - first % cosine_slots, this->count() - first);
       std::fill_n(dots, count * held, 0.0F);
-      pv_tile(key, dim_, count,
-              {keys_.data() + place(first), dim_, held, Eigen::OuterStride<>(cosine_slots)}, dots);
+      score::pv_tile(key, dim_, count,
+                     {keys_.data() + place(first), dim_, held, Eigen::OuterStride<>(cosine_slots)},
+                     dots);
       for (index_t c = 0; c < count; ++c) {
         take_nearest(dots + std::ptrdiff_t{c} * held, norms_.data() + first, own[c],
                      slots_.data() + first, held, -1, best[c]);
@@ -59,8 +59,6 @@ class leading_keys {
   std::vector<index_t> slots_;
 };
 
-}  // namespace detail
-
 /// Walks the slots that `work.marks` keeps, which lead, then the others by falling `rank(s)` (ties
 /// to the lower slot): one whose most similar leader is at least `similarity` near joins it, every
 /// other becomes a leader. Of the joins the `most` most similar count (ties to the lower slot); who
@@ -78,14 +76,14 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   auto& order = work.order;
   into.assign(n, -1);
   order.clear();
-  detail::leading_keys leaders(head.length(), dim);
+  leading_keys leaders(head.length(), dim);
   constexpr index_t some = 32;
   std::vector<float> key(some * d);  // [some, dim] those in question
   float own[some];
   const auto load = [&](index_t i, index_t s) {
     float* const to = key.data() + std::ptrdiff_t{i} * dim;
     to_floats(head.key(s), dim, to);
-    detail::row_norms({to, 1, dim, Eigen::OuterStride<>(dim)}, own + i);
+    score::row_norms({to, 1, dim, Eigen::OuterStride<>(dim)}, own + i);
   };
   for (index_t s = 0; s < head.length(); ++s) {
     if (work.marks[static_cast<std::size_t>(s)] != 0) {
@@ -136,5 +134,6 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   }
 }
 
+}  // namespace search
 }  // namespace v0
 }  // namespace kvfold

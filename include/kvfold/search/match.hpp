@@ -15,6 +15,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace search {
 
 /// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot, NaN
 /// last; -1: none.
@@ -25,7 +26,7 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
   index_t best = -1;
   float least = 0;
   detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-    detail::row_distances(keys, key, square);
+    score::row_distances(keys, key, square);
     for (index_t i = 0; i < keys.rows(); ++i) {
       const index_t r = first + i;
       const float distance =
@@ -70,7 +71,7 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
     if (about(r) - off(r) <= within && r != c && candidate(r)) {
       float square = 0;
       to_floats(head.key(r), head.dim(), other);
-      detail::row_distances({other, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, key, &square);
+      score::row_distances({other, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, key, &square);
       if (best < 0 || square < least) {
         best = r, least = square;
       }
@@ -88,7 +89,7 @@ index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate)
     if (r == c || !candidate(r)) {
       continue;
     }
-    const float product = dot(head.key(r), head.key(c), head.dim());
+    const float product = score::dot(head.key(r), head.key(c), head.dim());
     if (best < 0 || product > most) {
       best = r, most = product;
     }
@@ -97,13 +98,13 @@ index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate)
 }
 
 inline float key_norm(const kv_head auto& head, index_t s) {
-  return std::sqrt(dot(head.key(s), head.key(s), head.dim()));
+  return std::sqrt(score::dot(head.key(s), head.key(s), head.dim()));
 }
 
 /// `cos(k_a, k_b)`, from their norms; 0 when either is zero.
 float cosine(const kv_head auto& head, index_t a, index_t b, float norm_a, float norm_b) {
   const float norms = norm_a * norm_b;
-  return norms > 0 ? dot(head.key(a), head.key(b), head.dim()) / norms : 0.0F;
+  return norms > 0 ? score::dot(head.key(a), head.key(b), head.dim()) / norms : 0.0F;
 }
 
 /// A slot, and the cosine of its key with the key in question.
@@ -112,10 +113,8 @@ struct near_slot {
   float cosine = 0;
 };
 
-namespace detail {
-
 /// Slots compared at a time, and how many others with them.
-inline constexpr index_t cosine_slots = max_tile_slots, max_cosine_rows = 64;
+inline constexpr index_t cosine_slots = detail::max_tile_slots, max_cosine_rows = 64;
 
 /// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
 /// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
@@ -153,15 +152,12 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
   }
 }
 
-}  // namespace detail
-
 /// The slots most similar to each of `leaving`, into `best`, among those for which `candidate(r)`;
 /// ties to the lower slot. Keys are read once for many of the leaving, those that are no candidates
 /// not at all; nothing is allocated.
 template <class Candidate>
 void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leaving,
                        Candidate candidate, std::span<near_slot> best) {
-  using detail::max_cosine_rows, detail::cosine_slots;
   constexpr index_t floats = detail::tile_floats;
   const index_t n = head.length(), dim = head.dim();
   const index_t some = std::clamp(floats / dim, index_t{1}, max_cosine_rows);
@@ -177,7 +173,7 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
       to_floats(head.key(together[c]), dim, key + static_cast<std::ptrdiff_t>(c) * dim);
       best[begin + c] = {};
     }
-    detail::row_norms({key, count, dim, Eigen::OuterStride<>(dim)}, own);
+    score::row_norms({key, count, dim, Eigen::OuterStride<>(dim)}, own);
     for (index_t next = 0; next < n;) {
       index_t held = 0;
       for (; next < n && held < rows; ++next) {
@@ -191,14 +187,14 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
       const auto keys =
           detail::load_tile([&](index_t i) { return head.key(slot[i]); }, 0, held, dim, buffer);
       if (count == 1) {
-        detail::row_dots_and_norms(keys, key, dots, norm);
+        score::row_dots_and_norms(keys, key, dots, norm);
       } else {
-        detail::qk_tile(key, count, keys, dots, cosine_slots);
-        detail::row_norms(keys, norm);
+        score::qk_tile(key, count, keys, dots, cosine_slots);
+        score::row_norms(keys, norm);
       }
       for (std::size_t c = 0; c < together.size(); ++c) {
-        detail::take_nearest(dots + static_cast<std::ptrdiff_t>(c) * cosine_slots, norm, own[c],
-                             slot, held, together[c], best[begin + c]);
+        take_nearest(dots + static_cast<std::ptrdiff_t>(c) * cosine_slots, norm, own[c], slot, held,
+                     together[c], best[begin + c]);
       }
     }
   }
@@ -214,20 +210,20 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_compa
     return best;
   }
   const float* const norm = comparison.keys().norm.data();
-  index_t slot[detail::cosine_slots];
+  index_t slot[cosine_slots];
   const auto take = [&](index_t first, index_t count, const float* dots) {
     std::iota(slot, slot + count, first);
-    detail::take_nearest(dots, norm + first, norm[c], slot, count, c, best);
+    take_nearest(dots, norm + first, norm[c], slot, count, c, best);
   };
   if (comparison.is_about(c, n)) {
-    for (index_t first = 0; first < n; first += detail::cosine_slots) {
-      take(first, std::min(detail::cosine_slots, n - first), comparison.keys().dot.data() + first);
+    for (index_t first = 0; first < n; first += cosine_slots) {
+      take(first, std::min(cosine_slots, n - first), comparison.keys().dot.data() + first);
     }
   } else {
     float key[detail::tile_floats], dots[detail::max_tile_slots];
     to_floats(head.key(c), head.dim(), key);
     detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-      detail::qk_tile(key, 1, keys, dots, detail::max_tile_slots);
+      score::qk_tile(key, 1, keys, dots, detail::max_tile_slots);
       take(first, static_cast<index_t>(keys.rows()), dots);
     });
   }
@@ -245,7 +241,7 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   auto& into = work.row_of;
   into.resize(n);
   const auto kept = [&](index_t s) { return work.marks[static_cast<std::size_t>(s)] != 0; };
-  constexpr std::size_t most = detail::max_cosine_rows;
+  constexpr std::size_t most = max_cosine_rows;
   index_t leaving[most];
   near_slot best[most];
   std::size_t held = 0;
@@ -270,5 +266,6 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   return cosine;
 }
 
+}  // namespace search
 }  // namespace v0
 }  // namespace kvfold

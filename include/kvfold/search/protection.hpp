@@ -7,6 +7,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace search {
 
 /// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
 struct protection {
@@ -19,6 +20,8 @@ struct protection {
     return (static_cast<int>(position < sinks) | static_cast<int>(position > newest - recent)) != 0;
   }
 };
+
+}  // namespace search
 
 /// A share of the budget, rounded to the nearest slot.
 KVFOLD_HD inline index_t share_of(float share, index_t target) {

@@ -16,6 +16,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace search {
 
 protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
   return {sinks, recent, newest_position(head)};
@@ -160,5 +161,6 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   return least;
 }
 
+}  // namespace search
 }  // namespace v0
 }  // namespace kvfold

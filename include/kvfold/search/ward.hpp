@@ -11,6 +11,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace search {
 
 /// Slots taken out of a head, in an order of choice, so that their products are one matrix product.
 /// Aligned and padded to whole blocks: what is computed of two slots does not depend on where they
@@ -109,5 +110,6 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
   }
 }
 
+}  // namespace search
 }  // namespace v0
 }  // namespace kvfold

@@ -29,11 +29,11 @@ struct sum_rule {
 
   KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
     float& score = head.column(0, s);
-    score = max ? (score < a ? a : score) : accumulated(score, a, decay);
+    score = max ? (score < a ? a : score) : score::accumulated(score, a, decay);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return protection{sinks, recent, head.newest}(head.position[s]);
+    return search::protection{sinks, recent, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.column(0, s));
@@ -54,7 +54,7 @@ struct window_rule {
     return head.memory[0] + 1 >= static_cast<float>(window);
   }
   KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    const float sum = accumulated(head.column(current, s), a, 1.0F);
+    const float sum = score::accumulated(head.column(current, s), a, 1.0F);
     if (full(head)) {
       head.column(past, s) = sum, head.column(current, s) = 0;
     } else {
@@ -66,7 +66,7 @@ struct window_rule {
     head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
   }
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return protection{sinks, window, head.newest}(head.position[s]);
+    return search::protection{sinks, window, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.column(past, s) + head.column(current, s));

@@ -23,7 +23,7 @@ struct add_sums {
     const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (s < cache.length[h]) {
       float& score = context_of(cache, state, h, 0).column(0, s);
-      score = accumulated(score, sums[cache.slot(h, s)], age);
+      score = score::accumulated(score, sums[cache.slot(h, s)], age);
     }
   }
 };

@@ -80,9 +80,9 @@ template <class Of>
 KVFOLD_DEVICE float combined(group_combine how, index_t group, Of of) {
   float a = 0;
   for (index_t g = 0; g < group; ++g) {
-    a = kvfold::detail::with_query_head(how, a, of(g));
+    a = kvfold::score::with_query_head(how, a, of(g));
   }
-  return kvfold::detail::of_group(how, a, group);
+  return kvfold::score::of_group(how, a, group);
 }
 
 /// The rule for a plan of this head's `n` slots: what it depends on is counted by the block.

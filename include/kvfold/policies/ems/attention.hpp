@@ -61,7 +61,7 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
     }
     for (index_t g = 0; g < group; ++g) {
       const row<const float> query{observed.query + std::ptrdiff_t{g} * head.dim()};
-      slope[g] = ems_slope(head, table, s, dot(query, head.key(s), head.dim()));
+      slope[g] = ems_slope(head, table, s, score::dot(query, head.key(s), head.dim()));
       log_sum[g] = ems_log_sum(table, s, slope[g]);
     }
     table.each(s, [&](index_t token) {
@@ -101,8 +101,9 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
       for (std::size_t s = 0; s < n; ++s) {
         const auto slot = static_cast<index_t>(s);
         const bool visible = head.position(slot) <= position;
-        logits[s] = visible ? mass(slot, dot(row<const float>{q}, head.key(slot), head.dim()))
-                            : -std::numeric_limits<float>::infinity();
+        logits[s] = visible
+                        ? mass(slot, score::dot(row<const float>{q}, head.key(slot), head.dim()))
+                        : -std::numeric_limits<float>::infinity();
         most = std::max(most, logits[s]);
       }
       for (float& x : logits) {  // a query that sees nothing adds nothing
@@ -113,7 +114,7 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
         x = sum > 0 ? x / sum : 0.0F;
       }
     }
-    combine_group(p, head.group(), how, combined);
+    score::combine_group(p, head.group(), how, combined);
     each_token_attention(head, table,
                          {.probabilities = p, .query = query.data(), .attention = combined}, how,
                          [&](index_t token, float attention) { take(i, token, attention); });

@@ -34,10 +34,10 @@ struct ems_redundancy {
   std::span<const float> keys;                  ///< [length, dim] un-rotated, or empty: as they are
 
   float operator()(index_t a, index_t b) const {
-    const float k = cosine(keys.empty() ? dot(head.key(a), head.key(b), head.dim())
-                                        : dot(turned(a), turned(b), head.dim()),
+    const float k = cosine(keys.empty() ? score::dot(head.key(a), head.key(b), head.dim())
+                                        : score::dot(turned(a), turned(b), head.dim()),
                            key_norm, a, b);
-    const float v = cosine(dot(head.value(a), head.value(b), head.dim()), value_norm, a, b);
+    const float v = cosine(score::dot(head.value(a), head.value(b), head.dim()), value_norm, a, b);
     return k < 0 && v < 0 ? -k * v : k * v;
   }
 
@@ -52,7 +52,7 @@ struct ems_redundancy {
 };
 
 /// Makes `best` the more redundant of the two; among equals the earlier token, wherever it lies.
-void take_nearer(const kv_head auto& head, near_slot other, near_slot& best) {
+void take_nearer(const kv_head auto& head, search::near_slot other, search::near_slot& best) {
   if (best.slot < 0 || other.cosine > best.cosine ||
       (other.cosine == best.cosine && head.position(other.slot) < head.position(best.slot))) {
     best = other;
@@ -70,7 +70,7 @@ void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float th
     if (work.marks[static_cast<std::size_t>(s)] != 0 || to < 0) {
       continue;
     }
-    near_slot best;
+    search::near_slot best;
     for (index_t c = 0; c < head.length(); ++c) {
       if (work.marks[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
         take_nearer(head, {c, rank(redundancy(s, c))}, best);
@@ -83,11 +83,11 @@ void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float th
 /// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the
 /// earlier token, NaN last. From `seen`, if attention was asked about slot `e`, else tile by tile.
 template <class Candidate>
-near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
-                      const key_comparison& comparison) {
+search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
+                              const key_comparison& comparison) {
   const index_t n = head.length(), dim = head.dim();
   const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
-  near_slot best;
+  search::near_slot best;
   const auto compare = [&](index_t s, float k, float v) {
     const float both = rank(k < 0 && v < 0 ? -k * v : k * v);
     if (candidate(s)) {
@@ -112,14 +112,14 @@ near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
   float key[2 * floats], value[2 * floats], buffer[2 * floats], own_key = 0, own_value = 0;
   float key_dot[most], key_norm[most], value_dot[most], value_norm[most];
   to_floats(head.key(e), dim, key), to_floats(head.value(e), dim, value);
-  detail::row_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, &own_key);
-  detail::row_norms({value, 1, dim, Eigen::OuterStride<>(dim)}, &own_value);
+  score::row_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, &own_key);
+  score::row_norms({value, 1, dim, Eigen::OuterStride<>(dim)}, &own_value);
   for (index_t first = 0; first < n; first += rows) {
     const index_t count = std::min(rows, n - first);
-    detail::row_dots_and_norms(
+    score::row_dots_and_norms(
         detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer), key,
         key_dot, key_norm);
-    detail::row_dots_and_norms(
+    score::row_dots_and_norms(
         detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer),
         value, value_dot, value_norm);
     for (index_t i = 0; i < count; ++i) {

@@ -43,7 +43,7 @@ std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State
                                  Score score, index_t window, index_t kernel) {
   std::vector<float> s(static_cast<std::size_t>(table.names()));
   std::vector<index_t> outside;
-  const auto in_window = protect(head, 0, window);
+  const auto in_window = search::protect(head, 0, window);
   for (index_t slot = 0; slot < head.length(); ++slot) {
     table.each(slot, [&](index_t token) {
       s[static_cast<std::size_t>(token)] = score(token);
@@ -53,7 +53,7 @@ std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State
     });
   }
   std::ranges::sort(outside, {}, [&](index_t token) { return table.position(head, token); });
-  average_pool(outside, kernel, false, s);
+  score::average_pool(outside, kernel, false, s);
   return s;
 }
 

@@ -61,7 +61,7 @@ class ems_table {
   }
   /// The norm of a slot's own token, counted or not yet.
   float norm_of(const kv_head auto& head, index_t s) const {
-    return at(norm, s) < 0 ? key_norm(head, s) : at(norm, s);
+    return at(norm, s) < 0 ? search::key_norm(head, s) : at(norm, s);
   }
   /// The token that joined its entry next; `none`.
   index_t after(index_t token) const { return token_of(at(next, token)); }

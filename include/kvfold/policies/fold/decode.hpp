@@ -32,9 +32,9 @@ struct fold_decode {
   index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
   void validate() const {
     ahead.validate("fold");
-    expect_count("fold", "remembered queries", queries, 1);
-    expect_count("fold", "steps in the stride", stride, 1);
-    expect_count("fold", "slots freed at once", period, 0);
+    search::expect_count("fold", "remembered queries", queries, 1);
+    search::expect_count("fold", "steps in the stride", stride, 1);
+    search::expect_count("fold", "slots freed at once", period, 0);
   }
 
   /// Leverage `[length]` of un-rotated keys under the moments of all that came, of the slots for
@@ -53,14 +53,14 @@ struct fold_decode {
     const auto rows = static_cast<index_t>(order.size());
     const auto d = static_cast<std::size_t>(dim);
     constexpr index_t some = 16;  // keys transposed at a time, a line of each element
-    detail::arena scratch(
-        work.numbers,
-        2 * static_cast<std::size_t>(n) + (order.size() + some + d) * d + key_moments::floats(dim));
+    detail::arena scratch(work.numbers, 2 * static_cast<std::size_t>(n) +
+                                            (order.size() + some + d) * d +
+                                            score::key_moments::floats(dim));
     auto leverage = scratch.column(n), of_row = scratch.column(rows);
     auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
     Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
-    const key_moments moments = memory.counting_keys(
-        head, rope, scratch.column(static_cast<index_t>(key_moments::floats(dim))).data());
+    const score::key_moments moments = memory.counting_keys(
+        head, rope, scratch.column(static_cast<index_t>(score::key_moments::floats(dim))).data());
     const Eigen::Map<const dense::vector> mean(moments.mean, dim);
     rotation turn(rope, dim);
     for (index_t first = 0; first < rows; first += some) {
@@ -82,7 +82,7 @@ struct fold_decode {
           Eigen::Map<const dense::vector>(moments.row_of_second(i), i + 1).transpose() -
           mean[i] * mean.head(i + 1).transpose();
     }
-    kvfold::leverage(x, covariance, 0.01F, of_row);
+    score::leverage(x, covariance, 0.01F, of_row);
     leverage.setZero();
     for (index_t r = 0; r < rows; ++r) {
       leverage[order[static_cast<std::size_t>(r)]] = of_row[r];
@@ -100,7 +100,7 @@ struct fold_decode {
     detail::arena scratch(work.numbers,
                           2 * size + 2 * q + (q + 1) * d +
                               std::max(some_queries * (size + padding) + tile_slots * d,
-                                       2 * ward_slots::floats(n, dim)));
+                                       2 * search::ward_slots::floats(n, dim)));
     auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
          logit = scratch.column(count), key = scratch.column(dim);
     auto foreseen = scratch.rows(count, dim);
@@ -131,10 +131,10 @@ struct fold_decode {
     }
     {
       detail::arena pass = scratch;
-      const ward_slots all(head, order, mass, pass);
-      cheapest_partners(
+      const search::ward_slots all(head, order, mass, pass);
+      search::cheapest_partners(
           all, all, [&](index_t i) { return heavier[static_cast<std::size_t>(i)]; },
-          [&](index_t i, const ward_partner& to) {
+          [&](index_t i, const search::ward_partner& to) {
             cost[order[static_cast<std::size_t>(i)]] = to.cost;
           });
     }
@@ -148,11 +148,11 @@ struct fold_decode {
     into.resize(size);
     {
       detail::arena pass = scratch;
-      const ward_slots to(head, std::span(order).subspan(leaving.size()), mass, pass),
+      const search::ward_slots to(head, std::span(order).subspan(leaving.size()), mass, pass),
           from(head, leaving, mass, pass);
-      cheapest_partners(
+      search::cheapest_partners(
           from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
-          [&](index_t i, const ward_partner& partner) {
+          [&](index_t i, const search::ward_partner& partner) {
             into[static_cast<std::size_t>(leaving[static_cast<std::size_t>(i)])] = partner.slot;
           });
     }
@@ -271,7 +271,7 @@ struct fold_decode {
         logit = (head.scale() * logit - on.log_sum_exp).array().exp();
         alone = logit.sum();
       }
-      out.end_row(log_ratio(true_mass, alone));
+      out.end_row(merge::log_ratio(true_mass, alone));
     }
   }
 };

@@ -16,7 +16,7 @@ inline namespace v0 {
 /// Floats that `fold_memory` takes, for so many queries per query head.
 inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
   const auto w = static_cast<std::size_t>(queries), d = static_cast<std::size_t>(dim);
-  return 6 + w * (static_cast<std::size_t>(group) * d + 1) + key_moments::floats(dim);
+  return 6 + w * (static_cast<std::size_t>(group) * d + 1) + score::key_moments::floats(dim);
 }
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const.
@@ -62,13 +62,13 @@ class fold_memory {
   /// Takes the keys of the tokens that came since the last call into the moments. Called before
   /// slots are merged: until then they are all there to be read.
   void count_keys(const kv_head auto& head, const rope& rope) {
-    set(keys, key_moments(moments(), layout_.dim).add(head, rope, get(counted), get(keys)));
+    set(keys, score::key_moments(moments(), layout_.dim).add(head, rope, get(counted), get(keys)));
     set(counted, head.tokens_total());
   }
-  /// The moments as they would be then, in `to [key_moments::floats(dim)]`.
-  key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {
-    std::copy_n(moments(), key_moments::floats(layout_.dim), to);
-    const key_moments now(to, layout_.dim);
+  /// The moments as they would be then, in `to [score::key_moments::floats(dim)]`.
+  score::key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {
+    std::copy_n(moments(), score::key_moments::floats(layout_.dim), to);
+    const score::key_moments now(to, layout_.dim);
     now.add(head, rope, get(counted), get(keys));
     return now;
   }

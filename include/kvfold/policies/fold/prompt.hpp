@@ -26,17 +26,17 @@ struct fold_prompt {
   float rate = 0.01F;        ///< of a step, relative to the mean norms of keys and values
 
   void validate() const {
-    expect_count("fold", "neighbours", pool, 1);
+    search::expect_count("fold", "neighbours", pool, 1);
     expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
             "fold: a leverage ridge of at least 0 expected, ", leverage_ridge, " came");
     expects(outlier >= 0 && std::isfinite(outlier), "fold: an outlier of at least 0 expected, ",
             outlier, " came");
-    expect_count("fold", "rounds", rounds, 1);
+    search::expect_count("fold", "rounds", rounds, 1);
     expects(floor >= 0 && std::isfinite(floor), "fold: a floor of at least 0 expected, ", floor,
             " came");
     expects(ridge >= 0 && std::isfinite(ridge), "fold: a ridge of at least 0 expected, ", ridge,
             " came");
-    expect_count("fold", "polish steps", polish, 0);
+    search::expect_count("fold", "polish steps", polish, 0);
     expects(rate > 0 && std::isfinite(rate), "fold: a finite rate above 0 expected, ", rate,
             " came");
   }
@@ -55,8 +55,8 @@ struct fold_prompt {
       alone += mark;
     }
     const dense::vector pull = m.array() + floor / static_cast<float>(n);
-    const clusters c =
-        cluster(space(head, queries, keys, values), pinned, pull, target - alone, rounds);
+    const search::clusters c =
+        search::cluster(space(head, queries, keys, values), pinned, pull, target - alone, rounds);
 
     // Members' sums: of m, and of what the rows stand for.
     const auto size = c.seeds.size();
@@ -93,7 +93,8 @@ struct fold_prompt {
       }
       row_mass[r] = mass[static_cast<std::size_t>(i)];
     }
-    dense::vector beta = fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
+    dense::vector beta =
+        merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
     for (Eigen::Index r = 0; r < target; ++r) {
       if (cluster_of[static_cast<std::size_t>(r)] < 0) {
         beta[r] = head.log_mass(work.order[static_cast<std::size_t>(r)]);
@@ -104,12 +105,12 @@ struct fold_prompt {
     for (const index_t i : cluster_of) {
       fixed.push_back(static_cast<char>(i < 0));
     }
-    fitted_slots fitted{key, value, beta};
+    merge::fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
-      const dense::matrix p = probabilities(queries, key, beta, head.scale());
+      const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
       dense::matrix missing = full.output;
       dense::add_product(-1, p, value, missing);
-      fitted.value += ridge_values(p, missing, ridge);
+      fitted.value += merge::ridge_values(p, missing, ridge);
       for (Eigen::Index r = 0; r < target; ++r) {
         if (fixed[static_cast<std::size_t>(r)] != 0) {
           fitted.value.row(r) = value.row(r);
@@ -117,7 +118,7 @@ struct fold_prompt {
       }
     }
     if (polish > 0) {
-      kvfold::polish({queries, full, head.scale()}, fixed, polish, rate, fitted);
+      merge::polish({queries, full, head.scale()}, fixed, polish, rate, fitted);
     }
 
     out.reset(n);

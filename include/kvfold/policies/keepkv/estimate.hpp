@@ -38,7 +38,7 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
   const index_t n = head.length(), group = head.group();
   const auto logit = [&](index_t g, index_t s) {
     const row<const float> q{observed.query + std::ptrdiff_t{g} * head.dim()};
-    return head.scale() * dot(head.key(s), q, head.dim());
+    return head.scale() * score::dot(head.key(s), q, head.dim());
   };
   const float heads = std::log(static_cast<float>(group));
   const float top = *std::ranges::max_element(observed.log_sum_exp);

@@ -104,7 +104,7 @@ struct fold_rule {
   }
   /// `kvfold::future_positions`
   KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
-    return kvfold::detail::future_position(i, n, horizon, fade);
+    return kvfold::score::future_position(i, n, horizon, fade);
   }
 
   /// Floats of the state's memory, a head.
@@ -149,7 +149,7 @@ struct pin_rule {
     outliers = outliers > 0 ? outliers : 0;
   }
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return protection{fold.sinks, latest, head.newest}(head.position[s]);
+    return search::protection{fold.sinks, latest, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE bool outlying(const head_context& head, index_t s) const {
     const float x = leverage[head.first + s];

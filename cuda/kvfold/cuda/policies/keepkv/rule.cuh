@@ -49,7 +49,7 @@ struct keepkv_rule {
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return protection{sinks, recent, head.newest}(head.position[s]);
+    return search::protection{sinks, recent, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.log_mass[s] + estimate(head, s));

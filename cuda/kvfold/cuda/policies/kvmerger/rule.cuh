@@ -16,7 +16,7 @@ struct kvmerger_rule : sum_rule {
 
   /// Sinks that are not among the last take places of the best.
   KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
-    return is_protected(head, s) && !protection{0, recent, head.newest}(head.position[s]);
+    return is_protected(head, s) && !search::protection{0, recent, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE void prepare(index_t taken) { heavy = heavy > taken ? heavy - taken : 0; }
   KVFOLD_DEVICE index_t free(index_t, index_t) const { return heavy; }

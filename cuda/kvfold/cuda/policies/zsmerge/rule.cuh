@@ -30,12 +30,12 @@ struct zsmerge_rule {
   KVFOLD_DEVICE index_t free(index_t target, index_t stay) const { return target - missing - stay; }
   KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
     float& x = head.column(score, s);
-    x = accumulated(x, a, decay);
+    x = score::accumulated(x, a, decay);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     const index_t latest = ring + (newcomer_competes ? 0 : 1);
-    return protection{sinks, latest, head.newest}(head.position[s]) ||
+    return search::protection{sinks, latest, head.newest}(head.position[s]) ||
            head.column(is_residual, s) != 0.0F;
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
@@ -75,7 +75,7 @@ struct zsmerge_rule {
   template <index_t Threads>
   KVFOLD_DEVICE void settle(of_warps<index_t, Threads>& number, of_warps<candidate, Threads>& best,
                             const head_context& head, index_t n) const {
-    const protection in_ring{0, ring, head.newest};
+    const search::protection in_ring{0, ring, head.newest};
     index_t residuals = 0, others = 0;
     for (index_t s = thread_index(); s < n; s += Threads) {
       float& flag = head.column(is_residual, s);
