@@ -90,7 +90,7 @@ void attend_observe(benchmark::State& state) {
   report_bytes(state, kv.bytes());
 }
 
-/// A step at the budget: one comes, one leaves.
+/// A step at the budget: one token comes, one slot is evicted.
 template <class Policy>
 void step(benchmark::State& state, const Policy& policy) {
   const auto target = static_cast<index_t>(state.range(1));

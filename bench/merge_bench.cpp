@@ -15,7 +15,7 @@ using kvfold::index_t;
 
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
-/// A prompt as prefill leaves it: `[tokens, heads · group, dim]` queries, a full cache.
+/// A prompt after prefill: `[tokens, heads · group, dim]` queries, a full cache.
 struct prompt {
   explicit prompt(const benchmark::State& state)
       : tokens(static_cast<index_t>(state.range(0))),

@@ -52,7 +52,7 @@ struct scene {
       benchmark::DoNotOptimize(product.data());
     };
   }
-  /// What an attention kernel leaves behind for each query.
+  /// What an attention kernel stores for each query.
   std::vector<float> log_sum_exp() {
     std::vector<float> out(size(n));
     causal_products(q, k, logits, [&](const auto& block, index_t begin) {

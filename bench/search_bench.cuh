@@ -1,4 +1,4 @@
-/// Benches of the searches alone: who leaves, and where to.
+/// Benches of the searches alone: which slots are removed, and into which.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -49,7 +49,7 @@ inline void select_half(benchmark::State& state) {
   for (index_t r = 0; r < n / 2; ++r) {
     stays[cache_on_device::n(kept[cache_on_device::n(r)].source)] = 1;
   }
-  float lowest = INFINITY, highest = 0;  // of those that compete: kept, gone
+  float lowest = INFINITY, highest = 0;  // of those that compete: kept, evicted
   for (index_t s = policy.sinks; s < n - n / 4; ++s) {
     const float x = score[cache_on_device::n(s)];
     if (stays[cache_on_device::n(s)] != 0) {

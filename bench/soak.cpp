@@ -232,9 +232,9 @@ int main(int argc, char** argv) {
   std::istringstream list(slots);
   for (std::string count; std::getline(list, count, ',');) {
     for (const auto& policy : kvfold::any_policy::every()) {
-      const bool asked =
+      const bool chosen =
           wanted.empty() || std::find(wanted.begin(), wanted.end(), policy.name()) != wanted.end();
-      if (asked && policy.decodes() && policy.bounded()) {
+      if (chosen && policy.decodes() && policy.bounded()) {
         good = soak(policy, std::stoi(count), by, right) && good;
       }
     }

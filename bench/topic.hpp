@@ -1,4 +1,4 @@
-/// Tokens of a text whose topic drifts: what was looked at a while ago is looked at no more.
+/// Tokens of a text whose topic drifts: what was attended to a while ago is attended to no more.
 #pragma once
 
 #include <cstddef>

@@ -66,7 +66,7 @@ void versus(benchmark::State& state, const char* name, Work&& work, Baseline&& b
 }
 
 /// How often slow work and its baseline are measured in turn, for `Iterations`: where one takes
-/// longer than Google Benchmark's least time, it would settle for one.
+/// longer than Google Benchmark's least time, it would take one.
 inline int pairs = 20;
 
 /// Takes `flag` out, which Google Benchmark must not see: was it there?

@@ -8,7 +8,7 @@
 namespace custom {
 
 struct lowest_norm {
-  kvfold::index_t recent = 16;  ///< latest tokens that never leave
+  kvfold::index_t recent = 16;  ///< latest tokens that are never evicted
 
   static constexpr std::string_view name() { return "lowest_norm"; }
   static void parameters(auto& p, auto f) { f("recent", p.recent); }

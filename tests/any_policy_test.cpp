@@ -63,12 +63,12 @@ void small_beside_the_cache(std::type_identity<kvfold::basic_any_policy<Policies
 
 TEST_CASE("the state of a policy is small beside the cache") {
   small_beside_the_cache(std::type_identity<kvfold::any_policy>());
-  CHECK(state_size(kvfold::keepkv{.as = kvfold::keepkv::mode::code}) <= 12.6);
+  CHECK(state_size(kvfold::keepkv{.variant = kvfold::keepkv::mode::code}) <= 12.6);
 }
 
 TEST_CASE("any_policy is the policy inside it", "[laws]") {
   same(kvfold::streaming_llm{});                            // measures nothing
-  same(kvfold::zsmerge{.proximity = 0.2F, .residual = 3});  // its departure merges
+  same(kvfold::zsmerge{.proximity = 0.2F, .residual = 3});  // its removal merges
   same(kvfold::fold{});                                     // plans on queries
 }
 

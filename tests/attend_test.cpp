@@ -180,7 +180,7 @@ TEST_CASE("logits of 1e4 keep probabilities that sum to 1", "[attend]") {
       }
       kv.append(0, keys, normal(2 * length));
       is_the_oracles(kv.head(0), {size / 100, 0, size / 100, 1});
-      kv.head(0).log_mass(length - 1) = -size;  // the rest is gone
+      kv.head(0).log_mass(length - 1) = -size;  // the rest has no weight
       is_the_oracles(kv.head(0), {size / 100, 0, size / 100, 1});
     }
   }

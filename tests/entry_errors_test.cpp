@@ -51,7 +51,7 @@ TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
     d.refuses_budget("24 came", budget{most});
     d.refuses_budget("a trigger above the target of 12 expected, 12 came", budget{12, 12});
     d.refuses_budget("-3 came", budget{12, -3});
-    d.refuses("(the budget and the newcomer), 24 came", [&] { d.step_with(budget{24}); });
+    d.refuses("(the budget and the new token), 24 came", [&] { d.step_with(budget{24}); });
     d.refuses("at least 40 slots expected", [&] { d.step_with(budget{12, 40}); });
     std::vector<budget> each = {{12}, {12}, {0}};  // the last head's alone
     d.refuses_budget("at least 1 slot expected, 0 came", each);

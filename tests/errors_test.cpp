@@ -231,12 +231,12 @@ TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
   refuses("names 5", [&] { compose(other, five); });
   refuses(
       "names 5", [&] { apply(other, head, state); }, everything);
-  for (const auto& [leaving, into, came] : {std::tuple{5, 0, "5 came"},
+  for (const auto& [removed, into, came] : {std::tuple{5, 0, "5 came"},
                                             {-2, 0, "-2 came"},
                                             {0, 5, "5 came"},
                                             {0, -2, "-2 came"},
                                             {3, 3, "3 came"}}) {
-    const kvfold::slot_removal d{leaving, into, 0.5F, 0.5F, 1};
+    const kvfold::slot_removal d{removed, into, 0.5F, 0.5F, 1};
     refuses(
         came, [&] { apply(d, head, state); }, everything);
   }

@@ -115,7 +115,7 @@ TEST_CASE("what a policy throws in compress leaves its head as it was", "[errors
   }
 }
 
-TEST_CASE("what a policy throws in a step comes out with the newcomer in, as the tokens seen say",
+TEST_CASE("what a policy throws in a step comes out with the new token in, as the tokens seen say",
           "[errors]") {
   const bool scoring = GENERATE(false, true);
   fixture f;
@@ -126,8 +126,8 @@ TEST_CASE("what a policy throws in a step comes out with the newcomer in, as the
     CHECK(f.kv.head(h).length() == (h == 2 ? tokens + 1 : tokens));
   }
   CHECK(f.untouched(3));
-  const auto newcomer = fixtures::bytes_of(f.kv.head(2));  // behind all that was there
-  CHECK(std::equal(f.before[2].begin(), f.before[2].end(), newcomer.begin()));
+  const auto new_token = fixtures::bytes_of(f.kv.head(2));  // behind all that was there
+  CHECK(std::equal(f.before[2].begin(), f.before[2].end(), new_token.begin()));
   f.policies[2] = {};
   f.step();  // it goes on
   CHECK(f.kv.head(2).length() == tokens);

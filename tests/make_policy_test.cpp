@@ -38,7 +38,8 @@ TEST_CASE("a policy is made of its name and the parameters that are given", "[ma
   CHECK(inside<kvfold::fold>(make_policy("fold")).share == kvfold::fold{}.share);
   const auto p = inside<kvfold::fold>(make_policy("fold:polish=3,sinks=2,recent_share=0.25"));
   CHECK((p.prompt.polish == 3 && p.sinks == 2 && p.recent_share == 0.25F));
-  CHECK(inside<kvfold::keepkv>(make_policy("keepkv:as=1")).as == kvfold::keepkv::mode::code);
+  CHECK(inside<kvfold::keepkv>(make_policy("keepkv:variant=1")).variant ==
+        kvfold::keepkv::mode::code);
   CHECK_FALSE(inside<kvfold::kvmerger>(make_policy("kvmerger:gaps_break=0")).gaps_break);
   CHECK(inside<kvfold::attention_matching>(make_policy("attention_matching:drop=-2.5")).drop ==
         -2.5F);
@@ -79,7 +80,7 @@ TEST_CASE("names and values that no policy has are refused with those that there
   }
   refuses("h2o: a whole number expected, 'sinks=1.5' came", "h2o:sinks=1.5");
   refuses("h2o: a whole number expected, 'sinks=1e10' came", "h2o:sinks=1e10");
-  refuses("keepkv: 0 or 1 expected, 'as=2' came", "keepkv:as=2");
+  refuses("keepkv: 0 or 1 expected, 'variant=2' came", "keepkv:variant=2");
   refuses("kvmerger: 0 or 1 expected, 'gaps_break=-1' came", "kvmerger:gaps_break=-1");
   refuses("h2o: ", "h2o:recent=1.5");
   refuses("sinks expected, -1 came", "h2o:recent=0.25,sinks=-1");

@@ -68,7 +68,7 @@ struct updates : least {
   void update_memory(const kv_head auto&, head_state&, const slot_removal&, slot_scratch&) const {}
   void update_memory(const kv_head auto&, head_state&, const merge_plan&, slot_scratch&) {}
 };
-struct settles : least {
+struct ends_compress : least {
   void after_compress(const kv_head auto&, head_state&) const {}
 };
 struct masses : least {
@@ -92,7 +92,7 @@ static_assert(misdeclared<plans>() == hook::plan);
 static_assert(misdeclared<chooses>() == hook::choose_victim);
 static_assert(misdeclared<predicts>() == hook::predict_victim);
 static_assert(misdeclared<updates>() == hook::update_memory);
-static_assert(misdeclared<settles>() == hook::after_compress);
+static_assert(misdeclared<ends_compress>() == hook::after_compress);
 static_assert(misdeclared<masses>() == hook::mass);
 static_assert(misdeclared<kvfold::any_policy>() == hook::none);
 

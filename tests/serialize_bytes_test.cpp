@@ -234,7 +234,7 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
   refuses("fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came",
           [&] { swap(zsmerge{}, zsmerge{.merged_score = column_merge::sum}); });
   refuses("columns 2 expected, 8 came",
-          [&] { swap(keepkv{.as = keepkv::mode::code, .window = 8}, keepkv{}); });
+          [&] { swap(keepkv{.variant = keepkv::mode::code, .window = 8}, keepkv{}); });
   refuses("floats of memory", [&] { swap(fold{}, fold{.decode = {.queries = 8}}); });
 }
 

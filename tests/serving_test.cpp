@@ -17,7 +17,7 @@ const kvfold::budget budget{.target = 24};
 
 using vector = std::vector<float>;
 
-/// A model that is only projections: what a layer's attention is asked, and what it makes of it.
+/// A model that is only projections: queries, keys and values of a layer, and its output.
 struct model {
   std::vector<vector> weights;  // of every layer: q, k, v
 
@@ -77,8 +77,8 @@ class server {
         }
         extend(queries, q);
       }
-      const auto asked = kvfold::prompt_queries(queries.data(), tokens, kv_heads, group, dim);
-      kvfold::compress(policy_, kv_, state_, heads, asked, budget);
+      const auto reference = kvfold::prompt_queries(queries.data(), tokens, kv_heads, group, dim);
+      kvfold::compress(policy_, kv_, state_, heads, reference, budget);
     }
   }
 

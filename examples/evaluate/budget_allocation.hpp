@@ -33,7 +33,7 @@ index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least)
 /// The budgets of a layer's heads. All layers' together sum to `slots` times their number
 /// (duo_attention: less than a slot a head below it, so that those that share are alike); every
 /// head has what the policy protects, and the division is of the rest. `measured [layers][KV
-/// heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: who keeps all.
+/// heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: heads that keep all.
 std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, index_t slots,
                                      index_t tokens,
                                      const std::vector<std::vector<kvfold::head_state>>& measured,

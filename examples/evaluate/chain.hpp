@@ -14,14 +14,14 @@ namespace evaluate {
 /// Nats a token above the best predictor, which sees the entire chain.
 inline std::vector<score> chain(const engine::decoder& model, const chain_text& text,
                                 std::span<const named_policy> policies,
-                                std::span<const contender> who, index_t capacity) {
+                                std::span<const contender> contenders, index_t capacity) {
   const engine::record r = engine::prefill(model, text.body);
   const auto length = static_cast<index_t>(text.body.size());
   const auto body = std::make_shared<prompt_body>(model.shape(), r, length, capacity);
   const prompt read =
       measure(model.shape(), r, policies, body, replay_for(policies, model, r, text.body));
   std::vector<score> scores;
-  for (const contender& c : who) {
+  for (const contender& c : contenders) {
     scores.push_back({nll(c, model, read, text.next) - text.best});
   }
   return scores;

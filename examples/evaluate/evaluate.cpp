@@ -91,7 +91,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
       };
       try {
         for (const entry& e : g.entries) {
-          row r{.policy = e.name, .budget = e.given, .slots = e.who.limit.target};
+          row r{.policy = e.name, .budget = e.given, .slots = e.chosen.limit.target};
           if (e.refusal.empty()) {
             outcomes.push_back(measure_row(e, o, todo, model, tokens, m, on, bar));
             r = outcomes.back().result;

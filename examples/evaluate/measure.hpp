@@ -30,7 +30,7 @@ inline double bytes_held(const contender& c, const prompt& p) {
 inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const engine::decoder& model, const engine::tokenizer& tokens,
                            const dataset& m, const workers& on, progress& bar) {
-  const contender& c = e.who;
+  const contender& c = e.chosen;
   outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.target},
             .needle_after = {},
             .stream_error = {}};

@@ -53,7 +53,7 @@ struct options {
   std::uint64_t seed = 1;
   std::filesystem::path csv = "build/results/evaluate.csv";
   std::filesystem::path plots = "build/results";
-  bool terminal = false;  ///< is somebody watching?
+  bool terminal = false;  ///< is the output a terminal?
 };
 
 /// Throws `usage_error` or `help_request`.

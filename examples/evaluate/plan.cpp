@@ -23,13 +23,13 @@ std::string refusal_of(const any_policy& p, index_t slots) {
 void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
   for (group& g : groups) {
     for (entry& e : g.entries) {
-      if (e.who.budgets == budget_allocation::duo_attention && e.refusal.empty()) {
-        const index_t slots = e.who.limit.target;
+      if (e.chosen.budgets == budget_allocation::duo_attention && e.refusal.empty()) {
+        const index_t slots = e.chosen.limit.target;
         const index_t count = whole_heads(static_cast<index_t>(order.size()), slots, tokens,
-                                          e.who.policy.min_budget());
-        e.who.whole.assign(order.size(), 0);
+                                          e.chosen.policy.min_budget());
+        e.chosen.whole.assign(order.size(), 0);
         for (index_t i = 0; i < count; ++i) {
-          e.who.whole[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = 1;
+          e.chosen.whole[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = 1;
         }
         e.refusal = count > 0 ? "" : "refused: too few slots for one head to keep all";
       }
@@ -58,7 +58,7 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
     full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
   } else {
     p.groups.push_back({fmt::format("all of the prompt: {} slots a head", o.prompt)});
-    p.groups.back().entries.push_back({.who = p.full, .name = full->name});
+    p.groups.back().entries.push_back({.chosen = p.full, .name = full->name});
   }
   p.full.index = static_cast<std::size_t>(full - p.policies.begin());
 
@@ -82,15 +82,15 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
-        const contender who{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
+        const contender chosen{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
         g.entries.push_back(
-            {.who = who,
+            {.chosen = chosen,
              .name = p.policies[i].name,
              .given = b.given,
-             .stream_tokens = who.streams() ? stream_tokens : 0,
-             .refusal = who.budgets == budget_allocation::duo_attention && !o.tasks.needle
+             .stream_tokens = chosen.streams() ? stream_tokens : 0,
+             .refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
                             ? "refused: --tasks needle finds its heads"
-                            : detail::refusal_of(who.policy, slots)});
+                            : detail::refusal_of(chosen.policy, slots)});
       }
     }
   }

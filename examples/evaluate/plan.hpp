@@ -1,4 +1,5 @@
-/// What will be run, before anything is: every policy at every budget, and who refuses.
+/// What will be run, before anything is: every policy at every budget, and which of them are
+/// refused.
 #pragma once
 
 #include <string>
@@ -13,9 +14,9 @@ inline constexpr index_t decoded_tokens = 256;
 /// A stream is this many times as long as the budget.
 inline constexpr index_t stream_budgets = 10;
 
-/// One row to be: who, at which budget; or why not.
+/// One row to be: a policy at a budget; or why not.
 struct entry {
-  contender who;
+  contender chosen;
   std::string name;
   double given = 1;
   index_t stream_tokens = 0;  ///< 0: no stream
@@ -44,14 +45,14 @@ struct plan {
     }
     for (group& g : groups) {
       for (entry& e : g.entries) {
-        f(e.who.policy);
+        f(e.chosen.policy);
       }
     }
   }
-  /// Who keeps all, for budget_allocations that ask for it: KV heads in the order `by_retrieval`
-  /// `[layers · KV heads]`, after a prompt of `tokens`.
+  /// Heads that keep all, for budget_allocations that need them: KV heads in the order
+  /// `by_retrieval` `[layers · KV heads]`, after a prompt of `tokens`.
   void set_whole_heads(const std::vector<index_t>& order, index_t tokens);
-  /// The model's rotation, to all who turn keys or queries.
+  /// The model's rotation, to all policies that turn keys or queries.
   void set_rope(const kvfold::rope& rope) {
     for_each_policy([&](any_policy& p) { evaluate::set_rope(p, rope); });
   }

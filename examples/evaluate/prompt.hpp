@@ -91,7 +91,7 @@ struct contender {
   bool streams() const { return policy.decodes() && budgets == budget_allocation::uniform; }
   /// In decode: never more slots than `slots`, with the slack that the policy likes.
   budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
-  /// Who decodes: behind a method for prompts alone, all that comes is kept.
+  /// The policy that decodes: behind a method for prompts alone, all that comes is kept.
   any_policy decoding() const { return policy.decodes() ? policy : full_cache(); }
 };
 

@@ -43,7 +43,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     }
 
     auto& now = fates.emplace_back(static_cast<std::size_t>(steps), fate::to_come);
-    std::fill_n(now.begin(), t + 1, fate::gone);
+    std::fill_n(now.begin(), t + 1, fate::evicted);
     for (const auto& slot : members) {
       for (const index_t token : slot) {
         now[static_cast<std::size_t>(token)] = slot.size() == 1 ? fate::kept : fate::merged;

@@ -7,7 +7,7 @@
 
 namespace evaluate {
 
-enum class fate : char { to_come, kept, merged, gone };
+enum class fate : char { to_come, kept, merged, evicted };
 
 /// `[steps][tokens]`: token `t` after step `s`, of KV head `head` of one recorded layer decoded
 /// from an empty cache at `b`. A step in its parts, as `kvfold::step` puts them together.

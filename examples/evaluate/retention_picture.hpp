@@ -23,7 +23,7 @@ inline std::string retention_legend(double x, double y, double w, double h) {
   };
   for (const auto& [fill, words] : {std::pair{"#0072b2", "kept by itself"},
                                     {"#f0b43c", "merged with others"},
-                                    {"#e6e6e6", "gone"}}) {
+                                    {"#e6e6e6", "evicted"}}) {
     script += fmt::format(
         "set object rectangle from screen {:.4f},{:.4f} to screen {:.4f},{:.4f} "
         "fillcolor '{}' fillstyle solid noborder\n",

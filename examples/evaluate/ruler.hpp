@@ -69,13 +69,13 @@ inline index_t tokens_to_come(const ruler_text& text) {
 /// 1 or 0 for each contender; `slots` is the most that a prompt or a budget takes.
 inline std::vector<score> ruler(const engine::decoder& model, const engine::tokenizer& tokens,
                                 const ruler_text& text, std::span<const named_policy> policies,
-                                std::span<const contender> who, index_t slots) {
+                                std::span<const contender> contenders, index_t slots) {
   const needle_case read =
       read_needle(model, policies, tokens,
                   {.body = text.body, .question = text.asks.front().question, .value = {}},
                   slots + tokens_to_come(text));
   std::vector<score> scores;
-  for (const contender& c : who) {
+  for (const contender& c : contenders) {
     const auto share = [&](const prompt& p, bool inside) {
       return !interrupted && answers_all(c, model, tokens, p, text.asks, inside) ? 1.0 : 0.0;
     };

@@ -6,8 +6,8 @@
 namespace evaluate {
 
 /// Mean over layers, query heads and streams `[stream_budgets − 1]`, of as many steps as the budget
-/// has slots each, without the first ones (before, nothing leaves). Every layer decodes the full
-/// model's own queries, keys and values, so that errors do not add up over layers.
+/// has slots each, without the first ones (before, nothing is evicted). Every layer decodes the
+/// full model's own queries, keys and values, so that errors do not add up over layers.
 std::vector<double> stream_error(const contender& c, const engine::config& shape,
                                  const std::vector<stream_record>& streams, const workers& on);
 

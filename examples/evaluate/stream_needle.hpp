@@ -19,11 +19,11 @@ inline needle_text draw_stream_needle(options o, const engine::tokenizer& tokens
 /// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender.
 inline std::vector<score> stream_needle(const engine::decoder& model,
                                         const engine::tokenizer& tokens, const needle_text& text,
-                                        std::span<const contender> who) {
+                                        std::span<const contender> contenders) {
   const auto most =
       static_cast<index_t>(text.body.size() + text.question.size() + text.value.size() + 3);
   std::vector<score> scores;
-  for (const contender& c : who) {
+  for (const contender& c : contenders) {
     compressed_decoder decoder(model, c, most);
     const row_major_matrix* logits = nullptr;
     for (const auto* const part : {&text.body, &text.question}) {

@@ -29,7 +29,7 @@ struct task {
   bool from_empty = false;          ///< all is decoded: for those that can
   /// Sample `i`, read by `policies`: a score for each contender.
   std::function<std::vector<score>(index_t i, std::span<const named_policy> policies,
-                                   std::span<const contender> who)>
+                                   std::span<const contender> contenders)>
       run;
 };
 

@@ -15,8 +15,8 @@ namespace {
 /// The mean over all samples for each contender.
 std::vector<score> mean_scores(const task& t, const options& o,
                                std::span<const named_policy> policies,
-                               std::span<const contender> who, const workers& on) {
-  const auto all = on.map(o.samples, [&](index_t i) { return t.run(i, policies, who); });
+                               std::span<const contender> contenders, const workers& on) {
+  const auto all = on.map(o.samples, [&](index_t i) { return t.run(i, policies, contenders); });
   std::vector<score> means = all.front();
   for (std::size_t c = 0; c < means.size(); ++c) {
     score sum = {0, means[c].inside ? std::optional(0.0) : std::nullopt};
@@ -35,7 +35,7 @@ std::vector<score> mean_scores(const task& t, const options& o,
 }
 
 bool takes_part(const task& t, const entry& e) {
-  return e.refusal.empty() && (!t.from_empty || e.who.streams());
+  return e.refusal.empty() && (!t.from_empty || e.chosen.streams());
 }
 
 /// Its samples, or none when one does not fit.
@@ -62,9 +62,9 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
   if (o.tasks.chain) {
     tasks.push_back({"chain", task_measure::nats, weight::prompt, weight::chain, false,
                      [&model, &o, slots, letters = letters_of(tokens)](
-                         index_t i, const auto& policies, const auto& who) {
+                         index_t i, const auto& policies, const auto& contenders) {
                        return chain(model, draw_chain_text(o.seed, o.prompt, letters, i), policies,
-                                    who, slots + chain_tokens + 1);
+                                    contenders, slots + chain_tokens + 1);
                      }});
   }
   for (std::size_t which = 0; o.tasks.ruler && which < ruler_tasks.size(); ++which) {
@@ -78,9 +78,9 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
     }
     tasks.push_back({name, task_measure::points, weight::needle_case, weight::needle, false,
                      [&model, &tokens, slots, samples = std::move(samples)](
-                         index_t i, const auto& policies, const auto& who) {
+                         index_t i, const auto& policies, const auto& contenders) {
                        return ruler(model, tokens, samples[static_cast<std::size_t>(i)], policies,
-                                    who, slots);
+                                    contenders, slots);
                      }});
   }
   if (o.tasks.stream_needle) {
@@ -88,11 +88,12 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
     for (index_t i = 0; i < o.samples; ++i) {
       samples.push_back(draw_stream_needle(o, tokens, text, i));
     }
-    tasks.push_back(
-        {"stream_needle", task_measure::points, 0, weight::stream_needle, true,
-         [&model, &tokens, samples = std::move(samples)](index_t i, const auto&, const auto& who) {
-           return stream_needle(model, tokens, samples[static_cast<std::size_t>(i)], who);
-         }});
+    tasks.push_back({"stream_needle", task_measure::points, 0, weight::stream_needle, true,
+                     [&model, &tokens, samples = std::move(samples)](index_t i, const auto&,
+                                                                     const auto& contenders) {
+                       return stream_needle(model, tokens, samples[static_cast<std::size_t>(i)],
+                                            contenders);
+                     }});
   }
   return tasks;
 }
@@ -120,15 +121,15 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
                     t.name, 100 * result.full.after, 100 * inside));
     return {};
   }
-  std::vector<contender> who;
+  std::vector<contender> contenders;
   for (const group& g : todo.groups) {
     for (const entry& e : g.entries) {
       if (takes_part(t, e)) {
-        who.push_back(e.who);
+        contenders.push_back(e.chosen);
       }
     }
   }
-  const auto scores = mean_scores(t, o, todo.policies, who, on);
+  const auto scores = mean_scores(t, o, todo.policies, contenders, on);
   auto next = scores.begin();
   for (const group& g : todo.groups) {
     for (const entry& e : g.entries) {

@@ -67,7 +67,7 @@ class compressor {
   void reset();
   kvfold::llama::report report();
 
-  /// `f(layers)` with the layers of the present scalar; for those who want to look inside.
+  /// `f(layers)` with the layers of the present scalar; for inspection.
   template <class F>
   void each_layers(F f) {
     std::visit(

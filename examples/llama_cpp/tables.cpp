@@ -14,7 +14,7 @@ namespace kvfold::llama {
 
 namespace {
 
-/// One line of the table: who, at which budget, in which mode; none: the full cache.
+/// One line of the table: a policy, its budget, in which mode; none: the full cache.
 struct contender {
   std::string name;
   std::optional<compression> by;
@@ -26,7 +26,7 @@ struct contender {
 };
 
 std::vector<contender> contenders_of(const evaluate::options& o, const std::vector<mode>& modes) {
-  std::vector<contender> who = {{"full_cache", {}, o.prompt}};
+  std::vector<contender> contenders = {{"full_cache", {}, o.prompt}};
   for (const auto& b : o.budgets) {
     for (const auto& p : o.policies) {
       evaluate::detail::require(p.name.find_first_of("+@") == std::string::npos,
@@ -35,14 +35,14 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
                                     p.name + "' came");
       const index_t slots = b.slots(o.prompt);
       for (const mode how : modes) {
-        who.push_back(
+        contenders.push_back(
             {p.name,
              compression{p.policy, {.how = how, .limits = {budget_within(p.policy, slots)}}},
              slots});
       }
     }
   }
-  return who;
+  return contenders;
 }
 
 session make_session(llama_model* model, const contender& c, index_t cells, index_t chunk) {
@@ -100,7 +100,7 @@ std::vector<mode> parse_modes(const std::string& list) {
 
 void run_tables(const evaluate::options& o, const std::string& gguf, const std::vector<mode>& modes,
                 std::ostream& out, std::ostream& said) {
-  const auto who = contenders_of(o, modes);
+  const auto contenders = contenders_of(o, modes);
   const auto model = load_model(gguf);
   const auto tokens =
       engine::tokenizer::load(o.model, llama_vocab_n_tokens(llama_model_get_vocab(model.get())));
@@ -122,10 +122,10 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
   }
   std::vector<std::vector<float>> whole;  // [streams · tokens] the full cache's log-probabilities
   evaluate::progress bar(said, false);
-  bar.expect(static_cast<double>(who.size()));
+  bar.expect(static_cast<double>(contenders.size()));
   out << "| policy | mode | slots | needle, % | decoded needle, % | stream nll | KL to the full "
          "cache | cells |\n|---|---|---|---|---|---|---|---|\n";
-  for (const contender& c : who) {
+  for (const contender& c : contenders) {
     bar.stage(c.name, 1);
     const bool full = !c.by;
     const index_t most = o.prompt + 64;

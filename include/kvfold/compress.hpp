@@ -122,7 +122,7 @@ void observe(const P& p, kv_cache auto& kv, state& state, const query_view<Query
 
 namespace detail {
 
-/// Policies that measure must have been shown something when there is something to decide.
+/// Policies that measure need attention or queries before they decide.
 template <policy P>
 void expect_measured(const P& p, const kv_head auto& head, const head_state& state, bool queries,
                      const budget& b) {
@@ -207,12 +207,12 @@ void check_step(const P& p, const kv_head auto& head, const budget& b) {
           ": positions end at int32");
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": a capacity of at least ", b.trigger_length(),
-          " slots expected (the budget and the newcomer), ", head.capacity(), " came");
+          " slots expected (the budget and the new token), ", head.capacity(), " came");
 }
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
-/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot leaves, the newcomer takes
-/// its place.
+/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot is removed, the new
+/// token takes its place.
 template <policy P>
 void step(const P& p, const kv_head auto& head, head_state& state, workspace& work, const float* q,
           const float* k, const float* v, const budget& b, float* out) {
@@ -227,9 +227,9 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
       std::span(work.log_sum_exp)
           .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
   const bool full = traits::bounded(p) && b.reached(head.length());
-  const bool one_leaves = full && head.length() == b.target + 1;
+  const bool removes_one = full && head.length() == b.target + 1;
   work.comparison.reset();
-  if (one_leaves) {
+  if (removes_one) {
     traits::predict_victim(p, head, state, b.target, work.comparison);
   }
   traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
@@ -239,7 +239,7 @@ void step(const P& p, const kv_head auto& head, head_state& state, workspace& wo
   }
   if (full) {
     slot_removal one;
-    if (one_leaves && traits::choose_victim(p, head, state, b.target, one, work.comparison)) {
+    if (removes_one && traits::choose_victim(p, head, state, b.target, one, work.comparison)) {
       apply(p, one, head, state, work.scratch);
     } else {
       plan(p, head, state, b.target, work.scratch, work.plan);
@@ -261,7 +261,7 @@ struct step_input {
 /// One decode step of the heads chosen: those of one layer, or of the requests that are active.
 /// `out` `[heads, group, dim]`; `p`, `b` and `run` as in `compress`.
 /// Refused, with nothing changed: heads that are not there or come twice, sizes that do not match,
-/// null, no room for the newcomer, budgets that do not fit, NaN or Inf where the cache checks for
+/// null, no room for the new token, budgets that do not fit, NaN or Inf where the cache checks for
 /// them.
 template <policies P, budgets B, executor E = serial>
 void step(const P& p, kv_cache auto& kv, state& state, const head_selection& heads,

@@ -20,8 +20,8 @@ enum class errc {
   corrupt_file,      ///< what `load` read is not what this cache saved, or `save`'s stream failed
 };
 
-/// A call was refused. The message says what was expected and what came. Whatever throws it has
-/// changed nothing.
+/// A call was refused. The message says what was expected and what came. Strong exception
+/// guarantee: nothing has changed.
 class error : public std::invalid_argument {
  public:
   error(errc code, const std::string& message) : std::invalid_argument(message), code_(code) {}

@@ -1,4 +1,4 @@
-/// Who runs the heads: the caller's threads. kvfold has none of its own.
+/// Executors run the heads on the caller's threads. kvfold has none of its own.
 #pragma once
 
 #include <concepts>
@@ -8,9 +8,9 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// Calls `f(i, worker)` once for every `i = 0 .. count − 1`, in any order and at the same time if
-/// it likes; `worker` is one of `0 .. workers() − 1`, and no two calls at a time have the same one.
-/// Returns when all are done. What `f` throws comes out of the call.
+/// Calls `f(i, worker)` once for every `i = 0 .. count − 1`, in any order, or at the same time;
+/// `worker` is one of `0 .. workers() − 1`, and no two calls at a time have the same one. Returns
+/// when all are done. What `f` throws comes out of the call.
 template <class E>
 concept executor = requires(const E& run, index_t count, void (*f)(index_t, index_t)) {
   { run.workers() } -> std::convertible_to<index_t>;

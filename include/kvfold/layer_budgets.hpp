@@ -1,4 +1,4 @@
-/// Budgets of layers and of heads. Every function's counts sum to exactly what was asked.
+/// Budgets of layers and of heads. Every function's counts sum to exactly the given total.
 #pragma once
 
 #include <algorithm>   // std::clamp
@@ -37,7 +37,7 @@ inline std::vector<double> filled(std::span<const double> weights, double total,
         added += std::clamp(x[i], least, most) - x[i];
       }
     }
-    // Too much was added: those below are there to stay. Too much was cut: those above are.
+    // Too much was added: those below stay fixed. Too much was cut: those above do.
     bool changed = false;
     for (std::size_t i = 0; i < x.size(); ++i) {
       const bool below = x[i] < least && added >= 0, above = x[i] > most && added <= 0;
@@ -55,7 +55,7 @@ inline std::vector<double> filled(std::span<const double> weights, double total,
 }  // namespace detail
 
 /// `total` slots in proportion to `weights` (above 0), each share within [least, most]; rounded by
-/// largest remainders, ties to the lower index. Refused: sums that cannot be met.
+/// largest remainders, ties to the lower index. Refused: sums that cannot be reached.
 inline std::vector<index_t> proportional_budgets(std::span<const double> weights, index_t total,
                                                  index_t least, index_t most) {
   const auto n = static_cast<std::int64_t>(weights.size());

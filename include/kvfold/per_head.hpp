@@ -45,7 +45,7 @@ inline void expect_size(const char* what, std::span<const float> x, index_t head
 }
 
 /// A state for another policy has numbers that mean something else. To go on with another policy is
-/// to make a state for it, and to measure what is left.
+/// to make a state for it, and to measure what remains.
 template <policy P>
 void expect_policy(const P& p, const head_state& state) {
   expects(state.policy() == p.name(), p.name(), ": a state for ", p.name(), " expected, one for ",
@@ -65,7 +65,7 @@ void expect_state(const P& p, const kv_head auto& head, const head_state& state)
           state.memory().size(), " came");
 }
 
-/// Queries of one head that a policy can be shown: finite, where the cache asks for it.
+/// Queries of one head as a policy gets them: finite, where the cache checks for it.
 template <policy P, class Query>
 void expect_queries(const char* what, const P& p, const kv_head auto& head,
                     const query_view<Query>& queries) {

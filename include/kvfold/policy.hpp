@@ -24,7 +24,7 @@ inline namespace v0 {
 ///
 /// A member of these names that cannot be called so (one that is not const, say) does not compile.
 ///
-/// Its state, and what it asks of a budget:
+/// Its state, and the budgets that it needs:
 ///
 ///     std::array<column, n> columns() const;            one float per slot each, in `head_state`
 ///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
@@ -58,9 +58,8 @@ inline namespace v0 {
 ///     void predict_victim(const kv_head auto& head, head_state&, index_t target, key_comparison&)
 ///     const;
 ///                                                       before attention: the slot to compare
-///                                                       with all; the answer is one more argument
-///                                                       of `choose_victim`, which goes without it
-///                                                       too
+///                                                       with all; the result is an optional last
+///                                                       argument of `choose_victim`
 ///     void update_memory(const kv_head auto& head, head_state&, const C& change, slot_scratch&)
 ///     const;
 ///                                                       takes `memory` along before a merge_plan
@@ -110,8 +109,8 @@ void apply(const P& p, const Change& change, const kv_head auto& head, head_stat
   apply(change, head, state);
 }
 
-/// The budget of a head that must never hold more than `slots` between steps, with the slack that
-/// the policy likes: it frees several slots at once, now and then.
+/// The budget of a head that must never hold more than `slots` between steps, with the
+/// policy's `eviction_batch`: it frees several slots at once, now and then.
 template <policy P>
 budget budget_within(const P& p, index_t slots) {
   const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));

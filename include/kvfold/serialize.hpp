@@ -151,7 +151,7 @@ void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
 }
 
 /// Loads what `save` saved into a cache of the same shape and the state that `make_state` makes for
-/// the same policies; what they held is gone. Decoding goes on bit for bit.
+/// the same policies; what they held is overwritten. Decoding goes on bit for bit.
 /// Refused, with nothing changed: anything but a saved cache, another version, scalar, shape,
 /// policy or column layout, lengths that cannot be, an end too early, another checksum.
 template <policies P>

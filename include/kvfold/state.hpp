@@ -23,7 +23,7 @@ struct workspace {
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
   slot_scratch scratch;            ///< of planning
   merge_plan plan;                 ///< the last plan made
-  key_comparison comparison;       ///< what the last step's attention has answered
+  key_comparison comparison;       ///< what the last step's attention has compared
 
   void reserve(index_t group, index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);

@@ -33,10 +33,11 @@ TEST_CASE("step: tova") {
 TEST_CASE("step: snapkv") { check_decode(snapkv{.window = 8}, 24, 31); }
 TEST_CASE("step: zsmerge") {
   check_decode(zsmerge{}, 32, 41);
-  check_decode(
-      zsmerge{
-          .residual = 3, .sinks = 0, .newcomer_competes = false, .merged_score = column_merge::sum},
-      24, 51);
+  check_decode(zsmerge{.residual = 3,
+                       .sinks = 0,
+                       .new_token_competes = false,
+                       .merged_score = column_merge::sum},
+               24, 51);
 }
 
 TEST_CASE("step: several slots leave now and then") {

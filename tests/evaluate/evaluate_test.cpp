@@ -49,9 +49,9 @@ TEST_CASE("evaluate fills every column, and the full cache is without error") {
   REQUIRE(csv.size() == rows_without_whole_heads());
   for (std::size_t i = 1; i < csv.size(); ++i) {
     CAPTURE(csv[i]);
-    // Who compresses prompts only, and budgets that a prompt divides, have no stream.
-    const std::string who = csv[i].substr(0, csv[i].find(','));
-    const bool streams = who != "attention_matching" && who.find('+') == std::string::npos;
+    // Policies that compress prompts only, and budgets that a prompt divides, have no stream.
+    const std::string line = csv[i].substr(0, csv[i].find(','));
+    const bool streams = line != "attention_matching" && line.find('+') == std::string::npos;
     for (const auto& [name, value] : fields(csv[i])) {
       CAPTURE(name);
       CHECK(value.empty() == (name == "stream_error" && !streams));
@@ -74,7 +74,7 @@ TEST_CASE(
   CHECK(model.run({"--tasks", tasks, "--threads", "2", "--seed", "2"}).csv != once);
 }
 
-TEST_CASE("a budget of the whole prompt leaves attention as it was") {
+TEST_CASE("a budget of the whole prompt does not change attention") {
   const tiny_model model;
   const auto csv = model.run({"--tasks", "error", "--budgets", "96"}).csv;
   REQUIRE(csv.size() == rows_without_whole_heads());

@@ -45,7 +45,7 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--policies", "random+ada_kv"},
                                                      {"--policies", "snapkv@own:3"},
                                                      {"--policies", "fold:share=2"},
-                                                     {"--policies", "keepkv:as=2"}};
+                                                     {"--policies", "keepkv:variant=2"}};
   for (const auto& arguments : bad) {
     CAPTURE(arguments);
     std::string message;

@@ -1,4 +1,4 @@
-/// Prompts that all policies and budgets share, and who keeps what of them.
+/// Prompts that all policies and budgets share, and what each keeps of them.
 #include "evaluate/prompt.hpp"
 
 #include <catch2/catch.hpp>
@@ -89,12 +89,12 @@ TEST_CASE("a replay is the prompt read again right behind itself, part by part")
   }
   auto kv =
       evaluate::prompt_body(model.shape(), engine::prefill(model, tokens), 300, 300).layers[0];
-  const evaluate::named_policy who{.name = "h2o",
-                                   .policy = kvfold::h2o{},
-                                   .queries = evaluate::query_source::replay,
-                                   .queries_taken = 300};
+  const evaluate::named_policy chosen{.name = "h2o",
+                                      .policy = kvfold::h2o{},
+                                      .queries = evaluate::query_source::replay,
+                                      .queries_taken = 300};
   const auto reference =
-      evaluate::reference_of(who, model.shape().rope, kv, {}, again.of(model.shape(), 0));
+      evaluate::reference_of(chosen, model.shape().rope, kv, {}, again.of(model.shape(), 0));
   REQUIRE(reference->count() == 300);
   CHECK(reference->view().position[299] == 343);
   CHECK(reference->view().at(1, 299)[0] == again.queries[0](299, model.shape().dim));
@@ -118,9 +118,9 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   const auto prompt =
       evaluate::measure(model.shape(), r, policies,
                         std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
-  const evaluate::contender who{
+  const evaluate::contender chosen{
       .policy = policies[0].policy, .limit = {60}, .budgets = policies[0].budgets, .whole = {0, 1}};
-  evaluate::compressed_layer first(who, prompt, 0), second(who, prompt, 1);
+  evaluate::compressed_layer first(chosen, prompt, 0), second(chosen, prompt, 1);
   CHECK(first.kv.head(0).length() == 24);
   CHECK(second.kv.head(0).length() == 96);
   std::vector<float> q(16, 0.5F), k(8, 0.5F), v(8, 0.5F), out(16);
@@ -134,7 +134,7 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   CHECK(second.kv.head(0).length() == 136);
 }
 
-TEST_CASE("decoding from an empty cache that nothing leaves is reading the prompt") {
+TEST_CASE("decoding from an empty cache that evicts nothing is reading the prompt") {
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
   const auto tokens = first_tokens(files, 80);

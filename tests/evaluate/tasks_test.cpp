@@ -103,7 +103,7 @@ TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens 
     CAPTURE(task);
     CHECK(tasks.contains(task));
   }
-  // 16 keys do not fit, and nobody taught the model to follow names.
+  // 16 keys do not fit, and the model was not taught to follow names.
   CHECK_FALSE(tasks.contains("multikey_16"));
   CHECK_THAT(o.table, Catch::Contains("Points lost against the full cache on the same 4 samples") &&
                           Catch::Contains("note: multikey_16 is left out: it would take") &&
@@ -144,11 +144,11 @@ TEST_CASE("no samples and unknown tasks are refused") {
 }
 
 TEST_CASE("the tasks' table marks the least loss of a group") {
-  const evaluate::contender who{.index = 0, .policy = evaluate::full_cache(), .limit = {40}};
-  evaluate::plan todo{.policies = {}, .full = who, .groups = {}, .notes = {}};
+  const evaluate::contender chosen{.index = 0, .policy = evaluate::full_cache(), .limit = {40}};
+  evaluate::plan todo{.policies = {}, .full = chosen, .groups = {}, .notes = {}};
   todo.groups.push_back({.title = "a title", .entries = {}});
   for (const char* name : {"one", "two", "three"}) {
-    todo.groups[0].entries.push_back({.who = who, .name = name});
+    todo.groups[0].entries.push_back({.chosen = chosen, .name = name});
   }
   const auto table = evaluate::tasks_table(
       todo, {{.name = "single",

@@ -101,7 +101,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                      in.number(), in.number()};
         const index_t length = head.length();
         if (!refused(head, [&] { apply(d, head, state); })) {
-          fuzz::must(head.length() == length - (d.removed >= 0 ? 1 : 0), "one leaves");
+          fuzz::must(head.length() == length - (d.removed >= 0 ? 1 : 0), "one slot is removed");
         }
         break;
       }

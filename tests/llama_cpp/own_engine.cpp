@@ -17,7 +17,7 @@ std::vector<std::string> every_policy_name() {
           "kvmerger",
           "ems:window=8",
           "keepkv",
-          "keepkv:as=1,window=8",
+          "keepkv:variant=1,window=8",
           "attention_matching:recent=4",
           "fold",
           "random:window=8",

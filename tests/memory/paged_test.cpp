@@ -229,7 +229,7 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   CHECK_THROWS_WITH(view(shape, &y, {table, 4, 7}), Catch::Contains("a stride of 7 came"));
 }
 
-TEST_CASE("without a page nothing is written, whoever writes", "[paged][errors]") {
+TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   const kvfold::h2o policy{.sinks = 1};
   engine<float> e(true, true), fresh(true, true);
   for (index_t h = 0; h < heads; ++h) {

@@ -1,4 +1,4 @@
-// Admission: what a plan says of newcomers, with sealed slots as they are.
+// Admission: what a plan says of new slots, with sealed slots as they are.
 #include "kvfold/merge/append_only.hpp"
 
 #include <algorithm>
@@ -23,15 +23,15 @@ bool same_slots(const std::vector<float>& before, const std::vector<float>& now,
 
 }  // namespace
 
-TEST_CASE("sealed slots stay, and newcomers go as the plan says", "[append_only]") {
+TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[append_only]") {
   auto kv = fixtures::random_cache(9, 2, 1);
   kv.head(0).log_mass(1) = 3;
   kvfold::slot_scratch scratch;
   merge_plan plan, out;
   plan.reset(9);
   plan.keep(0, 0);
-  plan.add({3}), plan.add({5}), plan.end_row(1);                     // a newcomer into a sealed one
-  plan.add({6}), plan.add({1}), plan.end_row(2);                     // a sealed one into a newcomer
+  plan.add({3}), plan.add({5}), plan.end_row(1);                     // a new slot into a sealed one
+  plan.add({6}), plan.add({1}), plan.end_row(2);                     // a sealed slot into a new one
   plan.add({8, 0.5F, 0.25F}), plan.add({7, 2, 3}), plan.end_row(4);  // and 4 is dropped
   plan.correct_values(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}, 2);
   append_only(plan, kv.head(0), 4, out);
@@ -99,7 +99,7 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
   }
 }
 
-TEST_CASE("a decode stream is admitted by every policy, and no slot before the newcomers changes",
+TEST_CASE("a decode stream is admitted by every policy, and no slot before the new ones changes",
           "[append_only]") {
   constexpr index_t steps = 96, target = 24, dim = 8, group = 2;
   constexpr kvfold::budget never{.target = steps};  // `step` appends, attends and observes
@@ -120,7 +120,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
         const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                    v = fixtures::normal(dim);
         const index_t sealed = std::max(head.length() + 1 - open, 0);
-        before = fixtures::bytes_of(head);  // `step` too leaves them alone
+        before = fixtures::bytes_of(head);  // `step` too does not change them
         step(p, kv, state, {std::span(q), std::span(k), std::span(v)}, never, std::span(out));
         plan(p, head, state[0], target, scratch, whole);
         append_only(whole, head, sealed, new_tokens);
@@ -128,7 +128,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
         REQUIRE((head.length() >= sealed && head.length() <= sealed + open));
         REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       }
-      // One at a time, whoever keeps the latest in any case admits every token.
+      // One at a time, a policy that keeps the latest in any case admits every token.
       const bool all = !p.bounded() || (open == 1 && example.latest > 0);
       CHECK((all ? head.length() == steps : head.length() < steps));
       CHECK(head.length() >= target / 2);

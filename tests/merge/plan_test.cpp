@@ -255,33 +255,33 @@ TEST_CASE("compose is the dense product, and applying it is applying both", "[pl
   }
 }
 
-TEMPLATE_TEST_CASE("a departure is the plan it stands for", "[plan]", float, Eigen::half) {
+TEMPLATE_TEST_CASE("a removal is the plan it stands for", "[plan]", float, Eigen::half) {
   const index_t length = 6, dim = 67;
-  for (index_t leaving = slot_removal::nowhere; leaving < length; ++leaving) {
+  for (index_t removed = slot_removal::nowhere; removed < length; ++removed) {
     for (index_t into = slot_removal::nowhere; into < length; ++into) {
-      if (leaving == into || leaving == slot_removal::nowhere) {
+      if (removed == into || removed == slot_removal::nowhere) {
         continue;
       }
       auto kv = fixtures::random_cache<TestType>(length, dim, 1);
       auto planned = kv;
       head_state state = numbered_state(length, length + 1), other = state;
-      apply(slot_removal{leaving, into, 0.75F, 0.25F, 1.5F}, kv.head(0), state);
+      apply(slot_removal{removed, into, 0.75F, 0.25F, 1.5F}, kv.head(0), state);
       merge_plan plan;
       plan.reset(length);
       for (index_t s = 0; s < length; ++s) {
         if (s == into) {
-          plan.add({s, 0.75F, 0.75F}), plan.add({leaving, 0.25F, 0.25F}), plan.end_row(1.5F);
-        } else if (s != leaving) {
+          plan.add({s, 0.75F, 0.75F}), plan.add({removed, 0.25F, 0.25F}), plan.end_row(1.5F);
+        } else if (s != removed) {
           plan.keep(s, 0);
         }
       }
       apply(plan, planned.head(0), other);
       REQUIRE((kv.head(0).length() == length - 1 && planned.head(0).length() == length - 1));
-      // The plan moves slots down; the departure puts the newest into the hole.
+      // The plan moves slots down; the removal puts the newest into the hole.
       for (index_t s = 0; s < length; ++s) {
-        if (s != leaving) {
-          const index_t d = s == length - 1 ? leaving : s;
-          const index_t r = s < leaving ? s : s - 1;
+        if (s != removed) {
+          const index_t d = s == length - 1 ? removed : s;
+          const index_t r = s < removed ? s : s - 1;
           CHECK(row_of(kv.head(0), d) == row_of(planned.head(0), r));
           CHECK(kv.head(0).position(d) == planned.head(0).position(r));
           CHECK(kv.head(0).log_mass(d) == planned.head(0).log_mass(r));

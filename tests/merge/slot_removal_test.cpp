@@ -1,4 +1,5 @@
-// One slot leaves in a decode step: the one that a plan would take, whatever the keys and scores.
+// One slot is removed in a decode step: the one that a plan would take, whatever the keys and
+// scores.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <limits>
@@ -22,19 +23,19 @@ std::set<index_t> positions(const kvfold::head_view<float>& head) {
 
 }  // namespace
 
-TEST_CASE("one slot that departs in a decode step is the one that a plan would take", "[law]") {
-  fixtures::departs_as_planned(kvfold::roco{}, 30, 8, 60);
-  fixtures::departs_as_planned(kvfold::roco{.sinks = 0, .window = 2, .steady = 0.9F}, 17, 33, 60);
-  fixtures::departs_as_planned(kvfold::roco{.sinks = 0, .window = 0, .steady = 0}, 17, 3, 30);
-  fixtures::departs_as_planned(kvfold::key_diff{}, 30, 8, 60);
-  fixtures::departs_as_planned(kvfold::key_diff{.sinks = 0, .window = 9}, 17, 33, 60);
-  fixtures::departs_as_planned(kvfold::centroids{.window = 10}, 60, 8, 29);
-  fixtures::departs_as_planned(kvfold::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
-  fixtures::departs_as_planned(kvfold::cam{}, 30, 8, 90);
-  fixtures::departs_as_planned(kvfold::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
-  fixtures::departs_as_planned(kvfold::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
-  fixtures::departs_as_planned(kvfold::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
-  fixtures::departs_as_planned(kvfold::cam{.merge = 1}, 17, 8, 60);  // one heir takes all
+TEST_CASE("the slot removed in a decode step is the one that a plan would take", "[law]") {
+  fixtures::removes_as_planned(kvfold::roco{}, 30, 8, 60);
+  fixtures::removes_as_planned(kvfold::roco{.sinks = 0, .window = 2, .steady = 0.9F}, 17, 33, 60);
+  fixtures::removes_as_planned(kvfold::roco{.sinks = 0, .window = 0, .steady = 0}, 17, 3, 30);
+  fixtures::removes_as_planned(kvfold::key_diff{}, 30, 8, 60);
+  fixtures::removes_as_planned(kvfold::key_diff{.sinks = 0, .window = 9}, 17, 33, 60);
+  fixtures::removes_as_planned(kvfold::centroids{.window = 10}, 60, 8, 29);
+  fixtures::removes_as_planned(kvfold::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
+  fixtures::removes_as_planned(kvfold::cam{}, 30, 8, 90);
+  fixtures::removes_as_planned(kvfold::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
+  fixtures::removes_as_planned(kvfold::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
+  fixtures::removes_as_planned(kvfold::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
+  fixtures::removes_as_planned(kvfold::cam{.merge = 1}, 17, 8, 60);  // one slot takes all
 }
 
 TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_diff]") {
@@ -96,7 +97,7 @@ TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]"
   CHECK(given == merge_prompt);
 }
 
-TEST_CASE("centroids takes more than half a budget of newcomers for a prompt", "[centroids]") {
+TEST_CASE("centroids takes more than half a budget of new tokens for a prompt", "[centroids]") {
   const index_t new_tokens = GENERATE(15, 16);
   const kvfold::centroids policy{.window = 8};
   auto kv = fixtures::random_cache(30, 8, 1, 60);

@@ -36,7 +36,7 @@ struct attention_matching {
   int recent = 0;
   double ridge = 1e-3;
   int a_round = 4;
-  double drop = -7;    // omp: log-mass below which a chosen slot leaves
+  double drop = -7;    // omp: log-mass below which a chosen slot is dropped
   double least = -30;  // of log-mass
 
   /// What is to be matched.

@@ -134,7 +134,7 @@ TEST_CASE("centroids by hand", "[oracle]") {
   CHECK(sorted.slots[2].key[0] == Approx((0.3 + 10 + 10.4) / 3));
   CHECK(sorted.slots[2].value[0] == sorted.slots[2].key[0]);
   CHECK(sorted.slots[2].log_mass == Approx(std::log(3.0)));
-  policy.step(h, {{0}}, {1}, {1}, 4);  // 5 leaves the window, and is nearest to 6.9
+  policy.step(h, {{0}}, {1}, {1}, 4);  // 5 passes the window, and is nearest to 6.9
   CHECK(positions(h) == std::vector<int>{0, 1, 3, 7});
   CHECK(by_position(h).slots[2].key[0] == Approx((0.3 + 10 + 10.4 + 5) / 4));
   CHECK(by_position(h).slots[2].log_mass == Approx(std::log(4.0)));
@@ -142,7 +142,7 @@ TEST_CASE("centroids by hand", "[oracle]") {
 
 TEST_CASE("centroids move by the tokens that a slot stands for", "[oracle]") {
   head h = line({0, 3, 4, 10});
-  h.slots[3].log_mass = 2 * ln2;  // four tokens: the mean of {3, 4, 10} leaves 3 behind
+  h.slots[3].log_mass = 2 * ln2;  // four tokens: the mean of {3, 4, 10} is not at 3
   oracle::centroids{.sinks = 0, .window = 0}.prompt(h, {}, {}, 2);
   CHECK(positions(h) == std::vector<int>{0, 2});
   CHECK(h.slots[0].key[0] == Approx(1.5));
@@ -165,7 +165,7 @@ TEST_CASE("Compactor: leverage and attention within chunks", "[oracle]") {
     head a = line({0, 0, 1, 0, 0, 1});
     for (auto& s : a.slots) s.value = {1};
     tensor queries(6, mat{{0}});
-    queries[0] = {{10}};  // asks for slot 2 (of its chunk), not for 5
+    queries[0] = {{10}};  // attends to slot 2 (of its chunk), not for 5
     const oracle::compactor policy{.sinks = 0, .window = 0, .chunk = 3, .blend = 0};
     // received: 2/3 2/3 5/3 1 1 1; the sums of three are largest around slot 3
     policy.prompt(a, queries, {}, 1);
@@ -180,7 +180,7 @@ TEST_CASE("TOVA goes by the last query alone", "[oracle]") {
   CHECK(positions(h) == std::vector<int>{1, 2, 3});
   policy.step(h, {{-1}}, {1.5}, {0}, 3);  // now the smallest keys are asked for
   CHECK(positions(h) == std::vector<int>{2, 3, 4});
-  policy.step(h, {{1}}, {0}, {0}, 3);  // the newcomer competes too
+  policy.step(h, {{1}}, {0}, {0}, 3);  // the new token competes too
   CHECK(positions(h) == std::vector<int>{2, 3, 4});
 }
 
@@ -199,7 +199,8 @@ TEST_CASE("Scissorhands counts low marks", "[oracle]") {
   CHECK(marks(kept) == vec{1, 1, 1, 1});  // 1/4 1/2 1/4; 1/3 1/6 1/3 1/6
   policy.step(kept, {{ln2}}, {1}, {1}, 4);
   CHECK(marks(kept) == vec{2, 1, 1, 0});
-  CHECK(positions(kept) == std::vector<int>{0, 1, 3, 4});  // 0 and 2 have two: the higher leaves
+  CHECK(positions(kept) ==
+        std::vector<int>{0, 1, 3, 4});  // 0 and 2 have two: the higher is evicted
   SECTION("a window that is full becomes the one before") {
     policy.step(kept, {{0}}, {0}, {0}, 10);
     CHECK(kept.queries_seen == 2);
@@ -230,7 +231,7 @@ TEST_CASE("RoCo: the mean per query, and the restless stay", "[oracle]") {
   CHECK(positions(h) == std::vector<int>{0, 1, 4, 5});
 }
 
-TEST_CASE("CaM: what leaves goes into those that follow, by chance", "[oracle]") {
+TEST_CASE("CaM: an evicted value is added to those that follow, at random", "[oracle]") {
   head h = line({1, 2, 4, 8, 16});
   const vec score = {5, 1, 3, 9, 2};
   for (std::size_t j = 0; j < 5; ++j) h.slots[j].score = score[j];

@@ -28,7 +28,7 @@ inline std::vector<int> proportional(const vec& weights, int total, int least, i
     if (c == low || c == high) break;
     (filled(c) < total ? low : high) = c;
   }
-  // The bisection says who is clamped; among the others the sum is made exact.
+  // The bisection says which are clamped; among the others the sum is made exact.
   double free_weight = 0, rest = total;
   for (const double w : weights) {
     const double x = high * w;

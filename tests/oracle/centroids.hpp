@@ -32,7 +32,7 @@ struct centroids {
     });
     return others;
   }
-  /// Each slot j goes into slot into[j], its own if it stays.
+  /// Each slot j goes into slot into[j], its own if it is kept.
   static void merge(head& h, const std::vector<std::size_t>& into) {
     const head before = h;
     h.slots.clear();

@@ -49,13 +49,13 @@ struct d2o {
       double z = e;
       for (std::size_t i = 0; i < evicted.size(); ++i)
         if (match[i].slot == j && !(match[i].cosine < h.threshold)) z += std::exp(match[i].cosine);
-      if (z == e) continue;  // nobody came
+      if (z == e) continue;  // none came
       slot& s = h.slots[j];
       for (std::size_t x = 0; x < s.key.size(); ++x) {
         s.key[x] = e * before[j].key[x] / z;
         s.value[x] = e * before[j].value[x] / z;
         for (std::size_t i = 0; i < evicted.size(); ++i) {
-          if (match[i].slot != j || match[i].cosine < h.threshold) continue;  // gone for good
+          if (match[i].slot != j || match[i].cosine < h.threshold) continue;  // evicted
           s.key[x] += std::exp(match[i].cosine) * before[evicted[i]].key[x] / z;
           s.value[x] += std::exp(match[i].cosine) * before[evicted[i]].value[x] / z;
         }

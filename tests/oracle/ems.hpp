@@ -6,7 +6,7 @@
 //    paper) and the last `window`. The other target - kept places are the class centres, N_imp.
 //  - A token of an entry has a position, the norm of its own key, and what it has received of
 //    attention: glo (all queries), past and cur (windows). The entry's first token is its centre:
-//    the entry keeps that position, and the centre never leaves the entry.
+//    the entry keeps that position, and the centre is never dropped.
 //  - The entry's stored key has the direction all its tokens share and the centre's norm; a token's
 //    key is that, scaled to its own norm: logit_t = scale * (norm_t / |key|) * q.key. An entry of
 //    one token is the token, bytes untouched. Log-mass must be 0 everywhere, and stays so.
@@ -23,7 +23,7 @@
 //    candidates. Several at once do not see each other: all match the centres as they were.
 //  - R_ij = cos(k_i, k_j) cos(v_i, v_j), but negative when both cosines are (ours: two opposites
 //    are not alike). Zero vectors: 0. Ties to the lower slot. R >= threshold merges, else the zero
-//    class: the entry goes with all its tokens.
+//    class: the entry is evicted with all its tokens.
 //  - Without position, keys are turned back by their entries' positions for R, and only for R.
 //  - Merge: direction = sum of S_i k_i/|k_i| over the centre and all that join it, normalised (the
 //    centre's own if that is 0); value = sum S_i v_i / sum S_i; all S_i = 1 if they sum to 0.

@@ -173,11 +173,11 @@ struct roco {
 /// CaM (ICML 2024, "Cache Merging for memory-efficient LLMs inference"): H2O's choice of what
 /// leaves, but by chance its value goes into the tokens that follow it.
 ///
-/// The leaving slot i has as targets the next `merge` kept slots by position (fewer at the end).
+/// The evicted slot i has as targets the next `merge` kept slots by position (fewer at the end).
 /// With probability clamp(s_i / mean of the targets' s, 0, 1), s the cumulative attention, v_i /
 /// (number of targets) is added to each target's value; keys and log-mass are untouched. Mean 0:
 /// probability 1 if s_i > 0, else 0. Chance: unit_random(seed, position of i) < probability.
-/// Several leaving at once add their values as they were. A prompt only drops tokens unless
+/// Several evicted at once add their values as they were. A prompt only drops tokens unless
 /// `merge_prompt`: merging nine tokens of ten into the tenth drowns it.
 struct cam {
   double recent = 0.5;  // share of the budget
@@ -191,12 +191,12 @@ struct cam {
     for (const slot& s : h.slots) score.push_back(s.score);
     head after = h;
     evict(after, protected_slots(h, sinks, share(recent, target)), score, target);
-    for (const slot& gone : h.slots) {
+    for (const slot& evicted : h.slots) {
       std::vector<slot*> following;
       bool stays = false;
       for (slot& s : after.slots) {
-        stays = stays || s.position == gone.position;
-        if (s.position > gone.position) following.push_back(&s);
+        stays = stays || s.position == evicted.position;
+        if (s.position > evicted.position) following.push_back(&s);
       }
       if (stays || !merging || following.empty()) continue;
       std::sort(following.begin(), following.end(),
@@ -205,10 +205,10 @@ struct cam {
       const auto n = static_cast<double>(following.size());
       double mean = 0;
       for (const slot* s : following) mean += s->score / n;
-      const double p = mean > 0 ? std::min(1.0, gone.score / mean) : (gone.score > 0 ? 1 : 0);
-      if (unit_random(seed, gone.position) >= p) continue;
+      const double p = mean > 0 ? std::min(1.0, evicted.score / mean) : (evicted.score > 0 ? 1 : 0);
+      if (unit_random(seed, evicted.position) >= p) continue;
       for (slot* s : following)
-        for (std::size_t i = 0; i < s->value.size(); ++i) s->value[i] += gone.value[i] / n;
+        for (std::size_t i = 0; i < s->value.size(); ++i) s->value[i] += evicted.value[i] / n;
     }
     h = after;
   }

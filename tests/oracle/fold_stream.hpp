@@ -102,23 +102,23 @@ inline void fold::compress_step(head& h, int budget, int keep) const {
     for (std::size_t j = 0; j < n; ++j)
       if (j != i && !fixed[j] && m.mass[i] <= m.mass[j]) gain[i] = std::max(gain[i], -cost(i, j));
   }
-  const int leaving = static_cast<int>(n) - keep;
-  if (keep < 1 || leaving >= static_cast<int>(free.size()))
+  const int removed = static_cast<int>(n) - keep;
+  if (keep < 1 || removed >= static_cast<int>(free.size()))
     throw std::invalid_argument("oracle: too few slots that may be folded away");
-  std::vector<bool> leaves(n, false);
-  for (std::size_t i : top(gain, free, static_cast<std::size_t>(leaving))) leaves[i] = true;
+  std::vector<bool> is_removed(n, false);
+  for (std::size_t i : top(gain, free, static_cast<std::size_t>(removed))) is_removed[i] = true;
   // Each goes to the kept slot of least cost.
   std::vector<std::vector<std::size_t>> members(n);
   for (std::size_t i = 0; i < n; ++i) {
     std::size_t into = i;
-    for (std::size_t j = 0; j < n && leaves[i]; ++j)
-      if (!fixed[j] && !leaves[j] && (into == i || cost(i, j) < cost(i, into))) into = j;
+    for (std::size_t j = 0; j < n && is_removed[i]; ++j)
+      if (!fixed[j] && !is_removed[j] && (into == i || cost(i, j) < cost(i, into))) into = j;
     members[into].push_back(i);
   }
   head made = h;
   made.slots.clear();
   for (std::size_t j = 0; j < n; ++j)
-    if (!leaves[j])
+    if (!is_removed[j])
       made.slots.push_back(members[j].size() == 1 ? h.slots[j] : merged(h, m, j, members[j]));
   h = made;
 }

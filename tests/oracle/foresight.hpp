@@ -1,5 +1,5 @@
 // Reference queries moved to the positions to come, and the leverage of keys. Used by fold, and at
-// hand for whoever measures slots on queries.
+// hand for policies that measure slots on queries.
 #pragma once
 
 #include "oracle/linear.hpp"

@@ -13,9 +13,9 @@
 // s = 1 (S = 0), W = 0. decay = 0: s is the present query's, and merging is exact for it.
 //
 // Which score ranks the eviction: ln w_j = beta_j + S_j, the estimated unnormalised attention of
-// the slot with its votes (the paper leaves the selection open). Lowest goes, ties: the higher
-// slot. In code mode: the sum over the window of s_j, votes left out (the authors' code can give
-// newer rows more weight; their vectors do not).
+// the slot with its votes (the paper does not define the selection). The lowest is removed, ties:
+// the higher slot. In code mode: the sum over the window of s_j, votes left out (the authors' code
+// can give newer rows more weight; their vectors do not).
 //
 // Merge (eqs. 7, 25, 26), any number of members, c (the kept) among them:
 //     ln w_j = beta_j + S_j     A = logsumexp_j ln w_j     P = logsumexp_j beta_j
@@ -33,9 +33,9 @@
 //   2. of those joins take the (slots - target) most similar, ties to the lower slot; who then does
 //      not join stays a slot of its own. Merge.
 //   3. if more than `target` slots are left: the protected and the top by score after merging stay.
-//      (No two leaders are similar, so those evicted now have nobody to merge with.)
+//      (No two leaders are similar, so none of those evicted now has a slot to merge with.)
 // Else, always in decode and in code mode: select, then each slot not selected merges into its
-// nearest selected key, protected ones too, if at least `similarity` near, or is gone.
+// nearest selected key, protected ones too, if at least `similarity` near, or is evicted.
 //
 // Code mode (authors' code): the estimate is the mean over the last `window` queries that saw the
 // slot, plus epsilon; weights p_j s_j; k the convex mean (r = 1); beta = P; of each query in the
@@ -61,7 +61,7 @@ struct keepkv {
   int sinks = 4;
   double recent = 0.5;      // share of the budget
   double similarity = 0.8;  // merge at or above it
-  mode as = mode::paper;
+  mode variant = mode::paper;
   int window = 32;          // queries of a prompt that count; code: also in decode
   double decay = 0.9;       // of the EMA, a in eq. 8; a value of ours
   bool merge_first = true;  // of a prompt, paper mode
@@ -84,7 +84,7 @@ struct keepkv {
 
   /// S_j
   double estimate(const slot& s) const {
-    if (as == mode::paper) return s.log_score;
+    if (variant == mode::paper) return s.log_score;
     const double floor = std::log(epsilon);
     if (s.history.empty()) return floor;
     const double rows = static_cast<double>(s.history.size());
@@ -94,7 +94,7 @@ struct keepkv {
   vec ranks(const head& h) const {
     vec rank;
     for (const slot& s : h.slots) {
-      if (as == mode::paper) {
+      if (variant == mode::paper) {
         rank.push_back(s.log_mass + s.log_score);
         continue;
       }
@@ -128,8 +128,8 @@ struct keepkv {
     made.log_mass = p;
     const double r = (a - p) / mean;
     for (const double end : {0.5, 2.0})  // a mean near 0 makes r's errors large: ten times as clear
-      if (as == mode::paper) decided(a - p, end * mean, 10);
-    if (as == mode::code) {
+      if (variant == mode::paper) decided(a - p, end * mean, 10);
+    if (variant == mode::code) {
       for (std::size_t back = 1; back <= made.history.size(); ++back) {
         vec row{-std::numeric_limits<double>::infinity()};
         for (const slot& s : members)
@@ -147,7 +147,7 @@ struct keepkv {
     return made;
   }
 
-  /// Slot j goes into slot into[j]; j itself: it stays; nowhere: it is gone.
+  /// Slot j goes into slot into[j]; j itself: it is kept; nowhere: it is evicted.
   static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
   void apply(head& h, const std::vector<std::size_t>& into) const {
     std::vector<slot> next;
@@ -193,7 +193,7 @@ struct keepkv {
       }
       leaders.push_back(j);
     }
-    for (const std::size_t leader : leaders)  // who is near one comes after it
+    for (const std::size_t leader : leaders)  // what is near one comes after it
       for (std::size_t j = 0; j < into.size() && !held[leader]; ++j)
         if (!held[j] && cosine(h.slots[j].key, h.slots[leader].key) >= similarity)
           decided(rank[leader], rank[j], 1);
@@ -214,7 +214,7 @@ struct keepkv {
     for (std::size_t i = 0; i < queries.size(); ++i)
       if (static_cast<int>(queries.size() - i) <= window) observe(h, queries[i], at[i]);
     if (static_cast<int>(h.slots.size()) <= target) return;
-    if (as == mode::paper && merge_first)
+    if (variant == mode::paper && merge_first)
       merge_and_select(h, target);
     else
       select_and_merge(h, target);

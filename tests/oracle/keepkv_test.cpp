@@ -55,7 +55,7 @@ TEST_CASE("the oracle's KeepKV in code mode is the authors' code", "[oracle][gol
   const keepkv policy{.sinks = g.number("sinks"),
                       .recent = static_cast<double>(g.number("recent")) / target,
                       .similarity = g.real("threshold"),
-                      .as = keepkv::mode::code,
+                      .variant = keepkv::mode::code,
                       .window = g.number("recent"),
                       .epsilon = g.real("epsilon")};
   for (int h = 0; h < g.heads(); ++h) {
@@ -203,7 +203,7 @@ TEST_CASE("the oracle's KeepKV merges a prompt first, then evicts", "[oracle]") 
     CHECK(h.slots[0].log_mass == 0);
     CHECK(h.slots[1].log_mass == 0);
     head three = five();
-    late.prompt(three, {}, {}, 4);  // 3 goes, into 0
+    late.prompt(three, {}, {}, 4);  // 3 is merged into 0
     CHECK(oracle::positions(three) == std::vector<int>{0, 1, 2, 4});
     CHECK(three.slots[0].log_mass + three.slots[0].log_score ==
           Approx(std::log(1 + std::exp(-1.0))));
@@ -212,7 +212,7 @@ TEST_CASE("the oracle's KeepKV merges a prompt first, then evicts", "[oracle]") 
 
 TEST_CASE("the oracle's KeepKV holds its budget and its mass", "[oracle]") {
   for (const auto mode : {keepkv::mode::paper, keepkv::mode::code}) {
-    const keepkv policy{.sinks = 2, .similarity = -1, .as = mode, .window = 8};
+    const keepkv policy{.sinks = 2, .similarity = -1, .variant = mode, .window = 8};
     head h = oracle::make_head(4, 2);
     oracle::tensor queries;
     for (int t = 0; t < 40; ++t) {

@@ -15,7 +15,7 @@ namespace oracle {
 
 struct kvmerger {
   enum class mode { threshold, budget };
-  mode joins = mode::budget;  // budget: epsilon is whatever leaves `target` slots
+  mode joins = mode::budget;  // budget: epsilon is whatever gives `target` slots
   double epsilon = 0.75;      // threshold: neighbours join above it
   double recent = 0.25;       // share of target: R, the last ones
   double heavy = 0.25;        // share of target: H, sinks included, at least the sinks
@@ -25,7 +25,7 @@ struct kvmerger {
   bool gaps_break = true;
   combine group = combine::sum;
 
-  /// Who stays out of it: the last R, then H slots: the sinks, and the top by score of the others.
+  /// Takes no part: the last R, then H slots: the sinks, and the top by score of the others.
   std::vector<bool> untouched(const head& h, int target) const {
     std::vector<bool> is = protected_slots(h, 0, share(recent, target));
     int places = std::max(sinks, share(heavy, target));
@@ -83,9 +83,9 @@ struct kvmerger {
     std::vector<std::size_t> set;
     for (std::size_t j = 0; j < h.slots.size(); ++j) set.push_back(j);
     for (const pair& p : all) {
-      const std::size_t gone = set[p.right], stays = set[p.left];
+      const std::size_t from = set[p.right], into = set[p.left];
       for (std::size_t& name : set)
-        if (name == gone) name = stays;
+        if (name == from) name = into;
     }
     return set;
   }

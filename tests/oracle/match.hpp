@@ -1,4 +1,4 @@
-// What the merging policies share: who is kept, and the nearest key by cosine.
+// What the merging policies share: which slots are kept, and the nearest key by cosine.
 #pragma once
 
 #include "oracle/policies.hpp"

@@ -66,7 +66,7 @@ TEST_CASE("the oracle's D2O by hand", "[oracle]") {
   CHECK(h.threshold == Approx(0.82));
   CHECK(oracle::difference(h.slots[2].key, vec{0, -1.5}) < 1e-15);
   CHECK(h.slots[2].score == Approx(0.25));
-  // 5 is nearest to 0, at 0: below 0.3 * 0.82, so it is gone.
+  // 5 is nearest to 0, at 0: below 0.3 * 0.82, so it is evicted.
   policy.step(h, {{0, 0}}, {1, 1}, {1, 1}, 3);
   REQUIRE(oracle::positions(h) == ints{0, 1, 6});
   CHECK(h.threshold == Approx(0.246));
@@ -156,7 +156,8 @@ TEST_CASE("the oracle's KVMerger by hand", "[oracle]") {
   SECTION("heavy hitters and gaps break a run") {
     policy.heavy = 0.5;  // 2 of 4: the sink and slot 3
     policy.prompt(h, {}, {}, 4);
-    CHECK(oracle::positions(h) == ints{0, 1, 3, 5});  // 1-2 join, 4 goes: equal scores, higher slot
+    CHECK(oracle::positions(h) ==
+          ints{0, 1, 3, 5});  // 1-2 join, 4 is evicted: equal scores, higher slot
     CHECK(h.slots[1].score == 2);
     h = before;
     h.slots[4].score = 2.5;

@@ -100,7 +100,7 @@ TEST_CASE("the oracle's ZSMerge is the authors' code", "[oracle][golden]") {
     oracle::zsmerge policy{.residual = g.number("residual"),
                            .alpha = g.real("alpha"),
                            .decay = g.real("decay"),
-                           .newcomer_competes = false,
+                           .new_token_competes = false,
                            .score_sum = g.text("score_update") == "sum"};
     // The authors' prompt keeps one token more in the ring than their decode does.
     oracle::zsmerge at_prompt = policy;
@@ -126,7 +126,7 @@ TEST_CASE("ZSMerge theorem 3.1: no uncompressed token loses attention", "[oracle
   const double alpha = GENERATE(0.0, 0.6, 1.0);
   const bool nearest = GENERATE(false, true), competes = GENERATE(false, true);
   const oracle::zsmerge policy{
-      .residual = 3, .alpha = alpha, .newcomer_competes = competes, .nearest = nearest};
+      .residual = 3, .alpha = alpha, .new_token_competes = competes, .nearest = nearest};
   const oracle::full_cache full;
   head all = oracle::make_head(6, 2);
   tensor queries;
@@ -216,7 +216,7 @@ TEST_CASE("SnapKV's oracle decodes by the window before and the one so far", "[o
     for (int step = std::max(0, 3 * (whole - 1)); step < i; ++step)
       for (std::size_t p = 0; p < seen[static_cast<std::size_t>(step)].size(); ++p)
         score[p] += seen[static_cast<std::size_t>(step)][p];
-    double lowest_kept = 1e9, gone = -1;
+    double lowest_kept = 1e9, highest_evicted = -1;
     int held = 0;
     for (const auto& s : before.slots) {
       const bool kept = std::any_of(h.slots.begin(), h.slots.end(),
@@ -226,12 +226,12 @@ TEST_CASE("SnapKV's oracle decodes by the window before and the one so far", "[o
         CHECK(kept);
       } else {
         const double x = score[static_cast<std::size_t>(s.position)];
-        kept ? lowest_kept = std::min(lowest_kept, x) : gone = x;
+        kept ? lowest_kept = std::min(lowest_kept, x) : highest_evicted = x;
       }
     }
     CHECK(held == 8);
-    CHECK(gone >= 0);
-    CHECK(gone <= lowest_kept);
+    CHECK(highest_evicted >= 0);
+    CHECK(highest_evicted <= lowest_kept);
     for (const auto& s : h.slots)
       CHECK(s.past + s.current == Approx(score[static_cast<std::size_t>(s.position)]));
   }

@@ -17,7 +17,7 @@ inline int share(double fraction, int target) {
 }
 
 /// Indices of the `count` highest of `score` among `candidates`; ties to the lower slot, NaN last.
-/// `unit`: see `decided`; what is decided is who is among them, not their order.
+/// `unit`: see `decided`; what is decided is which are among them, not their order.
 inline std::vector<std::size_t> top(const vec& score, std::vector<std::size_t> candidates,
                                     std::size_t count, double unit = 0) {
   auto better = [&](std::size_t a, std::size_t b) {

@@ -10,9 +10,9 @@ struct zsmerge {
   int residual = 1;
   double alpha = 0.6;
   double decay = 0.98;
-  bool newcomer_competes = true;  // Algorithm 1; false: the authors' code
-  bool score_sum = false;         // score of a merged slot: max (the authors' default) or sum
-  bool nearest = false;           // prompt: eq. 6 against seeds, else the authors' chunks
+  bool new_token_competes = true;  // Algorithm 1; false: the authors' code
+  bool score_sum = false;          // score of a merged slot: max (the authors' default) or sum
+  bool nearest = false;            // prompt: eq. 6 against seeds, else the authors' chunks
   combine group = combine::sum;
   bool wait = false;  // Algorithm 1 sorts tokens before the cache is full; true: only when it is
 
@@ -27,7 +27,7 @@ struct zsmerge {
     return {ring, context, residual};
   }
 
-  /// Eq. 7 with any count for the token that goes: r <- (w_r r + w_c c) / (w_r + w_c).
+  /// Eq. 7 with any count for the token that is merged: r <- (w_r r + w_c c) / (w_r + w_c).
   void fuse(slot& r, const slot& c) const {
     const double w = r.count + c.count;
     for (std::size_t i = 0; i < r.key.size(); ++i) {
@@ -99,8 +99,8 @@ struct zsmerge {
     compress_prompt(h, target);
   }
 
-  /// Algorithm 1, lines 10-17, once: the slot that leaves the context, if it is over its size.
-  /// `before`: the head whose residual keys are matched against; several leaving at once do not see
+  /// Algorithm 1, lines 10-17, once: the slot to remove from the context, if it is over its size.
+  /// `before`: the head whose residual keys are matched against; several removed at once do not see
   /// each other.
   bool shrink_context(head& h, int target, const head& before) const {
     const regions b = split(target);
@@ -112,14 +112,14 @@ struct zsmerge {
         residuals.push_back(j);
       } else if (s.position <= last - b.ring) {
         context.push_back(j);
-        if (newcomer_competes || s.position != last - b.ring) candidates.push_back(j);
+        if (new_token_competes || s.position != last - b.ring) candidates.push_back(j);
       }
     }
     if (static_cast<int>(context.size()) <= b.context || candidates.empty()) return false;
     std::size_t c = candidates[0];  // argmin_c s_c, NaN counts as the lowest
     for (std::size_t j : candidates) {
       const double a = h.slots[j].score, lowest = h.slots[c].score;
-      // Keeping goes to the lower slot among equals, so the higher one leaves.
+      // Keeping goes to the lower slot among equals, so the higher one is removed.
       if (std::isnan(a) || (!std::isnan(lowest) && a <= lowest)) c = j;
     }
     if (static_cast<int>(residuals.size()) < b.residual) {

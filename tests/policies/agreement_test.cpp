@@ -52,12 +52,12 @@ TEST_CASE("zsmerge is its oracle", "[oracle]") {
       for (const bool sum : {true, false}) {
         for (const bool chunked : {true, false}) {
           kvfold::zsmerge policy{
-              .proximity = 0.2F, .residual = 3, .sinks = 0, .newcomer_competes = competes};
+              .proximity = 0.2F, .residual = 3, .sinks = 0, .new_token_competes = competes};
           policy.merged_score = sum ? kvfold::column_merge::sum : kvfold::column_merge::max;
           policy.prompt = chunked ? kvfold::zsmerge::prompt_mode::chunked
                                   : kvfold::zsmerge::prompt_mode::nearest;
           oracle::zsmerge o{.proximity = 0.2, .residual = 3};
-          o.newcomer_competes = competes;
+          o.new_token_competes = competes;
           o.score_sum = sum;
           o.nearest = !chunked;
           INFO("competes " << competes << ", sum " << sum << ", chunked " << chunked);

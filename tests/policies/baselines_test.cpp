@@ -200,7 +200,7 @@ TEST_CASE("centroids is its oracle", "[oracle]") {
     agree(kvfold::centroids{.sinks = 0, .window = 2, .rounds = 3},
           oracle::centroids{.sinks = 0, .window = 2, .rounds = 3}, s);
   }
-  // A mean rounded to 16 bits may be nearest to another newcomer: the prompt alone.
+  // A mean rounded to 16 bits may be nearest to another new token: the prompt alone.
   agree_in_16_bits(kvfold::centroids{.window = 6}, oracle::centroids{.window = 6}, 0);
 }
 

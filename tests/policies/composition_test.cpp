@@ -103,7 +103,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
   }
 }
 
-TEST_CASE("compressing again changes nothing, and compressing further leaves less",
+TEST_CASE("compressing again changes nothing, and compressing further keeps fewer slots",
           "[composition]") {
   constexpr index_t tokens = 90, target = 48, less = 32;
   const fixtures::queries queries(tokens, group, dim);

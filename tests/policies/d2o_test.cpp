@@ -39,9 +39,9 @@ TEST_CASE("the threshold of d2o follows the oracle's over 1000 steps", "[oracle]
   fixtures::agree(d2o{}, oracle::d2o{}, s, 1e-4, same_threshold);
 }
 
-TEST_CASE("a departure of d2o is its plan", "[laws]") {
-  fixtures::departs_as_planned(d2o{}, 30, 8, 60);
-  fixtures::departs_as_planned(d2o{.sinks = 0, .beta = 1}, 17, 33, 60);
+TEST_CASE("a removal of d2o is its plan", "[laws]") {
+  fixtures::removes_as_planned(d2o{}, 30, 8, 60);
+  fixtures::removes_as_planned(d2o{.sinks = 0, .beta = 1}, 17, 33, 60);
 }
 
 TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
@@ -63,11 +63,11 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   REQUIRE(plan.row(0).size() == 2);
   CHECK(plan.row(0)[1] == kvfold::merge_source{2, 0.5F, 0.5F});
   CHECK(plan.row(1).size() == 1);
-  SECTION("a plan that takes nobody away measures nothing") {
+  SECTION("a plan that removes no slot measures nothing") {
     kvfold::apply(policy, kvfold::identity(head), head, state[0], scratch);
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
   }
-  SECTION("planning leaves the threshold alone, applying sets it") {
+  SECTION("planning keeps the threshold, applying sets it") {
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
     kvfold::apply(policy, plan, head, state[0], scratch);
     CHECK(state[0].memory()[d2o::threshold] == plan.note());

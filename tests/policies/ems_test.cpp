@@ -190,7 +190,7 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
     });
     CHECK(both_ways.sharing() == 24);
   }
-  SECTION("ties: the higher slot leaves for the lower one, and the later token makes room") {
+  SECTION("ties: the higher slot joins the lower one, and the later token is dropped") {
     const ems one{.window = 1, .sinks = 0, .table = 1};
     kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 6}};
     kv.append(0, std::vector<float>(12, 1.0F), std::vector<float>(12, 2.0F));
@@ -214,7 +214,7 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
       CHECK(head.position(4) == position + 1);
     }
   }
-  SECTION("zero keys are alike to nobody") {
+  SECTION("zero keys are alike to none") {
     ems_pair both_ways(policy, 3, 1, 12);
     both_ways.steps(40, [](index_t) -> decoded {
       return {fixtures::normal(3), {0, 0, 0}, fixtures::normal(3)};

@@ -128,7 +128,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                                expected.of_head("output", 0, 1, dim)) < 1e-4);
       if (expected.has("keys")) {
         ++caches;
-        // Slots are in another order: a fold leaves them where they lie, and so does the prototype.
+        // Slots are in another order: a fold keeps them where they are, and so does the prototype.
         same(kv.head(0), expected, 1e-4);
       }
     }

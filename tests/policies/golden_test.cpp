@@ -118,7 +118,7 @@ TEST_CASE("zsmerge is the authors' code", "[golden]") {
                            .sinks = 0,
                            .alpha = static_cast<float>(g.real("alpha")),
                            .decay = static_cast<float>(g.real("decay")),
-                           .newcomer_competes = false};
+                           .new_token_competes = false};
     policy.merged_score =
         g.text("score_update") == "sum" ? kvfold::column_merge::sum : kvfold::column_merge::max;
     // The authors' prompt keeps one token more in the ring than their decode does.

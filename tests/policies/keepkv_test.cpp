@@ -36,7 +36,8 @@ oracle::head stored(const oracle::replay& r, const golden::record& g, const std:
 /// Policy and oracle with the same parameters.
 std::pair<keepkv, oracle::keepkv> both(keepkv p) {
   oracle::keepkv o{.sinks = p.sinks, .recent = p.recent, .similarity = p.similarity};
-  o.as = p.as == keepkv::mode::paper ? oracle::keepkv::mode::paper : oracle::keepkv::mode::code;
+  o.variant =
+      p.variant == keepkv::mode::paper ? oracle::keepkv::mode::paper : oracle::keepkv::mode::code;
   o.window = p.window;
   o.decay = p.decay;
   o.merge_first = p.merge_first;
@@ -76,7 +77,7 @@ TEST_CASE("keepkv is its oracle", "[oracle]") {
 }
 
 TEST_CASE("keepkv in code mode is its oracle", "[oracle]") {
-  const auto [policy, o] = both({.similarity = 0.3F, .as = keepkv::mode::code, .window = 8});
+  const auto [policy, o] = both({.similarity = 0.3F, .variant = keepkv::mode::code, .window = 8});
   for (const auto& s : fixtures::settings) {
     fixtures::agree(policy, o, s, 1e-3);
   }
@@ -88,7 +89,7 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
   const keepkv policy{.sinks = g.number("sinks"),
                       .recent = static_cast<float>(g.number("recent")) / static_cast<float>(target),
                       .similarity = static_cast<float>(g.real("threshold")),
-                      .as = keepkv::mode::code,
+                      .variant = keepkv::mode::code,
                       .window = g.number("recent"),
                       .epsilon = static_cast<float>(g.real("epsilon"))};
   for (int h = 0; h < g.heads(); ++h) {
@@ -121,9 +122,9 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
 }
 
 TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[theorem]") {
-  // Everything is similar enough, the estimate is the present query's: whoever leaves is merged.
-  // The outputs are the oracle's, in double. Logits near 1000 are known to a unit in their last
-  // place, 6e-5, and no merge can be exacter than its logits.
+  // Everything is similar enough, the estimate is the present query's: every removed slot is
+  // merged. The outputs are the oracle's, in double. Logits near 1000 are known to a unit in their
+  // last place, 6e-5, and no merge can be exacter than its logits.
   const keepkv policy{.sinks = 0, .recent = 0, .similarity = -1, .decay = 0};
   const index_t dim = 8;
   int scaled = 0, unscaled = 0, large = 0;
@@ -184,15 +185,15 @@ TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[
   CHECK(unscaled > 500);
 }
 
-TEST_CASE("a departure of keepkv is its plan", "[laws]") {
-  fixtures::departs_as_planned(keepkv{.similarity = 0.3F}, 30, 8, 60);
-  fixtures::departs_as_planned(keepkv{.sinks = 0, .similarity = -1}, 17, 33, 60);
-  fixtures::departs_as_planned(keepkv{.similarity = 0.3F, .as = keepkv::mode::code, .window = 5},
-                               30, 8, 60);
+TEST_CASE("a removal of keepkv is its plan", "[laws]") {
+  fixtures::removes_as_planned(keepkv{.similarity = 0.3F}, 30, 8, 60);
+  fixtures::removes_as_planned(keepkv{.sinks = 0, .similarity = -1}, 17, 33, 60);
+  fixtures::removes_as_planned(
+      keepkv{.similarity = 0.3F, .variant = keepkv::mode::code, .window = 5}, 30, 8, 60);
 }
 
 TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]") {
-  const keepkv policy{.sinks = 2, .similarity = -1, .as = keepkv::mode::code, .window = 8};
+  const keepkv policy{.sinks = 2, .similarity = -1, .variant = keepkv::mode::code, .window = 8};
   auto kv = fixtures::random_cache(40, 4, 2, 41);
   auto state = kvfold::make_state(policy, kv);
   kvfold::compress(policy, kv, state, fixtures::queries(40, 2, 4).view(), budget{16});

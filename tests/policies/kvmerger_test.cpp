@@ -62,9 +62,9 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
   }
 }
 
-TEST_CASE("kvmerger's threshold leaves what is alike in one slot, and never too much",
+TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never keeps too much",
           "[kvmerger]") {
-  // Two runs of four equal keys between unlike ones; nobody is protected but the last token.
+  // Two runs of four equal keys between unlike ones; only the last token is protected.
   kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 12}};
   std::vector<float> k, v;
   for (const float angle : {0.0F, 2.0F, 2.0F, 2.0F, 2.0F, 4.0F, 1.0F, 1.0F, 1.0F, 1.0F, 3.0F}) {

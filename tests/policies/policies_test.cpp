@@ -116,7 +116,7 @@ TEST_CASE("sinks and the latest tokens survive, and keep their bytes", "[laws]")
   }
 }
 
-TEST_CASE("a departure is the plan for one slot less", "[laws]") {
+TEST_CASE("a removal is the plan for one slot less", "[laws]") {
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     observed o(policy, 90);

@@ -66,7 +66,7 @@ std::vector<windowed> windowed_policies() {
   return {{h2o{}, 16},
           {snapkv{.window = 8}, 8},
           {zsmerge{.proximity = 0.2F, .residual = 3}, 6},
-          {zsmerge{.proximity = 0.2F, .newcomer_competes = false}, 6},
+          {zsmerge{.proximity = 0.2F, .new_token_competes = false}, 6},
           {fold{}, 8},
           {d2o{}, 7},
           {keepkv{}, 16},
@@ -104,7 +104,7 @@ void refuses(const std::string& message, const std::function<void()>& call) {
   CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
 }
 
-/// A prompt whose sinks nobody looks at, then steps that do not look at them either.
+/// A prompt whose queries do not attend to the sinks, then steps that do not either.
 stream with_unwanted_sinks(const any_policy& policy) {
   stream s{{policy}};
   for (index_t t = 0; t < 80; ++t) {
@@ -134,8 +134,8 @@ TEST_CASE("trap: sinks that get no attention are evicted", "[traps]") {
   }
 }
 
-TEST_CASE("trap: newcomers start at a score of 0 and are frozen out", "[traps]") {
-  // The old have collected attention for a whole prompt; the newcomers get next to none at first.
+TEST_CASE("trap: new tokens start at a score of 0 and are always evicted", "[traps]") {
+  // The old have collected attention for a whole prompt; the new tokens get next to none at first.
   for (const auto& [policy, recent] : windowed_policies()) {
     INFO(policy.name());
     stream s = stream::with_prompt(policy, 80, 1);
@@ -154,8 +154,8 @@ TEST_CASE("trap: newcomers start at a score of 0 and are frozen out", "[traps]")
   CHECK(*frozen.positions().rbegin() < 80);
 }
 
-TEST_CASE("trap: a newcomer's own attention is not counted", "[traps]") {
-  // One newcomer is looked at far more than anything else: it outlives the window.
+TEST_CASE("trap: a new token's own attention is not counted", "[traps]") {
+  // One new token is attended to far more than anything else: it outlives the window.
   for (const any_policy& policy :
        {any_policy(kvfold::h2o{}), any_policy(kvfold::snapkv{.window = 8}),
         any_policy(kvfold::zsmerge{.proximity = 0.2F}), any_policy(kvfold::roco{}),
@@ -250,7 +250,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
 }
 
 TEST_CASE("trap: the latest slots are taken for the latest tokens", "[traps]") {
-  // A departure puts the newest token into the freed slot: soon no slot is where its token was. Not
+  // A removal puts the newest token into the freed slot: soon no slot is where its token was. Not
   // all policies depart, so the prompt is shuffled.
   for (const auto& [policy, recent] : windowed_policies()) {
     INFO(policy.name());

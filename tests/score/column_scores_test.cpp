@@ -99,7 +99,7 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
   CHECK(alone.decayed == ours.decayed);
 }
 
-/// A head as compression leaves it: positions in any order, some of the tokens gone.
+/// A head after compression: positions in any order, some of the tokens evicted.
 template <class Scalar = float>
 kvfold::cache<Scalar> compressed_cache(index_t length, index_t dim, index_t group) {
   auto kv = fixtures::random_cache<Scalar>(2 * length, dim, group);

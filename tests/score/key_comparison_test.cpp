@@ -1,4 +1,4 @@
-// What rides on attention's sweep: the same bits as a sweep of its own, and plans that do not
+// Comparisons within attention's sweep: the same bits as a sweep of its own, and plans that do not
 // change.
 #include "kvfold/score/key_comparison.hpp"
 
@@ -30,8 +30,9 @@ std::pair<float, float> alone(const Head& head, bool keys, index_t s, index_t wi
   return {dot, norm};
 }
 
-/// `steps` tokens into two heads: `step`, which asks, and the same without anybody asked. Returns
-/// how often the guess was right. `memory_noise`: what is added to key_diff's guess.
+/// `steps` tokens into two heads: `step`, which predicts, and the same without a prediction.
+/// Returns how often the prediction was right. `memory_noise`: what is added to key_diff's
+/// prediction.
 int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t target, index_t dim,
                                      index_t steps, float memory_noise = 0) {
   INFO(policy.name());
@@ -65,7 +66,7 @@ int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t t
 
     REQUIRE(a == b);
     REQUIRE(fixtures::bytes_of(kv.head(0)) == fixtures::bytes_of(head));
-    REQUIRE((policy.name() == "key_diff" ||  // keeps what it asks about there
+    REQUIRE((policy.name() == "key_diff" ||  // keeps its prediction there
              std::ranges::equal(state[0].memory(), other_state[0].memory())));
     for (index_t c = 0; c < state[0].columns(); ++c) {
       REQUIRE(std::ranges::equal(state[0].column(c), other_state[0].column(c)));
@@ -76,7 +77,7 @@ int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t t
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[probe]", float,
+TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[comparison]", float,
                    Eigen::half, Eigen::bfloat16) {
   for (const index_t dim : {1, 7, 33, 128, 300}) {
     for (const index_t length : {1, 31, 33, 129, 270}) {
@@ -109,7 +110,7 @@ TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[probe
   }
 }
 
-TEST_CASE("the nearest slot is the same, answered or swept for", "[probe]") {
+TEST_CASE("the nearest slot is the same, answered or swept for", "[comparison]") {
   for (const index_t dim : {1, 2, 16, 130}) {
     auto kv = fixtures::random_cache(200, dim, 1);
     const auto head = kv.head(0);
@@ -139,7 +140,7 @@ TEST_CASE("the nearest slot is the same, answered or swept for", "[probe]") {
   }
 }
 
-TEST_CASE("a step is what it would be without a guess, right or wrong", "[probe]") {
+TEST_CASE("a step is what it would be without a prediction, right or wrong", "[comparison]") {
   const index_t dim = GENERATE(8, 33);
   int all = 0;
   for (const int right :
@@ -151,14 +152,14 @@ TEST_CASE("a step is what it would be without a guess, right or wrong", "[probe]
     all += right;
   }
   CHECK(all < 3 * 150);  // nor of the second look
-  // Who leaves the window is known beforehand.
+  // Which token passes the window is known beforehand.
   CHECK(check_comparisons_change_nothing(kvfold::centroids{.window = 8}, 40, dim, 110) == 110);
   check_comparisons_change_nothing(kvfold::key_diff{}, 40, dim, 150);
   check_comparisons_change_nothing(kvfold::key_diff{}, 40, dim, 150, 0.1F);
   check_comparisons_change_nothing(kvfold::key_diff{.sinks = 0, .window = 9}, 40, dim, 150);
 }
 
-TEST_CASE("who is least wanted is who comes first by score, the higher slot among equals",
+TEST_CASE("the lowest scored slot is the first by score, the higher slot among equals",
           "[select]") {
   for (int round = 0; round < 200; ++round) {
     auto x = fixtures::normal(331);

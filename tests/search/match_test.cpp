@@ -1,5 +1,5 @@
-// Who is nearest, against loops over all pairs. Keys of whole numbers: products are exact, so that
-// ties are ties, and many are.
+// The nearest slot, against loops over all pairs. Keys of whole numbers: products are exact, so
+// that ties are ties, and many are.
 #include "kvfold/search/match.hpp"
 
 #include <catch2/catch.hpp>

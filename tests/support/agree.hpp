@@ -52,9 +52,9 @@ template <class Scalar = float>
 void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
            double tolerance = 1e-5, const std::type_identity_t<looks<Scalar>>& also = {});
 
-/// LAW: what `leaving` does is what `plan` does for one slot less, to the bit: `steps` tokens into
-/// a head compressed to `target`, each departed both ways.
-inline void departs_as_planned(const kvfold::any_policy& policy, index_t target, index_t dim,
+/// LAW: what `choose_victim` does is what `plan` does for one slot less, to the bit: `steps` tokens
+/// into a head compressed to `target`, each departed both ways.
+inline void removes_as_planned(const kvfold::any_policy& policy, index_t target, index_t dim,
                                index_t steps) {
   auto kv = random_cache(3 * target, dim, 2, 3 * target + 1);
   auto state = kvfold::make_state(policy, kv);

@@ -34,9 +34,9 @@ auto clearly(Draw draw) {
 }
 
 /// As many steps, each `draw(before)`, where `before` is the step before (`start` at first), the
-/// oracle's head after it in it. Where none of ten is clear, as who leaves and whom it is like was
-/// settled long ago, it goes back, each time twice as far. Fewer steps: there is no way on from
-/// `start`.
+/// oracle's head after it in it. Where none of ten is clear, as which slot is removed and which it
+/// is like was decided long ago, it goes back, each time twice as far. Fewer steps: there is no way
+/// on from `start`.
 template <class Step, class Draw>
 std::vector<Step> clear_steps(std::size_t count, const Step& start, Draw draw,
                               double clear = 1e-4) {

@@ -113,7 +113,7 @@ void goes_on(const kvfold::any_policy& policy) {
   for (int t = 0; t < 25 && decodes; ++t) {
     one.step(normal(64));
   }
-  other.prompt(normal(1280));  // what it held is gone afterwards
+  other.prompt(normal(1280));  // what it held is overwritten
   const std::string bytes = saved(policy, one.kv, one.state);
   std::istringstream in(bytes + "more");
   kvfold::load(in, policy, other.kv, other.state);

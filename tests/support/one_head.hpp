@@ -62,7 +62,7 @@ struct stream : one_head {
   void step(const kvfold::budget& b) {
     kvfold::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
   }
-  /// Another policy goes on where this one is: a fresh state, measured on what is left.
+  /// Another policy goes on where this one is: a fresh state, measured on what remains.
   void hand_over(const kvfold::any_policy& to, const kvfold::query_view<float>& queries,
                  index_t target) {
     policy = to;

@@ -15,7 +15,7 @@ struct example {
   kvfold::index_t sinks = 4;
   bool keeps_bytes = true;  ///< of sinks and the latest; else they take in others, in their place
   bool ranks = true;        ///< slots by its first column
-  bool exact = true;        ///< leaves just the budget; else it may leave fewer slots
+  bool exact = true;        ///< keeps just the budget; else it may keep fewer slots
   kvfold::index_t latest = 4;  ///< tokens that stay in any case, at least so many
 };
 
@@ -32,7 +32,7 @@ inline std::vector<example> every_policy() {
       {"kvmerger", kvmerger{}, 4, true, false},
       {"ems", ems{.window = 8}, 4, false, false},
       {"keepkv", keepkv{}, 4, false},
-      {"keepkv code", keepkv{.as = keepkv::mode::code, .window = 8}, 4, false, false},
+      {"keepkv code", keepkv{.variant = keepkv::mode::code, .window = 8}, 4, false, false},
       {"attention_matching", attention_matching{.recent = 4}, 4, false},
       {"attention_matching omp", attention_matching{.omp = true, .recent = 4}, 4, false, false,
        false},

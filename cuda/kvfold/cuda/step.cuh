@@ -21,7 +21,7 @@ inline bool plans(const budget& budget) { return budget.trigger_length() != budg
 ///
 ///     trigger = target + 1   two launches: a head with one slot more than `budget.target` loses
 ///                            one, and the new token takes its place
-///     ... d2o, keepkv        three: the nearest of all keys is looked for
+///     ... d2o, keepkv        three: the nearest of all keys
 ///     ... ems                four: all tokens are weighed, and all entries compared
 ///     later, and kvmerger    two, and those of a plan for the heads that have reached the trigger
 ///

@@ -1,4 +1,4 @@
-/// Chance that is the same wherever it is asked for.
+/// Random numbers that depend on seed and position alone.
 #pragma once
 
 #include <cstdint>  // std::uint64_t

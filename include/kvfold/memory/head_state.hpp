@@ -78,7 +78,7 @@ class head_state {
   }
   /// Slots that there are numbers for.
   index_t capacity() const { return capacity_; }
-  /// The capacity that `memory` was laid out for: `shrink` leaves it as it was.
+  /// The capacity that `memory` was laid out for: `shrink` does not change it.
   index_t memory_capacity() const { return memory_capacity_; }
 
   /// As `make_head_state` makes it: no slots, no queries, all memory 0.
@@ -87,7 +87,7 @@ class head_state {
     length_ = 0;
     observed_ = 0;
   }
-  /// Takes all numbers of `from`, without allocation. Refused, with nothing changed: another
+  /// Copies all numbers of `from`, without allocation. Refused, with nothing changed: another
   /// policy's, memory of another size or layout, more slots than there is room for.
   void copy(const head_state& from) {
     expects(policy_ == from.policy_, "copy: a state for ", policy_, " expected, one for ",
@@ -106,7 +106,7 @@ class head_state {
     length_ = from.length_;
     observed_ = from.observed_;
   }
-  /// Gives columns beyond `capacity` slots back; `memory` stays as it is.
+  /// Gives columns beyond `capacity` slots back; `memory` is unchanged.
   void shrink(index_t capacity) {
     expects(capacity >= length_ && capacity <= capacity_, "shrink: a capacity of ", length_, " to ",
             capacity_, " slots expected, ", capacity, " came");

@@ -1,4 +1,4 @@
-/// Rotary position embedding: what an engine tells us once, so that keys can be moved in position.
+/// Rotary position embedding: what an engine gives once, so that keys can be moved in position.
 #pragma once
 
 #include <Eigen/Core>
@@ -31,7 +31,7 @@ struct rope {
 
   /// Radians a position, of pair `p` in `0 .. dim/2 - 1`.
   double frequency(index_t p, index_t dim) const { return scaled(std::pow(base, -2.0 * p / dim)); }
-  /// What the scaling makes of a plain frequency.
+  /// A plain frequency after the scaling, in radians a position.
   double scaled(double f) const {
     if (!llama3) {
       return f;
@@ -44,7 +44,8 @@ struct rope {
                         : (1 - blend) * f / llama3->factor + blend * f;
   }
 
-  /// Turns `x [dim]` on by `positions` (may be negative), in place. An odd last element stays.
+  /// Rotates `x [dim]` on by `positions` (may be negative), in place. An odd last element is
+  /// unchanged.
   template <class Scalar>
   void rotate(row<Scalar> x, index_t dim, double positions) const {
     for (index_t p = 0; p < dim / 2; ++p) {
@@ -53,7 +54,7 @@ struct rope {
     }
   }
 
-  /// Turns pair `p` of `x [dim]` by the angle of this cosine and sine.
+  /// Rotates pair `p` of `x [dim]` by the angle of this cosine and sine.
   template <class Scalar>
   void turn_pair(row<Scalar> x, index_t dim, index_t p, double cosine, double sine) const {
     const index_t i = layout == pairing::half_split ? p : 2 * p;
@@ -82,7 +83,7 @@ class rotation {
     by(0);
   }
 
-  /// From now on by so many positions.
+  /// Sets the rotation: by so many positions (may be negative).
   void by(double positions) {
     constexpr double turn = 2 * std::numbers::pi;
     angle_ = positions * frequency_;
@@ -92,7 +93,7 @@ class rotation {
     sine_ = reduced_.sin();
   }
 
-  /// Turns `x [dim]`. An odd last element stays.
+  /// Rotates `x [dim]`, in place. An odd last element is unchanged.
   void operator()(float* x) const {
     const index_t half = dim_ / 2;
     if (layout_ == rope::pairing::half_split) {

@@ -15,11 +15,11 @@ namespace detail {
 using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
                         Eigen::Unaligned, Eigen::OuterStride<>>;
 
-/// Rows between two looks ahead.
+/// Rows between two prefetches.
 inline constexpr index_t prefetch_distance = 8;
 
-/// Asks for the first lines of the row `prefetch_distance` behind `row`: processors follow what is
-/// read in order by themselves, but start anew at every page.
+/// Prefetches the first lines of the row `prefetch_distance` behind `row`: processors follow what
+/// is read in order by themselves, but start anew at every page.
 template <class Scalar>
 void prefetch_rows(const Scalar* row, std::ptrdiff_t stride) {
   constexpr std::ptrdiff_t line = 64 / sizeof(Scalar), lines = 4;

@@ -1,4 +1,4 @@
-/// Views of key-value memory: what a policy sees of one KV head, wherever the engine keeps it.
+/// Views of key-value memory: one KV head as policies read it, wherever the engine keeps it.
 #pragma once
 
 #include <Eigen/Core>   // Eigen::half, Eigen::bfloat16
@@ -56,7 +56,7 @@ void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
 
 }  // namespace detail
 
-/// What a KV head keeps beside its rows. A view of somebody else's memory.
+/// What a KV head keeps beside its rows. A view of memory that the engine or a cache owns.
 struct slot_metadata {
   float* log_mass = nullptr;        ///< [capacity]
   index_t* position = nullptr;      ///< [capacity]

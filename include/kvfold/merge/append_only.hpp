@@ -9,15 +9,14 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// What `plan` says of the slots from `sealed` on, and nothing of those before: the first `sealed`
-/// slots stay, byte for byte. Newcomers that `plan` keeps stay, those that it drops or merges into
-/// a sealed slot are gone, and those that it merges with one another are merged. A newcomer that
-/// `plan` merges sealed slots into stays as it is, alone; others merged into it are gone. The head
-/// is left with as many slots more than `plan` has rows as `plan` would have taken of the sealed
-/// ones.
+/// The part of `plan` that is about the new slots, those from `sealed` on. The first `sealed` slots
+/// are kept, byte for byte. New slots that `plan` keeps are kept; those that it evicts or merges
+/// into a sealed slot are evicted; those that it merges with one another are merged. A new slot
+/// that `plan` merges sealed slots into is kept as it is, alone; others merged into it are evicted.
+/// The head is longer than `plan` has rows by the sealed slots that `plan` would have removed.
 ///
-/// `sealed = length − 1` asks of one newcomer whether it gets a slot; a chunk, or a window of
-/// recent slots that the engine still has open, may be asked of at once.
+/// `sealed = length − 1` decides whether one new token gets a slot; a chunk, or a window of recent
+/// slots that the engine still has open, may be decided at once.
 void append_only(const merge_plan& plan, const kv_head auto& head, index_t sealed,
                  merge_plan& out) {
   expects(&plan != &out, "append_only: another plan to write expected, the same one came");

@@ -77,7 +77,7 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
 
 namespace merge {
 
-/// The value of the slot that leaves goes in equal parts to those behind it.
+/// Adds the value of the removed slot in equal parts to the slots behind it.
 void share_value(const slot_removal& d, const slot_rows auto& head) {
   const index_t from = head.position(d.removed);
   float share[detail::tile_floats];
@@ -97,16 +97,16 @@ void share_value(const slot_removal& d, const slot_rows auto& head) {
 
 }  // namespace merge
 
-/// Carries out a departure: O(dim), no compaction; the last slot takes the freed one.
+/// Carries out a removal: O(dim), no compaction; the last slot moves to the freed one.
 void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
   using merge::merge_rows;
   if (d.removed == slot_removal::nowhere) {
     return;
   }
-  expects(d.removed >= 0 && d.removed < head.length(), "departure: a slot of 0 to ",
+  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: a slot of 0 to ",
           head.length() - 1, " expected, ", d.removed, " came");
   expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
-          "departure: another slot (or nowhere) to go into expected, ", d.into, " came");
+          "slot_removal: another slot (or nowhere) to go into expected, ", d.into, " came");
   state.extend(head.length());
   if (d.into != slot_removal::nowhere) {
     const merge_source sources[] = {
@@ -134,7 +134,7 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
   state.truncate(last);
 }
 
-/// The same plan or departure on a second cache, which no policy keeps a state for: a draft
+/// The same plan or removal on a second cache, which no policy keeps a state for: a draft
 /// model's, or the same rows in another storage.
 template <class Change>
 void apply(const Change& change, const slot_rows auto& head) {

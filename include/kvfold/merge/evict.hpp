@@ -1,4 +1,4 @@
-/// Eviction, as most baselines do it: sinks and the latest stay, then the best by score.
+/// Eviction, as most baselines do it: sinks and the latest are kept, then the best by score.
 #pragma once
 
 #include "kvfold/merge/plan.hpp"
@@ -7,7 +7,7 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// `protect` by slot, as `select` asks.
+/// Predicate of slots: is it one of the first `sinks` or the last `recent` positions?
 auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
   return [&head, in = search::protect(head, sinks, recent)](index_t s) {
     return in(head.position(s));
@@ -16,7 +16,7 @@ auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
 
 namespace merge {
 
-/// The plan of an eviction: the marked slots as they are, the others gone.
+/// The plan of an eviction: the marked slots as they are, without the others.
 void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan& out) {
   out.reset(head.length());
   for (index_t s = 0; s < head.length(); ++s) {

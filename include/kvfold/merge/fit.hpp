@@ -10,7 +10,7 @@ namespace kvfold {
 inline namespace v0 {
 namespace merge {
 
-/// `ln(mass / alone)`. What no query has asked for has no mass to fit: floors keep it finite.
+/// `ln(mass / alone)`. Without attention there is no mass to fit: floors keep it finite.
 inline float log_ratio(float mass, float alone) {
   constexpr float least = 1e-20F, most = 1e20F;
   return std::log(std::max(mass, least) / std::clamp(alone, least, most));

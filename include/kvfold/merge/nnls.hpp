@@ -14,7 +14,7 @@ namespace kvfold {
 inline namespace v0 {
 namespace merge {
 
-/// The Cholesky factor of those rows and columns of `gram` that are in use, as they come and go.
+/// The Cholesky factor of those rows and columns of `gram` that are in use.
 template <dense::stored Gram>
 class growing_factor {
  public:
@@ -22,7 +22,7 @@ class growing_factor {
 
   const std::vector<Eigen::Index>& columns() const { return columns_; }
 
-  /// Takes column `j` in; false: it depends on those in use, up to rounding. O(columns²).
+  /// Adds column `j`; false: it depends on those in use, up to rounding. O(columns²).
   bool add(Eigen::Index j) {
     const Eigen::Index n = size();
     if (n > 0) {
@@ -82,7 +82,7 @@ class growing_factor {
 /// The `x [n] ≥ 0` of least `‖A x − b‖²`, by Lawson and Hanson's active sets (1974, chapter 23) on
 /// `gram = AᵀA [n, n]`, `correlation = Aᵀb [n]`. `start [n] ≥ 0`: where to begin, 0 if empty; the
 /// solution of almost the same problem saves almost all the work. A column that depends on others
-/// stays at 0. O(n²) a round, and about as many rounds as columns that come or go.
+/// stays at 0. O(n²) a round, and about as many rounds as columns that enter or leave the set.
 Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& correlation,
                      const Eigen::VectorXd& start = {}) {
   const Eigen::Index n = correlation.size();
@@ -95,19 +95,19 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
     }
   }
   const double negligible = n == 0 ? 0 : 1e-13 * correlation.cwiseAbs().maxCoeff();
-  Eigen::Index newcomer = -1;
+  Eigen::Index entering = -1;
   for (Eigen::Index round = 0; round < 10 * n + 10; ++round) {
     const auto& columns = factor.columns();
     const Eigen::VectorXd s = factor.solve(correlation);  // the best of the columns in use
-    if (newcomer >= 0 && s[newcomer] <= 0) {              // rounding: it gains nothing after all
+    if (entering >= 0 && s[entering] <= 0) {              // rounding: it gains nothing after all
       factor.drop(static_cast<Eigen::Index>(columns.size()) - 1);
-      passive[static_cast<std::size_t>(newcomer)] = 0;
-      refused[static_cast<std::size_t>(newcomer)] = 1;
+      passive[static_cast<std::size_t>(entering)] = 0;
+      refused[static_cast<std::size_t>(entering)] = 1;
     } else {
-      if (newcomer >= 0) {
+      if (entering >= 0) {
         std::fill(refused.begin(), refused.end(), 0);
       }
-      newcomer = -1;
+      entering = -1;
       double step = 1;  // as far towards s as nothing turns negative
       for (const Eigen::Index j : columns) {
         step = s[j] <= 0 ? std::min(step, x[j] / (x[j] - s[j])) : step;
@@ -129,20 +129,20 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
     // Karush, Kuhn and Tucker: at the minimum no column at 0 would gain by being more.
     const Eigen::VectorXd gain = correlation - gram * x;
     do {
-      newcomer = -1;
+      entering = -1;
       for (Eigen::Index j = 0; j < n; ++j) {
         const auto i = static_cast<std::size_t>(j);
         if (passive[i] == 0 && refused[i] == 0 && gain[j] > negligible &&
-            (newcomer < 0 || gain[j] > gain[newcomer])) {
-          newcomer = j;
+            (entering < 0 || gain[j] > gain[entering])) {
+          entering = j;
         }
       }
-      if (newcomer < 0) {
+      if (entering < 0) {
         return x;
       }
-      const bool added = factor.add(newcomer);
-      (added ? passive : refused)[static_cast<std::size_t>(newcomer)] = 1;
-    } while (passive[static_cast<std::size_t>(newcomer)] == 0);
+      const bool added = factor.add(entering);
+      (added ? passive : refused)[static_cast<std::size_t>(entering)] = 1;
+    } while (passive[static_cast<std::size_t>(entering)] == 0);
   }
   return x;
 }

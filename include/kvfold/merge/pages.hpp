@@ -15,7 +15,7 @@ namespace kvfold {
 inline namespace v0 {
 namespace merge {
 
-/// Does row `r` of a plan leave its slot's key and value as they are?
+/// Does row `r` of a plan keep its slot's key and value as they are?
 inline bool is_unchanged(const merge_plan& plan, index_t r) {
   return plan.row(r).size() == 1 && plan.row(r).front() == merge_source{plan.anchor(r)} &&
          !plan.has_correction();
@@ -73,9 +73,9 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
 
 /// `plan`, rounded to whole pages of `slots` slots: the pages in which it keeps most slots stay as
 /// they are, all their slots, as many pages as its rows would take; of pages with as many the later
-/// one, and the last page, which is being filled, in any case: so fewer slots than rows may stay,
-/// and sinks whose page is kept for their sake alone may go. For plans that evict. Refused: merges,
-/// weights and corrections, which a page cannot keep.
+/// one, and the last page, which is being filled, in any case: so fewer slots than rows may be
+/// kept, and sinks that are alone in their page may be evicted. For plans that evict. Refused:
+/// merges, weights and corrections, which a page cannot keep.
 void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
   expects(slots > 0, "whole_pages: pages of at least 1 slot expected, ", slots, " came");
   expects(plan.length() == head.length(), "whole_pages: a plan of ", head.length(),

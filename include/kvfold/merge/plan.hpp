@@ -19,12 +19,12 @@ inline namespace v0 {
 ///
 ///     K' = W_k K + Δ_k      V' = W_v V + Δ_v      log_mass'[r] given
 ///
-/// The first edge of a row is its anchor: its position survives. Laws (`check`): sources are
-/// unique, anchors ascend, so that `apply` needs no scratch. A slot that is no source is dropped.
+/// The first source of a row is its anchor: its position survives. Laws (`check`): sources are
+/// unique, anchors ascend, so that `apply` needs no scratch. A slot that is no source is evicted.
 ///
 ///     slots 0 1 2 3 4 5 → rows {0} {2: 1, 3} {5}      W = | 1 . . . . . |
 ///                                                         | . ⅓ ⅔ . . . |   (anchor 2, 1 into it)
-///                                                         | . . . . . 1 |   (4 is gone)
+///                                                         | . . . . . 1 |   (4 is evicted)
 class merge_plan {
  public:
   index_t length() const { return length_; }                               ///< slots before
@@ -32,7 +32,7 @@ class merge_plan {
 
   std::span<const merge_source> row(index_t r) const {
     const auto i = static_cast<std::size_t>(r);
-    return std::span(edges_).subspan(begin_[i], begin_[i + 1] - begin_[i]);
+    return std::span(sources_).subspan(begin_[i], begin_[i + 1] - begin_[i]);
   }
   index_t anchor(index_t r) const { return row(r).front().source; }
   float log_mass(index_t r) const { return log_mass_[static_cast<std::size_t>(r)]; }
@@ -44,33 +44,33 @@ class merge_plan {
   std::span<const float> key_corrections() const { return key_correction_; }
   std::span<const float> value_corrections() const { return value_correction_; }
   bool has_correction() const { return !key_correction_.empty() || !value_correction_.empty(); }
-  /// Were edges added to a row that was not ended?
-  bool unfinished() const { return edges_.size() != begin_.back(); }
+  /// Were sources added to a row that was not ended?
+  bool unfinished() const { return sources_.size() != begin_.back(); }
   /// Of the corrections; 0: there are none.
   index_t dim() const { return static_cast<index_t>(dim_); }
 
   /// Room for `capacity` slots, so that making a plan allocates nothing.
   void reserve(index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);
-    edges_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
+    sources_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
     marks_.reserve(n);
   }
 
   /// Starts anew, for a head of `length` slots.
   void reset(index_t length) {
     length_ = length;
-    edges_.clear(), log_mass_.clear();
+    sources_.clear(), log_mass_.clear();
     key_correction_.clear(), value_correction_.clear();
     dim_ = 0;
     note_.reset();
     begin_.assign(1, 0);
   }
 
-  /// Adds an edge to the row being made; the first one is the anchor.
-  void add(merge_source e) { edges_.push_back(e); }
+  /// Adds a source to the row being made; the first one is the anchor.
+  void add(merge_source e) { sources_.push_back(e); }
   /// Ends the row being made.
   void end_row(float log_mass) {
-    begin_.push_back(edges_.size());
+    begin_.push_back(sources_.size());
     log_mass_.push_back(log_mass);
   }
   /// A row of one slot, unchanged.
@@ -88,7 +88,7 @@ class merge_plan {
     correct(key_correction_, "key", delta, dim);
   }
 
-  /// Takes the corrections out: for a cache that they were not measured on, such as another
+  /// Removes the corrections: for a cache that they were not measured on, such as another
   /// model's.
   void forget_corrections() {
     key_correction_.clear(), value_correction_.clear();
@@ -119,8 +119,8 @@ class merge_plan {
   }
 
   index_t length_ = 0;
-  std::vector<merge_source> edges_;
-  std::vector<std::size_t> begin_ = {0};                  // [rows + 1] into edges_
+  std::vector<merge_source> sources_;
+  std::vector<std::size_t> begin_ = {0};                  // [rows + 1] into sources_
   std::vector<float> log_mass_;                           // [rows]
   std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
   std::size_t dim_ = 0;

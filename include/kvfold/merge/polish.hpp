@@ -75,9 +75,9 @@ struct attention_loss {
   }
 };
 
-/// Adam (Kingma and Ba 2015, without its ε's units: steps are relative to the mean norms of keys
+/// Adam (Kingma and Ba 2015; steps are relative to the mean norms of keys
 /// and values, log-mass in nats) with a step that falls to 0; the slots of the least loss on the
-/// way are kept, so that nothing gets worse. What is `pinned` stays. Refused: no number of steps.
+/// way are kept, so that nothing gets worse. `pinned [slots]`: not 0: unchanged.
 void polish(const attention_loss& loss, std::span<const char> pinned, index_t steps, float rate,
             std::same_as<fitted_slots> auto& x) {
   constexpr float first = 0.9F, second = 0.999F, tiny = 1e-12F;

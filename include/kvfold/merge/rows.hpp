@@ -1,4 +1,4 @@
-/// From who goes where to the rows of a plan.
+/// From each slot's destination to the rows of a plan.
 #pragma once
 
 #include <algorithm>  // std::ranges::sort
@@ -11,7 +11,7 @@ namespace kvfold {
 inline namespace v0 {
 namespace merge {
 
-/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: gone)
+/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: evicted)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
 /// `work.order`. O(length log length).
 template <class Row>

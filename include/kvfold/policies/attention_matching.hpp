@@ -17,12 +17,12 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// Attention Matching (arXiv 2602.16284): some keys stay, their log-mass and values are fitted so
-/// that mass and outputs on the reference queries are the full cache's.
+/// Attention Matching (arXiv 2602.16284): some keys are kept, their log-mass and values are fitted
+/// so that mass and outputs on the reference queries are the full cache's.
 ///   score   basic: root of mean squared attention on the queries. omp: orthogonal matching pursuit
 ///           on the mass: `Aᵀ(t − A x)`, the gain in what is still missing
 ///   select  sinks, the latest, then the top by score, in omp a few a round
-///   match   nowhere: what leaves is gone, but paid for in the others' mass and values
+///   match   none: the others are evicted; masses and values of the kept make up for them
 ///   merge   x_r = exp(β_r) ≥ 0 of least ‖A x − t‖², A_qr = exp(scale·q·k_r − top_q),
 ///           t_q = Σ_j exp(ℓ_qj − top_q), top_q the full cache's largest logit; then values by
 ///           ridge least squares around the kept tokens' own (the paper: around 0)
@@ -35,7 +35,7 @@ struct attention_matching {
   index_t recent = 0;   ///< latest tokens that are kept in any case
   float ridge = 1e-3F;  ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
   index_t a_round = 4;  ///< omp: slots that join before the next fit
-  float drop = -7;      ///< omp: log-mass below which a chosen slot leaves for good
+  float drop = -7;      ///< omp: log-mass below which a chosen slot is dropped
   float floor = -30;    ///< log-mass of a slot whose fit is less, or 0: it must be finite
   static constexpr bool decodes = false;
 
@@ -160,7 +160,7 @@ struct attention_matching {
     while (kept.size() < target && !others.empty()) {
       const Eigen::VectorXd gain = full.mass.transpose() * (full.total - a * x);
       join(gain, std::min(target, kept.size() + static_cast<std::size_t>(a_round)), kept, others);
-      // Only the newcomers' products are new, and the last solution is where the next begins.
+      // Only the added slots' products are new, and the last solution is where the next begins.
       const Eigen::Index before = a.cols(), now = static_cast<Eigen::Index>(kept.size());
       a = full.mass(Eigen::all, kept);
       gram.conservativeResize(now, now);

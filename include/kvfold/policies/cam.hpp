@@ -21,19 +21,19 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// CaM (ICML 2024, "Cache merging for memory-efficient LLMs inference"): H2O, but by chance what
-/// leaves gives its value to the tokens that follow it.
+/// CaM (ICML 2024, "Cache merging for memory-efficient LLMs inference"): H2O, but by chance
+/// the value of an evicted token is added to the tokens that follow it.
 ///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far
 ///   select  sinks, the most recent, then the top of the rest by s
 ///   match   the next `merge` kept tokens by position, fewer at the end
 ///   merge   v ← v + v_i/n for each of the n, with probability min(1, s_i / mean of their s); keys
 ///           and log-mass are untouched
-/// Values that leave together are added as they were. A prompt only drops tokens unless
-/// `merge_prompt`: merging nine tokens of ten into the tenth drowns it.
+/// Values evicted together are added as they were. A prompt only evicts unless `merge_prompt`:
+/// merging nine tokens of ten into the tenth drowns it.
 struct cam {
   float recent = 0.5F;  ///< share of the budget for the latest tokens
   index_t sinks = 4;
-  index_t merge = 32;  ///< tokens that a value goes to
+  index_t merge = 32;  ///< tokens that a value is added to
   std::uint64_t seed = 0;
   bool merge_prompt = false;
 
@@ -75,7 +75,7 @@ struct cam {
     const index_t rows = out.rows(), dim = head.dim();
     const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim);
     auto delta = detail::arena(work.numbers, size).rows(rows, dim);
-    bool given = false;        // nothing is written, nor passed on, before somebody gives
+    bool given = false;        // nothing is written, nor passed on, before the first value
     auto& order = work.order;  // rows by position
     order.clear();
     for (index_t r = 0; r < rows; ++r) {
@@ -137,8 +137,8 @@ struct cam {
   }
 
  private:
-  /// Does the token at `position` give its value to `n` of scores that sum to `theirs`? own / mean
-  /// is at most 1, and 1 where the mean is 0: chance is below 1, so need not be clamped.
+  /// Is the value of the token at `position` added to `n` of scores that sum to `theirs`? own /
+  /// mean is at most 1, and 1 where the mean is 0: chance is below 1, so need not be clamped.
   bool gives(index_t position, float own, double theirs, std::ptrdiff_t n) const {
     return own > 0 &&
            double{detail::unit_random(seed, position)} * theirs / static_cast<double>(n) <

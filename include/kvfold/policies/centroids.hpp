@@ -20,9 +20,9 @@ inline namespace v0 {
 
 /// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
 ///   score   none
-///   select  sinks and the last W stay as they are
+///   select  sinks and the last W are kept as they are
 ///   match   prompt: k-means of the others' stored keys, seeds evenly spread over them;
-///           decode: what has just left the window goes to the nearest of the others, by
+///           decode: the token that has passed the window joins the nearest of the others, by
 ///           Euclidean distance
 ///   merge   means by n = exp(β), the tokens that a slot stands for; β = ln Σ n
 /// A cluster lies at its seed. When more tokens have come since the head was last within its budget
@@ -36,7 +36,8 @@ struct centroids {
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("rounds", p.rounds);
   }
-  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // see `settle`
+  /// Of `after_compress`.
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);

@@ -24,17 +24,17 @@ inline namespace v0 {
 ///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
 ///           l_j: leverage of the un-rotated key (exact; the paper sketches it). a_j: non-causal
 ///           attention that j receives from the queries of its own chunk, times ‖v_j‖, averaged
-///           with both neighbours (zeros beyond the ends). It stays when another prompt follows
+///           with both neighbours (zeros beyond the ends). It is kept when another prompt follows
 ///   select  sinks and the last W, then the top of the rest by s
-///   match   nowhere: what leaves is gone
-/// Only slots that may leave are looked at, in position order. Queries that are not the slots' own
-/// (foresight) tell nothing here: give the prompt's.
+///   match   none: the others are evicted
+/// Leverage is of the slots that may be evicted, in position order. Queries that are not the slots'
+/// own (foresight) measure nothing here: give the prompt's.
 struct compactor {
   kvfold::rope rope = {};  ///< the engine's
   index_t sinks = 4;
   index_t window = 4;
   index_t chunk = 256;  ///< slots that attend to each other
-  float blend = -1;     ///< of leverage; negative: the share of slots that leave
+  float blend = -1;     ///< of leverage; negative: the share of slots that are evicted
 
   static constexpr std::string_view name() { return "compactor"; }
   static void parameters(auto& p, auto f) {
@@ -59,7 +59,7 @@ struct compactor {
     state.memory()[0] = 1;
     const auto received = state.column(0);
     // What of a prompt came before has received what it will, but for the last of it, which was in
-    // the window or shares its chunk with newcomers.
+    // the window or shares its chunk with new tokens.
     const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
     const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
     const index_t open =
@@ -68,7 +68,7 @@ struct compactor {
                         all = dense::queries(reach, head.group(), head.dim());
     const dense::vector log_mass = dense::log_mass(head);
     std::vector<index_t> others;
-    look_at(head, others);
+    list_candidates(head, others);
     const auto size = static_cast<std::size_t>(chunk);
     for (std::size_t begin = 0; begin < others.size(); begin += size) {
       const auto slots = std::span(others).subspan(begin, std::min(size, others.size() - begin));
@@ -96,7 +96,7 @@ struct compactor {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    look_at(head, work.order);
+    list_candidates(head, work.order);
     const auto& others = work.order;
     const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
@@ -155,8 +155,8 @@ struct compactor {
   static auto position_in(const kv_head auto& head) {
     return [&head](index_t s) { return head.position(s); };
   }
-  /// The slots that may leave, in position order.
-  void look_at(const kv_head auto& head, std::vector<index_t>& others) const {
+  /// The slots that may be evicted, in position order.
+  void list_candidates(const kv_head auto& head, std::vector<index_t>& others) const {
     const auto is_protected = protected_slots(head, sinks, window);
     others.clear();
     for (index_t s = 0; s < head.length(); ++s) {

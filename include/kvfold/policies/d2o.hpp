@@ -32,13 +32,13 @@ inline namespace v0 {
 ///   score   s_j ← s_j + Σ_g a_gj                                       eq. 6
 ///   select  sinks, M recent, the top N of the rest by s, N:M = 3:1     eqs. 7–8
 ///   match   u_ij = cos(k_i, k_j), j* = argmax_j u_ij over all kept     eq. 9
-///           max_j u_ij < τ_t: gone for good; τ_t = β m_t + (1 − β) τ_{t−1}, m_t the mean of
+///           max_j u_ij < τ_t: evicted; τ_t = β m_t + (1 − β) τ_{t−1}, m_t the mean of
 ///           max_j u_ij over the evicted, τ_0 = m_0                     eq. 10
 ///   merge   k_j ← (e k_j + Σ_i exp(u_ij) k_i)/Z, values alike          eqs. 11–12
 /// Protected slots absorb too; score and log-mass of a slot that absorbs stay its own.
 struct d2o {
   float recent = 0.25F;  ///< M as a share of the budget without its sinks
-  index_t sinks = 4;     ///< first tokens that never leave
+  index_t sinks = 4;     ///< first tokens that are never evicted
   float beta = 0.7F;     ///< β: how much of a new m_t enters the threshold
   group_combine combine = group_combine::sum;
 

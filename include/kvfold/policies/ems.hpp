@@ -34,12 +34,12 @@ inline namespace v0 {
 ///   select  sinks, the last W as they are; of the rest the N_imp top entries are class centres
 ///   match   a prompt: the next (γ − 1) N_imp, decode: all others, to the centre of largest
 ///           R_ij = cos(k_i, k_j) cos(v_i, v_j)                                               eq. 5
-///           R < τ: the zero class, gone with all its tokens
+///           R < τ: the zero class, evicted with all its tokens
 ///   merge   key Σ S_i k_i/‖k_i‖ at the centre's norm, value Σ S_i v_i / Σ S_i, S scores
 ///   attend  token t of an entry: ℓ_t = scale · ‖k_t‖ · q·k̂; never expanded: one dot product an
 ///           entry, Σ_t exp(ℓ_t) by `mass`
-/// Where the table is too small the tokens of least s that are no centres leave. Decode takes one
-/// entry a step, or several with a trigger; these match the centres as they were.
+/// Where the table is too small, the tokens of least s that are no centres are dropped. Decode
+/// takes one entry a step, or several with a trigger; these match the centres as they were.
 struct ems {
   index_t window = 32;        ///< W: latest tokens that stay alone, and queries that s_loc counts
   index_t kernel = 7;         ///< of the pooling; 1: none
@@ -148,8 +148,8 @@ struct ems {
          static_cast<float>(head.length()), work, out);
   }
 
-  /// The entry of least score joins the centre most like it, or leaves. (Keys compared as they were
-  /// before RoPE take a plan.)
+  /// The entry of least score joins the centre most like it, or is evicted. (Keys compared as they
+  /// were before RoPE take a plan.)
   bool choose_victim(const kv_head auto& head, const head_state& state, index_t, slot_removal& out,
                      const key_comparison& comparison = {}) const {
     if (!with_position) {
@@ -193,8 +193,8 @@ struct ems {
                      slot_scratch&) const {
     const ems_table tokens(state, head.group());
     tokens.measure(head);
-    carry_token(head, tokens, change, most_sharing(tokens, head.length() - 1),
-                [&] { return global_local(tokens, head.length()); });
+    update_table(head, tokens, change, max_sharing(tokens, head.length() - 1),
+                 [&] { return global_local(tokens, head.length()); });
   }
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
@@ -204,13 +204,13 @@ struct ems {
             change.length(), " came");
     const ems_table tokens(state, head.group());
     tokens.measure(head);
-    const index_t most = most_sharing(tokens, change.rows());
+    const index_t most = max_sharing(tokens, change.rows());
     if (!change.note()) {
-      return carry_tokens(head, tokens, change, most, global_local(tokens, head.length()),
+      return update_table(head, tokens, change, most, global_local(tokens, head.length()),
                           work.marks);
     }
     const auto s = pooled(head, tokens);
-    carry_tokens(head, tokens, change, most, search::column_score(s), work.marks);
+    update_table(head, tokens, change, most, search::column_score(s), work.marks);
   }
 
   auto mass(const kv_head auto& head, const head_state& state) const {
@@ -241,7 +241,7 @@ struct ems {
   }
   static double rounded(double x) { return std::floor(x + 0.5); }
   template <class State>
-  index_t most_sharing(const ems_table<State>& tokens, index_t slots) const {
+  index_t max_sharing(const ems_table<State>& tokens, index_t slots) const {
     return static_cast<index_t>(
         std::min(rounded((double{gamma} - 1) * slots), static_cast<double>(tokens.places())));
   }

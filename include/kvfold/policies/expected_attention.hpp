@@ -23,14 +23,14 @@ inline namespace v0 {
 ///   score   ℓ_j = scale·μ'·k_j + ½ scale²·k_jᵀ Σ' k_j + β_j = ln E exp(scale·q·k_j) + β_j,
 ///           μ' = R μ, Σ' = R Σ Rᵀ: moments of all un-rotated queries so far but the sinks', R the
 ///           mean rotation over the next `future` positions; s_j = ‖v_j‖ · mean over the group of
-///           the softmax of ℓ over the slots that may leave
+///           the softmax of ℓ over the slots that may be evicted
 ///   select  sinks and the last W, then the top of the rest by s
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 /// O(length · group · dim²) a plan.
 struct expected_attention {
   kvfold::rope rope = {};  ///< the engine's
   index_t sinks = 4;
-  index_t window = 0;    ///< latest tokens that never leave
+  index_t window = 0;    ///< latest tokens that are never evicted
   index_t future = 512;  ///< positions to come
 
   static constexpr std::string_view name() { return "expected_attention"; }

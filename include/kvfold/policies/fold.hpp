@@ -20,8 +20,8 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// fold (ours): slots that attention sees alike become one; what nobody has asked for yet is kept
-/// for what it is.
+/// fold (ours): slots that attention cannot tell apart are merged; outliers are kept unmerged,
+/// whether queries attend to them yet or not.
 ///   score   m_i, the mean attention of reference queries (foresight) over the full cache
 ///   select  sinks, the latest, and up to a share of the rest for the outliers: the highest
 ///           leverage of un-rotated keys, after a prompt averaged over neighbours, for what stands
@@ -32,7 +32,7 @@ inline namespace v0 {
 struct fold {
   kvfold::rope rope = {};  ///< the engine's, so that keys and queries can be moved in position
   index_t sinks = 4;
-  index_t recent = 24;         ///< latest tokens that stay alone ...
+  index_t recent = 24;         ///< latest tokens that stay unmerged ...
   float recent_share = 0.25F;  ///< ... at most this share of the slots
   float share = 0.5F;          ///< of the other slots at most, for outliers
   fold_prompt prompt = {};
@@ -94,10 +94,10 @@ struct fold {
       Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
       score::leverage(x, covariance, prompt.leverage_ridge, leverage);
     }
-    const std::span<float> levers(leverage.data(), static_cast<std::size_t>(leverage.size()));
+    const std::span<float> of_slots(leverage.data(), static_cast<std::size_t>(leverage.size()));
     score::average_pool(
-        head, [](index_t) { return true; }, prompt.pool, false, levers);
-    pin(head, state, target, levers, prompt.outlier * leverage.mean(), work);
+        head, [](index_t) { return true; }, prompt.pool, false, of_slots);
+    pin(head, state, target, of_slots, prompt.outlier * leverage.mean(), work);
     prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
   }
 

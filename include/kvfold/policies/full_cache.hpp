@@ -1,4 +1,4 @@
-/// The baseline of baselines: nothing leaves, and the budget does not matter.
+/// The baseline of baselines: nothing is evicted, and the budget does not matter.
 #pragma once
 
 #include <string_view>

@@ -22,10 +22,10 @@ inline namespace v0 {
 /// H2O, the Heavy-Hitter Oracle (Zhang et al. 2023, arXiv 2306.14048).
 ///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far, section 4.1
 ///   select  sinks, the most recent, then the top of the rest by s
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 struct h2o {
   float recent = 0.5F;  ///< share of the budget for the latest tokens
-  index_t sinks = 4;    ///< first tokens that never leave (the paper: 0)
+  index_t sinks = 4;    ///< first tokens that are never evicted (the paper: 0)
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "h2o"; }

@@ -1,4 +1,4 @@
-/// What runs a policy over a head: its members, or what stands for those that it leaves out.
+/// What runs a policy over a head: its members, or defaults for those that it omits.
 #pragma once
 
 #include <concepts>  // std::same_as
@@ -15,7 +15,7 @@ namespace kvfold {
 inline namespace v0 {
 namespace detail {
 
-/// What runs a policy `P` over heads `H`, with a default for every member that `P` leaves out. One
+/// What runs a policy `P` over heads `H`, with a default for every member that `P` omits. One
 /// class, and its members defined outside of it, so that a program with many files may compile it
 /// once (`kvfold::compiled`).
 template <class P, class H>

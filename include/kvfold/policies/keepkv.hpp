@@ -28,20 +28,20 @@ inline namespace v0 {
 ///   score   ln w_j = β_j + S_j; S by a moving average of s           eq. 8
 ///           begun anew with a prompt's last queries
 ///   select  sinks, the most recent, then the top of the rest by w
-///   match   nearest by cosine, merged at `similarity` or above, else gone
+///   match   nearest by cosine, merged at `similarity` or above, else evicted
 ///   merge   ω_j = w_j / Σ w    k = r Σ ω k    v = Σ ω v             eqs. 7, 25, 26
 ///           r and the slot's β as `vote_merge` has them; its S is A − β, A = ln Σ w: it weighs
 ///           what its members weighed
-/// The paper leaves the selection open. A prompt is merged first, then evicted (table 3): slots
-/// walk by falling w to leaders, so that those left over have nobody near.
+/// The paper does not define the selection. A prompt is merged first, then evicted (table 3): in
+/// descending order of w, each slot joins its most similar leader or becomes one.
 struct keepkv {
   /// The authors' code never scales keys (r = 1, β = P), and estimates s by its mean over a window.
   enum class mode { paper, code };
 
-  index_t sinks = 4;        ///< first tokens that never leave
+  index_t sinks = 4;        ///< first tokens that are never evicted
   float recent = 0.5F;      ///< share of the budget for the latest tokens
   float similarity = 0.8F;  ///< cosine in [−1, 1] at which keys may merge
-  mode as = mode::paper;
+  mode variant = mode::paper;
   index_t window = 32;      ///< queries of a prompt that count; code: in decode too
   float decay = 0.9F;       ///< a of the moving average, in [0, 1); ours; 0: the present query only
   bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
@@ -49,20 +49,20 @@ struct keepkv {
 
   static constexpr std::string_view name() { return "keepkv"; }
   static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity), f("as", p.as),
-        f("window", p.window), f("decay", p.decay), f("merge_first", p.merge_first),
-        f("epsilon", p.epsilon);
+    f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity),
+        f("variant", p.variant), f("window", p.window), f("decay", p.decay),
+        f("merge_first", p.merge_first), f("epsilon", p.epsilon);
   }
   enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
   std::vector<column> columns() const {
-    if (as == mode::paper) {
+    if (variant == mode::paper) {
       return {{column_merge::anchor}, {column_merge::anchor}};
     }
     return std::vector<column>(static_cast<std::size_t>(window),
                                {column_merge::anchor, logit_window::not_seen});
   }
-  index_t column_count() const { return as == mode::paper ? 2 : window; }
-  std::size_t memory(index_t, index_t, index_t) const { return as == mode::paper ? 0 : 1; }
+  index_t column_count() const { return variant == mode::paper ? 2 : window; }
+  std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
   index_t min_budget() const {
     return search::least_target(
         sinks + 1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
@@ -81,7 +81,7 @@ struct keepkv {
  private:
   /// A prompt's estimate is that of its own last queries: what was before does not count on.
   void forget(head_state& state) const {
-    if (as == mode::paper) {
+    if (variant == mode::paper) {
       std::ranges::fill(state.column(weight_sum), 0.0F);  // a slot that no query sees keeps its S
     } else {
       logit_window::clear(state);
@@ -89,7 +89,7 @@ struct keepkv {
   }
   /// What takes in one more query.
   estimates taken(head_state& state) const {
-    if (as == mode::paper) {
+    if (variant == mode::paper) {
       return {
           .score = state.column(log_score), .weight = state.column(weight_sum), .average = {decay}};
     }
@@ -106,7 +106,7 @@ struct keepkv {
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     const auto given = queries.reference(window);
     const auto counted =
-        as == mode::code ? given.last(window) : given;  // a window has no more rows
+        variant == mode::code ? given.last(window) : given;  // a window has no more rows
     forget(state);
     std::vector<estimates> of;
     of.reserve(static_cast<std::size_t>(counted.count));
@@ -122,7 +122,7 @@ struct keepkv {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
             slot_scratch& work, merge_plan& out) const {
-    if (as == mode::code || !merge_first) {
+    if (variant == mode::code || !merge_first) {
       return plan(head, state, target, work, out);
     }
     const auto held = is_protected(head, target);
@@ -174,26 +174,26 @@ struct keepkv {
     comparison.request(head, lowest(head, state, target));
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison& answers = {}) const {
+                             const key_comparison& comparison = {}) const {
     const index_t e = lowest(head, state, target);
-    const search::near_slot c = search::nearest_by_cosine(head, e, answers);
+    const search::near_slot c = search::nearest_by_cosine(head, e, comparison);
     if (!(c.cosine >= similarity)) {
       return {.removed = e};
     }
     const index_t members[] = {c.slot, e};
     const vote_merge made = merged(head, state, members);
-    const float stay = made.share(log_weight(head, state, c.slot));
-    const float leave = made.share(log_weight(head, state, e));
+    const float kept = made.share(log_weight(head, state, c.slot));
+    const float removed = made.share(log_weight(head, state, e));
     return {.removed = e,
             .into = c.slot,
-            .kept_weight = stay,
-            .removed_weight = leave,
+            .kept_weight = kept,
+            .removed_weight = removed,
             .log_mass = made.log_mass,
-            .kept_key_weight = made.key_scale * stay,
-            .removed_key_weight = made.key_scale * leave};
+            .kept_key_weight = made.key_scale * kept,
+            .removed_key_weight = made.key_scale * removed};
   }
 
-  /// The merged slots' estimates, before their members go.
+  /// The merged slots' estimates, before their members are removed.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
     for (index_t r = 0; r < change.rows(); ++r) {
@@ -220,7 +220,7 @@ struct keepkv {
   /// An estimate that is no number weighs nothing beside others.
   static double finite(double x) { return std::isfinite(x) ? x : -1e30; }
   double estimate(const head_state& state, index_t s) const {
-    if (as == mode::paper) {
+    if (variant == mode::paper) {
       return finite(double{state.column(log_score)[static_cast<std::size_t>(s)]});
     }
     return logit_window::mean(state, s, epsilon);
@@ -229,20 +229,20 @@ struct keepkv {
   double log_weight(const kv_head auto& head, const head_state& state, index_t s) const {
     return double{head.log_mass(s)} + estimate(state, s);
   }
-  /// Slot ↦ what it is ranked by; the authors leave the votes out.
+  /// Slot ↦ what it is ranked by; the authors' code without the votes.
   auto ranks(const kv_head auto& head, const head_state& state) const {
     return [this, &head, &state](index_t s) {
-      return static_cast<float>(as == mode::paper ? log_weight(head, state, s)
-                                                  : finite(logit_window::sum(state, s)));
+      return static_cast<float>(variant == mode::paper ? log_weight(head, state, s)
+                                                       : finite(logit_window::sum(state, s)));
     };
   }
 
-  /// The slot that leaves first.
+  /// The slot to evict first.
   index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
-    if (as == mode::code) {
+    if (variant == mode::code) {
       return search::lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
     }
-    // `ranks` without asking for the mode slot by slot: compilers take many at once.
+    // `ranks` without a branch on the mode slot by slot: compilers take many at once.
     const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
       return static_cast<float>(double{head.log_mass(i)} +
                                 finite(double{s[static_cast<std::size_t>(i)]}));
@@ -254,7 +254,7 @@ struct keepkv {
                     std::span<const index_t> members) const {
     return vote_merge::of(
         members, [&](index_t s) { return double{head.log_mass(s)}; },
-        [&](index_t s) { return estimate(state, s); }, as == mode::paper);
+        [&](index_t s) { return estimate(state, s); }, variant == mode::paper);
   }
 
   void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
@@ -286,7 +286,7 @@ struct keepkv {
       return static_cast<float>(a - double{log_mass});
     };
     const auto anchor = static_cast<std::size_t>(slot_of(0));
-    if (as == mode::paper) {
+    if (variant == mode::paper) {
       state.column(log_score)[anchor] = merged_score([&](index_t s) { return estimate(state, s); });
       return;
     }

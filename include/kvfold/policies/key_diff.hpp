@@ -22,7 +22,7 @@ inline namespace v0 {
 /// KeyDiff (arXiv 2504.15364): the keys least like all others. Needs no attention.
 ///   score   s_j = −cos(k_j, mean_i k_i/‖k_i‖) over all slots held, keys as stored
 ///   select  sinks and the last W tokens (the paper: 0 and 0), then the top of the rest by s
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 /// A zero key adds nothing to the mean and has cosine 0.
 struct key_diff {
   index_t sinks = 4;
@@ -30,7 +30,7 @@ struct key_diff {
 
   static constexpr std::string_view name() { return "key_diff"; }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("window", p.window); }
-  /// The token up to which `ask` was called, as bits; the sum of k/‖k‖ then.
+  /// The token up to which `predict_victim` was called, as bits; the sum of k/‖k‖ then.
   static constexpr std::size_t memory(index_t dim, index_t, index_t) {
     return 1 + static_cast<std::size_t>(dim);
   }
@@ -49,8 +49,9 @@ struct key_diff {
           search::column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);
   }
 
-  /// The sum of k/‖k‖ in the last step, less who left, plus the newcomer: near enough to the
-  /// present one to tell who may be the lowest. Attention compares it with all keys, and sums anew.
+  /// The sum of k/‖k‖ in the last step, less the evicted key, plus the new one: near enough to the
+  /// present sum to say which slots may be the lowest. Attention compares it with all keys, and
+  /// sums anew.
   void predict_victim(const kv_head auto& head, head_state& state, index_t,
                       key_comparison& comparison) const {
     const auto sum = state.memory().subspan(1);
@@ -111,8 +112,8 @@ struct key_diff {
     return std::sqrt(score::dot(row<const float>{x}, row<const float>{x}, dim));
   }
 
-  /// Calls `see` for those that may have the lowest score by what attention has answered, which was
-  /// asked about `guess`. Its cosines differ from those with the sum itself by at most
+  /// Calls `see` for those that may have the lowest score by `comparison`, which is
+  /// about `guess`. Its cosines differ from those with the sum itself by at most
   /// 2 ‖guess − sum‖/‖sum‖, and by rounding. False: they say too little.
   template <class Protected, class See>
   static bool among_few(const kv_head auto& head, const head_state& state,

@@ -24,21 +24,21 @@ inline namespace v0 {
 
 /// KVMerger (Wang et al. 2024, arXiv 2407.08454): runs of consecutive similar keys become one slot.
 ///   score   s_j ← s_j + Σ_g a_gj, summed when slots merge
-///   select  nobody: the last R and the top H by s, sinks first, take no part and break runs
+///   select  none: the last R and the top H by s, sinks first, take no part and break runs
 ///   match   neighbours in position join when cos(k_{i−1}, k_i) > ε      algorithm 1
 ///   merge   pivot p: the member of largest s; g_i = exp(−‖k_p − k_i‖²/2σ²)
 ///           w_i = g_i/Σg    k = Σ w k    v = |S| Σ w v                  algorithm 2, eqs. 6–8
 /// σ = mean ‖k_p − k_i‖ / √2 (ours: eq. 6 defines it by itself). Every joined pair frees a slot, so
-/// a budget is met exactly by taking ε as an order statistic of the pairs' similarities (ours).
-/// Where all pairs joined are too few, the runs of least total score go.
+/// a budget is reached exactly by taking ε as an order statistic of the pairs' similarities (ours).
+/// Where all pairs joined are too few, the runs of least total score are evicted.
 struct kvmerger {
   enum class mode { threshold, budget };
 
-  mode joins = mode::budget;  ///< budget: ε is whatever leaves the target; threshold: at least so
+  mode joins = mode::budget;  ///< budget: ε is whatever gives the target; threshold: at least that
   float epsilon = 0.75F;      ///< threshold: ε, in [−1, 1]
   float recent = 0.25F;       ///< R as a share of the budget
   float heavy = 0.25F;        ///< H as a share of the budget; at least the sinks
-  index_t sinks = 4;          ///< first tokens that never leave
+  index_t sinks = 4;          ///< first tokens that are never evicted
   float sigma = 0;            ///< σ; 0: each run's own (the paper's table 3: 5)
   bool scale_values = true;   ///< v times |S|, as the paper does
   bool gaps_break = true;     ///< do neighbours in the cache join only at consecutive positions?
@@ -121,7 +121,7 @@ struct kvmerger {
                    search::column_score(state.column(score)), work);
   }
 
-  /// Algorithm 1: marks who joins its left neighbour in position order, `work.order`.
+  /// Algorithm 1: marks slots that join their left neighbours in position order, `work.order`.
   void join(const kv_head auto& head, index_t target, slot_scratch& work) const {
     const index_t n = head.length();
     auto& order = work.order;
@@ -178,7 +178,7 @@ struct kvmerger {
     }
   }
 
-  /// More rows than the target: of the runs those of largest total score stay.
+  /// More rows than the target: of the runs those of largest total score are kept.
   void evict(const head_state& state, index_t target, slot_scratch& work) const {
     auto& into = work.row_of;
     auto& total = work.numbers;  // of the runs; −inf: not an anchor

@@ -116,7 +116,7 @@ concept predicts = requires(P& p, const hook_head& head, head_state& state, key_
   p.predict_victim(head, state, index_t{}, x);
 };
 template <class P>
-concept settles = requires(P& p, const hook_head& head, head_state& state) {
+concept ends_compress = requires(P& p, const hook_head& head, head_state& state) {
   p.after_compress(head, state, index_t{});
 };
 
@@ -160,7 +160,7 @@ consteval hook misdeclared() {
       updates_by_removal<P> != updates_by_removal<C> || updates_by_plan<P> != updates_by_plan<C>) {
     return hook::update_memory;
   }
-  if (names_after_compress<P>() && !settles<C>) {
+  if (names_after_compress<P>() && !ends_compress<C>) {
     return hook::after_compress;
   }
   if (names_mass<P>() &&

@@ -16,7 +16,7 @@ inline namespace v0 {
 /// Random tokens: the floor. A method that does not beat it is not worth its cost.
 ///   score   none: chance, the same for the same seed and position
 ///   select  sinks and the last W tokens, then a uniform sample of the rest
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 struct random_tokens {
   index_t sinks = 4;
   index_t window = 32;

@@ -23,7 +23,7 @@ inline namespace v0 {
 ///   score   mean of Σ_g a_gj over the queries that could see slot j, and its standard deviation
 ///   select  sinks, the last W, then `steady · B − W` by deviation (the authors' code counts the
 ///           window in), then the top of the rest by mean
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 /// Mean and variance run along (Welford), so that they stay exact enough in float.
 struct roco {
   index_t sinks = 4;
@@ -64,7 +64,7 @@ struct roco {
     evict(head, target, chosen, search::column_score(state.column(mean)), work, out);
   }
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
-  /// Where attention moves on it is not: what was looked at once is lowest, and has varied most.
+  /// Where attention moves on it is not: what was attended to once is lowest, and has varied most.
   slot_removal choose_victim(const kv_head auto& head, const head_state& state,
                              index_t target) const {
     const auto is_protected = protected_slots(head, sinks, window);
@@ -88,7 +88,7 @@ struct roco {
 
  private:
   struct reserved {
-    index_t alone;   ///< slots that never leave
+    index_t alone;   ///< slots that are never evicted
     index_t varied;  ///< slots held for their deviation
   };
   reserved held_back(const kv_head auto& head, index_t target) const {

@@ -27,7 +27,7 @@ inline namespace v0 {
 ///           (the paper: exactly the last `history`)
 ///   select  sinks (the paper: 0) and the last W, then those with the fewest low marks, the earlier
 ///           token on ties
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 /// The paper drops half the cache at once; here that is the budget's trigger.
 struct scissorhands {
   index_t sinks = 4;
@@ -74,7 +74,7 @@ struct scissorhands {
   }
 
  private:
-  /// Ties are the rule here, and slots change places in decode: positions settle them.
+  /// Ties are the rule here, and slots change places in decode: positions decide them.
   static auto fewest(const kv_head auto& head, const head_state& state) {
     return [&head, a = state.column(past), b = state.column(current)](index_t s) {
       const auto i = static_cast<std::size_t>(s);

@@ -19,16 +19,16 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries look at.
+/// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries attend to.
 ///   score   prompt: attention summed over the last W queries (or the reference queries given),
 ///           average-pooled over positions (listing 1); decode: over the last W to 2W queries, as
 ///           past + current window
 ///   select  sinks and the last W tokens, then the top of the rest by s
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 /// The paper compresses prompts only; decoding on as H2O restricted to the window is ours.
 struct snapkv {
   index_t window = 32;
-  index_t sinks = 4;          ///< first tokens that never leave (the paper: 0)
+  index_t sinks = 4;          ///< first tokens that are never evicted (the paper: 0)
   index_t kernel = 7;         ///< of the pooling; 1: none
   bool count_border = false;  ///< the authors divide by `kernel` at the borders too
   group_combine combine = group_combine::sum;

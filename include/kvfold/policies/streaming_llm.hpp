@@ -17,7 +17,7 @@ inline namespace v0 {
 /// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): attention sinks and a window.
 ///   score   none
 ///   select  the first S tokens and the last B − S           section 3.2
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 /// `positions`: `original` leaves every key at the rotation of its own position. `cache_index` is
 /// the paper's: positions within the cache. RoPE knows distances only, and all kept tokens but the
 /// sinks are consecutive, so rope_params just the S sinks forward gives the paper's logits for O(S

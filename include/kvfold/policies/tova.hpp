@@ -21,7 +21,7 @@ inline namespace v0 {
 /// TOVA, token omission via attention (arXiv 2401.06104).
 ///   score   s_j = Σ_g a_gj of the latest query alone (or the reference queries given)
 ///   select  sinks (the paper: 0), then the top of the rest by s
-///   match   nowhere: what leaves is gone
+///   match   none: the others are evicted
 struct tova {
   index_t sinks = 4;
   group_combine combine = group_combine::sum;

@@ -1,4 +1,4 @@
-/// The facts that a policy may leave out (see policy.hpp), with their defaults in one place.
+/// The facts that a policy may omit (see policy.hpp), with their defaults in one place.
 #pragma once
 
 #include <array>

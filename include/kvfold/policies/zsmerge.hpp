@@ -30,25 +30,24 @@ inline namespace v0 {
 ///           log-mass β = α ln w                                        eq. 8
 struct zsmerge {
   /// A prompt's residuals: equal chunks in position order (authors), or eq. 6 against `residual`
-  /// seeds, the highest scores among what leaves (ours).
+  /// seeds, the highest scores among the evicted (ours).
   enum class prompt_mode { chunked, nearest };
 
   float proximity = 0.1F;  ///< share of the budget for the ring, at least 2 slots
   index_t residual = 1;    ///< Br
-  index_t sinks = 4;       ///< first tokens that never leave the context (the paper: 0)
+  index_t sinks = 4;       ///< first tokens that are always in the context (the paper: 0)
   float alpha = 0.6F;      ///< α ≤ 1: theorem 3.1 holds
   float decay = 0.98F;     ///< λ
   prompt_mode prompt = prompt_mode::chunked;
-  /// May the token that has just left the ring be the one to go? Algorithm 1: yes; authors' code:
-  /// no.
-  bool newcomer_competes = true;
+  /// May the token that has just passed the ring be evicted? Algorithm 1: yes; authors' code: no.
+  bool new_token_competes = true;
   column_merge merged_score = column_merge::max;  ///< authors' default; or `sum`
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "zsmerge"; }
   static void parameters(auto& p, auto f) {
     f("proximity", p.proximity), f("residual", p.residual), f("sinks", p.sinks),
-        f("alpha", p.alpha), f("decay", p.decay), f("newcomer_competes", p.newcomer_competes);
+        f("alpha", p.alpha), f("decay", p.decay), f("new_token_competes", p.new_token_competes);
   }
   enum column_name : index_t { score, count, is_residual };
   std::array<column, 3> columns() const {
@@ -84,7 +83,7 @@ struct zsmerge {
             merge_plan& out) const {
     const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
     search::select(head.length(), target - missing,
-                   is_protected(head, state, target, missing == 0 && !newcomer_competes),
+                   is_protected(head, state, target, missing == 0 && !new_token_competes),
                    search::column_score(state.column(score)), work);
     auto& into = work.row_of;
     auto& rest = work.order;
@@ -122,7 +121,7 @@ struct zsmerge {
       return false;  // a residual slot has to be made first
     }
     const index_t c =
-        search::lowest_scored(head.length(), is_protected(head, state, target, !newcomer_competes),
+        search::lowest_scored(head.length(), is_protected(head, state, target, !new_token_competes),
                               search::column_score(state.column(score)));
     const index_t r =
         search::nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
@@ -145,9 +144,9 @@ struct zsmerge {
       overflow += in_ring(head.position(s)) || residual_slot(state, s) ? 0 : 1;
     }
     for (; overflow > 0 && free > 0; --overflow, --free) {
-      const index_t s = search::lowest_scored(head.length(),
-                                              is_protected(head, state, target, !newcomer_competes),
-                                              search::column_score(state.column(score)));
+      const index_t s = search::lowest_scored(
+          head.length(), is_protected(head, state, target, !new_token_competes),
+          search::column_score(state.column(score)));
       flag[static_cast<std::size_t>(s)] = 1.0F;
     }
   }
@@ -169,7 +168,8 @@ struct zsmerge {
     }
     return n;
   }
-  /// Sinks, the ring and the residual slots; by the authors' rule, the newcomer to context too.
+  /// Sinks, the ring and the residual slots; by the authors' rule, the new token of the context
+  /// too.
   auto is_protected(const kv_head auto& head, const head_state& state, index_t target,
                     bool authors_rule) const {
     const index_t latest = ring(target) + (authors_rule ? 1 : 0);

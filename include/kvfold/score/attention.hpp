@@ -19,7 +19,7 @@ namespace score {
 /// Slots swept at a time.
 inline constexpr index_t tile_slots = 128;
 /// Floats that stay in the nearest cache, and those of rows that are converted: they share it with
-/// the rows that are asked for meanwhile.
+/// the rows that are prefetched meanwhile.
 inline constexpr index_t near_floats = 4096, converted_floats = 2048;
 inline constexpr index_t max_dim = 16384;
 /// What a vector of any machine divides.
@@ -64,8 +64,8 @@ struct log_mass_of {
 ///
 /// in one sweep over keys and values, whatever the group; nothing is allocated.
 /// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
-/// `[group]` of `ℓ`; `look`, if it was asked something, sees every tile. Refused: no slots, null
-/// data, spans of another size.
+/// `[group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused: no slots,
+/// null data, spans of another size.
 template <kv_head Head, class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const Head& head, const Mass& log_mass, const float* q, float* out,

@@ -21,7 +21,7 @@ struct column_options {
   index_t window = 0;                          ///< last queries that `window` sums over
   float decay = 1;                             ///< λ of `decayed`
   group_combine combine = group_combine::sum;  ///< of the group's query heads, per query
-  std::span<const float> log_sum_exp = {};     ///< [group, queries] of ℓ, if attention left it
+  std::span<const float> log_sum_exp = {};  ///< [group, queries] of ℓ, if attention computed it
 };
 
 /// Where the sums go: each `[length]` is overwritten, or empty: not wanted.

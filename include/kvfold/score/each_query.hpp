@@ -13,7 +13,7 @@ namespace score {
 
 /// Calls `see(attention, position, visible)` for every query in turn: its softmax over the
 /// `visible` slots at or before its position, 0 elsewhere, the group's heads combined (`sum` or
-/// `mean`). `attention` ends where nobody sees a slot any more. Blocked: memory `O(length)`.
+/// `mean`). `attention` ends behind the last slot that a query sees. Blocked: memory `O(length)`.
 template <class T, class See>
 void for_each_query(const kv_head auto& head, const query_view<T>& queries, group_combine combine,
                     See see) {

@@ -22,8 +22,8 @@ KVFOLD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, 
 
 }  // namespace score
 
-/// How queries are spread over the positions to come. Nobody knows how many there will be, and the
-/// next ones are sure: the density of queries `t` positions ahead is proportional to
+/// How queries are spread over the positions to come. How many there will be is unknown, and the
+/// next ones are certain: the density of queries `t` positions ahead is proportional to
 /// `1 / (t + fade)` up to the horizon.
 struct future_positions {
   index_t horizon = 256;  ///< positions to come
@@ -34,9 +34,9 @@ struct future_positions {
     return score::future_position(i, n, horizon, double{fade});
   }
 
-  void validate(std::string_view who) const {
-    expects(horizon > 0, who, ": a horizon of at least 1 position expected, ", horizon, " came");
-    expects(fade > 0, who, ": a fade above 0 positions expected, ", fade, " came");
+  void validate(std::string_view caller) const {
+    expects(horizon > 0, caller, ": a horizon of at least 1 position expected, ", horizon, " came");
+    expects(fade > 0, caller, ": a fade above 0 positions expected, ", fade, " came");
   }
 };
 

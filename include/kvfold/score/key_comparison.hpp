@@ -1,4 +1,4 @@
-/// What a decode step's attention finds out for a policy, as it reads every key and value anyway.
+/// What a decode step's attention computes for a policy, as it reads every key and value anyway.
 #pragma once
 
 #include <algorithm>  // std::max
@@ -12,20 +12,20 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// A policy that compares the slot that leaves with all others would have to read the keys a second
-/// time, for who leaves is known only after attention. So it guesses (`ask`) before; attention
-/// compares that slot with every tile of keys while it lies in the nearest cache. Whose guess was
-/// wrong (`about`) reads the keys again, and finds the same bits.
+/// A comparison of one slot with all others, computed while attention reads the keys. The slot to
+/// remove is known only after attention, when comparing would read the keys a second time. So the
+/// policy predicts it (`request`), and attention compares it with every tile of keys in the nearest
+/// cache. After a wrong prediction (`is_about`) the policy reads the keys again: the same bits.
 class key_comparison {
  public:
   static constexpr index_t npos = -1;
 
   /// Products of one row with all others, and their norms, `[length]` each.
-  struct answer {
+  struct products {
     std::vector<float> row, dot, norm;
   };
 
-  /// Asks how slot `s` compares with all slots: by key, and by value too.
+  /// Requests the comparison of slot `s` with all slots: by key, and by value too.
   void request(const kv_head auto& head, index_t s, bool values_too = false) {
     reset();
     if (s == npos) {
@@ -38,8 +38,8 @@ class key_comparison {
       prepare(values_, head.value(s), head);
     }
   }
-  /// Asks how any `row [dim]` compares with all keys, in slot `s`'s name; `directions [dim]` += the
-  /// sum of all k/‖k‖.
+  /// Requests the comparison of any `row [dim]` with all keys, under slot `s`; `directions [dim]`
+  /// += the sum of all k/‖k‖.
   void request(const kv_head auto& head, index_t s, std::span<const float> row,
                std::span<float> directions) {
     request(head, s);
@@ -50,14 +50,14 @@ class key_comparison {
 
   bool requested() const { return slot_ != npos; }
   bool values_requested() const { return slot_ != npos && with_values_; }
-  /// Has attention answered, for whichever slot among `length`? Then all norms are known.
+  /// Is the comparison with all `length` slots done, for any slot? Then all norms are known.
   bool complete(index_t length) const { return requested() && compared_ == length; }
   /// ... for slot `s`?
   bool is_about(index_t s, index_t length) const { return s == slot_ && complete(length); }
-  const answer& keys() const { return keys_; }
-  const answer& values() const { return values_; }
+  const products& keys() const { return keys_; }
+  const products& values() const { return values_; }
 
-  /// Attention shows its tiles, in order.
+  /// Called by attention with its tiles, in order.
   void add_keys(index_t first, const detail::tile& tile) {
     compare(tile, first, keys_);
     if (directions_ != nullptr) {
@@ -68,14 +68,14 @@ class key_comparison {
   void add_values(index_t first, const detail::tile& tile) { compare(tile, first, values_); }
 
  private:
-  /// While a tile is compared memory would wait: the rows behind it are asked for meanwhile.
-  static void compare(const detail::tile& tile, index_t first, answer& a) {
+  /// While a tile is compared memory would wait: the rows behind it are prefetched meanwhile.
+  static void compare(const detail::tile& tile, index_t first, products& a) {
     score::row_dots_and_norms(tile, a.row.data(), a.dot.data() + first, a.norm.data() + first,
                               tile.data() + tile.rows() * tile.outerStride());
   }
   /// Grows at first use.
   template <class Row>
-  static void prepare(answer& a, Row row, const kv_head auto& head) {
+  static void prepare(products& a, Row row, const kv_head auto& head) {
     const auto grow = [](std::vector<float>& x, index_t n) {
       x.resize(std::max(x.size(), static_cast<std::size_t>(n)));
     };
@@ -87,7 +87,7 @@ class key_comparison {
   index_t compared_ = 0;
   bool with_values_ = false;
   float* directions_ = nullptr;
-  answer keys_, values_;
+  products keys_, values_;
 };
 
 }  // namespace v0

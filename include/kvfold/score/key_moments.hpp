@@ -28,13 +28,13 @@ struct key_moments {
   /// Row `i` of the triangle `[i + 1]`.
   float* row_of_second(index_t i) const { return second + std::ptrdiff_t{i} * (i + 1) / 2; }
 
-  /// Takes in the keys of the slots at `from` and later positions, `n` having been counted before;
-  /// returns how many are in it then. As many at a time as fit the nearest caches, so that the
+  /// Adds the keys of the slots at `from` and later positions to the moments of `n`; returns the
+  /// count then. As many at a time as fit the nearest caches, so that the
   /// triangle is swept less often.
   index_t add(const kv_head auto& head, const rope& rope, index_t from, index_t n) const {
-    static constexpr index_t floats = 4 * rotation::max_dim, most_keys = 64;
-    const index_t most = std::min(floats / dim, most_keys);
-    float x[floats], share_of[most_keys], sum[rotation::max_dim];
+    static constexpr index_t floats = 4 * rotation::max_dim, max_keys = 64;
+    const index_t most = std::min(floats / dim, max_keys);
+    float x[floats], share_of[max_keys], sum[rotation::max_dim];
     rotation turn(rope, dim);
     index_t held = 0;
     const auto flush = [&] {

@@ -1,5 +1,4 @@
-/// Statistical leverage of un-rotated keys: what stands out among a head's tokens, asked for or
-/// not.
+/// Statistical leverage of un-rotated keys: outliers among a head's tokens, attended to or not.
 #pragma once
 
 #include <Eigen/Cholesky>

@@ -1,4 +1,4 @@
-/// One decode step's attention, as policies see it.
+/// One decode step's attention, as policies observe it.
 #pragma once
 
 #include <algorithm>  // std::copy_n

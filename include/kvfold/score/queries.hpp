@@ -19,7 +19,7 @@ struct query_view {
   std::ptrdiff_t group = 0;  ///< query head to query head of one KV head
   std::ptrdiff_t row = 0;    ///< query to query
   /// `[count]`, for causality. Null: a prompt's own, at the last `count` positions; given:
-  /// reference queries that somebody chose, which policies take whole.
+  /// reference queries that the caller chose, which policies take whole.
   const index_t* position = nullptr;
   /// Of a prompt in chunks: queries of the same prompt that lie right before these, which windows
   /// reach back to. Not counted again.

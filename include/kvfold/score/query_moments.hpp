@@ -26,7 +26,7 @@ class query_moments {
     return 1 + static_cast<std::size_t>(group) * (d + d * d);
   }
 
-  /// Takes in one query's group; `query(g)` is head `g`'s `[dim]`, rotated to `position`. `scratch
+  /// Adds one query's group; `query(g)` is head `g`'s `[dim]`, rotated to `position`. `scratch
   /// [dim]`.
   template <class Query>
   void count(index_t group, index_t position, const rope& rope, Query query, float* scratch) {
@@ -46,7 +46,7 @@ class query_moments {
     }
   }
 
-  /// Takes in many queries at once: `queries [count · group, dim]`, un-rotated, those of a group's
+  /// Adds many queries at once: `queries [count · group, dim]`, un-rotated, those of a group's
   /// head one after another.
   void count(index_t group, const dense::stored auto& queries) {
     const Eigen::Index rows = queries.rows() / group;
@@ -66,7 +66,7 @@ class query_moments {
   map<dense::matrix> second(index_t g) const { return {at(g) + dim_, dim_, dim_}; }  ///< E[x xᵀ]
 
  private:
-  /// How many are in it with so many more; exact in float up to there.
+  /// The count with so many more; exact in float up to there.
   float counted(Eigen::Index more) {
     return floats_[0] =
                std::min(floats_[0] + static_cast<float>(more), static_cast<float>(1 << 24));

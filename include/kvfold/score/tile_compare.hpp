@@ -85,8 +85,8 @@ void dot_and_square_block(const float* x, const float* k, std::ptrdiff_t row, in
   }
 }
 
-/// Asks for a row `[dim]`, four lines at a time.
-inline void ask_for(const float* row, index_t dim) {
+/// Prefetches a row `[dim]`, four lines at a time.
+inline void prefetch_row(const float* row, index_t dim) {
   constexpr index_t line = 64 / sizeof(float);
   index_t i = 0;
   for (; i + 4 * line <= dim; i += 4 * line) {
@@ -100,8 +100,8 @@ inline void ask_for(const float* row, index_t dim) {
   }
 }
 
-/// `dots [rows]` with `x [dim]` and `norms [rows]` from one look at each row; the same bits as
-/// `qk_tile` and `row_norms`. Asks for as many rows from `next` on, if there is one, meanwhile.
+/// `dots [rows]` with `x [dim]` and `norms [rows]` in one pass over the rows; the same bits as
+/// `qk_tile` and `row_norms`. Meanwhile prefetches as many rows from `next` on, unless null.
 inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots, float* norms,
                                const float* next = nullptr) {
   constexpr index_t some = sums_at_once / 2;
@@ -110,7 +110,7 @@ inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* 
   index_t s = 0;
   for (; s + some <= rows; s += some) {
     for (index_t r = s; next != nullptr && r < s + some; ++r) {
-      ask_for(next + r * row, dim);
+      prefetch_row(next + r * row, dim);
     }
     dot_and_square_block<some>(x, keys.data() + s * row, row, dim, dots + s, norms + s);
   }

@@ -112,7 +112,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, 
   const Eigen::Index some = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
   for (Eigen::Index begin = 0; begin < values.rows(); begin += some) {
     const Eigen::Index end = std::min(begin + some, values.rows());
-    if constexpr (P > 1) {  // what is left over of a row has been asked for with the rest of it
+    if constexpr (P > 1) {  // the rest of a row is prefetched with its beginning
       detail::prefetch_rows(v, row);
     }
     for (Eigen::Index s = begin; s < end; ++s, v += row) {

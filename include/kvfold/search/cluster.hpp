@@ -41,8 +41,8 @@ void each_row_of_products(const dense::stored auto& x, const dense::stored auto&
 }
 
 /// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place may
-/// come, or `n`. Looks at many together, whose largest is Eigen's at a vector's width, and for its
-/// place among those alone.
+/// come, or `n`. Compares many at a time at a
+/// vector's width, and then searches the place among those alone.
 inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
   constexpr std::ptrdiff_t many = dense::array_size;
   if (n < many) {
@@ -51,7 +51,7 @@ inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
   const float* from = x;
   float most = -std::numeric_limits<float>::infinity();
   for (std::ptrdiff_t i = 0; i < n; i += many) {
-    const float* const next = x + std::min(i, n - many);  // the last look is back at some
+    const float* const next = x + std::min(i, n - many);  // the last block overlaps the one before
     if (const float top = Eigen::Map<const dense::array>(next).maxCoeff(); top > most) {
       most = top, from = next;
     }
@@ -88,15 +88,14 @@ dense::vector distance_to_pinned(const dense::stored auto& x, std::span<const ch
 }
 
 /// Farthest-first (Gonzalez 1985), weighted: repeatedly the row with the largest `weight · D²` to
-/// the nearest of the pinned and the seeds so far; ties to the lower row. Lazily: a distance only
-/// falls, so what it was is a bound, and a row is compared with the seeds since only when its bound
-/// comes first. Most rows' never does.
+/// the nearest of the pinned and the seeds so far; ties to the lower row. Distances
+/// only decrease, so a stored one is an upper bound; only the current maximum is recomputed.
 std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const char> pinned,
                                     const dense::stored auto& weight, index_t count) {
   dense::vector distance = distance_to_pinned(x, pinned);
   struct bound {
-    float gain;        // weight · D² to the pinned and the seeds that it was compared with
-    index_t row, met;  // met: how many seeds these are
+    float gain;  // weight · D² to the pinned and the seeds that it was compared with
+    index_t row, seeds_compared;
   };
   const auto later = [](const bound& a, const bound& b) {
     return a.gain < b.gain || (a.gain == b.gain && a.row > b.row);
@@ -114,15 +113,16 @@ std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const
     std::ranges::pop_heap(heap, later);
     bound& first = heap.back();
     const auto now = static_cast<index_t>(seeds.size());
-    if (first.met == now) {
+    if (first.seeds_compared == now) {
       chosen.row(now) = x.row(first.row);
       seeds.push_back(first.row);
       heap.pop_back();
       continue;
     }
     float& nearest = distance[first.row];
-    for (; first.met < now; ++first.met) {
-      nearest = std::min(nearest, (x.row(first.row) - chosen.row(first.met)).squaredNorm());
+    for (; first.seeds_compared < now; ++first.seeds_compared) {
+      nearest =
+          std::min(nearest, (x.row(first.row) - chosen.row(first.seeds_compared)).squaredNorm());
     }
     first.gain = rank(weight[first.row] * nearest);
     std::ranges::push_heap(heap, later);
@@ -131,7 +131,7 @@ std::vector<index_t> farthest_first(const dense::stored auto& x, std::span<const
 }
 
 /// Lloyd's k-means: `rounds` of assignment to the nearest of `centres [clusters, features]`, with
-/// weighted means between them. A centre that attracts nobody stays where it is. `cluster [slots]`.
+/// weighted means between them. A centre without members stays where it is. `cluster [slots]`.
 void lloyd(const dense::stored auto& x, const dense::stored auto& weight, index_t rounds,
            dense::stored auto& centres, std::vector<index_t>& cluster) {
   for (index_t round = 0; centres.rows() > 0 && round < rounds; ++round) {
@@ -165,11 +165,11 @@ clusters cluster(const dense::stored auto& x, std::span<const char> pinned,
   for (index_t c = 0; c < count; ++c) {
     centres.row(c) = x.row(out.seeds[static_cast<std::size_t>(c)]);
   }
-  dense::vector pull = weight;  // the pinned move no centre
+  dense::vector free_weight = weight;  // the pinned move no centre
   for (std::size_t s = 0; s < pinned.size(); ++s) {
-    pull[static_cast<Eigen::Index>(s)] *= pinned[s] != 0 ? 0.0F : 1.0F;
+    free_weight[static_cast<Eigen::Index>(s)] *= pinned[s] != 0 ? 0.0F : 1.0F;
   }
-  lloyd(x, pull, rounds, centres, out.cluster);
+  lloyd(x, free_weight, rounds, centres, out.cluster);
   for (std::size_t s = 0; s < pinned.size(); ++s) {
     out.cluster[s] = pinned[s] != 0 ? -1 : out.cluster[s];
   }

@@ -1,4 +1,4 @@
-/// Leader clustering: who joins whom before anybody is selected.
+/// Leader clustering: which slots join which before any is selected.
 #pragma once
 
 #include <algorithm>  // std::nth_element
@@ -11,7 +11,7 @@ namespace kvfold {
 inline namespace v0 {
 namespace search {
 
-/// Keys that lead: `[dim, cosine_slots]` of every `cosine_slots` of them, so that a product with a
+/// Keys of leaders: `[dim, cosine_slots]` of every `cosine_slots` of them, so that a product with a
 /// key is a weighted sum of rows, which reduces nothing. Summed in one order: equal keys have equal
 /// products.
 class leading_keys {
@@ -59,13 +59,13 @@ class leading_keys {
   std::vector<index_t> slots_;
 };
 
-/// Walks the slots that `work.marks` keeps, which lead, then the others by falling `rank(s)` (ties
-/// to the lower slot): one whose most similar leader is at least `similarity` near joins it, every
-/// other becomes a leader. Of the joins the `most` most similar count (ties to the lower slot); who
-/// then does not join stays alone. Into `work.row_of`: slot ↦ its leader. O(length · leaders ·
-/// dim), several slots at a time with all who lead already. Allocates: it is for prompts.
+/// The slots that `work.marks` keeps are leaders. In descending order of `rank(s)` (ties to the
+/// lower slot), each other slot joins its most similar leader, if their cosine is at least
+/// `similarity`, or becomes one. Only the `max_joins` most similar joins are kept (ties to the
+/// lower slot); the other slots stay separate. Into `work.row_of`: slot ↦ its leader. O(length ·
+/// leaders · dim), several slots at a time with all leaders so far. Allocates: it is for prompts.
 template <class Rank>
-void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t most,
+void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t max_joins,
                   slot_scratch& work) {
   const index_t dim = head.dim();
   const auto n = static_cast<std::size_t>(head.length()), d = static_cast<std::size_t>(dim);
@@ -115,7 +115,7 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
       const index_t s = together[static_cast<std::size_t>(i)];
       const float* const own_key = key.data() + std::ptrdiff_t{i} * dim;
       near_slot& to = nearest[i];
-      leaders.nearest(before, own_key, own + i, 1, &to);  // those who lead since
+      leaders.nearest(before, own_key, own + i, 1, &to);  // leaders added since
       const bool joins = to.slot >= 0 && to.cosine >= similarity;
       into[static_cast<std::size_t>(s)] = joins ? to.slot : s;
       cosine[static_cast<std::size_t>(s)] = to.cosine;
@@ -125,10 +125,10 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
     }
   }
   std::erase_if(order, leads);
-  if (static_cast<index_t>(order.size()) > most) {
-    std::nth_element(order.begin(), order.begin() + most, order.end(),
+  if (static_cast<index_t>(order.size()) > max_joins) {
+    std::nth_element(order.begin(), order.begin() + max_joins, order.end(),
                      falling(column_score(cosine)));
-    for (const index_t s : std::span(order).subspan(static_cast<std::size_t>(most))) {
+    for (const index_t s : std::span(order).subspan(static_cast<std::size_t>(max_joins))) {
       into[static_cast<std::size_t>(s)] = s;
     }
   }

@@ -1,4 +1,4 @@
-/// Where the leaving go: the nearest of those that stay.
+/// Destinations of evicted slots: the nearest of those that are kept.
 #pragma once
 
 #include <Eigen/Core>
@@ -39,8 +39,8 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
   return best;
 }
 
-/// The same from `seen`, if attention was asked about slot `c`: `‖x‖² − 2 x·y + ‖y‖²`, and where
-/// rounding leaves that undecided, the distances themselves.
+/// The same from `comparison`, if it is about slot `c`: `‖x‖² − 2 x·y + ‖y‖²`, and where
+/// rounding does not decide, the distances themselves.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate,
                             const key_comparison& comparison) {
@@ -120,7 +120,7 @@ inline constexpr index_t cosine_slots = detail::max_tile_slots, max_cosine_rows 
 /// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
 inline void take_nearest(const float* dots, const float* norm, float own, const index_t* slot,
                          index_t count, index_t self, near_slot& best) {
-  // Mostly nobody is nearer: told without dividing, with room for how that rounds.
+  // Mostly none is nearer: decided without dividing, with room for rounding.
   const float near = best.cosine * (1 - 1e-6F);
   index_t farther = 0;
   for (index_t i = 0; i < count; ++i) {
@@ -138,7 +138,7 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
     const float x = dots[i] / norms[i];
     cosine[i] = x == x ? x : 0.0F;
   }
-  // At a vector's width; who it is costs a second look, seldom.
+  // At a vector's width; which slot it is takes a second pass, seldom.
   const float top = Eigen::Map<const Eigen::ArrayXf, Eigen::AlignedMax>(cosine, count).maxCoeff();
   if (best.slot >= 0 && top < best.cosine) {
     return;
@@ -152,11 +152,11 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
   }
 }
 
-/// The slots most similar to each of `leaving`, into `best`, among those for which `candidate(r)`;
-/// ties to the lower slot. Keys are read once for many of the leaving, those that are no candidates
+/// The slots most similar to each of `removed`, into `best`, among those for which `candidate(r)`;
+/// ties to the lower slot. Keys are read once for many of the removed, those that are no candidates
 /// not at all; nothing is allocated.
 template <class Candidate>
-void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leaving,
+void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> removed,
                        Candidate candidate, std::span<near_slot> best) {
   constexpr index_t floats = detail::tile_floats;
   const index_t n = head.length(), dim = head.dim();
@@ -165,9 +165,9 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
   float key[floats], buffer[floats], dots[max_cosine_rows * cosine_slots], norm[cosine_slots],
       own[max_cosine_rows];
   index_t slot[cosine_slots];
-  for (std::size_t begin = 0; begin < leaving.size(); begin += static_cast<std::size_t>(some)) {
+  for (std::size_t begin = 0; begin < removed.size(); begin += static_cast<std::size_t>(some)) {
     const auto together =
-        leaving.subspan(begin, std::min(leaving.size() - begin, static_cast<std::size_t>(some)));
+        removed.subspan(begin, std::min(removed.size() - begin, static_cast<std::size_t>(some)));
     const auto count = static_cast<index_t>(together.size());
     for (std::size_t c = 0; c < together.size(); ++c) {
       to_floats(head.key(together[c]), dim, key + static_cast<std::ptrdiff_t>(c) * dim);
@@ -200,8 +200,8 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> leavin
   }
 }
 
-/// For one slot among all, as decode needs it; from `seen`, if attention was asked about this slot,
-/// and with its norms, if about another.
+/// For one slot among all, as decode needs it: from `comparison`, if it is about this slot, and
+/// with its norms, if about another.
 near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_comparison& comparison) {
   near_slot best;
   const index_t n = head.length();
@@ -231,7 +231,7 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_compa
 }
 
 /// Every slot that `work.marks` does not keep goes to the kept one most similar to it: into
-/// `work.row_of` (a kept slot: itself; nobody kept: -1). The cosines `[length]` come back; they
+/// `work.row_of` (a kept slot: itself; none kept: -1). The cosines `[length]` come back; they
 /// lie in `work.numbers`.
 std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
   const auto n = static_cast<std::size_t>(head.length());
@@ -242,13 +242,13 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   into.resize(n);
   const auto kept = [&](index_t s) { return work.marks[static_cast<std::size_t>(s)] != 0; };
   constexpr std::size_t most = max_cosine_rows;
-  index_t leaving[most];
+  index_t removed[most];
   near_slot best[most];
   std::size_t held = 0;
   const auto flush = [&] {
-    nearest_by_cosine(head, {leaving, held}, kept, {best, held});
+    nearest_by_cosine(head, {removed, held}, kept, {best, held});
     for (std::size_t i = 0; i < held; ++i) {
-      const auto s = static_cast<std::size_t>(leaving[i]);
+      const auto s = static_cast<std::size_t>(removed[i]);
       into[s] = best[i].slot, cosine[s] = best[i].cosine;
     }
     held = 0;
@@ -256,7 +256,7 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   for (std::size_t s = 0; s < n; ++s) {
     into[s] = static_cast<index_t>(s), cosine[s] = 1;
     if (!kept(into[s])) {
-      leaving[held++] = into[s];
+      removed[held++] = into[s];
       if (held == most) {
         flush();
       }

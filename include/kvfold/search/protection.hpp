@@ -9,14 +9,15 @@ namespace kvfold {
 inline namespace v0 {
 namespace search {
 
-/// Tokens that never leave, by position: the first `sinks`, and the last `recent` up to `newest`.
+/// Tokens that are never evicted, by position: the first `sinks`, and the last `recent` up to
+/// `newest`.
 struct protection {
   index_t sinks = 0;
   index_t recent = 0;
   index_t newest = -1;
 
   KVFOLD_HD bool operator()(index_t position) const {
-    // Without a branch: many slots at once are asked.
+    // Without a branch, so that compilers take many slots at once.
     return (static_cast<int>(position < sinks) | static_cast<int>(position > newest - recent)) != 0;
   }
 };

@@ -1,4 +1,4 @@
-/// Who keeps a slot: the protected, then the best of the rest.
+/// Which slots are kept: the protected, then the best of the rest.
 #pragma once
 
 #include <algorithm>  // std::nth_element
@@ -32,13 +32,13 @@ inline void expect_count(std::string_view policy, const char* what, index_t n, i
           " expected, ", n, " came");
 }
 
-/// Refuses shares of the budget that leave nothing of it.
+/// Refuses shares of the budget outside [0, 1).
 inline void expect_share(std::string_view policy, const char* what, float share) {
   expects(share >= 0 && share < 1, policy, ": ", what, " as a share in [0, 1) expected, ", share,
           " came");
 }
 
-/// The least target from `first` on that `fits`. Asked one by one: shares of it are rounded.
+/// The least target from `first` on that `fits`. Tried one by one: shares of it are rounded.
 template <class Fits>
 index_t least_target(index_t first, Fits fits) {
   while (!fits(first) && first < max_tokens) {
@@ -59,7 +59,7 @@ inline auto column_score_sum(std::span<const float> a, std::span<const float> b)
   };
 }
 
-/// Marks in `work.marks` the `target` slots that stay: those for which `is_protected(s)`, then
+/// Marks in `work.marks` the `target` slots to keep: those for which `is_protected(s)`, then
 /// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
 template <class Protected, class Score>
 void select(index_t length, index_t target, Protected is_protected, Score score,
@@ -131,9 +131,9 @@ kth_score kth_largest(index_t length, index_t k, Protected is_protected, Score s
   return {score(last), last};
 }
 
-/// The slot that `select` would let go first: the lowest score among those that may leave, the
-/// higher slot on ties; -1 when none may. Scores in double, and pairs, are taken for computed ones,
-/// which are asked for once a slot; other numbers for ones that are read.
+/// The slot that `select` would evict first: the lowest score among those for which not
+/// `is_protected(s)`, the higher slot on ties; -1: none. Scores in double, and pairs, are taken for
+/// computed ones and called once a slot; other numbers for ones that are read.
 template <class Protected, class Score>
 index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   using number = decltype(score(index_t{}));
@@ -143,7 +143,7 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   for (index_t first = 0; first < length; first += most) {
     const index_t end = std::min(first + most, length);
     if constexpr (std::is_arithmetic_v<number> && !std::same_as<number, double>) {
-      // Is there anybody to look at more closely? Without branches, so that compilers take many.
+      // Is any as low as the lowest so far? Without branches, so that compilers take many.
       int any = least < 0 ? 1 : 0;
       for (index_t s = first; s < end; ++s) {
         any |= static_cast<int>(score(s) <= lowest) & static_cast<int>(!is_protected(s));

@@ -10,7 +10,7 @@ namespace kvfold {
 inline namespace v0 {
 
 /// Lists over the slots of one head, for selecting and matching. Each grows at first use; what they
-/// hold between calls means nothing, but for what a search says that it leaves there.
+/// hold between calls means nothing, but for what a search says that it writes there.
 struct slot_scratch {
   std::vector<char> marks;      ///< [length] slot → kept?
   std::vector<index_t> order;   ///< slots, in some order

@@ -56,7 +56,7 @@ struct ward_partner {
 
 /// Ward's cost of making one of two, `m_i m_j / (m_i + m_j) · ‖k_i − k_j‖²`. Calls
 /// `found(i, partner)` for every `from` slot with the cheapest of the first `limit(i)` slots of
-/// `to` (which may be `from` itself: nobody is their own partner); ties to the lower slot. `limit`
+/// `to` (which may be `from` itself: no slot is its own partner); ties to the lower slot. `limit`
 /// must not fall with `i`.
 template <class Limit, class Found>
 void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit, Found found) {
@@ -95,7 +95,7 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
         if (least > best[r].cost) {
           continue;
         }
-        for (index_t j = 0; j < visible; ++j) {  // rare: who was it?
+        for (index_t j = 0; j < visible; ++j) {  // rare: which slot is it?
           const index_t slot = to.slot[static_cast<std::size_t>(j0 + j)];
           if (cost[j] == least && j != self &&
               (best[r].slot < 0 || least < best[r].cost || slot < best[r].slot)) {

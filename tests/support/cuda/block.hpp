@@ -255,7 +255,7 @@ class block {
     return "thread " + std::to_string(thread_) + " (lane " + std::to_string(thread_ % 32) + ")";
   }
 
-  /// Nobody can go on: one thread that waits for the block, and one that will not come.
+  /// No thread can go on: one that waits for the block, and one that will not come.
   std::string stuck() const {
     std::string what = "divergent barrier: no thread can go on";
     bool in_block = false, in_warp = false, gone = false;

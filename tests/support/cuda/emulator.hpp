@@ -38,7 +38,7 @@ namespace emulator {
 inline thread_local extent block_index, grid;
 }  // namespace emulator
 
-// ---------------------------------------------------------------------------- who am I
+// ---------------------------------------------------------------------------- indices
 
 inline index_t thread_index() { return emulator::now().thread(); }
 inline index_t lane() { return emulator::now().thread() % 32; }

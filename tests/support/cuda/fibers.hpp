@@ -56,7 +56,7 @@ class fiber {
 #endif
   }
 
-  /// From within: back to whoever resumed. `last`: never to come back.
+  /// From within: back to the caller of resume. `last`: never to come back.
   void suspend([[maybe_unused]] bool last = false) {
 #ifdef KVFOLD_FIBERS_ASAN
     void* fake = nullptr;

@@ -32,7 +32,7 @@ struct mirror {
   device_cache<scalar> device;
   bool nan = false;                            ///< may what is no number be none on both sides?
   std::size_t scratch = 0, after_scratch = 0;  ///< of a state's memory: means nothing
-  std::size_t place = 0;  ///< floats after it of which the last is an integer's bits; 0: who knows
+  std::size_t place = 0;  ///< floats after it of which the last is an integer's bits; 0: unknown
 
   template <class Policy>
   mirror(const Policy& p, cache<Scalar>& kv, const kvfold::state& state, const cache_case& c)

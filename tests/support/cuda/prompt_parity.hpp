@@ -15,13 +15,13 @@ struct prompt_case {
   bool random = false;
   bool shuffled = false;   ///< slots in no order of positions
   bool nan = false;        ///< some scores from before are no numbers
-  bool positions = false;  ///< queries at positions somebody chose
+  bool positions = false;  ///< queries at chosen positions
   float rounding = 2e-6F;  ///< of weights and log-mass
   index_t steps = 0;       ///< of decoding afterwards, and once more without queries
   index_t again = 0;       ///< the target of a second time on the same queries; 0: once only
 };
 
-/// Element `i` of a code of ±16 for slot `s`: whoever asks for it attends to nobody else at all.
+/// Element `i` of a code of ±16 for slot `s`: its query attends to this slot alone.
 inline float code(index_t s, index_t i) { return (s >> (i % 8) & 1) != 0 ? 16.0F : -16.0F; }
 
 inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t h, index_t capacity,

@@ -24,7 +24,7 @@ struct alignas(16) vector_16 {
 
 namespace emulator {
 
-/// Who last wrote an element and who has read it since, and in which interval between barriers.
+/// The last writer of an element and its readers since, and in which interval between barriers.
 struct touched {
   struct access {
     index_t thread = -1, barriers = -1, epoch = -1;
@@ -42,7 +42,7 @@ struct touched {
       report(b, "reads", writer, "wrote");
     }
     const access mine{b.thread(), b.barriers(), b.epoch()};
-    // Whoever writes next, in one interval, conflicts with one of the three if with anybody.
+    // The next writer of an interval conflicts with one of the three, if with any.
     if (reader.thread / 32 != mine.thread / 32) {
       other = reader, lane = {};
     } else if (reader.thread != mine.thread) {
@@ -127,7 +127,7 @@ class shared_array {
     return bits;
   }
 
-  /// Atomic: a race with nobody.
+  /// Atomic: no race.
   T add(index_t i, T n) {
     expect_index(i);
     const T before = data_[static_cast<std::size_t>(i)];

@@ -21,15 +21,15 @@ namespace detail {
 
 /// Which slots are kept, which are removed, and into what, while a plan that merges is made.
 struct keep_evict_partition {
-  static constexpr index_t gone = -1;
+  static constexpr index_t evicted = -1;
   static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was removed
 
   index_t* rows;            ///< [heads] of the plan; −1: this head stays as it is
   index_t *kept, *removed;  ///< [heads, capacity] slots; ascending where `select` made them
   index_t *kept_count, *removed_count;  ///< [heads]
-  index_t* into;                        ///< [heads, capacity] slot ↦ its row's anchor, or `gone`
-  matches nearest;                      ///< of removed slots
-  float* similarity;                    ///< [heads, capacity] the same by slot
+  index_t* into;      ///< [heads, capacity] slot ↦ its row's anchor, or `evicted`
+  matches nearest;    ///< of removed slots
+  float* similarity;  ///< [heads, capacity] the same by slot
 
   slot_lists kept_list() const { return {kept, kept_count}; }
   slot_lists removed_list() const { return {removed, removed_count}; }
@@ -43,7 +43,7 @@ struct keep_evict_partition {
   }
   template <class Scalar>
   KVFOLD_DEVICE void evict(const cache_view<Scalar>& cache, index_t h, index_t s, index_t i) const {
-    removed[cache.slot(h, i)] = s, into[cache.slot(h, s)] = gone;
+    removed[cache.slot(h, i)] = s, into[cache.slot(h, s)] = evicted;
   }
   template <class Scalar>
   KVFOLD_DEVICE void end(const cache_view<Scalar>&, index_t h, index_t kept_slots,

@@ -171,7 +171,7 @@ struct state_view {
 /// Plans of all heads in device memory. A head with `rows[h] < 0` stays as it is.
 struct plan_view {
   index_t* rows = nullptr;                  ///< [heads]
-  index_t* begin = nullptr;                 ///< [heads, capacity + 1] row → its first edge
+  index_t* begin = nullptr;                 ///< [heads, capacity + 1] row → its first source
   merge_source* sources = nullptr;          ///< [heads, capacity]
   float* log_mass = nullptr;                ///< [heads, capacity] of the rows
   const float* key_correction = nullptr;    ///< [heads, capacity, dim], or null: none

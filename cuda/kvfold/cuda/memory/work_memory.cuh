@@ -1,4 +1,4 @@
-/// What calls work in, allocated from one workspace: what one phase has left may be overwritten by
+/// What calls work in, allocated from one workspace: what one phase wrote may be overwritten by
 /// the next.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace detail {
 
 inline constexpr index_t most_splits = 128;
 
-/// What the first launch leaves for the second.
+/// What the first launch writes for the second.
 struct partial_attention {
   index_t* tickets;          // [heads] blocks of a launch that are done
   float* logits;             // [heads, capacity, group], or null: they are not observed
@@ -81,7 +81,7 @@ step_memory<Rule> allocate_step(workspace_allocator& from, const Rule& rule,
     m.plan.allocate(plan, rule, shape);
     from.reserve(plan.used());
   } else if constexpr (requires { m.plan.allocate_scratch(from, rule, shape); }) {
-    m.plan.allocate_scratch(from, rule, shape);  // beside what attention leaves
+    m.plan.allocate_scratch(from, rule, shape);  // beside what attention writes
   }
   return m;
 }

@@ -8,7 +8,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// What a step asks of the second launch.
+/// Options of the second launch of a step.
 struct step_options {
   bool appended = false;  ///< the first launch put a new token behind the last slot
   index_t target = 0;     ///< slots after the step; 0: no slot is removed here
@@ -166,7 +166,7 @@ struct observe_and_remove {
       return;
     }
     if constexpr (seeks_nearest<Rule>) {
-      if (options.target > 0) {  // another launch looks for the nearest
+      if (options.target > 0) {  // another launch finds the nearest
         if (thread_index() == 0) {
           from.victims[h] = removes ? removed : -1;
         }
@@ -185,7 +185,7 @@ struct observe_and_remove {
     if constexpr (merges_removed<Rule>) {
       sync_block();
       if (options.target > 0 && left <= options.target) {
-        rule.settle(shared.number, shared.best, head, left);
+        rule.after_compress(shared.number, shared.best, head, left);
       }
     }
     if (thread_index() == 0 && fresh) {
@@ -194,7 +194,7 @@ struct observe_and_remove {
   }
 };
 
-/// Both launches: attention over all splits, then what `options` asks of the second.
+/// Both launches: attention over all splits, then what `options` says of the second.
 template <class Scalar, class Rule>
 void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                         const Scalar* queries, const new_tokens<Scalar>& fresh,

@@ -249,7 +249,7 @@ struct spare_pinned {
 
   cache_view<Scalar> cache;
   plan_view plan;
-  const index_t* into;  // [heads, capacity] of the division
+  const index_t* into;  // [heads, capacity] of the partition
   float* correction;    // [heads, capacity, dim]
 
   /// Grid: heads, any number of blocks that share the rows.

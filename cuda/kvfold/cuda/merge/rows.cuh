@@ -60,19 +60,19 @@ struct make_rows {
     for (index_t e = thread_index(); e < from.removed_count[h]; e += threads) {
       const float similarity = from.nearest.similarity[cache.slot(h, e)];
       into[spare[e]] =
-          similarity < least ? keep_evict_partition::gone : from.nearest.into[cache.slot(h, e)];
+          similarity < least ? keep_evict_partition::evicted : from.nearest.into[cache.slot(h, e)];
       from.similarity[cache.slot(h, spare[e])] = similarity;
     }
     sync_block();
     index_t goes = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       order[s] = s;
-      goes += into[s] != keep_evict_partition::gone ? 1 : 0;
+      goes += into[s] != keep_evict_partition::evicted ? 1 : 0;
     }
     goes = block_sum(shared.sort.number, goes);
     const auto key = [&](index_t s) {
       const index_t to = into[s] & ~keep_evict_partition::fresh;
-      return into[s] == keep_evict_partition::gone
+      return into[s] == keep_evict_partition::evicted
                  ? 2U * static_cast<unsigned>(n)
                  : 2U * static_cast<unsigned>(to) + (to == s ? 0U : 1U);
     };
@@ -102,8 +102,8 @@ struct make_rows {
   }
 };
 
-/// A warp a row: `weights` has the row's edges and log-mass. Rows of one slot that was kept stay as
-/// they are, unless `weights.alone`.
+/// A warp a row: `weights` has the row's sources and log-mass. Rows of one slot that was kept stay
+/// as they are, unless `weights.alone`.
 template <class Scalar, class Weights>
 struct weigh_rows {
   static constexpr index_t threads = 256;

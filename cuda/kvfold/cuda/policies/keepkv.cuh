@@ -12,7 +12,7 @@ namespace kvfold::cuda {
 template <>
 struct device_policy<keepkv> {
   static keepkv_rule rule(const keepkv& policy, const budget& limit, index_t) {
-    expects(policy.as == keepkv::mode::paper,
+    expects(policy.variant == keepkv::mode::paper,
             "cuda keepkv: the paper's mode expected, the code's came");
     return {group_combine::sum, policy.sinks, share_of(policy.recent, limit.target),
             policy.similarity, policy.decay};

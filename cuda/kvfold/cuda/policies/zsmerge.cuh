@@ -20,7 +20,7 @@ struct device_policy<zsmerge> {
             limit.target - ring - policy.residual,
             policy.decay,
             policy.alpha,
-            policy.newcomer_competes,
+            policy.new_token_competes,
             policy.prompt == decltype(policy.prompt)::chunked};
   }
   template <class Scalar>
@@ -44,7 +44,7 @@ struct device_policy<zsmerge> {
     detail::write_rows(cache, state, work.divided, work.plan, detail::join_all{},
                        detail::residual_weights{rule.alpha}, limit.target, stream);
     apply(work.plan, cache, state, stream);
-    launch(detail::settle_residuals<Scalar>{cache, state, rule, limit.target}, heads, stream);
+    launch(detail::fix_residuals<Scalar>{cache, state, rule, limit.target}, heads, stream);
   }
 };
 

@@ -54,7 +54,7 @@ inline constexpr bool remembers = requires {
 };
 
 /// Does the second launch of a step merge the removed slot itself (`rule.merge_removed`), and name
-/// slots afterwards (`rule.settle`)?
+/// slots afterwards (`rule.after_compress`)?
 template <class Rule>
 inline constexpr bool merges_removed = requires {
   Rule::merges_removed;

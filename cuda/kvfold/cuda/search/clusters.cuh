@@ -14,7 +14,7 @@ struct cluster_space {
   float* metric;   ///< M [heads, dim, dim], symmetric
   float* inverse;  ///< ν [heads]
   float* square;   ///< [heads, capacity]
-  float* pull;     ///< [heads, capacity] weight of a slot
+  float* weight;   ///< [heads, capacity] weight of a slot
 };
 
 /// Centres `[heads, most, pitch]`: `M k`, `ν v`, and half of their square.
@@ -66,19 +66,19 @@ struct mean_centres {
   KVFOLD_DEVICE void place(shared_memory& shared, index_t h, index_t c, const index_t* slots,
                            index_t size) const {
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    const auto pull = [&](index_t e) {
-      return size == 1 ? 1.0F : space.pull[cache.slot(h, slots[e])];
+    const auto weight = [&](index_t e) {
+      return size == 1 ? 1.0F : space.weight[cache.slot(h, slots[e])];
     };
     const index_t own = warp() * max_dim;
     float total = 0, half = 0;
     for (index_t e = 0; e < size; ++e) {
-      total += pull(e);
+      total += weight(e);
     }
     float* const value = to.value + to.at(h, c);
     for (index_t i = lane(); i < cache.dim; i += 32) {
       float k = 0, v = 0;
       for (index_t e = 0; e < size; ++e) {
-        const float w = pull(e);
+        const float w = weight(e);
         k += w * to_float(keys.at(slots[e])[i]), v += w * to_float(values.at(slots[e])[i]);
       }
       k /= total, v /= total;

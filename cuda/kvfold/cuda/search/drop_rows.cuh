@@ -66,7 +66,7 @@ struct drop_rows {
     sync_block();
     for (index_t s = thread_index(); s < n; s += threads) {
       if (drops[into[s] & ~keep_evict_partition::fresh] != 0) {
-        into[s] = keep_evict_partition::gone;
+        into[s] = keep_evict_partition::evicted;
       }
     }
   }

@@ -29,7 +29,7 @@ struct euclidean_similarity {
   KVFOLD_HD float operator()(float ab, float aa, float bb) const { return 2 * ab - (aa + bb); }
 };
 
-/// What a similarity may ask of a key beside its products.
+/// What a similarity may need of a key beside its products.
 struct key_facts {
   float square;  ///< k·k
   float mass;
@@ -56,7 +56,7 @@ struct ward_similarity {
 
 namespace detail {
 
-/// Does a similarity ask for masses?
+/// Does a similarity need masses?
 template <class Similarity>
 inline constexpr bool weighs = requires(const Similarity& s) {
   s.mass;

@@ -5,7 +5,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// Farthest-first (Gonzalez 1985), weighted: repeatedly the slot with the largest `pull · D²` to
+/// Farthest-first (Gonzalez 1985), weighted: repeatedly the slot with the largest `weight · D²` to
 /// the nearest of the pinned and the seeds so far, ties to the lower slot. Lazily, as on the CPU: a
 /// distance only falls, so what it was is a bound, and a slot is compared with the seeds since only
 /// when its bound comes first: first among those of a warp here, for all warps compare at once. A
@@ -26,8 +26,8 @@ struct farthest_first {
   cluster_space space;
   keep_evict_partition of;
   centre_rows seeds;
-  float* distance;  // [heads, capacity] by place in the list of removed slots
-  index_t* met;     // [heads, capacity] how many seeds it was compared with; −1: it is one
+  float* distance;          // [heads, capacity] by place in the list of removed slots
+  index_t* seeds_compared;  // [heads, capacity] how many; −1: it is a seed
   index_t target;
 
   /// Grid: heads.
@@ -43,13 +43,13 @@ struct farthest_first {
       const float d =
           space.square[cache.slot(h, list[e])] - 2 * of.nearest.similarity[cache.slot(h, e)];
       distance[cache.slot(h, e)] = !any ? ward_similarity::no_cost : d > 0 ? d : 0.0F;
-      met[cache.slot(h, e)] = 0;
+      seeds_compared[cache.slot(h, e)] = 0;
     }
     sync_block();
     const index_t share = (size + threads / 32 - 1) / (threads / 32);
     candidate best = farthest(h, list, size, share);
     for (index_t now = 0, turn = 0; now < count;) {
-      const bool known = best != 0 && met[cache.slot(h, most_slot(best))] == now;
+      const bool known = best != 0 && seeds_compared[cache.slot(h, most_slot(best))] == now;
       if (lane() == 0) {
         shared.fresh[turn * (threads / 32) + warp()] = known ? 1 : 0;
       }
@@ -69,7 +69,7 @@ struct farthest_first {
       }
       if (warp() == its) {
         if (lane() == 0) {
-          met[cache.slot(h, e)] = -1;
+          seeds_compared[cache.slot(h, e)] = -1;
         }
         sync_warp();
         best = farthest(h, list, size, share);
@@ -88,8 +88,8 @@ struct farthest_first {
     candidate best = 0;
     const index_t begin = warp() * share, end = begin + share < size ? begin + share : size;
     for (index_t e = begin + lane(); e < end; e += 32) {
-      if (met[cache.slot(h, e)] >= 0) {
-        const float gain = space.pull[cache.slot(h, list[e])] * distance[cache.slot(h, e)];
+      if (seeds_compared[cache.slot(h, e)] >= 0) {
+        const float gain = space.weight[cache.slot(h, list[e])] * distance[cache.slot(h, e)];
         const candidate c = most_candidate(ordered(gain), e);
         best = c > best ? c : best;
       }
@@ -97,7 +97,7 @@ struct farthest_first {
     return reduce_max(best);
   }
 
-  /// One slot with the seeds that it has not met, by a warp.
+  /// One slot with the seeds that it was not compared with, by a warp.
   KVFOLD_DEVICE void compare(index_t h, const index_t* list, index_t e, index_t now) const {
     const Scalar* const k = cache.keys.of(h).at(list[e]);
     const Scalar* const v = cache.values.of(h).at(list[e]);
@@ -110,7 +110,7 @@ struct farthest_first {
     }
     const float square = space.square[cache.slot(h, list[e])];
     float least = distance[cache.slot(h, e)];
-    for (index_t j = met[cache.slot(h, e)]; j < now; ++j) {
+    for (index_t j = seeds_compared[cache.slot(h, e)]; j < now; ++j) {
       const float* const y = seeds.key + seeds.at(h, j);
       const float* const z = seeds.value + seeds.at(h, j);
       float dot = 0;
@@ -125,7 +125,7 @@ struct farthest_first {
     }
     sync_warp();  // all have read
     if (lane() == 0) {
-      distance[cache.slot(h, e)] = least, met[cache.slot(h, e)] = now;
+      distance[cache.slot(h, e)] = least, seeds_compared[cache.slot(h, e)] = now;
     }
     sync_warp();
   }

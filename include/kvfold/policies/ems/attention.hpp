@@ -47,7 +47,7 @@ struct ems_mass {
 };
 
 /// `take(token, attention)` for every token: of its entry's probability the share
-/// exp(ℓ_t) / Σ exp(ℓ), the group's heads combined token by token. Shared entries ask for the
+/// exp(ℓ_t) / Σ exp(ℓ), the group's heads combined token by token. Shared entries need the
 /// query: `observed` has one where there are any.
 template <class Take>
 void each_token_attention(const kv_head auto& head, const ems_table<head_state>& table,

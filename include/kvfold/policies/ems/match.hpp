@@ -59,8 +59,8 @@ void take_nearer(const kv_head auto& head, search::near_slot other, search::near
   }
 }
 
-/// Eq. 5: who is to be merged, `row_of [length]` not below 0, goes to the centre most like it, or,
-/// with less than `threshold`, to the zero class (−1). Centres are marked and not `alone(c)`.
+/// Eq. 5: a slot to be merged, `row_of [length]` not below 0, joins the centre most like it, or,
+/// with less than `threshold`, the zero class (−1). Centres are marked and not `alone(c)`.
 template <kv_head Head, class Alone>
 void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float threshold,
                    slot_scratch& work) {
@@ -81,7 +81,7 @@ void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float th
 }
 
 /// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the
-/// earlier token, NaN last. From `seen`, if attention was asked about slot `e`, else tile by tile.
+/// earlier token, NaN last. From `comparison`, if it is about slot `e`, else tile by tile.
 template <class Candidate>
 search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
                               const key_comparison& comparison) {
@@ -95,8 +95,8 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
     }
   };
   if (comparison.is_about(e, n)) {
-    const key_comparison::answer &keys = comparison.keys(), &values = comparison.values();
-    const auto of = [&](const key_comparison::answer& x, index_t s) {
+    const key_comparison::products &keys = comparison.keys(), &values = comparison.values();
+    const auto of = [&](const key_comparison::products& x, index_t s) {
       const auto at = [](const std::vector<float>& y, index_t i) {
         return y[static_cast<std::size_t>(i)];
       };

@@ -85,10 +85,10 @@ class ems_table {
 
   /// Takes the token behind `token` out of the table.
   void remove_after(index_t token) const {
-    const index_t gone = after(token);
+    const index_t taken = after(token);
     const float link = at(next, token);
-    at(next, token) = at(next, gone);
-    at(next, gone) = memory_[free];
+    at(next, token) = at(next, taken);
+    at(next, taken) = memory_[free];
     memory_[free] = link;
     --memory_[sharing_count];
   }
@@ -128,7 +128,7 @@ class ems_table {
   index_t token_of(float link) const {
     return link == 0 ? none : slots_ + static_cast<index_t>(link) - 1;
   }
-  /// The link of a place nobody holds.
+  /// The link of a free place.
   float free_place() const {
     ++memory_[sharing_count];
     const float link = memory_[free];

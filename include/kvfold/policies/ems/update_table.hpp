@@ -14,11 +14,11 @@ inline namespace v0 {
 namespace detail {
 
 /// What becomes of a slot's own token, by slot.
-enum ems_centre : char { gone, taken_along, left_behind };
+enum ems_centre : char { evicted, moved, dropped };
 
-/// Of the tokens that share entries, or will, the one of least `score` leaves; among equals the one
-/// later in the table, which is in order of rows and of joining. `each_source(f)` calls `f(slot,
-/// mark of one that joins, else null)` in that order.
+/// Of the tokens that share entries, or will, the one of least `score` is dropped; among equals the
+/// one later in the table, which is in order of rows and of joining. `each_source(f)` calls
+/// `f(slot, mark of one that joins, else null)` in that order.
 template <class EachSource, class Score>
 void make_room(const ems_table<head_state>& tokens, EachSource each_source, Score score) {
   constexpr index_t none = ems_table<head_state>::none;
@@ -32,7 +32,7 @@ void make_room(const ems_table<head_state>& tokens, EachSource each_source, Scor
     }
   };
   each_source([&](index_t source, char* joining) {
-    if (joining != nullptr && *joining == taken_along) {
+    if (joining != nullptr && *joining == moved) {
       compare(source, none, joining);
     }
     for (index_t t = source; tokens.after(t) != none; t = tokens.after(t)) {
@@ -42,27 +42,27 @@ void make_room(const ems_table<head_state>& tokens, EachSource each_source, Scor
   if (before != none) {
     tokens.remove_after(before);
   } else {
-    *own = left_behind;
+    *own = dropped;
   }
 }
 
 }  // namespace detail
 
-/// Joins the lists of tokens as the plan's rows say, before it is applied; slots that go take
-/// theirs along. At most `most` tokens share entries afterwards: those of least `score(token)` make
-/// room first, so that the table never holds more.
+/// Joins the lists of tokens as the plan's rows say, before it is applied; those of evicted slots
+/// are dropped. At most `most` tokens share entries afterwards: those of least `score(token)` are
+/// dropped first, so that the table never holds more.
 template <class Score>
-void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
+void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
                   const merge_plan& change, index_t most, Score score, std::vector<char>& centre) {
-  centre.assign(static_cast<std::size_t>(change.length()), detail::gone);
+  centre.assign(static_cast<std::size_t>(change.length()), detail::evicted);
   for (index_t r = 0; r < change.rows(); ++r) {
     for (const merge_source& e : change.row(r)) {
-      centre[static_cast<std::size_t>(e.source)] = detail::taken_along;
+      centre[static_cast<std::size_t>(e.source)] = detail::moved;
     }
   }
   index_t joining = -change.rows();
   for (index_t s = 0; s < head.length(); ++s) {
-    if (centre[static_cast<std::size_t>(s)] == detail::gone) {
+    if (centre[static_cast<std::size_t>(s)] == detail::evicted) {
       tokens.remove_sharing(s);
     } else {
       ++joining;
@@ -82,17 +82,17 @@ void carry_tokens(const kv_head auto& head, const ems_table<head_state>& tokens,
   for (index_t r = 0; r < change.rows(); ++r) {
     for (const merge_source& e : change.row(r).subspan(1)) {
       tokens.join(head, change.anchor(r), e.source,
-                  centre[static_cast<std::size_t>(e.source)] == detail::taken_along);
+                  centre[static_cast<std::size_t>(e.source)] == detail::moved);
     }
   }
 }
 
-/// The same for a departure; `score_of_tokens()` is asked for where tokens have to make room.
+/// The same for a removal; `score_of_tokens()` is called only where tokens have to be dropped.
 template <class ScoreOf>
-void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
-                 const slot_removal& change, index_t most, ScoreOf score_of_tokens) {
+void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
+                  const slot_removal& change, index_t most, ScoreOf score_of_tokens) {
   const bool joins = change.into != slot_removal::nowhere;
-  char centre = detail::taken_along;
+  char centre = detail::moved;
   if (!joins) {
     tokens.remove_sharing(change.removed);
   }
@@ -113,7 +113,7 @@ void carry_token(const kv_head auto& head, const ems_table<head_state>& tokens,
     }
   }
   if (joins) {
-    tokens.join(head, change.into, change.removed, centre == detail::taken_along);
+    tokens.join(head, change.into, change.removed, centre == detail::moved);
   }
 }
 

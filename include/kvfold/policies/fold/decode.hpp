@@ -110,8 +110,8 @@ struct fold_decode {
       return sum[s] / each + 1e-6F;
     };
 
-    // Who leaves: the cheapest to fold into a slot of no less mass. By falling mass, these stand
-    // before it, or beside it where masses are equal.
+    // Removed are the slots cheapest to merge into one of no less mass. In descending order of
+    // mass, these come before it, or beside it where masses are equal.
     auto& order = work.order;
     order.clear();
     for (index_t s = 0; s < n; ++s) {
@@ -138,25 +138,25 @@ struct fold_decode {
             cost[order[static_cast<std::size_t>(i)]] = to.cost;
           });
     }
-    const index_t leave = n - target;
-    std::nth_element(order.begin(), order.begin() + leave, order.end(), [&](index_t a, index_t b) {
-      return cost[a] < cost[b] || (cost[a] == cost[b] && a < b);
-    });
-    // Where to: the cheapest of those that stay and are not pinned.
-    const auto leaving = std::span(order).first(static_cast<std::size_t>(leave));
+    const index_t freed_now = n - target;
+    std::nth_element(
+        order.begin(), order.begin() + freed_now, order.end(),
+        [&](index_t a, index_t b) { return cost[a] < cost[b] || (cost[a] == cost[b] && a < b); });
+    // Into: the cheapest of those that are kept and not pinned.
+    const auto removed = std::span(order).first(static_cast<std::size_t>(freed_now));
     auto& into = work.row_of;
     into.resize(size);
     {
       detail::arena pass = scratch;
-      const search::ward_slots to(head, std::span(order).subspan(leaving.size()), mass, pass),
-          from(head, leaving, mass, pass);
+      const search::ward_slots to(head, std::span(order).subspan(removed.size()), mass, pass),
+          from(head, removed, mass, pass);
       search::cheapest_partners(
           from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
           [&](index_t i, const search::ward_partner& partner) {
-            into[static_cast<std::size_t>(leaving[static_cast<std::size_t>(i)])] = partner.slot;
+            into[static_cast<std::size_t>(removed[static_cast<std::size_t>(i)])] = partner.slot;
           });
     }
-    write(head, leaving, {foreseen, log_sum_exp}, mass, sum, key, logit, work, out);
+    write(head, removed, {foreseen, log_sum_exp}, mass, sum, key, logit, work, out);
   }
 
  private:
@@ -221,33 +221,33 @@ struct fold_decode {
   };
 
   /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries.
-  /// `leaving` is sorted by the slots that they go into; `key`, `logit`: scratch.
+  /// `removed` is sorted by the slots that they go into; `key`, `logit`: scratch.
   template <class MassOf>
-  static void write(const kv_head auto& head, std::span<index_t> leaving, const reference& on,
+  static void write(const kv_head auto& head, std::span<index_t> removed, const reference& on,
                     MassOf mass, const Eigen::Map<dense::vector>& sum,
                     Eigen::Map<dense::vector>& key, Eigen::Map<dense::vector>& logit,
                     slot_scratch& work, merge_plan& out) {
     const index_t n = head.length(), dim = head.dim();
     const auto& into = work.row_of;
-    const auto goes_to = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
-    auto& gone = work.marks;
-    std::ranges::fill(gone, 0);
-    for (const index_t s : leaving) {
-      gone[static_cast<std::size_t>(s)] = 1;
+    const auto destination = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
+    auto& is_removed = work.marks;
+    std::ranges::fill(is_removed, 0);
+    for (const index_t s : removed) {
+      is_removed[static_cast<std::size_t>(s)] = 1;
     }
-    std::ranges::sort(leaving, [&](index_t a, index_t b) {
-      return goes_to(a) < goes_to(b) || (goes_to(a) == goes_to(b) && a < b);
+    std::ranges::sort(removed, [&](index_t a, index_t b) {
+      return destination(a) < destination(b) || (destination(a) == destination(b) && a < b);
     });
     out.reset(n);
-    std::size_t begin = 0;  // of the next row's members in `leaving`
+    std::size_t begin = 0;  // of the next row's members in `removed`
     for (index_t r = 0; r < n; ++r) {
-      if (gone[static_cast<std::size_t>(r)] != 0) {
+      if (is_removed[static_cast<std::size_t>(r)] != 0) {
         continue;
       }
       std::size_t end = begin;
       float weight = mass(r), true_mass = sum[r];
-      for (; end < leaving.size() && goes_to(leaving[end]) == r; ++end) {
-        weight += mass(leaving[end]), true_mass += sum[leaving[end]];
+      for (; end < removed.size() && destination(removed[end]) == r; ++end) {
+        weight += mass(removed[end]), true_mass += sum[removed[end]];
       }
       if (end == begin) {
         out.keep(r, head.log_mass(r));
@@ -263,7 +263,7 @@ struct fold_decode {
       };
       add(r);
       for (; begin < end; ++begin) {
-        add(leaving[begin]);
+        add(removed[begin]);
       }
       float alone = 1;
       if (on.queries.rows() > 0) {

@@ -13,7 +13,7 @@ namespace detail {
 KVFOLD_HD inline index_t fold_freed(index_t period, index_t slots) {
   return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
 }
-/// fold: latest tokens that stay alone, of so many slots.
+/// fold: latest tokens that stay unmerged, of so many slots.
 KVFOLD_HD inline index_t fold_recent(index_t recent, float recent_share, index_t slots) {
   const index_t share = share_of(recent_share, slots);
   return share < recent ? share : recent;

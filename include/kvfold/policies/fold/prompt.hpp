@@ -20,7 +20,7 @@ struct fold_prompt {
   float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
   float outlier = 1.6F;      ///< an outlier's leverage, times the mean: in many heads none has it
   index_t rounds = 4;        ///< Lloyd's
-  float floor = 0.1F;        ///< weight of a slot that no query asks for, times the number of slots
+  float floor = 0.1F;        ///< weight of a slot without attention, times the number of slots
   float ridge = 0.01F;       ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
   index_t polish = 0;        ///< gradient steps on the clusters; wants about 900 queries a head
   float rate = 0.01F;        ///< of a step, relative to the mean norms of keys and values

@@ -49,7 +49,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
          {heads, shares(cache.capacity, credit::slots)}, stream);
 }
 
-/// Brings every head that `limit` asks to `limit.target` slots; `prompt`: as after one. Eight
+/// Brings every head that reaches `limit` to `limit.target` slots; `prompt`: as after one. Eight
 /// launches.
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,

@@ -39,7 +39,7 @@ struct ems_rule {
            static_cast<std::size_t>(places(capacity)) * entries::place_size;
   }
   /// Tokens that may share the entries of so many slots.
-  KVFOLD_HD index_t most_sharing(index_t slots, index_t places) const {
+  KVFOLD_HD index_t max_sharing(index_t slots, index_t places) const {
     return beyond(slots) < places ? static_cast<index_t>(beyond(slots)) : places;
   }
 
@@ -61,7 +61,7 @@ struct ems_rule {
     return {state, places(capacity)};
   }
   /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
-  /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` has left. A new key is
+  /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` wrote. A new key is
   /// measured first.
   template <class Scalar, class Probability>
   KVFOLD_DEVICE void observe_entry(const cache_view<Scalar>& cache, const state_view& state,

@@ -164,7 +164,7 @@ struct divide_entries {
       const bool other = s < n && !rule.is_protected(head, s);
       const auto before = block_prefix(shared.sort.prefix, turn, other ? 1 : 0, 0);
       if (s < n) {
-        to.into[cache.slot(h, s)] = other ? keep_evict_partition::gone : s;
+        to.into[cache.slot(h, s)] = other ? keep_evict_partition::evicted : s;
       }
       if (other) {
         order[others + before.a] = s;

@@ -106,18 +106,18 @@ struct remove_into_centre {
     }
     sync_block();
     bool along = into >= 0;
-    const index_t most = rule.most_sharing(n - 1, entries.places);
+    const index_t most = rule.max_sharing(n - 1, entries.places);
     index_t more =
         static_cast<index_t>(tokens.counted(entry_table::sharing)) + (along ? 1 : 0) - most;
     sync_block();  // all have read
     for (; more > 0; --more) {
       const auto each_candidate = [&](auto see) {  // see(score, place in the table)
         for (index_t s = thread_index(); s < n; s += threads) {
-          const bool leaves = s == removed;
-          candidate place = static_cast<candidate>(leaves ? into : s) << 32 |
-                            static_cast<unsigned>(leaves ? tokens.names() : 0);
+          const bool is_removed = s == removed;
+          candidate place = static_cast<candidate>(is_removed ? into : s) << 32 |
+                            static_cast<unsigned>(is_removed ? tokens.names() : 0);
           tokens.each(s, [&](index_t t) {
-            if (t != s || (leaves && along)) {
+            if (t != s || (is_removed && along)) {
               see(ordered(entries.score[entries.at(h, t)]), place);
             }
             ++place;
@@ -136,12 +136,12 @@ struct remove_into_centre {
       last = block_max(shared.best, last);
       const auto row = static_cast<index_t>(last >> 32);
       auto step = static_cast<index_t>(last & 0xffffffffU);
-      const bool of_leaving = step >= tokens.names();
-      step -= of_leaving ? tokens.names() : 0;
-      if (of_leaving && step == 0) {
+      const bool of_removed = step >= tokens.names();
+      step -= of_removed ? tokens.names() : 0;
+      if (of_removed && step == 0) {
         along = false;
       } else if (thread_index() == 0) {
-        index_t before = of_leaving ? removed : row;
+        index_t before = of_removed ? removed : row;
         for (; step > 1; --step) {
           before = tokens.after(before);
         }
@@ -162,10 +162,10 @@ struct remove_into_centre {
         [&](index_t i) { return i == 0 ? into : removed; }, [&](index_t s) { return weight[s]; },
         [&](index_t s) { return s == into ? lengths[0] : lengths[1]; });
     const merge_source kept = made.of_member(into, true, weight[into], lengths[0]);
-    const merge_source gone = made.of_member(removed, false, weight[removed], lengths[1]);
+    const merge_source merged = made.of_member(removed, false, weight[removed], lengths[1]);
     return {true,
-            {kept.key_weight, gone.key_weight},
-            {kept.value_weight, gone.value_weight},
+            {kept.key_weight, merged.key_weight},
+            {kept.value_weight, merged.value_weight},
             cache.log_mass[cache.slot(h, into)]};
   }
 
@@ -179,7 +179,7 @@ struct remove_into_centre {
   }
 };
 
-/// Two launches, for the heads that the step has asked.
+/// Two launches, for the heads that the step runs.
 template <class Scalar>
 void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                   const budget& limit, const step_memory<ems_rule>& work, stream stream) {

@@ -82,10 +82,10 @@ struct entry_table {
 
   /// Takes the token behind `token` out of the table.
   KVFOLD_DEVICE void remove_after(index_t token) const {
-    const index_t gone = after(token);
+    const index_t taken = after(token);
     const float link = at(next, token);
-    at(next, token) = at(next, gone);
-    at(next, gone) = counted(free);
+    at(next, token) = at(next, taken);
+    at(next, taken) = counted(free);
     counted(free) = link;
     counted(sharing) -= 1;
   }

@@ -42,13 +42,13 @@ struct carry_entries {
     const index_t sharing = static_cast<index_t>(tokens.counted(entry_table::sharing));
     sync_block();  // all have read
     mark_members(mark, sources, begin, rows, n);
-    const index_t gone = free_lists(shared, tokens, mark, h, n);
+    const index_t dropped = free_lists(shared, tokens, mark, h, n);
     const index_t joining = begin[rows] - rows;
-    const index_t most = rule.most_sharing(rows, work.places);
-    const index_t more = sharing - gone + joining - most;
-    index_t freed = gone;
+    const index_t most = rule.max_sharing(rows, work.places);
+    const index_t more = sharing - dropped + joining - most;
+    index_t freed = dropped;
     if (more > 0) {
-      freed += make_room(shared, tokens, sources, begin[rows], mark, h, more, gone);
+      freed += make_room(shared, tokens, sources, begin[rows], mark, h, more, dropped);
     }
     take_places(shared, tokens, sources, begin[rows], mark, h, sharing, freed);
     join(tokens, sources, begin, rows, mark, h);
@@ -56,17 +56,17 @@ struct carry_entries {
 
  private:
   /// What becomes of a token, in `mark`.
-  enum fate : index_t { left_behind, taken_along, anchor, away };
+  enum fate : index_t { dropped_token, moved, anchor, evicted };
 
   KVFOLD_DEVICE static void mark_members(index_t* mark, const merge_source* sources,
                                          const index_t* begin, index_t rows, index_t n) {
     for (index_t s = thread_index(); s < n; s += threads) {
-      mark[s] = away;
+      mark[s] = evicted;
     }
     sync_block();
     for (index_t r = thread_index(); r < rows; r += threads) {
       for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
-        mark[sources[e].source] = e == begin[r] ? anchor : taken_along;
+        mark[sources[e].source] = e == begin[r] ? anchor : moved;
       }
     }
     sync_block();
@@ -79,7 +79,7 @@ struct carry_entries {
     index_t all = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
       const index_t s = base + thread_index();
-      const bool goes = s < n && mark[s] == away;
+      const bool goes = s < n && mark[s] == evicted;
       const auto before = block_prefix(shared.sort.prefix, turn, goes ? tokens.count(s) - 1 : 0, 0);
       index_t at = all + before.a;
       tokens.each(goes ? tokens.after(s) : entry_table::none, [&](index_t t) { to[at++] = t; });
@@ -98,9 +98,9 @@ struct carry_entries {
     const float* const score = work.score + work.at(h, 0);
     index_t candidates = 0;
     const auto own = [&](index_t e) {  // tokens of this source that may be removed
-      return e < count ? tokens.count(sources[e].source) -
-                             (mark[sources[e].source] == taken_along ? 0 : 1)
-                       : 0;
+      return e < count
+                 ? tokens.count(sources[e].source) - (mark[sources[e].source] == moved ? 0 : 1)
+                 : 0;
     };
     for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
       candidates += block_prefix(shared.sort.prefix, turn, own(base + thread_index()), 0).all_a;
@@ -113,7 +113,7 @@ struct carry_entries {
       index_t at = later - before.a;
       const index_t s = e < count ? sources[e].source : entry_table::none;
       tokens.each(s, [&](index_t t) {
-        if (t != s || mark[s] == taken_along) {
+        if (t != s || mark[s] == moved) {
           order[--at] = t;
         }
         if (t != s) {
@@ -135,7 +135,7 @@ struct carry_entries {
         to[freed + places + before.a] = t;
       }
       if (i < more) {
-        mark[t] = left_behind;
+        mark[t] = dropped_token;
       }
       places += before.all_a;
     }
@@ -143,7 +143,7 @@ struct carry_entries {
     for (index_t e = thread_index(); e < count; e += threads) {
       for (index_t t = sources[e].source; t != entry_table::none; t = tokens.after(t)) {
         index_t next = tokens.after(t);
-        while (next != entry_table::none && mark[next] == left_behind) {
+        while (next != entry_table::none && mark[next] == dropped_token) {
           next = tokens.after(next);
         }
         tokens.at(entry_table::next, t) = tokens.link_of(next);
@@ -152,7 +152,7 @@ struct carry_entries {
     return places;
   }
 
-  /// The freed become one list; every centre that joins gets a place, in `order` by edge.
+  /// The freed become one list; every centre that joins gets a place, in `order` by source.
   KVFOLD_DEVICE void take_places(shared_memory& shared, const entry_table& tokens,
                                  const merge_source* sources, index_t count, const index_t* mark,
                                  index_t h, index_t sharing, index_t freed) const {
@@ -161,7 +161,7 @@ struct carry_entries {
     index_t wanted = 0;
     for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
       const index_t e = base + thread_index();
-      const bool joins = e < count && mark[sources[e].source] == taken_along;
+      const bool joins = e < count && mark[sources[e].source] == moved;
       const auto before = block_prefix(shared.sort.prefix, turn, joins ? 1 : 0, 0);
       const index_t k = wanted + before.a;
       if (joins) {  // or a number, for those that are not freed now
@@ -181,7 +181,7 @@ struct carry_entries {
     sync_block();
     const index_t held = shared.held[0], left = freed - wanted > 0 ? freed - wanted : 0;
     for (index_t e = thread_index(); e < count; e += threads) {
-      if (mark[sources[e].source] == taken_along && place[e] < 0) {
+      if (mark[sources[e].source] == moved && place[e] < 0) {
         const index_t k = -2 - place[e];
         place[e] = k < held ? older[k] : tokens.slots + used + k - held;
       }
@@ -213,7 +213,7 @@ struct carry_entries {
       index_t end = begin[r + 1] - begin[r] > 1 ? tokens.last(sources[begin[r]].source) : 0;
       for (index_t e = begin[r] + 1; e < begin[r + 1]; ++e) {
         const index_t s = sources[e].source;
-        end = tokens.join(end, s, mark[s] == taken_along ? place[e] : entry_table::none);
+        end = tokens.join(end, s, mark[s] == moved ? place[e] : entry_table::none);
       }
     }
   }

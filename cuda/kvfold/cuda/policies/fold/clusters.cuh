@@ -128,7 +128,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   launch(space_squares<Scalar>{cache, d.rows, more.space.metric, own.leverage, more.distance},
          slots, stream);
   launch(weigh_space<Scalar>{cache, d.rows, own.leverage, more.distance, own.mass, options.floor,
-                             more.space.inverse, more.space.square, more.space.pull},
+                             more.space.inverse, more.space.square, more.space.weight},
          {heads}, stream);
 
   // Seeds, then rounds of Lloyd's.
@@ -146,14 +146,14 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   };
   place(d.kept_list(), nullptr);
   find();
-  launch(farthest_first<Scalar>{cache, more.space, d, more.centres, more.distance, more.met,
-                                limit.target},
+  launch(farthest_first<Scalar>{cache, more.space, d, more.centres, more.distance,
+                                more.seeds_compared, limit.target},
          {heads}, stream);
   place(d.kept_list(), nullptr);
   for (index_t round = 1; round < options.rounds; ++round) {
     find();
     launch(group_members<Scalar>{cache, d.rows, d.removed_list(), d.nearest.into, d.kept_count,
-                                 more.members, more.met, more.centre, work.plan.begin},
+                                 more.members, more.seeds_compared, more.centre, work.plan.begin},
            {heads}, stream);
     place({more.members, d.removed_count}, work.plan.begin);
   }

@@ -7,7 +7,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// What plans of fold's work in, beside the division.
+/// What plans of fold's work in, beside the partition.
 struct fold_scratch {
   float* factor;       ///< [heads, dim, dim] covariance, then L⁻¹, column by column
   float* leverage;     ///< [heads, capacity]
@@ -27,12 +27,12 @@ struct prompt_scratch {
   double *gram, *solution, *vectors;  ///< [heads, size, size], [heads, size, dim], [heads, 2, size]
   float *moments, *least;             ///< of the prompt's keys [heads, floats]; [heads]
   float* distance;                    ///< [heads, capacity]
-  index_t *met, *members, *centre;    ///< [heads, capacity]
+  index_t *seeds_compared, *members, *centre;  ///< [heads, capacity]
 };
 
-/// `most_rows`: of the plan, whose values are fitted; 0: none are.
+/// `max_rows`: of the plan, whose values are fitted; 0: none are.
 inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const work_shape& shape,
-                                              index_t most_rows) {
+                                              index_t max_rows) {
   const std::size_t n = shape.all_heads(), slots = shape.slots();
   const auto d = static_cast<std::size_t>(shape.dim),
              pitch = static_cast<std::size_t>(pitch_of(shape.dim));
@@ -44,12 +44,12 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
   m.moments = from.take<float>(n * static_cast<std::size_t>(key_memory::size(shape.dim)));
   m.least = from.take<float>(n);
   m.distance = from.take<float>(slots);
-  m.met = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
+  m.seeds_compared = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
   m.centre = from.take<index_t>(slots);
-  if (most_rows > 0) {
+  if (max_rows > 0) {
     const auto all =
                    static_cast<std::size_t>(shape.group) * static_cast<std::size_t>(shape.queries),
-               rows = static_cast<std::size_t>(most_rows), size = all < rows ? all : rows;
+               rows = static_cast<std::size_t>(max_rows), size = all < rows ? all : rows;
     m.probabilities = from.take<float>(n * all * rows);
     m.missing = from.take<float>(n * all * d);
     m.correction = from.take<float>(slots * d);

@@ -37,7 +37,7 @@ struct choose_cheapest {
     const selected_order least = block_radix_select<threads>::highest(
         shared.radix, count, surplus < count ? surplus : count, [](index_t) { return true; },
         order);
-    index_t gone = 0, equals = 0;
+    index_t freed = 0, equals = 0;
     for (index_t base = 0; base < count; base += threads) {
       const index_t e = base + thread_index(), s = e < count ? list[e] : 0;
       const unsigned x = e < count ? order(e) : 0;
@@ -45,16 +45,16 @@ struct choose_cheapest {
       const index_t equal_at = equals + block_prefix(shared.prefix, 0, equal ? 1 : 0, 0).a;
       const bool goes = e < count && (equal ? equal_at < least.equals : x > least.least);
       const auto before = block_prefix(shared.prefix, 1, goes ? 1 : 0, equal ? 1 : 0);
-      const index_t at = gone + before.a;
+      const index_t at = freed + before.a;
       if (goes) {
         list[at] = s;  // the list closes up: all of this stretch is read
       } else if (e < count) {
         of.kept[cache.slot(h, e - at)] = s, of.into[cache.slot(h, s)] = s;
       }
-      gone += before.all_a, equals += before.all_b;
+      freed += before.all_a, equals += before.all_b;
     }
     if (thread_index() == 0) {
-      of.removed_count[h] = gone, of.kept_count[h] = count - gone;
+      of.removed_count[h] = freed, of.kept_count[h] = count - freed;
     }
   }
 };
@@ -71,7 +71,7 @@ struct fit_rows {
 
   cache_view<Scalar> cache;
   plan_view plan;
-  const index_t* into;  // [heads, capacity] of the division: clusters of one slot are fitted too
+  const index_t* into;  // [heads, capacity] of the partition: clusters of one slot are fitted too
   Queries queries;
   const float *sum, *mass;   // [heads, capacity]
   const float* log_sum_exp;  // [heads, group, count]
@@ -113,7 +113,7 @@ struct fit_rows {
       shared.key[first + i] = x;
     }
     sync_warp();
-    const index_t held = queries.asked(h);
+    const index_t held = queries.count_of(h);
     float alone = 0;
     for (index_t e = lane(); e < held * cache.group; e += 32) {
       const index_t g = e / held, i = e % held;

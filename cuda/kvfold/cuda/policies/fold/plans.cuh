@@ -10,8 +10,8 @@
 
 namespace kvfold::cuda::detail {
 
-/// Decode, on the queries remembered: the cheapest pairs of every head that `limit` asks to
-/// `limit.target` slots become one. Fifteen launches.
+/// Decode, on the queries remembered: the cheapest pairs of every head that reaches
+/// `limit` are merged, to `limit.target` slots. Fifteen launches.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const budget& limit, const fold_plan_memory& work, stream stream) {

@@ -1,4 +1,4 @@
-/// fold: the remembered queries at the positions to come, and what they ask for.
+/// fold: the remembered queries at the positions to come, and their attention.
 #pragma once
 
 #include "kvfold/cuda/policies/fold/keys.cuh"
@@ -21,15 +21,15 @@ struct foreseen_rows {
   KVFOLD_DEVICE const float* at(index_t h, index_t g, index_t i) const {
     return data + ((std::ptrdiff_t{h} * group + g) * count + i) * pitch;
   }
-  KVFOLD_DEVICE index_t asked(index_t h) const {
+  KVFOLD_DEVICE index_t count_of(index_t h) const {
     index_t x = 0;
     memcpy(&x, memory + h * stride + fold_floats::held, sizeof x);
     return x;
   }
   KVFOLD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
-    return i < asked(h) ? 0x7ffffffe : -1;
+    return i < count_of(h) ? 0x7ffffffe : -1;
   }
-  KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && asked(h) > 0; }
+  KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && count_of(h) > 0; }
   bool aligned() const { return true; }
 };
 
@@ -84,7 +84,7 @@ struct weigh_slots {
       return;
     }
     const std::ptrdiff_t at = cache.slot(h, s);
-    const index_t count = queries.asked(h) * cache.group;
+    const index_t count = queries.count_of(h) * cache.group;
     if (count == 0) {
       const float m = cache.log_mass[at];
       sum[at] = exponential(m < 80.0F ? m : 80.0F);

@@ -19,7 +19,7 @@ struct chosen_rows {
   KVFOLD_DEVICE const Scalar* at(index_t h, index_t g, index_t i) const { return rows.at(h, g, i); }
   KVFOLD_DEVICE index_t position_of(index_t, index_t, index_t) const { return 0x7ffffffe; }
   KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0; }
-  KVFOLD_DEVICE index_t asked(index_t) const { return count; }
+  KVFOLD_DEVICE index_t count_of(index_t) const { return count; }
   bool aligned() const { return rows.aligned(); }
 };
 

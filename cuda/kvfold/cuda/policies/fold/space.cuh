@@ -148,7 +148,7 @@ struct weigh_space {
   const index_t* planned;                 // [heads]
   const float *of_key, *of_value, *mass;  // [heads, capacity]
   float floor;
-  float *inverse, *square, *pull;  // [heads], [heads, capacity] twice
+  float *inverse, *square, *weight;  // [heads], [heads, capacity] twice
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -166,7 +166,7 @@ struct weigh_space {
     for (index_t s = thread_index(); s < n; s += threads) {
       const std::ptrdiff_t at = cache.slot(h, s);
       square[at] = of_key[at] + of_value[at] * share;
-      pull[at] = mass[at] + floor / static_cast<float>(n);
+      weight[at] = mass[at] + floor / static_cast<float>(n);
     }
     if (thread_index() == 0) {
       inverse[h] = share;
@@ -191,7 +191,7 @@ struct name_clusters {
     }
     for (index_t e = thread_index(); e < of.removed_count[h]; e += threads) {
       const index_t s = of.removed[cache.slot(h, e)];
-      if (of.into[cache.slot(h, s)] == keep_evict_partition::gone) {
+      if (of.into[cache.slot(h, s)] == keep_evict_partition::evicted) {
         of.into[cache.slot(h, s)] = of.kept[cache.slot(h, of.nearest.into[cache.slot(h, e)])];
       }
     }

@@ -1,4 +1,5 @@
-/// KeepKV's prompt: merged first, then evicted. Slots walk by falling weight to leaders.
+/// KeepKV's prompt: merged first, then evicted. In descending order of weight, each slot joins its
+/// most similar leader or becomes one.
 #pragma once
 
 #include "kvfold/budget.hpp"
@@ -13,7 +14,7 @@ namespace kvfold::cuda::detail {
 /// Leaders from the start are the protected slots (`kept`); the others (`removed`) are compared
 /// with leaders in descending order, ties to the lower slot. A block a head.
 template <class Scalar>
-struct order_walkers {
+struct order_joiners {
   static constexpr index_t threads = 512;
   struct shared_memory {
     sort_memory<threads> sort;
@@ -41,7 +42,7 @@ struct order_walkers {
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       const bool is_protected = rule.is_protected(head, s);
-      of.into[cache.slot(h, s)] = is_protected ? s : keep_evict_partition::gone;
+      of.into[cache.slot(h, s)] = is_protected ? s : keep_evict_partition::evicted;
       order[s] = s;
       held += is_protected ? 1 : 0;
     }
@@ -58,20 +59,20 @@ struct order_walkers {
   }
 };
 
-/// The walk, a block a head, 64 walkers at once: the nearest of the leaders before them is found as
+/// Joins, a block a head, 64 slots at once: the nearest of the leaders before them is found as
 /// in `match`; among themselves, one after another by their own products.
 template <class Scalar, index_t Depth>
-struct walk_to_leaders {
+struct join_leaders {
   using shape = tile_shape<Scalar, Depth>;
   static constexpr index_t threads = shape::threads;
-  static constexpr index_t walkers = 64;
+  static constexpr index_t joiners = 64;
   struct shared_memory {
-    typename shape::row_array walking;
+    typename shape::row_array joining;
     typename shape::column_array leading;
     shared_array<index_t, shape::columns> slot;  // −1: none
     shared_array<float, shape::columns> norm;
-    shared_array<candidate, walkers> best;
-    shared_array<float, walkers * walkers> among;  // cosines of walkers
+    shared_array<candidate, joiners> best;
+    shared_array<float, joiners * joiners> among;  // cosines of joiners
     shared_array<index_t, 1> leaders;
   };
 
@@ -92,10 +93,10 @@ struct walk_to_leaders {
     index_t* const leaders = of.kept + cache.slot(h, 0);
     const auto keys = cache.keys.of(h);
     index_t led = of.kept_count[h];
-    for (index_t w0 = 0; w0 < count; w0 += walkers) {
-      const index_t some = count - w0 < walkers ? count - w0 : walkers;
+    for (index_t w0 = 0; w0 < count; w0 += joiners) {
+      const index_t some = count - w0 < joiners ? count - w0 : joiners;
       shape::template load<shape::rows>(
-          shared.walking, [&](index_t r) { return r < some ? keys.at(order[w0 + r]) : nullptr; },
+          shared.joining, [&](index_t r) { return r < some ? keys.at(order[w0 + r]) : nullptr; },
           cache.keys.data, cache.dim, aligned);
       candidate best[shape::row_tiles][2] = {};
       float own[shape::row_tiles][2];
@@ -122,7 +123,7 @@ struct walk_to_leaders {
         for (index_t i = 0; i < 2; ++i) {
           const candidate most = reduce_max(best[m][i], 4);
           const index_t r = shape::row(m, 2 * i);
-          if (lane() % 4 == 0 && r < walkers) {
+          if (lane() % 4 == 0 && r < joiners) {
             shared.best[r] = most;
           }
         }
@@ -131,8 +132,8 @@ struct walk_to_leaders {
         each_cosine(shared, h, order + w0, c0, some, own,
                     [&](index_t m, index_t j, index_t column, float u) {
                       const index_t r = shape::row(m, j);
-                      if (r < walkers) {
-                        shared.among[r * walkers + c0 + column] = u;
+                      if (r < joiners) {
+                        shared.among[r * joiners + c0 + column] = u;
                       }
                     });
       }
@@ -149,7 +150,7 @@ struct walk_to_leaders {
   }
 
  private:
-  /// The walkers' cosines with one tile of others, each to `take(m, j, column, cosine)`.
+  /// The slots' cosines with one tile of others, each to `take(m, j, column, cosine)`.
   template <class Take>
   KVFOLD_DEVICE void each_cosine(shared_memory& shared, index_t h, const index_t* slots, index_t c0,
                                  index_t count, const float (&own)[shape::row_tiles][2],
@@ -169,7 +170,7 @@ struct walk_to_leaders {
     wait_async<0>();
     sync_block();
     typename shape::products x;
-    shape::multiply(shared.walking, shared.leading, cache.dim, x);
+    shape::multiply(shared.joining, shared.leading, cache.dim, x);
     KVFOLD_UNROLL
     for (index_t c = 0; c < shape::column_tiles; ++c) {
       KVFOLD_UNROLL
@@ -184,7 +185,7 @@ struct walk_to_leaders {
     }
   }
 
-  /// One after another, by a warp with two walkers a lane. Returns how many leaders there are then.
+  /// One after another, by a warp with two slots a lane. Returns how many leaders there are then.
   KVFOLD_DEVICE index_t decide(shared_memory& shared, index_t h, const index_t* order, index_t some,
                                index_t* leaders, index_t led) const {
     candidate best[2] = {shared.best[lane()], shared.best[lane() + 32]};
@@ -206,7 +207,7 @@ struct walk_to_leaders {
         for (index_t i = 0; i < 2; ++i) {
           const index_t other = lane() + 32 * i;
           if (other > w && other < some) {
-            const float near = shared.among[other * walkers + w];
+            const float near = shared.among[other * joiners + w];
             const candidate it = most_candidate(ordered(near), s);
             best[i] = it > best[i] ? it : best[i];
           }

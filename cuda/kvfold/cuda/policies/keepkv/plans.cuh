@@ -9,12 +9,11 @@
 namespace kvfold::cuda::detail {
 
 template <class Scalar, index_t Depth>
-void walk(const keepkv_rule& rule, const cache_view<Scalar>& cache, const plan_memory& work,
+void join(const keepkv_rule& rule, const cache_view<Scalar>& cache, const plan_memory& work,
           float* norm, stream stream) {
   norms(cache, norm, stream);
-  launch(
-      walk_to_leaders<Scalar, Depth>{cache, work.divided, norm, rule.similarity, cache.aligned()},
-      {cache.blocks()}, stream);
+  launch(join_leaders<Scalar, Depth>{cache, work.divided, norm, rule.similarity, cache.aligned()},
+         {cache.blocks()}, stream);
 }
 
 /// KeepKV's prompt: merged first, then evicted. Ten launches.
@@ -23,11 +22,11 @@ void merge_first(const keepkv_rule& rule, const cache_view<Scalar>& cache, const
                  index_t target, const plan_memory& work, stream stream) {
   const extent heads{cache.blocks()};
   const keep_evict_partition& d = work.divided;
-  launch(order_walkers<Scalar>{cache, state, rule, target, d}, heads, stream);
+  launch(order_joiners<Scalar>{cache, state, rule, target, d}, heads, stream);
   if (cache.dim <= 128) {
-    walk<Scalar, 128>(rule, cache, work, work.plan.log_mass, stream);
+    join<Scalar, 128>(rule, cache, work, work.plan.log_mass, stream);
   } else {
-    walk<Scalar, 256>(rule, cache, work, work.plan.log_mass, stream);
+    join<Scalar, 256>(rule, cache, work, work.plan.log_mass, stream);
   }
   launch(limit_joins<Scalar>{cache, d, target}, heads, stream);
   write_rows(cache, state, d, work.plan, join_all{}, row_votes{d.similarity}, target, stream);

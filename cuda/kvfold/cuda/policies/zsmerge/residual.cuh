@@ -10,7 +10,7 @@ namespace kvfold::cuda::detail {
 
 /// Names the residual slots of heads within the budget. Grid: heads.
 template <class Scalar>
-struct settle_residuals {
+struct fix_residuals {
   static constexpr index_t threads = 512;
   struct shared_memory {
     of_warps<index_t, threads> number;
@@ -29,7 +29,7 @@ struct settle_residuals {
       return;
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
-    rule.settle(shared.number, shared.best, head, n);
+    rule.after_compress(shared.number, shared.best, head, n);
   }
 };
 

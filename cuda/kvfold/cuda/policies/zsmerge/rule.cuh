@@ -15,7 +15,7 @@ struct zsmerge_rule {
   group_combine combine = group_combine::sum;
   index_t sinks = 4, ring = 2, residual = 1, context = 0;  ///< context: target − ring − residual
   float decay = 0.98F, alpha = 0.6F;
-  bool newcomer_competes = true;
+  bool new_token_competes = true;
   bool chunked = true;  ///< of the prompt's modes
   index_t missing = 0;  ///< residual slots, in a plan
 
@@ -24,7 +24,7 @@ struct zsmerge_rule {
   }
   KVFOLD_DEVICE void prepare(index_t residuals) {
     missing = residual - residuals;
-    newcomer_competes = newcomer_competes || missing != 0;
+    new_token_competes = new_token_competes || missing != 0;
   }
   /// Places for scores, when `stay` slots are protected.
   KVFOLD_DEVICE index_t free(index_t target, index_t stay) const { return target - missing - stay; }
@@ -34,7 +34,7 @@ struct zsmerge_rule {
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    const index_t latest = ring + (newcomer_competes ? 0 : 1);
+    const index_t latest = ring + (new_token_competes ? 0 : 1);
     return search::protection{sinks, latest, head.newest}(head.position[s]) ||
            head.column(is_residual, s) != 0.0F;
   }
@@ -57,7 +57,7 @@ struct zsmerge_rule {
       residuals += counted(head, s) ? 1 : 0;
     }
     const index_t few = residual - block_sum(number, residuals);
-    name_residuals(best, head, n, few, removed);  // only where nothing was settled before
+    name_residuals(best, head, n, few, removed);  // only where none was named before
     const index_t into = nearest_residual(best, cache, head, h, n, removed);
     if (into < 0) {
       return false;
@@ -73,8 +73,9 @@ struct zsmerge_rule {
   /// Names the residual slots: whatever is merged; then, while context overflows and a residual
   /// slot is free, the context's lowest (Algorithm 1, line 8).
   template <index_t Threads>
-  KVFOLD_DEVICE void settle(of_warps<index_t, Threads>& number, of_warps<candidate, Threads>& best,
-                            const head_context& head, index_t n) const {
+  KVFOLD_DEVICE void after_compress(of_warps<index_t, Threads>& number,
+                                    of_warps<candidate, Threads>& best, const head_context& head,
+                                    index_t n) const {
     const search::protection in_ring{0, ring, head.newest};
     index_t residuals = 0, others = 0;
     for (index_t s = thread_index(); s < n; s += Threads) {
