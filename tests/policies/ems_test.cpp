@@ -15,7 +15,7 @@ using fixtures::index_t;
 using fixtures::same_table;
 using kvfold::budget;
 using kvfold::ems;
-using kvfold::ems_table;
+using kvfold::detail::ems_table;
 
 namespace {
 

@@ -261,7 +261,7 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
   auto state = kvfold::make_state(policy, kv);
   const fixtures::queries prompt(count, 2, 3);
   kvfold::observe(policy, kv.head(0), state[0], prompt.view());
-  const kvfold::fold_memory memory(state[0].memory(), most, 2, 3);
+  const kvfold::detail::fold_memory memory(state[0].memory(), most, 2, 3);
   REQUIRE(memory.count() == std::min(count, most));
   std::vector<index_t> expected;
   for (index_t i = 0; i < memory.count(); ++i) {

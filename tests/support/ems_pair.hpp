@@ -9,8 +9,8 @@ namespace fixtures {
 
 using kvfold::budget;
 using kvfold::ems;
-using kvfold::ems_table;
 using kvfold::head_state;
+using kvfold::detail::ems_table;
 
 /// Policy and oracle with the same parameters.
 inline std::pair<ems, oracle::ems> both(const ems& p) {

@@ -65,7 +65,7 @@ struct ems {
     const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
     expects(places < search::max_tokens, "ems: a table of less than ", search::max_tokens,
             " tokens a head expected, ", places, " came");
-    return ems_table<head_state>::size(static_cast<std::size_t>(places), group);
+    return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
@@ -79,12 +79,12 @@ struct ems {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    const ems_table tokens(state, head.group());
+    const detail::ems_table tokens(state, head.group());
     expects(observed.query != nullptr || tokens.sharing() == 0,
             "ems: the step's query expected, none came");
     tokens.measure(head);
     const bool full = ++tokens.queries() >= static_cast<float>(window);
-    each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
+    detail::each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
       tokens.at(tokens.all, t) += a;
       tokens.at(tokens.current, t) += a;
       if (full) {  // the window becomes the past
@@ -97,7 +97,7 @@ struct ems {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    const ems_table tokens(state, head.group());
+    const detail::ems_table tokens(state, head.group());
     // The window of a short last chunk reaches back: of the queries in `reach` the first `counted`
     // were summed with earlier chunks, the first `before_window` lie before the window.
     const auto local = queries.reference(window);
@@ -115,9 +115,10 @@ struct ems {
       tokens.at(tokens.past, t) += last;
     };
     if (tokens.sharing() > 0) {
-      each_token_attention(head, state, tokens, reach, combine, [&](index_t i, index_t t, float a) {
-        take(t, i < counted ? 0 : a, i < before_window ? 0 : a);
-      });
+      detail::each_token_attention(head, state, tokens, reach, combine,
+                                   [&](index_t i, index_t t, float a) {
+                                     take(t, i < counted ? 0 : a, i < before_window ? 0 : a);
+                                   });
       return;
     }
     std::vector<float> all(static_cast<std::size_t>(n)), last(all);
@@ -135,7 +136,7 @@ struct ems {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
             slot_scratch& work, merge_plan& out) const {
-    const ems_table tokens(state, head.group());
+    const detail::ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
     plan(head, tokens, search::column_score(s), target, gamma - 1, work, out);
     out.set_note(1);  // for `update_memory`: the scores were pooled
@@ -143,8 +144,8 @@ struct ems {
   /// Decode: all that are no centres are to be merged.
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    const ems_table tokens(state, head.group());
-    plan(head, tokens, global_local(tokens, head.length()), target,
+    const detail::ems_table tokens(state, head.group());
+    plan(head, tokens, detail::global_local(tokens, head.length()), target,
          static_cast<float>(head.length()), work, out);
   }
 
@@ -156,11 +157,11 @@ struct ems {
       return false;
     }
     expect_no_log_mass(head);
-    const ems_table tokens(state, head.group());
+    const detail::ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
-    const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
+    const auto weight = entry_weight(tokens, detail::global_local(tokens, head.length()));
     const index_t e = search::lowest_scored(head.length(), alone, ranked(head, weight));
-    const search::near_slot centre = ems_nearest(
+    const search::near_slot centre = detail::ems_nearest(
         head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
     out = {.removed = e};
     if (centre.slot < 0 || !(centre.cosine >= threshold)) {
@@ -172,7 +173,7 @@ struct ems {
       (x.source == e ? out.removed_weight : out.kept_weight) = x.value_weight;
       (x.source == e ? out.removed_key_weight : out.kept_key_weight) = x.key_weight;
     };
-    merge_entries(
+    detail::merge_entries(
         head, [&](index_t s) { return search::key_norm(head, s); }, weight, members,
         tokens.norm_of(head, centre.slot), add);
     return true;
@@ -180,8 +181,8 @@ struct ems {
   void predict_victim(const kv_head auto& head, const head_state& state, index_t,
                       key_comparison& comparison) const {
     if (with_position) {
-      const ems_table tokens(state, head.group());
-      const auto weight = entry_weight(tokens, global_local(tokens, head.length()));
+      const detail::ems_table tokens(state, head.group());
+      const auto weight = entry_weight(tokens, detail::global_local(tokens, head.length()));
       comparison.request(head,
                          search::lowest_scored(head.length(), protected_slots(head, sinks, window),
                                                ranked(head, weight)),
@@ -191,10 +192,10 @@ struct ems {
 
   void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
                      slot_scratch&) const {
-    const ems_table tokens(state, head.group());
+    const detail::ems_table tokens(state, head.group());
     tokens.measure(head);
-    update_table(head, tokens, change, max_sharing(tokens, head.length() - 1),
-                 [&] { return global_local(tokens, head.length()); });
+    detail::update_table(head, tokens, change, max_sharing(tokens, head.length() - 1),
+                         [&] { return detail::global_local(tokens, head.length()); });
   }
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
@@ -202,19 +203,19 @@ struct ems {
     check(change);
     expects(change.length() == head.length(), "ems: a plan of ", head.length(), " slots expected, ",
             change.length(), " came");
-    const ems_table tokens(state, head.group());
+    const detail::ems_table tokens(state, head.group());
     tokens.measure(head);
     const index_t most = max_sharing(tokens, change.rows());
     if (!change.note()) {
-      return update_table(head, tokens, change, most, global_local(tokens, head.length()),
-                          work.marks);
+      return detail::update_table(head, tokens, change, most,
+                                  detail::global_local(tokens, head.length()), work.marks);
     }
     const auto s = pooled(head, tokens);
-    update_table(head, tokens, change, most, search::column_score(s), work.marks);
+    detail::update_table(head, tokens, change, most, search::column_score(s), work.marks);
   }
 
   auto mass(const kv_head auto& head, const head_state& state) const {
-    return ems_mass<std::remove_cvref_t<decltype(head)>>{head, {state, head.group()}};
+    return detail::ems_mass<std::remove_cvref_t<decltype(head)>>{head, {state, head.group()}};
   }
 
  private:
@@ -227,7 +228,7 @@ struct ems {
   }
   /// Slot ↦ the sum of its tokens' scores.
   template <class State, class Score>
-  static auto entry_weight(const ems_table<State>& tokens, Score score) {
+  static auto entry_weight(const detail::ems_table<State>& tokens, Score score) {
     return [tokens, score](index_t s) {
       float sum = 0;
       tokens.each(s, [&](index_t t) { sum += score(t); });
@@ -241,19 +242,20 @@ struct ems {
   }
   static double rounded(double x) { return std::floor(x + 0.5); }
   template <class State>
-  index_t max_sharing(const ems_table<State>& tokens, index_t slots) const {
+  index_t max_sharing(const detail::ems_table<State>& tokens, index_t slots) const {
     return static_cast<index_t>(
         std::min(rounded((double{gamma} - 1) * slots), static_cast<double>(tokens.places())));
   }
   template <class State>
-  auto pooled(const kv_head auto& head, const ems_table<State>& tokens) const {
-    return pooled_scores(head, tokens, global_local(tokens, head.length()), window, kernel);
+  auto pooled(const kv_head auto& head, const detail::ems_table<State>& tokens) const {
+    return detail::pooled_scores(head, tokens, detail::global_local(tokens, head.length()), window,
+                                 kernel);
   }
 
   /// `score`: of a token; `band`: slots to be merged, for each centre.
   template <class State, class Score>
-  void plan(const kv_head auto& head, const ems_table<State>& tokens, Score score, index_t target,
-            float band, slot_scratch& work, merge_plan& out) const {
+  void plan(const kv_head auto& head, const detail::ems_table<State>& tokens, Score score,
+            index_t target, float band, slot_scratch& work, merge_plan& out) const {
     expect_no_log_mass(head);
     const index_t n = head.length();
     const auto size = static_cast<std::size_t>(n);
@@ -275,7 +277,7 @@ struct ems {
       centres -= alone(s) ? 1 : 0;
     }
     if (!with_position) {
-      unrotate_keys(head, rope, keys);
+      detail::unrotate_keys(head, rope, keys);
     }
     const auto merged = static_cast<index_t>(
         std::min(rounded(double{band} * centres), static_cast<double>(n - target)));
@@ -290,16 +292,18 @@ struct ems {
       into[s] = work.marks[s] != 0 ? static_cast<index_t>(s) : -1;
     }
     search::select(n, target, alone, by_weight, work);
-    match_entries(ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
-                                                                      length_of_value, keys},
-                  alone, threshold, work);
+    detail::match_entries(
+        detail::ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
+                                                                    length_of_value, keys},
+        alone, threshold, work);
     out.reset(n);
     merge::for_each_row(work, [&](std::span<const index_t> members) {
       if (members.size() == 1) {
         return out.keep(members[0], 0);
       }
-      merge_entries(head, at(length_of_key), at(weight), members, tokens.norm_of(head, members[0]),
-                    [&](const merge_source& e) { out.add(e); });
+      detail::merge_entries(head, at(length_of_key), at(weight), members,
+                            tokens.norm_of(head, members[0]),
+                            [&](const merge_source& e) { out.add(e); });
       out.end_row(head.log_mass(members[0]));
     });
   }

@@ -50,7 +50,7 @@ struct fold {
   enum column_name : index_t { tokens };  ///< that a slot stands for
   static constexpr std::array<column, 1> columns() { return {column{column_merge::sum, 1}}; }
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return fold_memory_size(decode.queries, group, dim);
+    return detail::fold_memory_size(decode.queries, group, dim);
   }
   index_t min_budget() const {
     index_t slots = sinks + 2;
@@ -124,7 +124,7 @@ struct fold {
  private:
   template <class State>
   auto memory_of(const kv_head auto& head, State& state) const {
-    return fold_memory(state.memory(), decode.queries, head.group(), head.dim());
+    return detail::fold_memory(state.memory(), decode.queries, head.group(), head.dim());
   }
   index_t recent_of(index_t slots) const {
     return detail::fold_recent(recent, recent_share, slots);

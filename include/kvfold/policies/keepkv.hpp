@@ -59,7 +59,7 @@ struct keepkv {
       return {{column_merge::anchor}, {column_merge::anchor}};
     }
     return std::vector<column>(static_cast<std::size_t>(window),
-                               {column_merge::anchor, logit_window::not_seen});
+                               {column_merge::anchor, detail::logit_window::not_seen});
   }
   index_t column_count() const { return variant == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
@@ -84,23 +84,23 @@ struct keepkv {
     if (variant == mode::paper) {
       std::ranges::fill(state.column(weight_sum), 0.0F);  // a slot that no query sees keeps its S
     } else {
-      logit_window::clear(state);
+      detail::logit_window::clear(state);
     }
   }
   /// What takes in one more query.
-  estimates taken(head_state& state) const {
+  detail::estimates taken(head_state& state) const {
     if (variant == mode::paper) {
       return {
           .score = state.column(log_score), .weight = state.column(weight_sum), .average = {decay}};
     }
-    return {.score = logit_window::next(state), .weight = {}};
+    return {.score = detail::logit_window::next(state), .weight = {}};
   }
 
  public:
   void observe(const kv_head auto& head, head_state& state, const observation& step) const {
     expects(step.query != nullptr && !step.log_sum_exp.empty(),
             "keepkv: the step's query and log-sum-exp expected, none came");
-    each_log_score(head, step, taken(state));
+    detail::each_log_score(head, step, taken(state));
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
@@ -108,12 +108,12 @@ struct keepkv {
     const auto counted =
         variant == mode::code ? given.last(window) : given;  // a window has no more rows
     forget(state);
-    std::vector<estimates> of;
+    std::vector<detail::estimates> of;
     of.reserve(static_cast<std::size_t>(counted.count));
     for (index_t i = 0; i < counted.count; ++i) {
       of.push_back(taken(state));
     }
-    each_log_score(head, counted, [&](index_t i, index_t first, const auto&... scores) {
+    detail::each_log_score(head, counted, [&](index_t i, index_t first, const auto&... scores) {
       of[static_cast<std::size_t>(i)](first, scores...);
     });
   }
@@ -181,7 +181,7 @@ struct keepkv {
       return {.removed = e};
     }
     const index_t members[] = {c.slot, e};
-    const vote_merge made = merged(head, state, members);
+    const detail::vote_merge made = merged(head, state, members);
     const float kept = made.share(log_weight(head, state, c.slot));
     const float removed = made.share(log_weight(head, state, e));
     return {.removed = e,
@@ -223,7 +223,7 @@ struct keepkv {
     if (variant == mode::paper) {
       return finite(double{state.column(log_score)[static_cast<std::size_t>(s)]});
     }
-    return logit_window::mean(state, s, epsilon);
+    return detail::logit_window::mean(state, s, epsilon);
   }
   /// ln w
   double log_weight(const kv_head auto& head, const head_state& state, index_t s) const {
@@ -232,8 +232,9 @@ struct keepkv {
   /// Slot ↦ what it is ranked by; the authors' code without the votes.
   auto ranks(const kv_head auto& head, const head_state& state) const {
     return [this, &head, &state](index_t s) {
-      return static_cast<float>(variant == mode::paper ? log_weight(head, state, s)
-                                                       : finite(logit_window::sum(state, s)));
+      return static_cast<float>(variant == mode::paper
+                                    ? log_weight(head, state, s)
+                                    : finite(detail::logit_window::sum(state, s)));
     };
   }
 
@@ -250,9 +251,9 @@ struct keepkv {
     return search::lowest_scored(head.length(), is_protected(head, target), by_votes);
   }
 
-  vote_merge merged(const kv_head auto& head, const head_state& state,
-                    std::span<const index_t> members) const {
-    return vote_merge::of(
+  detail::vote_merge merged(const kv_head auto& head, const head_state& state,
+                            std::span<const index_t> members) const {
+    return detail::vote_merge::of(
         members, [&](index_t s) { return double{head.log_mass(s)}; },
         [&](index_t s) { return estimate(state, s); }, variant == mode::paper);
   }
@@ -264,7 +265,7 @@ struct keepkv {
       if (members.size() == 1) {
         return out.keep(members[0], head.log_mass(members[0]));
       }
-      const vote_merge made = merged(head, state, members);
+      const detail::vote_merge made = merged(head, state, members);
       for (const index_t s : members) {
         const float w = made.share(log_weight(head, state, s));
         out.add({s, made.key_scale * w, w});
@@ -279,7 +280,7 @@ struct keepkv {
   void update_memory(const kv_head auto& head, head_state& state, std::size_t n, SlotOf slot_of,
                      float log_mass) const {
     const auto merged_score = [&](auto score_of) {
-      const double a = log_sum(n, [&](std::size_t i) {
+      const double a = detail::log_sum(n, [&](std::size_t i) {
         const index_t s = slot_of(i);
         return double{head.log_mass(s)} + score_of(s);
       });
@@ -292,8 +293,9 @@ struct keepkv {
     }
     for (index_t c = 0; c < window; ++c) {
       float& now = state.column(c)[anchor];
-      if (now != logit_window::not_seen) {
-        now = merged_score([&](index_t s) { return double{logit_window::at(state, c, s)}; });
+      if (now != detail::logit_window::not_seen) {
+        now =
+            merged_score([&](index_t s) { return double{detail::logit_window::at(state, c, s)}; });
       }
     }
   }

@@ -15,6 +15,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
 template <class State>
@@ -121,5 +122,6 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
   }
 }
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

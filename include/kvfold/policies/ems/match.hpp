@@ -12,6 +12,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
 void unrotate_keys(const kv_head auto& head, const rope& rope, std::span<float> keys) {
@@ -117,11 +118,11 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
   for (index_t first = 0; first < n; first += rows) {
     const index_t count = std::min(rows, n - first);
     score::row_dots_and_norms(
-        detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer), key,
-        key_dot, key_norm);
+        load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer), key, key_dot,
+        key_norm);
     score::row_dots_and_norms(
-        detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer),
-        value, value_dot, value_norm);
+        load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer), value,
+        value_dot, value_norm);
     for (index_t i = 0; i < count; ++i) {
       compare(first + i, cosine(key_dot[i], own_key, key_norm[i]),
               cosine(value_dot[i], own_value, value_norm[i]));
@@ -165,5 +166,6 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
   }
 }
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

@@ -11,6 +11,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// Eq. 2, token ↦ score: s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), s_loc = past + current;
 /// the means over all tokens held. NaN counts for its own token only.
@@ -57,5 +58,6 @@ std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State
   return s;
 }
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

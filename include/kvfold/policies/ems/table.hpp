@@ -11,6 +11,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// A view of what EMS keeps of every token. The first token of an entry, its centre, has its
 /// numbers in the columns of its slot; those that share the entry have theirs in places of the
@@ -146,5 +147,6 @@ class ems_table {
   std::span<number> memory_, scratch_, places_;
 };
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

@@ -10,7 +10,6 @@
 
 namespace kvfold {
 inline namespace v0 {
-
 namespace detail {
 
 /// What becomes of a slot's own token, by slot.
@@ -46,23 +45,21 @@ void make_room(const ems_table<head_state>& tokens, EachSource each_source, Scor
   }
 }
 
-}  // namespace detail
-
 /// Joins the lists of tokens as the plan's rows say, before it is applied; those of evicted slots
 /// are dropped. At most `most` tokens share entries afterwards: those of least `score(token)` are
 /// dropped first, so that the table never holds more.
 template <class Score>
 void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
                   const merge_plan& change, index_t most, Score score, std::vector<char>& centre) {
-  centre.assign(static_cast<std::size_t>(change.length()), detail::evicted);
+  centre.assign(static_cast<std::size_t>(change.length()), evicted);
   for (index_t r = 0; r < change.rows(); ++r) {
     for (const merge_source& e : change.row(r)) {
-      centre[static_cast<std::size_t>(e.source)] = detail::moved;
+      centre[static_cast<std::size_t>(e.source)] = moved;
     }
   }
   index_t joining = -change.rows();
   for (index_t s = 0; s < head.length(); ++s) {
-    if (centre[static_cast<std::size_t>(s)] == detail::evicted) {
+    if (centre[static_cast<std::size_t>(s)] == evicted) {
       tokens.remove_sharing(s);
     } else {
       ++joining;
@@ -77,12 +74,12 @@ void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
     }
   };
   for (index_t more = tokens.sharing() + joining - most; more > 0; --more) {
-    detail::make_room(tokens, each_source, score);
+    make_room(tokens, each_source, score);
   }
   for (index_t r = 0; r < change.rows(); ++r) {
     for (const merge_source& e : change.row(r).subspan(1)) {
       tokens.join(head, change.anchor(r), e.source,
-                  centre[static_cast<std::size_t>(e.source)] == detail::moved);
+                  centre[static_cast<std::size_t>(e.source)] == moved);
     }
   }
 }
@@ -92,7 +89,7 @@ template <class ScoreOf>
 void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
                   const slot_removal& change, index_t most, ScoreOf score_of_tokens) {
   const bool joins = change.into != slot_removal::nowhere;
-  char centre = detail::moved;
+  char centre = moved;
   if (!joins) {
     tokens.remove_sharing(change.removed);
   }
@@ -109,13 +106,14 @@ void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
       }
     };
     for (; more > 0; --more) {
-      detail::make_room(tokens, each_source, score);
+      make_room(tokens, each_source, score);
     }
   }
   if (joins) {
-    tokens.join(head, change.into, change.removed, centre == detail::moved);
+    tokens.join(head, change.into, change.removed, centre == moved);
   }
 }
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

@@ -12,6 +12,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// Floats that `fold_memory` takes, for so many queries per query head.
 inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
@@ -74,7 +75,7 @@ class fold_memory {
   }
 
  private:
-  using enum detail::fold_layout::field;
+  using enum fold_layout::field;
   index_t get(std::size_t i) const { return std::bit_cast<index_t>(floats_[i]); }
   void set(std::size_t i, index_t x) { floats_[i] = std::bit_cast<float>(x); }
   index_t slot_of(index_t i) const { return layout_.slot_of(i, get(held), get(newest)); }
@@ -82,8 +83,9 @@ class fold_memory {
   Float* at(index_t g, index_t slot) const { return floats_.data() + layout_.query(g, slot); }
 
   std::span<Float> floats_;
-  detail::fold_layout layout_;
+  fold_layout layout_;
 };
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

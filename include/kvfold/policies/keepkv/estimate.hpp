@@ -14,6 +14,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
 template <class F>
@@ -86,9 +87,9 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
               .template cast<float>();
     }
   }
-  static_assert(detail::max_tile_slots <= dense::array_size);
+  static_assert(max_tile_slots <= dense::array_size);
   dense::matrix logit = dense::matrix::Zero(queries.rows(), dense::array_size);
-  detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+  each_tile_of_keys(head, [&](index_t first, const tile& keys) {
     const auto count = static_cast<index_t>(keys.rows());
     dense::set_product_transposed(head.scale(), queries, keys, logit.leftCols(count));
     for (index_t i = 0; i < q.count; ++i) {
@@ -228,5 +229,6 @@ struct logit_window {
   }
 };
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

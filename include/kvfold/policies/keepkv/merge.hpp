@@ -8,6 +8,7 @@
 
 namespace kvfold {
 inline namespace v0 {
+namespace detail {
 
 /// What members become that weigh `w = p exp(S)` each (eqs. 7, 25, 26), in logarithms:
 ///
@@ -45,5 +46,6 @@ struct vote_merge {
   float share(double log_weight) const { return static_cast<float>(std::exp(log_weight - weight)); }
 };
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

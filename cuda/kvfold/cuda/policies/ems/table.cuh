@@ -7,9 +7,9 @@
 
 namespace kvfold::cuda::detail {
 
-/// `kvfold::ems_table` of a head: the first token of an entry, its centre, has its numbers in the
-/// columns of its slot, those that share the entry in places of the head's memory, linked in the
-/// order of joining. A token is named by its slot, or by the capacity plus its place; links are
+/// `kvfold::detail::ems_table` of a head: the first token of an entry, its centre, has its numbers
+/// in the columns of its slot, those that share the entry in places of the head's memory, linked in
+/// the order of joining. A token is named by its slot, or by the capacity plus its place; links are
 /// numbers of places counted from 1.
 struct entry_table {
   enum field : index_t { all, past, current, norm, next, fields };

@@ -20,7 +20,7 @@ struct prompt_options {
 
 namespace detail {
 
-/// `kvfold::fold_memory` in a head's floats.
+/// `kvfold::detail::fold_memory` in a head's floats.
 struct fold_floats : kvfold::detail::fold_layout {
   float* floats;
 
