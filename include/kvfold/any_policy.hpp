@@ -48,7 +48,7 @@ consteval bool holds() {
 
 }  // namespace detail
 
-/// One of `Policies`, itself a policy. Each call is one `std::visit` per head, none per slot.
+/// One of `Policies`, itself a policy. Each call is one switch a head, none a slot.
 ///
 /// What runs a policy over a head is defined outside of the class, so that a program with many
 /// files may compile it once: the target `kvfold::compiled`.
@@ -135,14 +135,25 @@ class basic_any_policy {
   /// `f` is called with the policy inside, however deep.
   template <class F>
   decltype(auto) visit(F&& f) const {
-    return std::visit(into(f), policy_);
+    return switch_to<0>(policy_, into(f));
   }
   template <class F>
   decltype(auto) visit(F&& f) {
-    return std::visit(into(f), policy_);
+    return switch_to<0>(policy_, into(f));
   }
 
  private:
+  /// `std::visit` would cost the compiler a table and a function for each of twenty alternatives.
+  template <std::size_t I, class V, class F>
+  static decltype(auto) switch_to(V& policy, const F& f) {
+    if constexpr (I + 1 < sizeof...(Policies)) {
+      if (policy.index() != I) {
+        return switch_to<I + 1>(policy, f);
+      }
+    }
+    return f(*std::get_if<I>(&policy));
+  }
+
   /// Which of the alternatives a `P` is, or is inside of.
   template <class P>
   static consteval std::size_t place() {
@@ -177,22 +188,22 @@ class basic_any_policy {
 template <policy... Policies>
 void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
                                             const observation& observed) const {
-  std::visit([&](const auto& p) { traits::observe(p, head, state, observed); }, policy_);
+  switch_to<0>(policy_, [&](const auto& p) { traits::observe(p, head, state, observed); });
 }
 
 template <policy... Policies>
 template <class T>
 void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
                                             const query_view<T>& queries) const {
-  std::visit([&](const auto& p) { traits::observe(p, head, state, queries); }, policy_);
+  switch_to<0>(policy_, [&](const auto& p) { traits::observe(p, head, state, queries); });
 }
 
 template <policy... Policies>
 void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
                                          index_t target, slot_scratch& work,
                                          merge_plan& out) const {
-  std::visit([&](const auto& p) { traits::plan(p, head, state, no_queries, target, work, out); },
-             policy_);
+  switch_to<0>(policy_,
+               [&](const auto& p) { traits::plan(p, head, state, no_queries, target, work, out); });
 }
 
 template <policy... Policies>
@@ -200,38 +211,39 @@ template <class T>
 void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
                                          const query_view<T>& queries, index_t target,
                                          slot_scratch& work, merge_plan& out) const {
-  std::visit([&](const auto& p) { traits::plan(p, head, state, queries, target, work, out); },
-             policy_);
+  switch_to<0>(policy_,
+               [&](const auto& p) { traits::plan(p, head, state, queries, target, work, out); });
 }
 
 template <policy... Policies>
 void basic_any_policy<Policies...>::predict_victim(const kv_head auto& head, head_state& state,
                                                    index_t target,
                                                    key_comparison& comparison) const {
-  std::visit([&](const auto& p) { traits::predict_victim(p, head, state, target, comparison); },
-             policy_);
+  switch_to<0>(policy_,
+               [&](const auto& p) { traits::predict_victim(p, head, state, target, comparison); });
 }
 
 template <policy... Policies>
 bool basic_any_policy<Policies...>::choose_victim(const kv_head auto& head, const head_state& state,
                                                   index_t target, slot_removal& out,
                                                   const key_comparison& comparison) const {
-  return std::visit(
-      [&](const auto& p) { return traits::choose_victim(p, head, state, target, out, comparison); },
-      policy_);
+  return switch_to<0>(policy_, [&](const auto& p) {
+    return traits::choose_victim(p, head, state, target, out, comparison);
+  });
 }
 
 template <policy... Policies>
 template <class Change>
 void basic_any_policy<Policies...>::update_memory(const kv_head auto& head, head_state& state,
                                                   const Change& change, slot_scratch& work) const {
-  std::visit([&](const auto& p) { traits::update_memory(p, head, state, change, work); }, policy_);
+  switch_to<0>(policy_,
+               [&](const auto& p) { traits::update_memory(p, head, state, change, work); });
 }
 
 template <policy... Policies>
 void basic_any_policy<Policies...>::after_compress(const kv_head auto& head, head_state& state,
                                                    index_t target) const {
-  std::visit([&](const auto& p) { traits::after_compress(p, head, state, target); }, policy_);
+  switch_to<0>(policy_, [&](const auto& p) { traits::after_compress(p, head, state, target); });
 }
 
 template <policy... Policies>
@@ -240,11 +252,9 @@ void basic_any_policy<Policies...>::attend(const kv_head auto& head, const head_
                                            std::span<float> probabilities,
                                            std::span<float> log_sum_exp,
                                            key_comparison* comparison) const {
-  std::visit(
-      [&](const auto& p) {
-        traits::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
-      },
-      policy_);
+  switch_to<0>(policy_, [&](const auto& p) {
+    traits::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
+  });
 }
 
 /// Every policy of the library.

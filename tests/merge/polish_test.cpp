@@ -56,7 +56,7 @@ TEST_CASE("polish's loss and gradient are those of the definition", "[oracle]") 
   const dense::matrix queries = random_matrix(count, dim), keys = random_matrix(3 * slots, dim),
                       values = random_matrix(3 * slots, dim);
   const dense::vector log_ones = dense::vector::Zero(3 * slots);
-  const dense::attention wanted(queries, keys, values, log_ones, scale);
+  const dense::attention wanted = dense::attend(queries, keys, values, log_ones, scale);
   const fitted_slots x = random_slots(slots, dim);
   fitted_slots gradient;
   const attention_loss loss{queries, wanted, scale, mass_weight};
@@ -95,7 +95,7 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   const dense::matrix queries = random_matrix(200, 8), keys = random_matrix(60, 8),
                       values = random_matrix(60, 8);
   const dense::vector log_ones = dense::vector::Zero(60);
-  const dense::attention wanted(queries, keys, values, log_ones, 0.4F);
+  const dense::attention wanted = dense::attend(queries, keys, values, log_ones, 0.4F);
   fitted_slots x = random_slots(20, 8), gradient;
   const fitted_slots before = x;
   const attention_loss loss{queries, wanted, 0.4F};
@@ -129,7 +129,8 @@ TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]"
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
     const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};
-    const dense::attention wanted(queries, full.key, full.value, full.log_mass, head.scale());
+    const dense::attention wanted =
+        dense::attend(queries, full.key, full.value, full.log_mass, head.scale());
     kvfold::compress(who, copy, state, reference.view(), budget{slots});
     const fitted_slots left{dense::keys(copy.head(0)), dense::values(copy.head(0)),
                             dense::log_mass(copy.head(0))};

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <algorithm>  // std::partial_sort
+#include <algorithm>  // std::min
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
 #include <string_view>
@@ -64,7 +64,7 @@ struct attention_matching {
             index_t target, slot_scratch&, merge_plan& out) const {
     const dense::matrix queries = dense::queries(reference, head.group(), head.dim());
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
-    const full_mass full(queries, keys, dense::log_mass(head), head.scale());
+    const full_mass full = mass_of(queries, keys, dense::log_mass(head), head.scale());
     slots kept, others;
     const auto is_protected = search::protect(head, sinks, recent);
     for (index_t s = 0; s < head.length(); ++s) {
@@ -85,7 +85,8 @@ struct attention_matching {
     const dense::vector beta =
         x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
     const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
-    const dense::attention wanted(queries, keys, values, dense::log_mass(head), head.scale());
+    const dense::attention wanted =
+        dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
     const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
     dense::matrix missing = wanted.output;
     dense::add_product(-1, p, value, missing);
@@ -114,26 +115,26 @@ struct attention_matching {
     matrix mass;
     Eigen::VectorXd total;    // [queries] t
     Eigen::VectorXd squares;  // [length] Σ_q p_qj²
-
-    full_mass(const dense::stored auto& queries, const dense::stored auto& keys,
-              const dense::stored auto& log_mass, float scale)
-        : mass(queries.rows(), keys.rows()),
-          total(queries.rows()),
-          squares(Eigen::VectorXd::Zero(keys.rows())) {
-      const matrix q = queries.template cast<double>(), k = keys.template cast<double>();
-      dense::set_product_transposed(double{scale}, q, k, mass);
-      const Eigen::RowVectorXd beta = log_mass.transpose().template cast<double>();
-      Eigen::RowVectorXd e;
-      for (Eigen::Index i = 0; i < mass.rows(); ++i) {
-        e = mass.row(i) + beta;
-        const double top = e.maxCoeff();
-        e = (e.array() - top).exp();
-        total[i] = e.sum();
-        squares += (e / total[i]).cwiseAbs2().transpose();
-        mass.row(i) = (mass.row(i).array() - top).exp();
-      }
-    }
   };
+  static full_mass mass_of(const dense::stored auto& queries, const dense::stored auto& keys,
+                           const dense::stored auto& log_mass, float scale) {
+    full_mass of{matrix(queries.rows(), keys.rows()), Eigen::VectorXd(queries.rows()),
+                 Eigen::VectorXd::Zero(keys.rows())};
+    auto& [mass, total, squares] = of;
+    const matrix q = queries.template cast<double>(), k = keys.template cast<double>();
+    dense::set_product_transposed(double{scale}, q, k, mass);
+    const Eigen::RowVectorXd beta = log_mass.transpose().template cast<double>();
+    Eigen::RowVectorXd e;
+    for (Eigen::Index i = 0; i < mass.rows(); ++i) {
+      e = mass.row(i) + beta;
+      const double top = e.maxCoeff();
+      e = (e.array() - top).exp();
+      total[i] = e.sum();
+      squares += (e / total[i]).cwiseAbs2().transpose();
+      mass.row(i) = (mass.row(i).array() - top).exp();
+    }
+    return of;
+  }
 
   double log_mass(double x) const { return x > 0 ? std::max(std::log(x), double{floor}) : floor; }
 
@@ -144,9 +145,12 @@ struct attention_matching {
       return std::isnan(score[s]) ? -std::numeric_limits<double>::infinity() : score[s];
     };
     const auto joining = static_cast<std::ptrdiff_t>(std::min(size - kept.size(), others.size()));
-    std::ranges::partial_sort(others, others.begin() + joining, [&](index_t a, index_t b) {
-      return at(a) > at(b) || (at(a) == at(b) && a < b);
-    });
+    std::vector<detail::keyed_slot> keyed;
+    detail::assign_keys(
+        others, [&](index_t s) { return detail::descending(at(s)); }, keyed);
+    detail::select(keyed, static_cast<index_t>(joining));
+    detail::sort(std::span(keyed).first(static_cast<std::size_t>(joining)));
+    detail::copy_slots(keyed, others);
     kept.insert(kept.end(), others.begin(), others.begin() + joining);
     others.erase(others.begin(), others.begin() + joining);
   }

@@ -82,7 +82,8 @@ struct cam {
       order.push_back(r);
     }
     const auto position = [&](index_t r) { return head.position(out.anchor(r)); };
-    std::ranges::sort(order, {}, position);
+    detail::sort_slots(
+        order, [&](index_t r) { return detail::ascending(position(r)); }, work.keyed);
     for (index_t s = 0; s < head.length(); ++s) {
       if (work.marks[static_cast<std::size_t>(s)] != 0) {
         continue;

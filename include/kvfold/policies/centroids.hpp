@@ -1,8 +1,7 @@
 #pragma once
 
-#include <algorithm>  // std::nth_element
-#include <bit>        // std::bit_cast
-#include <cmath>      // std::log
+#include <bit>    // std::bit_cast
+#include <cmath>  // std::log
 #include <string_view>
 
 #include "kvfold/memory/head_state.hpp"
@@ -61,10 +60,12 @@ struct centroids {
     expects(count > 0, "centroids: a budget of more than ", target - count,
             " protected slots expected, ", target, " came");
     if (prompt(head, state, target)) {
+      detail::sort_by_position(head, others, work.keyed);
       cluster_prompt(head, count, others, into);
     } else {
-      std::ranges::nth_element(others, others.begin() + count, {},
-                               [&](index_t s) { return head.position(s); });
+      detail::select_slots(
+          others, count, [&](index_t s) { return detail::ascending(head.position(s)); },
+          work.keyed);
       const auto staying = std::span(others).first(static_cast<std::size_t>(count));
       auto& marks = work.marks;
       marks.assign(into.size(), 0);
@@ -119,9 +120,8 @@ struct centroids {
     return head.tokens_total() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
   }
 
-  void cluster_prompt(const kv_head auto& head, index_t count, std::vector<index_t>& others,
+  void cluster_prompt(const kv_head auto& head, index_t count, const std::vector<index_t>& others,
                       std::vector<index_t>& into) const {
-    std::ranges::sort(others, {}, [&](index_t s) { return head.position(s); });
     const dense::matrix x = dense::keys(head)(others, Eigen::all);
     const dense::vector beta = dense::log_mass(head)(others);
     const dense::vector tokens = (beta.array() - beta.maxCoeff()).exp();  // up to a factor

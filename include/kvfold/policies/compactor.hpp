@@ -68,7 +68,8 @@ struct compactor {
                         all = dense::queries(reach, head.group(), head.dim());
     const dense::vector log_mass = dense::log_mass(head);
     std::vector<index_t> others;
-    list_candidates(head, others);
+    std::vector<detail::keyed_slot> keyed;
+    list_candidates(head, others, keyed);
     const auto size = static_cast<std::size_t>(chunk);
     for (std::size_t begin = 0; begin < others.size(); begin += size) {
       const auto slots = std::span(others).subspan(begin, std::min(size, others.size() - begin));
@@ -78,7 +79,8 @@ struct compactor {
       std::vector<Eigen::Index> own;
       for (index_t i = 0; i < reach.count; ++i) {
         const index_t at = reach.position_of(i, head.tokens_total());
-        if (std::ranges::binary_search(slots, at, {}, position_in(head))) {
+        if (std::ranges::binary_search(slots, at, {},
+                                       [&](index_t s) { return head.position(s); })) {
           for (index_t g = 0; g < head.group(); ++g) {
             own.push_back(Eigen::Index{g} * reach.count + i);
           }
@@ -87,7 +89,7 @@ struct compactor {
       const dense::matrix q = all(own, Eigen::all), k = keys(slots, Eigen::all),
                           nothing(k.rows(), 0);
       const dense::vector beta = log_mass(slots);
-      const dense::attention a(q, k, nothing, beta, head.scale());
+      const dense::attention a = dense::attend(q, k, nothing, beta, head.scale());
       for (std::size_t j = 0; j < slots.size(); ++j) {
         received[static_cast<std::size_t>(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
       }
@@ -96,7 +98,7 @@ struct compactor {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    list_candidates(head, work.order);
+    list_candidates(head, work.order, work.keyed);
     const auto& others = work.order;
     const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
@@ -152,11 +154,9 @@ struct compactor {
   }
 
  private:
-  static auto position_in(const kv_head auto& head) {
-    return [&head](index_t s) { return head.position(s); };
-  }
   /// The slots that may be evicted, in position order.
-  void list_candidates(const kv_head auto& head, std::vector<index_t>& others) const {
+  void list_candidates(const kv_head auto& head, std::vector<index_t>& others,
+                       std::vector<detail::keyed_slot>& keyed) const {
     const auto is_protected = protected_slots(head, sinks, window);
     others.clear();
     for (index_t s = 0; s < head.length(); ++s) {
@@ -164,7 +164,7 @@ struct compactor {
         others.push_back(s);
       }
     }
-    std::ranges::sort(others, {}, position_in(head));
+    detail::sort_by_position(head, others, keyed);
   }
   static void standardise(Eigen::Map<dense::vector>& x) {
     x.array() -= x.mean();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <algorithm>  // std::nth_element
+#include <algorithm>  // std::fill_n
 #include <array>
 #include <cmath>   // std::exp
 #include <limits>  // std::numeric_limits
@@ -131,7 +131,7 @@ struct kvmerger {
     for (index_t s = 0; s < n; ++s) {
       order.push_back(s);
     }
-    std::ranges::sort(order, {}, [&](index_t s) { return head.position(s); });
+    detail::sort_by_position(head, order, work.keyed);
     cosines.resize(std::max(cosines.size(), static_cast<std::size_t>(n)));
     const auto at = [&](index_t i) { return order[static_cast<std::size_t>(i)]; };
     const auto u = [&](index_t i) -> float& { return cosines[static_cast<std::size_t>(i)]; };
@@ -148,10 +148,9 @@ struct kvmerger {
     }
     const index_t wanted = joins == mode::budget ? n - target : std::max(n - target, above);
     if (wanted < static_cast<index_t>(pairs.size())) {
-      std::nth_element(pairs.begin(), pairs.begin() + wanted, pairs.end(),
-                       [&](index_t i, index_t j) {
-                         return u(i) > u(j) || (u(i) == u(j) && at(i - 1) < at(j - 1));
-                       });
+      detail::select_slots(
+          pairs, wanted, [&](index_t i) { return detail::ascending(std::pair(-u(i), at(i - 1))); },
+          work.keyed);
       pairs.resize(static_cast<std::size_t>(wanted));
     }
     for (const index_t i : pairs) {

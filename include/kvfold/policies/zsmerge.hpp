@@ -97,12 +97,12 @@ struct zsmerge {
       }
     }
     if (missing == residual && prompt == prompt_mode::chunked) {
-      chunk(head, rest, into);
+      detail::sort_by_position(head, rest, work.keyed);
+      chunk(rest, into);
     } else {
-      std::ranges::sort(rest,
-                        [at = search::column_score(state.column(score))](index_t a, index_t b) {
-                          return at(a) > at(b) || (at(a) == at(b) && a < b);
-                        });
+      const auto of = search::column_score(state.column(score));
+      detail::sort_slots(
+          rest, [&](index_t s) { return detail::descending(of(s)); }, work.keyed);
       for (std::size_t i = 0; i < rest.size(); ++i) {
         const index_t c = rest[i];
         into[static_cast<std::size_t>(c)] =
@@ -182,9 +182,7 @@ struct zsmerge {
 
   /// `residual` runs of the rest in position order, the first ones a token longer; each run's rows
   /// go into its lowest slot.
-  void chunk(const kv_head auto& head, std::vector<index_t>& rest,
-             std::vector<index_t>& into) const {
-    std::ranges::sort(rest, {}, [&](index_t s) { return head.position(s); });
+  void chunk(const std::vector<index_t>& rest, std::vector<index_t>& into) const {
     const auto n = static_cast<index_t>(rest.size());
     for (index_t c = 0, begin = 0; c < residual; ++c) {
       const index_t end = begin + n / residual + (c < n % residual ? 1 : 0);

@@ -70,52 +70,56 @@ struct attention {
   vector log_sum_exp;  ///< [queries] of the logits scale · q·k + log-mass
   matrix output;       ///< [queries, dim]
   vector mass;         ///< [slots] probabilities summed over the queries
-
-  attention(const stored auto& queries, const stored auto& keys, const stored auto& values,
-            const stored auto& log_mass, float scale)
-      : log_sum_exp(queries.rows()),
-        output(queries.rows(), values.cols()),
-        mass(vector::Zero(keys.rows())) {
-    // Some queries at a time, so that memory stays O(slots), over tiles of slots that stay in cache
-    // from product to exp. A tile's exp are below its own largest logit, then brought together.
-    constexpr Eigen::Index block = 128, tile = 512;
-    const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
-    matrix p(block, slots), top(block, tiles), sum(block, tiles);
-    for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
-      const Eigen::Index rows = std::min(block, queries.rows() - begin);
-      const auto each_tile = [&](auto see) {
-        for (Eigen::Index t = 0; t < tiles; ++t) {
-          const Eigen::Index width = std::min(tile, slots - t * tile);
-          see(t, t * tile, width, p.block(0, t * tile, rows, width));
-        }
-      };
-      each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-        part.rowwise() = log_mass.segment(first, width).transpose();
-        add_product_transposed(scale, queries.middleRows(begin, rows),
-                               keys.middleRows(first, width), part);
-        for (Eigen::Index r = 0; r < rows; ++r) {
-          auto logit = part.row(r);
-          top(r, t) = logit.maxCoeff();
-          logit = (logit.array() - top(r, t)).exp();
-          sum(r, t) = logit.sum();
-        }
-      });
-      for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
-        const float most = top.row(r).maxCoeff();
-        top.row(r) = (top.row(r).array() - most).exp();
-        const float all = top.row(r).dot(sum.row(r));
-        top.row(r) /= all;
-        log_sum_exp[begin + r] = most + std::log(all);
-      }
-      output.middleRows(begin, rows).setZero();
-      each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-        part.array().colwise() *= top.col(t).head(rows).array();
-        mass.segment(first, width) += part.colwise().sum().transpose();
-        add_product(1, part, values.middleRows(first, width), output.middleRows(begin, rows));
-      });
-    }
-  }
 };
+
+/// Of `queries [queries, dim]` over `keys`, `values [slots, dim]` and `log_mass [slots]`.
+attention attend(const rowwise auto& queries, const rowwise auto& keys, const rowwise auto& values,
+                 const stored auto& log_mass, float scale) {
+  attention of{vector(queries.rows()), matrix(queries.rows(), values.cols()),
+               vector::Zero(keys.rows())};
+  vector& log_sum_exp = of.log_sum_exp;
+  vector& mass = of.mass;
+  matrix& output = of.output;
+  // Some queries at a time, so that memory stays O(slots), over tiles of slots that stay in cache
+  // from product to exp. A tile's exp are below its own largest logit, then brought together.
+  constexpr Eigen::Index block = 128, tile = 512;
+  const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
+  matrix p(block, slots), top(block, tiles), sum(block, tiles);
+  for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
+    const Eigen::Index rows = std::min(block, queries.rows() - begin);
+    const auto each_tile = [&](auto see) {
+      for (Eigen::Index t = 0; t < tiles; ++t) {
+        const Eigen::Index width = std::min(tile, slots - t * tile);
+        see(t, t * tile, width, p.block(0, t * tile, rows, width));
+      }
+    };
+    each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
+      part.rowwise() = log_mass.segment(first, width).transpose();
+      add_product_transposed(scale, queries.middleRows(begin, rows), keys.middleRows(first, width),
+                             part);
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        auto logit = part.row(r);
+        top(r, t) = logit.maxCoeff();
+        logit = (logit.array() - top(r, t)).exp();
+        sum(r, t) = logit.sum();
+      }
+    });
+    for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
+      const float most = top.row(r).maxCoeff();
+      top.row(r) = (top.row(r).array() - most).exp();
+      const float all = top.row(r).dot(sum.row(r));
+      top.row(r) /= all;
+      log_sum_exp[begin + r] = most + std::log(all);
+    }
+    output.middleRows(begin, rows).setZero();
+    each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
+      part.array().colwise() *= top.col(t).head(rows).array();
+      mass.segment(first, width) += part.colwise().sum().transpose();
+      add_product(1, part, values.middleRows(first, width), output.middleRows(begin, rows));
+    });
+  }
+  return of;
+}
 
 }  // namespace dense
 }  // namespace v0

@@ -1,10 +1,11 @@
 /// Scorers: how one query's attention `[length]` enters a slot's score.
 #pragma once
 
-#include <algorithm>  // std::ranges::sort
+#include <algorithm>  // std::copy
 #include <span>
 #include <vector>
 
+#include "kvfold/detail/order.hpp"
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/accumulated.hpp"
 
@@ -59,7 +60,8 @@ void average_pool(const kv_head auto& head, TakesPart takes_part, index_t kernel
       order.push_back(s);
     }
   }
-  std::ranges::sort(order, {}, [&](index_t s) { return head.position(s); });
+  std::vector<detail::keyed_slot> keyed;
+  detail::sort_by_position(head, order, keyed);
   average_pool(order, kernel, count_border, score);
 }
 

@@ -1,7 +1,7 @@
 /// Leader clustering: which slots join which before any is selected.
 #pragma once
 
-#include <algorithm>  // std::nth_element
+#include <algorithm>  // std::fill_n
 #include <vector>
 
 #include "kvfold/search/match.hpp"
@@ -94,13 +94,10 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
       order.push_back(s);
     }
   }
-  const auto falling = [](auto number) {
-    return [number](index_t a, index_t b) {
-      const auto x = number(a), y = number(b);
-      return x > y || (x == y && a < b);
-    };
+  const auto descending = [](auto number) {
+    return [number](index_t s) { return detail::descending(number(s)); };
   };
-  std::ranges::sort(order, falling(rank));
+  detail::sort_slots(order, descending(rank), work.keyed);
   const auto leads = [&](index_t s) { return into[static_cast<std::size_t>(s)] == s; };
   for (std::size_t begin = 0; begin < order.size(); begin += some) {
     const auto together =
@@ -126,8 +123,7 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   }
   std::erase_if(order, leads);
   if (static_cast<index_t>(order.size()) > max_joins) {
-    std::nth_element(order.begin(), order.begin() + max_joins, order.end(),
-                     falling(column_score(cosine)));
+    detail::select_slots(order, max_joins, descending(column_score(cosine)), work.keyed);
     for (const index_t s : std::span(order).subspan(static_cast<std::size_t>(max_joins))) {
       into[static_cast<std::size_t>(s)] = s;
     }

@@ -1,9 +1,7 @@
 /// Which slots are kept: the protected, then the best of the rest.
 #pragma once
 
-#include <algorithm>  // std::nth_element
 #include <array>
-#include <bit>       // std::bit_cast
 #include <concepts>  // std::same_as
 #include <cstdint>   // std::uint32_t
 #include <span>
@@ -65,30 +63,26 @@ template <class Protected, class Score>
 void select(index_t length, index_t target, Protected is_protected, Score score,
             slot_scratch& work) {
   auto& marks = work.marks;
-  auto& order = work.order;
+  auto& others = work.keyed;
   marks.assign(static_cast<std::size_t>(length), 0);
-  order.clear();
+  others.clear();
   index_t free = target;
   for (index_t s = 0; s < length; ++s) {
     if (is_protected(s)) {
       marks[static_cast<std::size_t>(s)] = 1;
       --free;
     } else {
-      order.push_back(s);
+      others.push_back({detail::descending(score(s)), s});
     }
   }
   expects(free >= 0, "select: a budget of at least ", target - free, " protected slots expected, ",
           target, " came");
-  const auto better = [&](index_t a, index_t b) {
-    const auto x = score(a), y = score(b);
-    return x > y || (x == y && a < b);
-  };
-  if (free < static_cast<index_t>(order.size())) {
-    std::nth_element(order.begin(), order.begin() + free, order.end(), better);
-    order.resize(static_cast<std::size_t>(free));
+  if (free < static_cast<index_t>(others.size())) {
+    detail::select(others, free);
+    others.resize(static_cast<std::size_t>(free));
   }
-  for (const index_t s : order) {
-    marks[static_cast<std::size_t>(s)] = 1;
+  for (const detail::keyed_slot& kept : others) {
+    marks[static_cast<std::size_t>(kept.slot)] = 1;
   }
 }
 
@@ -105,10 +99,7 @@ struct kth_score {
 /// scores' bits: O(length), nothing allocated.
 template <class Protected, class Score>
 kth_score kth_largest(index_t length, index_t k, Protected is_protected, Score score) {
-  const auto ordered = [&](index_t s) {  // unsigned, as the scores are ordered; −0 is 0
-    const auto bits = std::bit_cast<std::uint32_t>(score(s) + 0.0F);
-    return bits ^ (bits >> 31 != 0 ? 0xffffffffU : 0x80000000U);
-  };
+  const auto ordered = [&](index_t s) { return detail::ascending(score(s)); };
   std::uint32_t found = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {
     std::array<index_t, 256> count{};

@@ -1,7 +1,7 @@
 /// EMS's Global-Local score.
 #pragma once
 
-#include <algorithm>  // std::ranges::sort
+#include <algorithm>  // std::max
 #include <cmath>      // std::isnan
 #include <vector>
 
@@ -53,7 +53,10 @@ std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State
       }
     });
   }
-  std::ranges::sort(outside, {}, [&](index_t token) { return table.position(head, token); });
+  std::vector<detail::keyed_slot> keyed;
+  detail::sort_slots(
+      outside, [&](index_t token) { return detail::ascending(table.position(head, token)); },
+      keyed);
   score::average_pool(outside, kernel, false, s);
   return s;
 }

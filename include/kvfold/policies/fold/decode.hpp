@@ -1,7 +1,7 @@
 /// fold while decoding: the cheapest pairs of slots, on queries moved to the positions to come.
 #pragma once
 
-#include <algorithm>  // std::nth_element
+#include <algorithm>  // std::copy_n
 #include <cmath>      // std::exp
 #include <span>
 
@@ -119,10 +119,8 @@ struct fold_decode {
         order.push_back(s);
       }
     }
-    std::ranges::sort(order, [&](index_t a, index_t b) {
-      const float x = rank(mass(a)), y = rank(mass(b));
-      return x > y || (x == y && a < b);
-    });
+    detail::sort_slots(
+        order, [&](index_t s) { return detail::descending(rank(mass(s))); }, work.keyed);
     auto& heavier = work.row_of;  // [order] how many weigh no less
     heavier.resize(order.size());
     for (std::size_t i = order.size(); i-- > 0;) {
@@ -139,9 +137,8 @@ struct fold_decode {
           });
     }
     const index_t freed_now = n - target;
-    std::nth_element(
-        order.begin(), order.begin() + freed_now, order.end(),
-        [&](index_t a, index_t b) { return cost[a] < cost[b] || (cost[a] == cost[b] && a < b); });
+    detail::select_slots(
+        order, freed_now, [&](index_t s) { return detail::ascending(cost[s]); }, work.keyed);
     // Into: the cheapest of those that are kept and not pinned.
     const auto removed = std::span(order).first(static_cast<std::size_t>(freed_now));
     auto& into = work.row_of;
@@ -235,9 +232,8 @@ struct fold_decode {
     for (const index_t s : removed) {
       is_removed[static_cast<std::size_t>(s)] = 1;
     }
-    std::ranges::sort(removed, [&](index_t a, index_t b) {
-      return destination(a) < destination(b) || (destination(a) == destination(b) && a < b);
-    });
+    detail::sort_slots(
+        removed, [&](index_t s) { return detail::ascending(destination(s)); }, work.keyed);
     out.reset(n);
     std::size_t begin = 0;  // of the next row's members in `removed`
     for (index_t r = 0; r < n; ++r) {

@@ -46,7 +46,8 @@ struct fold_prompt {
             slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
-    const dense::attention full(queries, keys, values, dense::log_mass(head), head.scale());
+    const dense::attention full =
+        dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
     const auto count = static_cast<float>(queries.rows());
     const dense::vector m = full.mass.array() / count + 1e-6F;
     const std::vector<char> pinned = work.marks;
