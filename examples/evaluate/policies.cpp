@@ -53,4 +53,4 @@ void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead) {
 
 }  // namespace evaluate
 
-template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_view<float>>;
+template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_ref>;

@@ -50,4 +50,4 @@ void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead);
 }  // namespace evaluate
 
 // What runs this variant over heads is compiled once, in policies.cpp.
-extern template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_view<float>>;
+extern template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_ref>;

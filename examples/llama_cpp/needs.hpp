@@ -83,7 +83,7 @@ bool has_mass(const P& p) {
   if constexpr (detail::one_of_several<P>) {
     return p.visit([](const auto& one) { return has_mass(one); });
   } else {
-    return requires(const head_view<float>& head, const head_state& state) { p.mass(head, state); };
+    return requires(const head_ref& head, const head_state& state) { p.mass(head, state); };
   }
 }
 

@@ -139,8 +139,9 @@ void expect_measured(const P& p, const kv_head auto& head, const head_state& sta
 /// Brings one head to `b.target` slots, as it is measured so far; `queries` are for policies that
 /// plan on them.
 template <policy P, class Query = float>
-void compress(const P& p, const kv_head auto& head, head_state& state, workspace& work,
+void compress(const P& p, const kv_head auto& any, head_state& state, workspace& work,
               const budget& b, const query_view<Query>& queries = {}) {
+  const auto& head = detail::erased(any);
   check(p, b, head.capacity());
   detail::expect_policy(p, state);
   detail::expect_measured(p, head, state, queries.count > 0, b);
@@ -214,9 +215,10 @@ void check_step(const P& p, const kv_head auto& head, const budget& b) {
 /// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot is removed, the new
 /// token takes its place.
 template <policy P>
-void step(const P& p, const kv_head auto& head, head_state& state, workspace& work, const float* q,
+void step(const P& p, const kv_head auto& any, head_state& state, workspace& work, const float* q,
           const float* k, const float* v, const budget& b, float* out) {
-  head.push(k, v);
+  any.push(k, v);
+  const auto& head = detail::erased(any);
   state.extend(head.length());
   const auto probabilities = traits::measures(p)
                                  ? std::span(work.attention)

@@ -71,7 +71,7 @@ inline namespace v0 {
 ///                                                       log-mass
 template <class P>
 concept policy = std::copyable<P> &&
-    requires(const P& p, const head_view<float>& head, const head_state& state, index_t target,
+    requires(const P& p, const head_ref& head, const head_state& state, index_t target,
              slot_scratch& work, merge_plan& out) {
   { p.name() } -> std::convertible_to<std::string_view>;
   p.plan(head, state, target, work, out);

@@ -29,6 +29,7 @@ inline float half_bits_to_float(std::uint16_t half) {
 
 /// Copies `x [dim]` into `out` as floats: exact, whatever the storage.
 template <class Scalar>
+requires storage_scalar<std::remove_const_t<Scalar>>
 void to_floats(row<Scalar> x, index_t dim, float* out) {
   using scalar = std::remove_const_t<Scalar>;
   if (x.step != 1) {
@@ -61,6 +62,10 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
       out[i] = detail::half_bits_to_float(bits[i]);
     }
   }
+}
+
+inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
+  x.visit([&](auto typed) { to_floats(typed, dim, out); });
 }
 
 }  // namespace v0

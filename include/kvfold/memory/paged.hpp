@@ -75,7 +75,20 @@ class paged_head : public head_base {
     detail::store_row(value, this->value(s), dim());
   }
 
+  using own_type = paged_head;
+  head_ref ref() const {
+    return {*this,
+            scalar_type_of<Scalar>,
+            bytes_of(keys_),
+            bytes_of(values_),
+            {table_.pages, table_.slots}};
+  }
+
  private:
+  static head_ref::plane bytes_of(const paged_layout<Scalar>& l) {
+    constexpr std::ptrdiff_t size = sizeof(Scalar);
+    return {reinterpret_cast<std::byte*>(l.data), l.row * size, l.element, l.page * size};
+  }
   row<Scalar> at(const paged_layout<Scalar>& l, index_t s) const {
     const std::ptrdiff_t page = table_.pages[s / table_.slots];
     return {l.data + page * l.page + s % table_.slots * l.row, l.element};

@@ -33,13 +33,11 @@ void prefetch_rows(const Scalar* row, std::ptrdiff_t stride) {
 /// evenly spaced floats.
 template <class RowOf>
 tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* buffer) {
-  using scalar = std::remove_pointer_t<decltype(row_of(first).data)>;
-  if constexpr (std::same_as<std::remove_const_t<scalar>, float>) {
-    const float* base = row_of(first).data;
-    const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - base : dim;
-    bool even = row_of(first).step == 1 && stride >= dim;
+  if (const float* const base = floats_in(row_of(first))) {
+    const std::ptrdiff_t stride = count > 1 ? floats_in(row_of(first + 1)) - base : dim;
+    bool even = stride >= dim;
     for (index_t i = 2; even && i < count; ++i) {
-      even = row_of(first + i).data == base + i * stride;  // a paged view may jump
+      even = floats_in(row_of(first + i)) == base + i * stride;  // a paged view may jump
     }
     if (even) {
       return {base, count, dim, Eigen::OuterStride<>(stride)};

@@ -1,125 +1,19 @@
 /// Views of key-value memory: one KV head as policies read it, wherever the engine keeps it.
 #pragma once
 
-#include <Eigen/Core>   // Eigen::half, Eigen::bfloat16
-#include <algorithm>    // std::copy_n, std::min, std::transform
+#include <algorithm>    // std::max
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::same_as
 #include <cstddef>      // std::ptrdiff_t
-#include <limits>       // std::numeric_limits
 #include <type_traits>  // std::is_trivially_copyable_v
+#include <utility>      // std::declval
 
 #include "kvfold/config.hpp"
+#include "kvfold/memory/head_ref.hpp"
+#include "kvfold/memory/row.hpp"
 
 namespace kvfold {
 inline namespace v0 {
-
-/// Element types of keys and values. Arithmetic is done in float whatever the storage.
-template <class T>
-concept storage_scalar =
-    std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;
-
-/// One key or one value: `dim` elements, `step` apart.
-template <class Scalar>
-struct row {
-  Scalar* data;
-  std::ptrdiff_t step = 1;
-
-  constexpr Scalar& operator[](index_t i) const { return data[i * step]; }
-};
-
-namespace detail {
-
-/// Writes `from [dim]`; contiguous rows, the usual ones, at the width of a vector.
-template <class T, class Scalar>
-void store_row(const T* from, row<Scalar> to, index_t dim) {
-  const auto convert = [](T x) { return static_cast<Scalar>(x); };
-  if (to.step == 1) {
-    std::transform(from, from + dim, to.data, convert);
-  } else {
-    for (index_t i = 0; i < dim; ++i) {
-      to[i] = convert(from[i]);
-    }
-  }
-}
-
-template <class Scalar>
-void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
-  if (to.step == 1 && from.step == 1) {
-    std::copy_n(from.data, dim, to.data);
-    return;
-  }
-  for (index_t i = 0; i < dim; ++i) {
-    to[i] = from[i];
-  }
-}
-
-}  // namespace detail
-
-/// What a KV head keeps beside its rows. A view of memory that the engine or a cache owns.
-struct slot_metadata {
-  float* log_mass = nullptr;        ///< [capacity]
-  index_t* position = nullptr;      ///< [capacity]
-  index_t* length = nullptr;        ///< slots in use
-  index_t* tokens_total = nullptr;  ///< tokens ever appended: the next token's position
-};
-
-struct head_shape {
-  index_t capacity = 0;
-  index_t dim = 0;
-  index_t group = 1;          ///< query heads that share this KV head
-  float scale = 1;            ///< logit = scale · q·k + log-mass
-  bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
-};
-
-/// A KV head without its rows, wherever these lie: a log-mass and a position per slot, lengths, and
-/// its shape. A view, as those of heads are that start from it.
-class head_base {
- public:
-  head_base(const slot_metadata& slots, const head_shape& shape) : slots_(slots), shape_(shape) {}
-
-  index_t length() const { return *slots_.length; }
-  index_t tokens_total() const { return *slots_.tokens_total; }
-  index_t capacity() const { return shape_.capacity; }
-  index_t dim() const { return shape_.dim; }
-  index_t group() const { return shape_.group; }
-  float scale() const { return shape_.scale; }
-  bool check_finite() const { return shape_.check_finite; }
-
-  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
-  index_t& position(index_t s) const { return slots_.position[s]; }
-
-  /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
-  void truncate(index_t length) const {
-    expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
-            " slots expected, ", length, " came");
-    *slots_.length = length;
-  }
-
-  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
-  void restore(index_t length, index_t tokens_total) const {
-    expects(length >= 0 && length <= capacity() && length <= tokens_total, "restore: 0 to ",
-            std::min(capacity(), tokens_total), " slots expected, ", length, " came");
-    *slots_.length = length;
-    *slots_.tokens_total = tokens_total;
-  }
-
-  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
-  index_t push_metadata() const {
-    expects(errc::no_capacity, length() < capacity(), "push: all ", capacity(),
-            " slots are in use");
-    expects(errc::no_capacity, tokens_total() < std::numeric_limits<index_t>::max(),
-            "push: positions end at int32");
-    const index_t s = (*slots_.length)++;
-    log_mass(s) = 0.0F;
-    position(s) = (*slots_.tokens_total)++;
-    return s;
-  }
-
- private:
-  slot_metadata slots_;
-  head_shape shape_;
-};
 
 /// One KV head's slots. `[capacity]` rows of keys and values, a log-mass and a position per slot;
 /// the first `length()` are in use. The order of slots means nothing to attention.
@@ -151,8 +45,17 @@ class head_view : public head_base {
     detail::store_row(value, this->value(s), dim());
   }
 
+  using own_type = head_view;
+  head_ref ref() const {
+    return {*this, scalar_type_of<Scalar>, bytes_of(keys_), bytes_of(values_), {}};
+  }
+
  private:
   static row<Scalar> at(const plane& p, index_t s) { return {p.data + s * p.row, p.element}; }
+  static head_ref::plane bytes_of(const plane& p) {
+    return {reinterpret_cast<std::byte*>(p.data), p.row * std::ptrdiff_t{sizeof(Scalar)},
+            p.element};
+  }
 
   plane keys_, values_;
 };
@@ -161,7 +64,9 @@ static_assert(std::is_trivially_copyable_v<head_view<float>>);
 
 /// One KV head, as policies see it. `head_view` models it; a paged view may too.
 template <class H>
-concept kv_head = storage_scalar<typename H::scalar> && requires(const H& head, index_t s) {
+concept kv_head = (storage_scalar<typename H::scalar> ||
+                   std::same_as<typename H::scalar, any_scalar>)&&requires(const H& head,
+                                                                           index_t s) {
   { head.length() } -> std::same_as<index_t>;
   { head.capacity() } -> std::same_as<index_t>;
   { head.dim() } -> std::same_as<index_t>;
@@ -175,6 +80,25 @@ concept kv_head = storage_scalar<typename H::scalar> && requires(const H& head, 
   { head.position(s) } -> std::same_as<index_t&>;
   head.truncate(s);
 };
+
+static_assert(kv_head<head_ref>);
+
+namespace detail {
+
+/// The head as a `head_ref` where its type says how (`ref`), else, as an engine's own type, as it
+/// is. What inherits from a view may have rows of its own: `own_type` tells.
+template <kv_head H>
+decltype(auto) erased(const H& head) {
+  if constexpr (requires { requires std::same_as<typename H::own_type, H>; }) {
+    return head.ref();
+  } else {
+    return (head);
+  }
+}
+template <class H>
+using erased_head = std::remove_cvref_t<decltype(erased(std::declval<const H&>()))>;
+
+}  // namespace detail
 
 /// What a plan can be carried out on: rows of any storage that `merge_rows` and `copy_row` know, a
 /// log-mass and a position for each. Every `kv_head` is one; so is a second cache in int8.

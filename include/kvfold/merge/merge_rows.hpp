@@ -26,15 +26,13 @@ void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> source
     }
     for (const merge_source& e : sources) {
       const row<Scalar> y = row_of(e.source);
-      to_floats(row<Scalar>{y.data + begin * y.step, y.step}, n, part);
+      to_floats(y.from(begin), n, part);
       const float w = e.*weight;
       for (index_t i = 0; i < n; ++i) {
         sum[i] += w * part[i];
       }
     }
-    for (index_t i = 0; i < n; ++i) {
-      x[begin + i] = static_cast<Scalar>(sum[i]);
-    }
+    detail::store_row(sum, x.from(begin), n);
   }
 }
 

@@ -27,7 +27,7 @@ inline void sort_rows(slot_scratch& work) {
   detail::sort_slots(order, anchor_first, work.keyed);
 }
 
-/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: gone)
+/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: evicted)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
 /// `work.order`. O(length log length).
 template <class Row>

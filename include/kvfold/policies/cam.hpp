@@ -101,9 +101,11 @@ struct cam {
       if (!given) {
         delta.setZero(), given = true;
       }
+      float value[detail::tile_floats];
+      to_floats(head.value(s), dim, value);
       for (auto r = first; r != last; ++r) {
         for (index_t i = 0; i < dim; ++i) {
-          delta(*r, i) += static_cast<float>(head.value(s)[i]) / n;
+          delta(*r, i) += value[i] / n;
         }
       }
     }

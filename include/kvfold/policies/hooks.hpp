@@ -163,15 +163,15 @@ namespace traits {
 
 template <class P, kv_head H>
 void observe(const P& p, const H& head, head_state& state, const observation& observed) {
-  detail::hooks<P, H>::observe(p, head, state, observed);
+  detail::hooks<P, detail::erased_head<H>>::observe(p, detail::erased(head), state, observed);
 }
 
 template <class P, kv_head H, class T>
 void observe(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
   if constexpr (std::same_as<T, float>) {
-    detail::hooks<P, H>::observe(p, head, state, queries);
+    detail::hooks<P, detail::erased_head<H>>::observe(p, detail::erased(head), state, queries);
   } else {
-    detail::observe_queries(p, head, state, queries);
+    detail::observe_queries(p, detail::erased(head), state, queries);
   }
 }
 
@@ -179,9 +179,10 @@ template <class P, kv_head H, class T>
 void plan(const P& p, const H& head, const head_state& state, const query_view<T>& queries,
           index_t target, slot_scratch& work, merge_plan& out) {
   if constexpr (std::same_as<T, float>) {
-    detail::hooks<P, H>::plan(p, head, state, queries, target, work, out);
+    detail::hooks<P, detail::erased_head<H>>::plan(p, detail::erased(head), state, queries, target,
+                                                   work, out);
   } else {
-    detail::plan_on_queries(p, head, state, queries, target, work, out);
+    detail::plan_on_queries(p, detail::erased(head), state, queries, target, work, out);
   }
 }
 
@@ -189,7 +190,8 @@ void plan(const P& p, const H& head, const head_state& state, const query_view<T
 template <class P, kv_head H>
 void predict_victim(const P& p, const H& head, head_state& state, index_t target,
                     key_comparison& comparison) {
-  detail::hooks<P, H>::predict_victim(p, head, state, target, comparison);
+  detail::hooks<P, detail::erased_head<H>>::predict_victim(p, detail::erased(head), state, target,
+                                                           comparison);
 }
 
 /// One slot's removal: the policy's own, or none offered (false). `comparison`: what attention has
@@ -197,7 +199,8 @@ void predict_victim(const P& p, const H& head, head_state& state, index_t target
 template <class P, kv_head H>
 bool choose_victim(const P& p, const H& head, const head_state& state, index_t target,
                    slot_removal& out, const key_comparison& comparison = {}) {
-  return detail::hooks<P, H>::choose_victim(p, head, state, target, out, comparison);
+  return detail::hooks<P, detail::erased_head<H>>::choose_victim(p, detail::erased(head), state,
+                                                                 target, out, comparison);
 }
 
 /// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is
@@ -205,12 +208,13 @@ bool choose_victim(const P& p, const H& head, const head_state& state, index_t t
 template <class P, kv_head H, class Change>
 void update_memory(const P& p, const H& head, head_state& state, const Change& change,
                    slot_scratch& work) {
-  detail::hooks<P, H>::update_memory(p, head, state, change, work);
+  detail::hooks<P, detail::erased_head<H>>::update_memory(p, detail::erased(head), state, change,
+                                                          work);
 }
 
 template <class P, kv_head H>
 void after_compress(const P& p, const H& head, head_state& state, index_t target) {
-  detail::hooks<P, H>::after_compress(p, head, state, target);
+  detail::hooks<P, detail::erased_head<H>>::after_compress(p, detail::erased(head), state, target);
 }
 
 /// Attention over what the policy has made of the head: its own mass function, or log-mass.
@@ -218,7 +222,8 @@ template <class P, kv_head H>
 void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
             std::span<float> probabilities, std::span<float> log_sum_exp,
             key_comparison* comparison = nullptr) {
-  detail::hooks<P, H>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
+  detail::hooks<P, detail::erased_head<H>>::attend(p, detail::erased(head), state, q, out,
+                                                   probabilities, log_sum_exp, comparison);
 }
 
 }  // namespace traits

@@ -64,7 +64,7 @@ KVFOLD_HOOK(after_compress)
 KVFOLD_HOOK(mass)
 #undef KVFOLD_HOOK
 
-using hook_head = head_view<float>;
+using hook_head = head_ref;
 
 template <class P>
 concept combines_by_value = requires(P& p) {

@@ -56,23 +56,20 @@ struct streaming_llm {
     if (positions == position_mode::original) {
       return;
     }
-    using scalar = typename std::remove_cvref_t<decltype(head)>::scalar;
     float& saved = state.memory()[0];
     const index_t newest = newest_position(head);
     for (index_t s = 0; s < std::min(sinks, head.length()); ++s) {
       float* own = state.memory().data() + 1 + std::ptrdiff_t{s} * head.dim();
-      const row<scalar> key = head.key(s);
+      const auto key = head.key(s);
       for (; saved <= static_cast<float>(s); ++saved) {  // token s, at position s
-        for (index_t i = 0; i < head.dim(); ++i) {
-          own[i] = static_cast<float>(key[i]);
-        }
+        to_floats(key, head.dim(), own);
       }
       const index_t position = newest - head.length() + 1 + s;  // right before the window
       if (position != head.position(s)) {
-        for (index_t i = 0; i < head.dim(); ++i) {
-          key[i] = static_cast<scalar>(own[i]);
-        }
-        rope.rotate(key, head.dim(), position - s);
+        float turned[rotation::max_dim];
+        std::copy_n(own, head.dim(), turned);
+        rope.rotate(row<float>{turned}, head.dim(), position - s);
+        detail::store_row(turned, key, head.dim());
         head.position(s) = position;
       }
     }

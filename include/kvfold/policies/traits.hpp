@@ -109,7 +109,7 @@ bool measures(const P& p) {
   if constexpr (requires { p.measures(); }) {
     return p.measures();
   } else {
-    return requires(const head_view<float>& head, head_state& state, const observation& observed) {
+    return requires(const head_ref& head, head_state& state, const observation& observed) {
       p.observe(head, state, observed);
     };
   }
@@ -121,8 +121,8 @@ bool plans_on_queries(const P& p) {
   if constexpr (requires { p.plans_on_queries(); }) {
     return p.plans_on_queries();
   } else {
-    return requires(const head_view<float>& head, const head_state& state,
-                    const query_view<float>& queries, slot_scratch& work, merge_plan& out) {
+    return requires(const head_ref& head, const head_state& state, const query_view<float>& queries,
+                    slot_scratch& work, merge_plan& out) {
       p.plan(head, state, queries, index_t{}, work, out);
     };
   }

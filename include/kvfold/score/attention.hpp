@@ -85,7 +85,7 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   if (head.check_finite()) {
     expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
   }
-  constexpr bool converts = !std::same_as<typename Head::scalar, float>;
+  const bool converts = detail::floats_in(head.key(0)) == nullptr;
   const auto rows_of = [&](index_t floats) {
     return std::clamp(floats / dim, index_t{1}, score::tile_slots);
   };

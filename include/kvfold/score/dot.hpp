@@ -1,9 +1,7 @@
 /// Products and distances of two rows, of whatever storage.
 #pragma once
 
-#include <algorithm>    // std::min
-#include <concepts>     // std::same_as
-#include <type_traits>  // std::remove_const_t
+#include <algorithm>  // std::min
 
 #include "kvfold/score/tile_products.hpp"
 
@@ -14,21 +12,18 @@ namespace score {
 /// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
 template <class X, class Y>
 float dot(row<X> x, row<Y> y, index_t dim) {
-  using x_scalar = std::remove_const_t<X>;
-  using y_scalar = std::remove_const_t<Y>;
   float sum = 0;
-  if constexpr (std::same_as<x_scalar, float> && std::same_as<y_scalar, float>) {
-    if (x.step == 1 && y.step == 1) {
-      dot_block<1, 1>(x.data, 0, y.data, 0, dim, &sum, 0);
-      return sum;
-    }
+  const float *const xs = detail::floats_in(x), *const ys = detail::floats_in(y);
+  if (xs != nullptr && ys != nullptr) {
+    dot_block<1, 1>(xs, 0, ys, 0, dim, &sum, 0);
+    return sum;
   }
   constexpr index_t chunk = 256;
   float a[chunk], b[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
-    to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
-    to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
+    to_floats(x.from(begin), n, a);
+    to_floats(y.from(begin), n, b);
     float part = 0;
     dot_block<1, 1>(a, 0, b, 0, n, &part, 0);
     sum += part;
@@ -43,8 +38,8 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
   float a[chunk], b[chunk], sum = 0;
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
-    to_floats(row<X>{x.data + begin * x.step, x.step}, n, a);
-    to_floats(row<Y>{y.data + begin * y.step, y.step}, n, b);
+    to_floats(x.from(begin), n, a);
+    to_floats(y.from(begin), n, b);
     for (index_t i = 0; i < n; ++i) {
       a[i] -= b[i];
     }

@@ -152,7 +152,7 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
   for (index_t i = 0; i < head.dim(); ++i) {
     double sum = 0;
     for (const index_t s : members) {
-      sum += unit(s) * double{static_cast<float>(head.key(s)[i])};
+      sum += unit(s) * double{head.key(s)[i]};
     }
     squares += sum * sum;
   }

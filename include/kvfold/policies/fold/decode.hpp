@@ -253,8 +253,10 @@ struct fold_decode {
       const auto add = [&](index_t s) {
         const float w = mass(s) / weight;
         out.add({s, w, w});
+        float own[detail::tile_floats];
+        to_floats(head.key(s), dim, own);
         for (index_t i = 0; i < dim; ++i) {
-          key[i] += w * static_cast<float>(head.key(s)[i]);
+          key[i] += w * own[i];
         }
       };
       add(r);

@@ -1,0 +1,126 @@
+/// One key or one value, in whatever storage.
+#pragma once
+
+#include <Eigen/Core>  // Eigen::half, Eigen::bfloat16
+#include <algorithm>   // std::transform
+#include <concepts>    // std::same_as
+#include <cstddef>     // std::ptrdiff_t
+#include <cstdint>     // std::uint8_t
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+inline namespace v0 {
+
+/// Element types of keys and values. Arithmetic is done in float whatever the storage.
+template <class T>
+concept storage_scalar =
+    std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;
+
+/// One key or one value: `dim` elements, `step` apart.
+template <class Scalar>
+struct row {
+  Scalar* data;
+  std::ptrdiff_t step = 1;
+
+  constexpr Scalar& operator[](index_t i) const { return data[i * step]; }
+  /// From element `i` on.
+  constexpr row from(index_t i) const { return {data + i * step, step}; }
+};
+
+/// The scalar of rows that say at run time what theirs is.
+struct any_scalar {};
+
+enum class scalar_type : std::uint8_t { float32, half, bfloat16 };
+
+template <storage_scalar Scalar>
+inline constexpr scalar_type scalar_type_of =
+    std::same_as<Scalar, float>         ? scalar_type::float32
+    : std::same_as<Scalar, Eigen::half> ? scalar_type::half
+                                        : scalar_type::bfloat16;
+
+constexpr std::ptrdiff_t size_of(scalar_type type) { return type == scalar_type::float32 ? 4 : 2; }
+
+/// A row of any scalar, so that what reads rows is compiled once for all.
+template <>
+struct row<any_scalar> {
+  std::byte* data;
+  std::ptrdiff_t step;  ///< in elements
+  scalar_type type;
+
+  row from(index_t i) const { return {data + i * step * size_of(type), step, type}; }
+
+  /// Calls `f` with the row as what it is.
+  template <class F>
+  decltype(auto) visit(F&& f) const {
+    if (type == scalar_type::float32) {
+      return f(row<float>{reinterpret_cast<float*>(data), step});
+    }
+    if (type == scalar_type::half) {
+      return f(row<Eigen::half>{reinterpret_cast<Eigen::half*>(data), step});
+    }
+    return f(row<Eigen::bfloat16>{reinterpret_cast<Eigen::bfloat16*>(data), step});
+  }
+
+  /// Reads one element. Whole rows are read faster by `to_floats`.
+  float operator[](index_t i) const {
+    return visit([&](auto x) { return static_cast<float>(x[i]); });
+  }
+};
+
+namespace detail {
+
+/// Writes `from [dim]`; contiguous rows, the usual ones, at the width of a vector.
+template <class T, storage_scalar Scalar>
+void store_row(const T* from, row<Scalar> to, index_t dim) {
+  const auto convert = [](T x) { return static_cast<Scalar>(x); };
+  if (to.step == 1) {
+    std::transform(from, from + dim, to.data, convert);
+  } else {
+    for (index_t i = 0; i < dim; ++i) {
+      to[i] = convert(from[i]);
+    }
+  }
+}
+
+template <class Scalar>
+void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
+  if (to.step == 1 && from.step == 1) {
+    std::copy_n(from.data, dim, to.data);
+    return;
+  }
+  for (index_t i = 0; i < dim; ++i) {
+    to[i] = from[i];
+  }
+}
+
+template <class T>
+void store_row(const T* from, row<any_scalar> to, index_t dim) {
+  to.visit([&](auto x) { store_row(from, x, dim); });
+}
+
+/// Both of one scalar.
+inline void copy_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
+  to.visit([&](auto x) {
+    copy_row(x, {reinterpret_cast<decltype(x.data)>(from.data), from.step}, dim);
+  });
+}
+
+/// The row's elements where they are contiguous floats, null where they are not.
+template <class Scalar>
+const float* floats_in(row<Scalar> x) {
+  if constexpr (std::same_as<std::remove_const_t<Scalar>, float>) {
+    return x.step == 1 ? x.data : nullptr;
+  } else {
+    return nullptr;
+  }
+}
+inline const float* floats_in(row<any_scalar> x) {
+  return x.type == scalar_type::float32 && x.step == 1 ? reinterpret_cast<const float*>(x.data)
+                                                       : nullptr;
+}
+
+}  // namespace detail
+
+}  // namespace v0
+}  // namespace kvfold
