@@ -261,10 +261,11 @@ class layers {
         observe(policy_, head, state, queries.of(h));
       }
       if (limit.reached(head.length()) && (prompt_ || traits::decodes(policy_))) {
-        slot_removal one;
-        if (!prompt_ && head.length() == limit.target + 1 &&
-            traits::choose_victim(policy_, head, state, limit.target, one)) {
-          apply(policy_, one, head, state, work_.scratch);
+        const auto one = !prompt_ && head.length() == limit.target + 1
+                             ? traits::choose_victim(policy_, head, state, limit.target)
+                             : std::nullopt;
+        if (one) {
+          apply(policy_, *one, head, state, work_.scratch);
         } else {
           plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.target,
                work_.scratch, work_.plan);

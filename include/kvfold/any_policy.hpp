@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>  // std::same_as
+#include <optional>
 #include <string_view>
 #include <utility>  // std::in_place_index
 #include <variant>
@@ -122,8 +123,8 @@ class basic_any_policy {
             index_t target, slot_scratch& work, merge_plan& out) const;
   void predict_victim(const kv_head auto& head, head_state& state, index_t target,
                       key_comparison& comparison) const;
-  bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                     slot_removal& out, const key_comparison& comparison = {}) const;
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t target, const key_comparison& comparison) const;
   template <class Change>
   void update_memory(const kv_head auto& head, head_state& state, const Change& change,
                      slot_scratch& work) const;
@@ -224,11 +225,11 @@ void basic_any_policy<Policies...>::predict_victim(const kv_head auto& head, hea
 }
 
 template <policy... Policies>
-bool basic_any_policy<Policies...>::choose_victim(const kv_head auto& head, const head_state& state,
-                                                  index_t target, slot_removal& out,
-                                                  const key_comparison& comparison) const {
+std::optional<slot_removal> basic_any_policy<Policies...>::choose_victim(
+    const kv_head auto& head, const head_state& state, index_t target,
+    const key_comparison& comparison) const {
   return switch_to<0>(policy_, [&](const auto& p) {
-    return traits::choose_victim(p, head, state, target, out, comparison);
+    return traits::choose_victim(p, head, state, target, comparison);
   });
 }
 

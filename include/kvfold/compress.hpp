@@ -2,6 +2,7 @@
 /// prompt, `step` for one decoded token.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "kvfold/attend.hpp"
@@ -240,9 +241,10 @@ void step(const P& p, const kv_head auto& any, head_state& state, workspace& wor
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (full) {
-    slot_removal one;
-    if (removes_one && traits::choose_victim(p, head, state, b.target, one, work.comparison)) {
-      apply(p, one, head, state, work.scratch);
+    const auto one = removes_one ? traits::choose_victim(p, head, state, b.target, work.comparison)
+                                 : std::nullopt;
+    if (one) {
+      apply(p, *one, head, state, work.scratch);
     } else {
       plan(p, head, state, b.target, work.scratch, work.plan);
       apply(p, work.plan, head, state, work.scratch);

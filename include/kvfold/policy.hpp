@@ -51,15 +51,16 @@ inline namespace v0 {
 ///
 /// How it decodes:
 ///
-///     slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t target)
-///     const;
+///     std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state&,
+///                                               index_t target, const key_comparison&) const;
 ///                                                       equals plan(length − 1), in O(dim) to
-///                                                       apply
+///                                                       apply; a plain slot_removal where there
+///                                                       always is one; without one, a plan is made
 ///     void predict_victim(const kv_head auto& head, head_state&, index_t target, key_comparison&)
 ///     const;
 ///                                                       before attention: the slot to compare
-///                                                       with all; the result is an optional last
-///                                                       argument of `choose_victim`
+///                                                       with all; the result is what
+///                                                       `choose_victim` gets
 ///     void update_memory(const kv_head auto& head, head_state&, const C& change, slot_scratch&)
 ///     const;
 ///                                                       takes `memory` along before a merge_plan

@@ -25,7 +25,7 @@ struct oldest {
         [&](auto s) { return -head.position(s); }, work, out);
   }
   kvfold::slot_removal choose_victim(const kvfold::kv_head auto& head, const kvfold::head_state&,
-                                     kvfold::index_t) const {
+                                     kvfold::index_t, const kvfold::key_comparison&) const {
     return {.removed =
                 kvfold::search::lowest_scored(head.length(), kvfold::protected_slots(head, 0, 1),
                                               [&](auto s) { return -head.position(s); })};

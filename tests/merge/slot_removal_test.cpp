@@ -79,7 +79,8 @@ TEST_CASE("roco's next among equal means is the one before, however many vary", 
     state[0].column(kvfold::roco::squares)[s] = static_cast<float>(s);
     state[0].column(kvfold::roco::queries_seen)[s] = 10;
   }
-  CHECK(policy.choose_victim(kv.head(0), state[0], 19).removed == 9);  // ten vary more: 10 to 19
+  CHECK(policy.choose_victim(kv.head(0), state[0], 19, {}).removed ==
+        9);  // ten vary more: 10 to 19
 }
 
 TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]") {
@@ -90,7 +91,7 @@ TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]"
   kvfold::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
   bool given = false;
   for (index_t target = 39; target >= 20; --target) {
-    const auto one = policy.choose_victim(kv.head(0), state[0], target);
+    const auto one = policy.choose_victim(kv.head(0), state[0], target, {});
     given = given || one.share_count > 0;
     kvfold::apply(policy, one, kv.head(0), state[0], state.workspace().scratch);
   }

@@ -141,9 +141,9 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
                    scratch, plan);
       kvfold::check(plan);
       kvfold::apply(policy, plan, copy.head(0), copy_state[0], scratch);
-      kvfold::slot_removal one;
-      if (policy.choose_victim(head, o.state[0], target, one)) {
-        kvfold::apply(policy, one, head, o.state[0], scratch);
+      const auto one = policy.choose_victim(head, o.state[0], target, {});
+      if (one) {
+        kvfold::apply(policy, *one, head, o.state[0], scratch);
       } else {
         kvfold::apply(policy, plan, head, o.state[0], scratch);
       }

@@ -58,10 +58,10 @@ int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t t
     kvfold::traits::attend(policy, head, other_state[0], q.data(), b.data(), p, lse);
     kvfold::observe(policy, head, other_state[0], other_state.workspace(),
                     {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
-    kvfold::slot_removal one;
-    REQUIRE(kvfold::traits::choose_victim(policy, head, other_state[0], target, one));
-    right += state.workspace().comparison.is_about(one.removed, target + 1) ? 1 : 0;
-    kvfold::apply(policy, one, head, other_state[0], other_state.workspace().scratch);
+    const auto one = kvfold::traits::choose_victim(policy, head, other_state[0], target);
+    REQUIRE(one.has_value());
+    right += state.workspace().comparison.is_about(one->removed, target + 1) ? 1 : 0;
+    kvfold::apply(policy, *one, head, other_state[0], other_state.workspace().scratch);
     kvfold::traits::after_compress(policy, head, other_state[0], target);
 
     REQUIRE(a == b);

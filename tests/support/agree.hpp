@@ -91,9 +91,9 @@ inline void removes_as_planned(const kvfold::any_policy& policy, index_t target,
     kvfold::merge_plan plan;
     kvfold::plan(policy, copy.head(0), copy_state[0], target, scratch, plan);
     kvfold::apply(policy, plan, copy.head(0), copy_state[0], scratch);
-    kvfold::slot_removal one;
-    REQUIRE(kvfold::traits::choose_victim(policy, head, state[0], target, one));
-    kvfold::apply(policy, one, head, state[0], scratch);
+    const auto one = kvfold::traits::choose_victim(policy, head, state[0], target);
+    REQUIRE(one.has_value());
+    kvfold::apply(policy, *one, head, state[0], scratch);
     REQUIRE(head.length() == target);
     REQUIRE(as_set(head, state[0]) == as_set(copy.head(0), copy_state[0]));
     REQUIRE(std::ranges::equal(state[0].memory(), copy_state[0].memory()));

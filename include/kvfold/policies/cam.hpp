@@ -11,6 +11,7 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
@@ -114,8 +115,8 @@ struct cam {
     }
   }
 
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state,
-                             index_t target) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison&) const {
     const auto score = state.column(0);
     slot_removal out;
     out.removed =

@@ -2,6 +2,7 @@
 
 #include <bit>    // std::bit_cast
 #include <cmath>  // std::log
+#include <optional>
 #include <string_view>
 
 #include "kvfold/memory/head_state.hpp"
@@ -87,10 +88,11 @@ struct centroids {
     }
   }
   /// The latest of those that are not protected joins the nearest of the others.
-  bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                     slot_removal& out, const key_comparison& comparison = {}) const {
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t target,
+                                            const key_comparison& comparison) const {
     if (prompt(head, state, target)) {
-      return false;
+      return std::nullopt;
     }
     const auto is_protected = protected_slots(head, sinks, window);
     const index_t e = latest(head);
@@ -98,12 +100,11 @@ struct centroids {
         head, e, [&](index_t r) { return !is_protected(r); }, comparison);
     const index_t members[] = {into, e};
     const weights made(head, members);
-    out = {.removed = e,
-           .into = into,
-           .kept_weight = made.of(head, into),
-           .removed_weight = made.of(head, e),
-           .log_mass = made.log_mass()};
-    return true;
+    return slot_removal{.removed = e,
+                        .into = into,
+                        .kept_weight = made.of(head, into),
+                        .removed_weight = made.of(head, e),
+                        .log_mass = made.log_mass()};
   }
 
   /// Remembers how many tokens had come when the head was last within its budget.

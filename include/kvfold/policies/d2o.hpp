@@ -109,7 +109,7 @@ struct d2o {
     comparison.request(head, lowest(head, state, target));
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison& comparison = {}) const {
+                             const key_comparison& comparison) const {
     const index_t c = lowest(head, state, target);
     const search::near_slot j = search::nearest_by_cosine(head, c, comparison);
     if (j.cosine < next_threshold(state, j.cosine)) {

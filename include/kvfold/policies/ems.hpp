@@ -3,6 +3,7 @@
 #include <algorithm>  // std::min
 #include <array>
 #include <cmath>  // std::floor
+#include <optional>
 #include <string_view>
 #include <utility>  // std::pair
 #include <vector>
@@ -151,10 +152,10 @@ struct ems {
 
   /// The entry of least score joins the centre most like it, or is evicted. (Keys compared as they
   /// were before RoPE take a plan.)
-  bool choose_victim(const kv_head auto& head, const head_state& state, index_t, slot_removal& out,
-                     const key_comparison& comparison = {}) const {
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t, const key_comparison& comparison) const {
     if (!with_position) {
-      return false;
+      return std::nullopt;
     }
     expect_no_log_mass(head);
     const detail::ems_table tokens(state, head.group());
@@ -163,9 +164,9 @@ struct ems {
     const index_t e = search::lowest_scored(head.length(), alone, ranked(head, weight));
     const search::near_slot centre = detail::ems_nearest(
         head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
-    out = {.removed = e};
+    slot_removal out{.removed = e};
     if (centre.slot < 0 || !(centre.cosine >= threshold)) {
-      return true;
+      return out;
     }
     const index_t members[] = {centre.slot, e};
     out.into = centre.slot;
@@ -176,7 +177,7 @@ struct ems {
     detail::merge_entries(
         head, [&](index_t s) { return search::key_norm(head, s); }, weight, members,
         tokens.norm_of(head, centre.slot), add);
-    return true;
+    return out;
   }
   void predict_victim(const kv_head auto& head, const head_state& state, index_t,
                       key_comparison& comparison) const {

@@ -9,6 +9,7 @@
 #include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
@@ -56,8 +57,8 @@ struct h2o {
           out);
   }
 
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state,
-                             index_t target) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison&) const {
     return {.removed = search::lowest_scored(head.length(), is_protected(head, target),
                                              search::column_score(state.column(0)))};
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>  // std::same_as
+#include <optional>
 #include <span>
 
 #include "kvfold/memory/head_state.hpp"
@@ -28,8 +29,9 @@ struct hooks {
                    merge_plan& out);
   static void predict_victim(const P& p, const H& head, head_state& state, index_t target,
                              key_comparison& comparison);
-  static bool choose_victim(const P& p, const H& head, const head_state& state, index_t target,
-                            slot_removal& out, const key_comparison& comparison);
+  static std::optional<slot_removal> choose_victim(const P& p, const H& head,
+                                                   const head_state& state, index_t target,
+                                                   const key_comparison& comparison);
   static void update_memory(const P& p, const H& head, head_state& state, const merge_plan& change,
                             slot_scratch& work);
   static void update_memory(const P& p, const H& head, head_state& state,
@@ -98,24 +100,13 @@ void hooks<P, H>::predict_victim(const P& p, const H& head, head_state& state, i
 }
 
 template <class P, class H>
-bool hooks<P, H>::choose_victim(const P& p, const H& head, const head_state& state, index_t target,
-                                slot_removal& out, const key_comparison& comparison) {
-  if constexpr (requires {
-                  { p.choose_victim(head, state, target, out, comparison) } -> std::same_as<bool>;
-                }) {
-    return p.choose_victim(head, state, target, out, comparison);
-  } else if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
-    out = p.choose_victim(head, state, target, comparison);
-    return true;
-  } else if constexpr (requires {
-                         { p.choose_victim(head, state, target, out) } -> std::same_as<bool>;
-                       }) {
-    return p.choose_victim(head, state, target, out);
-  } else if constexpr (requires { p.choose_victim(head, state, target); }) {
-    out = p.choose_victim(head, state, target);
-    return true;
+std::optional<slot_removal> hooks<P, H>::choose_victim(const P& p, const H& head,
+                                                       const head_state& state, index_t target,
+                                                       const key_comparison& comparison) {
+  if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
+    return p.choose_victim(head, state, target, comparison);
   } else {
-    return false;
+    return std::nullopt;
   }
 }
 
@@ -194,13 +185,13 @@ void predict_victim(const P& p, const H& head, head_state& state, index_t target
                                                            comparison);
 }
 
-/// One slot's removal: the policy's own, or none offered (false). `comparison`: what attention has
+/// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
 /// computed, if the policy predicted a victim.
 template <class P, kv_head H>
-bool choose_victim(const P& p, const H& head, const head_state& state, index_t target,
-                   slot_removal& out, const key_comparison& comparison = {}) {
+std::optional<slot_removal> choose_victim(const P& p, const H& head, const head_state& state,
+                                          index_t target, const key_comparison& comparison = {}) {
   return detail::hooks<P, detail::erased_head<H>>::choose_victim(p, detail::erased(head), state,
-                                                                 target, out, comparison);
+                                                                 target, comparison);
 }
 
 /// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is

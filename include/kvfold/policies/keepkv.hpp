@@ -174,7 +174,7 @@ struct keepkv {
     comparison.request(head, lowest(head, state, target));
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison& comparison = {}) const {
+                             const key_comparison& comparison) const {
     const index_t e = lowest(head, state, target);
     const search::near_slot c = search::nearest_by_cosine(head, e, comparison);
     if (!(c.cosine >= similarity)) {

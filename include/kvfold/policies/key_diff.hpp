@@ -63,7 +63,7 @@ struct key_diff {
     comparison.request(head, head.length() - 1, std::span(guess, sum.size()), sum);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
-                             const key_comparison& comparison = {}) const {
+                             const key_comparison& comparison) const {
     const auto is_protected = protected_slots(head, sinks, window);
     slot_removal out;
     float lowest = 0;

@@ -2,7 +2,8 @@
 /// signature would be ignored otherwise.
 #pragma once
 
-#include <concepts>     // std::convertible_to
+#include <concepts>  // std::convertible_to
+#include <optional>
 #include <type_traits>  // std::is_final_v
 
 #include "kvfold/memory/head_state.hpp"
@@ -101,15 +102,11 @@ concept updates_by_plan = requires(P& p, const hook_head& head, head_state& stat
   p.update_memory(head, state, x, work);
 };
 template <class P>
-concept chooses = requires(P& p, const hook_head& head, const head_state& state, slot_removal& out,
+concept chooses = requires(P& p, const hook_head& head, const head_state& state,
                            const key_comparison& x) {
-  requires requires { p.choose_victim(head, state, index_t{}, out, x); } || requires {
-    p.choose_victim(head, state, index_t{}, x);
-  } || requires {
-    p.choose_victim(head, state, index_t{}, out);
-  } || requires {
-    p.choose_victim(head, state, index_t{});
-  };
+  {
+    p.choose_victim(head, state, index_t{}, x)
+    } -> std::convertible_to<std::optional<slot_removal>>;
 };
 template <class P>
 concept predicts = requires(P& p, const hook_head& head, head_state& state, key_comparison& x) {

@@ -7,6 +7,7 @@
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
@@ -36,7 +37,8 @@ struct random_tokens {
             merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window), lot(head), work, out);
   }
-  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t,
+                             const key_comparison&) const {
     return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, window),
                                              lot(head))};
   }

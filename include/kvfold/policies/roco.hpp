@@ -10,6 +10,7 @@
 #include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/each_query.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/search/protection.hpp"
@@ -65,8 +66,8 @@ struct roco {
   }
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
   /// Where attention moves on it is not: what was attended to once is lowest, and has varied most.
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state,
-                             index_t target) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison&) const {
     const auto is_protected = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
     const auto means = search::column_score(state.column(mean));

@@ -11,6 +11,7 @@
 #include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/each_query.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
@@ -68,7 +69,8 @@ struct scissorhands {
             merge_plan& out) const {
     evict(head, target, protected_slots(head, sinks, window), fewest(head, state), work, out);
   }
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison&) const {
     return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, window),
                                              fewest(head, state))};
   }

@@ -10,6 +10,7 @@
 #include "kvfold/merge/slot_removal.hpp"
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/column_scores.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
@@ -71,7 +72,8 @@ struct snapkv {
           search::column_score_sum(state.column(past), state.column(current)), work, out);
   }
 
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison&) const {
     return {.removed = search::lowest_scored(
                 head.length(), protected_slots(head, sinks, window),
                 search::column_score_sum(state.column(past), state.column(current)))};

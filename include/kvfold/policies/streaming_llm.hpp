@@ -8,6 +8,7 @@
 #include "kvfold/merge/evict.hpp"
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/key_comparison.hpp"
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
 
@@ -40,7 +41,8 @@ struct streaming_llm {
         head, target, sink_of(head), [&](index_t s) { return head.position(s); }, work, out);
   }
 
-  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t) const {
+  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t,
+                             const key_comparison&) const {
     return {.removed = search::lowest_scored(head.length(), sink_of(head),
                                              [&](index_t s) { return head.position(s); })};
   }

@@ -3,6 +3,7 @@
 #include <algorithm>  // std::max
 #include <array>
 #include <cmath>  // std::log
+#include <optional>
 #include <string_view>
 
 #include "kvfold/memory/head_state.hpp"
@@ -115,10 +116,10 @@ struct zsmerge {
     write_rows(head, state, work, out);
   }
 
-  bool choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                     slot_removal& out) const {
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t target, const key_comparison&) const {
     if (residual_slots(head, state) < residual) {
-      return false;  // a residual slot has to be made first
+      return std::nullopt;  // a residual slot has to be made first
     }
     const index_t c =
         search::lowest_scored(head.length(), is_protected(head, state, target, !new_token_competes),
@@ -126,8 +127,7 @@ struct zsmerge {
     const index_t r =
         search::nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
     const float wc = tokens(state, c), w = tokens(state, r) + wc;
-    out = {c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
-    return true;
+    return slot_removal{c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
   }
 
   /// Names the residual slots: whatever is merged; then, while context overflows and a residual
