@@ -101,6 +101,15 @@ class head_ref : public head_base {
   row<any_scalar> key(index_t s) const { return at(keys_, s); }
   row<any_scalar> value(index_t s) const { return at(values_, s); }
 
+  const plane& keys() const { return keys_; }
+  const plane& values() const { return values_; }
+
+  /// Are the rows of `p` floats, contiguous and evenly spaced?
+  bool even_floats(const plane& p) const {
+    return type_ == scalar_type::float32 && list_.pages == nullptr && p.element == 1 &&
+           p.row >= dim() * size_of(type_);
+  }
+
  private:
   row<any_scalar> at(const plane& p, index_t s) const {
     if (list_.pages == nullptr) {

@@ -52,6 +52,33 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }
 
+inline tile even_tile(const head_ref::plane& p, index_t first, index_t count, index_t dim) {
+  return {reinterpret_cast<const float*>(p.data + first * p.row), count, dim,
+          Eigen::OuterStride<>(p.row / std::ptrdiff_t{sizeof(float)})};
+}
+
+/// Keys `first` to `first + count` − 1; `buffer [count, dim]` as above.
+template <kv_head H>
+tile load_keys(const H& head, index_t first, index_t count, float* buffer) {
+  if constexpr (std::same_as<H, head_ref>) {
+    if (head.even_floats(head.keys())) {  // no look at every row
+      return even_tile(head.keys(), first, count, head.dim());
+    }
+  }
+  return load_tile([&](index_t s) { return head.key(s); }, first, count, head.dim(), buffer);
+}
+
+/// ... values.
+template <kv_head H>
+tile load_values(const H& head, index_t first, index_t count, float* buffer) {
+  if constexpr (std::same_as<H, head_ref>) {
+    if (head.even_floats(head.values())) {
+      return even_tile(head.values(), first, count, head.dim());
+    }
+  }
+  return load_tile([&](index_t s) { return head.value(s); }, first, count, head.dim(), buffer);
+}
+
 /// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
 inline constexpr index_t max_tile_slots = 64, tile_floats = 16384;
 
@@ -63,8 +90,7 @@ void each_tile_of_keys(const kv_head auto& head, Use use) {
   const index_t n = head.length(), dim = head.dim(),
                 rows = std::clamp(tile_floats / dim, index_t{1}, max_tile_slots);
   for (index_t first = 0; first < n; first += rows) {
-    use(first, load_tile([&](index_t s) { return head.key(s); }, first, std::min(rows, n - first),
-                         dim, buffer));
+    use(first, load_keys(head, first, std::min(rows, n - first), buffer));
   }
 }
 

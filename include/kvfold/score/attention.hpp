@@ -58,6 +58,19 @@ struct log_mass_of {
   }
 };
 
+/// ... by what it reads alone, which stays in registers.
+template <>
+struct log_mass_of<head_ref> {
+  const float* log_mass;
+  float scale;
+
+  explicit log_mass_of(const head_ref& head) : log_mass(&head.log_mass(0)), scale(head.scale()) {}
+
+  float operator()(index_t s, float dot) const {
+    return detail::multiply_add(scale, dot, log_mass[s]);
+  }
+};
+
 /// Attention of one KV head's group, one query each, over the slots in use:
 ///
 ///     ℓ_s = mass(s, q·k_s)      p = softmax(ℓ)      out = Σ_s p_s v_s
@@ -105,8 +118,7 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
     std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
-      const auto keys =
-          detail::load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer);
+      const auto keys = detail::load_keys(head, first, count, buffer);
       score::each_few(keys, near, [&](index_t i, const detail::tile& few) {
         score::qk_tile(queries, heads, few, mass[0] + i, score::tile_slots);
         if (g0 == 0 && compares) {
@@ -132,8 +144,7 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         sum[g] = detail::multiply_add(sum[g], rescale, block.sum());
         Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= rescale;
       }
-      const auto values =
-          detail::load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
+      const auto values = detail::load_values(head, first, count, buffer);
       score::each_few(values, near, [&](index_t i, const detail::tile& few) {
         score::pv_tile(mass[0] + i, score::tile_slots, heads, few, out + std::ptrdiff_t{g0} * dim);
         if (g0 == 0 && compares && comparison->values_requested()) {

@@ -87,8 +87,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     const index_t padded = (visible + padding - 1) / padding * padding;
     for (index_t s0 = 0; s0 < visible; s0 += slots_a_tile) {
       const index_t slots = std::min(slots_a_tile, visible - s0);
-      const auto keys =
-          detail::load_tile([&](index_t s) { return head.key(s); }, s0, slots, dim, buffer.data());
+      const auto keys = detail::load_keys(head, s0, slots, buffer.data());
       dense::set_product_transposed(1, q.topRows(rows), keys, e.block(0, s0, rows, slots));
     }
     for (index_t r = 0; r < rows; ++r) {

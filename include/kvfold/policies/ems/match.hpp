@@ -117,12 +117,9 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
   score::row_norms({value, 1, dim, Eigen::OuterStride<>(dim)}, &own_value);
   for (index_t first = 0; first < n; first += rows) {
     const index_t count = std::min(rows, n - first);
-    score::row_dots_and_norms(
-        load_tile([&](index_t s) { return head.key(s); }, first, count, dim, buffer), key, key_dot,
-        key_norm);
-    score::row_dots_and_norms(
-        load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer), value,
-        value_dot, value_norm);
+    score::row_dots_and_norms(load_keys(head, first, count, buffer), key, key_dot, key_norm);
+    score::row_dots_and_norms(load_values(head, first, count, buffer), value, value_dot,
+                              value_norm);
     for (index_t i = 0; i < count; ++i) {
       compare(first + i, cosine(key_dot[i], own_key, key_norm[i]),
               cosine(value_dot[i], own_value, value_norm[i]));

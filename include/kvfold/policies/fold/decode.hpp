@@ -188,8 +188,7 @@ struct fold_decode {
       const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
       for (index_t s = 0; s < n; s += tile_slots) {
         const index_t slots = std::min(tile_slots, n - s);
-        const auto keys =
-            detail::load_tile([&](index_t i) { return head.key(i); }, s, slots, head.dim(), buffer);
+        const auto keys = detail::load_keys(head, s, slots, buffer);
         dense::set_product_transposed(1, queries.middleRows(first, rows), keys,
                                       logits.block(0, s, rows, slots));
       }
