@@ -87,7 +87,7 @@ namespace detail {
 
 /// The head as a `head_ref` where its type says how (`ref`), else, as an engine's own type, as it
 /// is. What inherits from a view may have rows of its own: `own_type` tells.
-template <kv_head H>
+template <class H>
 decltype(auto) erased(const H& head) {
   if constexpr (requires { requires std::same_as<typename H::own_type, H>; }) {
     return head.ref();
@@ -97,6 +97,10 @@ decltype(auto) erased(const H& head) {
 }
 template <class H>
 using erased_head = std::remove_cvref_t<decltype(erased(std::declval<const H&>()))>;
+
+/// Is it a view that `erased` makes another type of?
+template <class H>
+concept erasable = !std::same_as<erased_head<H>, H>;
 
 }  // namespace detail
 

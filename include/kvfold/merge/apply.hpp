@@ -134,6 +134,18 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
   state.truncate(last);
 }
 
+// Views as what they are erased to: compiled once, and the same bits as in a step.
+template <slot_rows H>
+requires detail::erasable<H>
+void apply(const merge_plan& plan, const H& head, head_state& state) {
+  apply(plan, detail::erased(head), state);
+}
+template <slot_rows H>
+requires detail::erasable<H>
+void apply(const slot_removal& d, const H& head, head_state& state) {
+  apply(d, detail::erased(head), state);
+}
+
 /// The same plan or removal on a second cache, which no policy keeps a state for: a draft
 /// model's, or the same rows in another storage.
 template <class Change>
