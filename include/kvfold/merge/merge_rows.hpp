@@ -5,6 +5,7 @@
 #include <array>
 #include <span>
 
+#include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/convert.hpp"
 #include "kvfold/memory/quantised.hpp"
 #include "kvfold/merge/merge_source.hpp"
@@ -29,7 +30,7 @@ void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> source
       to_floats(y.from(begin), n, part);
       const float w = e.*weight;
       for (index_t i = 0; i < n; ++i) {
-        sum[i] += w * part[i];
+        sum[i] = detail::multiply_add(w, part[i], sum[i]);
       }
     }
     detail::store_row(sum, x.from(begin), n);
