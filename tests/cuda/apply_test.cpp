@@ -107,9 +107,9 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
     REQUIRE(after.length[h] == rows);
     for (index_t r = 0; r < rows; ++r) {
       const merge_source self{r};
-      const index_t* const b = plan.begin.data() + std::ptrdiff_t{h} * (c.capacity + 1) + r;
-      const merge_source* const first = stays ? &self : plan.sources.data() + before.at(h, b[0]);
-      const merge_source* const last = stays ? &self + 1 : plan.sources.data() + before.at(h, b[1]);
+      const index_t* const b = plan.begin.host() + std::ptrdiff_t{h} * (c.capacity + 1) + r;
+      const merge_source* const first = stays ? &self : plan.sources.host() + before.at(h, b[0]);
+      const merge_source* const last = stays ? &self + 1 : plan.sources.host() + before.at(h, b[1]);
       for (index_t i = 0; i < c.dim; ++i) {
         double key = 0, value = 0;
         if (corrected && !stays) {

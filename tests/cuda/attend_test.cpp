@@ -64,7 +64,7 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
   device_buffer<float> lse(static_cast<std::size_t>(c.heads * c.group));
   emulator::chance random{seed + 1};
   for (std::size_t i = 0; i < n; ++i) {
-    q.data()[i] = from_float<Scalar>(0.25F * whole(random, 3));
+    q.host()[i] = from_float<Scalar>(0.25F * whole(random, 3));
   }
   device_buffer<unsigned char> memory(workspace_bytes(kv.view()));
   const workspace w{memory.data(), memory.size()};
@@ -78,7 +78,7 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
   double worst = 0, worst_score = 0;
   for (index_t h = 0; h < c.heads; ++h) {
     const std::ptrdiff_t at = std::ptrdiff_t{h} * c.group * c.dim;
-    const auto want = slow_attention(kv, h, q.data() + at);
+    const auto want = slow_attention(kv, h, q.host() + at);
     for (index_t i = 0; i < c.group * c.dim; ++i) {
       const double x = want.out[static_cast<std::size_t>(i)];
       worst = worse(worst, std::abs(double{to_float(out[at + i])} - x) / (std::abs(x) + 1));

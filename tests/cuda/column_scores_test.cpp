@@ -30,7 +30,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
   const index_t stride = c.dim + c.odd;
   device_buffer<Scalar> q(static_cast<std::size_t>(c.heads * c.group * what.count * stride));
   for (std::size_t i = 0; i < q.size(); ++i) {
-    q.data()[i] = from_float<Scalar>(0.25F * whole(random, 4));
+    q.host()[i] = from_float<Scalar>(0.25F * whole(random, 4));
   }
   device_buffer<index_t> position(static_cast<std::size_t>(what.count));
   for (index_t i = 0; i < what.count; ++i) {
@@ -61,7 +61,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
           double dot = 0;
           for (index_t k = 0; k < c.dim; ++k) {
             dot +=
-                double{to_float((rows.data + h * rows.head + g * rows.group + i * rows.row)[k])} *
+                double{to_float((q.host() + h * rows.head + g * rows.group + i * rows.row)[k])} *
                 double{to_float(kv.key(h, s)[k])};
           }
           p[static_cast<std::size_t>(s)] = double{c.scale} * dot + double{kv.log_mass[kv.at(h, s)]};
@@ -105,7 +105,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
     const auto near = [&](float a, double b) {
       worst = worse(worst, std::abs(double{a} - b) / (std::abs(b) + 1));
     };
-    near(t.data()[s], total[s]), near(w.data()[s], window[s]), near(d.data()[s], decayed[s]);
+    near(t.host()[s], total[s]), near(w.host()[s], window[s]), near(d.host()[s], decayed[s]);
   }
   CHECK(worst <= 2e-5);
 }

@@ -53,7 +53,7 @@ struct server {
         emulator::chance random{static_cast<std::uint64_t>(heads[i] * 1000 + t) * 8 + kind};
         const auto n = static_cast<std::size_t>(rows * four.dim);
         for (std::size_t e = 0; e < n; ++e) {
-          to.data()[i * n + e] = whole(random, 2);
+          to.host()[i * n + e] = whole(random, 2);
         }
       }
     };
@@ -93,8 +93,8 @@ void check_active(const Policy& p, index_t target) {
       const std::size_t n = four.group * four.dim;
       for (std::size_t i = 0; i < heads->size(); ++i) {
         const auto h = static_cast<std::size_t>((*heads)[i]);
-        same = same && std::equal(again.out.data() + i * n, again.out.data() + (i + 1) * n,
-                                  one.out.data() + h * n,
+        same = same && std::equal(again.out.host() + i * n, again.out.host() + (i + 1) * n,
+                                  one.out.host() + h * n,
                                   [](float a, float b) { return a == b || (a != a && b != b); });
       }
     }

@@ -70,7 +70,7 @@ void check_sort(index_t n, unsigned most, bool sorted, std::uint64_t seed) {
   std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
     return numbers[static_cast<std::size_t>(a)] < numbers[static_cast<std::size_t>(b)];
   });
-  CHECK(std::equal(order.begin(), order.end(), out.data()));
+  CHECK(std::equal(order.begin(), order.end(), out.host()));
   CHECK((slots.intact() && spare.intact() && out.intact() && found.intact()));
   if (wanted == 0) {
     CHECK((found[0] == ~0U && found[1] == 0));

@@ -1,10 +1,10 @@
 /// Caches for the CUDA tests: strided or paged, with guards behind everything, filled by a seed.
 #pragma once
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "cuda/chance.hpp"
@@ -13,41 +13,40 @@
 
 namespace kvfold::cuda {
 
-/// Device memory of `n` elements that the host reads and writes too: in a heap block of its own
-/// (AddressSanitizer sees the first byte after it), or, without that, with a guard behind it that
-/// `intact` looks at.
+/// `n` elements on both sides: in a heap block of their own (AddressSanitizer sees the first byte
+/// after it), or, without that, with a guard behind them that `intact` looks at.
 template <class T>
 class device_buffer {
  public:
   static constexpr std::size_t guard = 64;  // bytes
 
   explicit device_buffer(std::size_t n, int fill = 0xcd)
-      : count_(n), bytes_(n * sizeof(T)), data_(both_sides(bytes_ + guard_bytes())) {
-    std::memset(data_.get(), fill, bytes_);
-    std::memset(data_.get() + bytes_, 0x5a, guard_bytes());
+      : count_(n), bytes_(n * sizeof(T)), both_(bytes_ + guard_bytes(), fill) {
+    std::memset(both_.host() + bytes_, 0x5a, guard_bytes());
   }
   explicit device_buffer(const std::vector<T>& x) : device_buffer(x.size()) {
     if (!x.empty()) {
-      std::memcpy(data_.get(), x.data(), bytes_);
+      std::memcpy(both_.host(), x.data(), bytes_);
     }
   }
 
-  T* data() { return reinterpret_cast<T*>(data_.get()); }
-  const T* data() const { return reinterpret_cast<const T*>(data_.get()); }
-  T& operator[](std::ptrdiff_t i) { return data()[i]; }
-  const T& operator[](std::ptrdiff_t i) const { return data()[i]; }
+  /// On the device: for calls.
+  T* data() { return reinterpret_cast<T*>(both_.device()); }
+  /// On the host, as the calls before have left it; what is not const may be written.
+  T* host() { return reinterpret_cast<T*>(both_.host()); }
+  const T* host() const { return reinterpret_cast<const T*>(both_.host()); }
+  T& operator[](std::ptrdiff_t i) { return host()[i]; }
+  const T& operator[](std::ptrdiff_t i) const { return host()[i]; }
   std::size_t size() const { return count_; }
+  /// Sets every byte, in the order of calls.
+  void fill(int byte) { both_.fill(byte, bytes_); }
 
   /// Is everything behind it as it was?
   bool intact() const {
-    for (std::size_t i = 0; i < guard_bytes(); ++i) {
-      if (data_[bytes_ + i] != 0x5a) {
-        return false;
-      }
-    }
-    return true;
+    const unsigned char* const behind = both_.host() + bytes_;
+    return std::all_of(behind, behind + guard_bytes(), [](unsigned char x) { return x == 0x5a; });
   }
-  std::vector<unsigned char> bytes() const { return {data_.get(), data_.get() + bytes_}; }
+  std::vector<unsigned char> bytes() const { return {both_.host(), both_.host() + bytes_}; }
 
  private:
   static std::size_t guard_bytes() {
@@ -58,7 +57,7 @@ class device_buffer {
 #endif
   }
   std::size_t count_, bytes_;
-  std::unique_ptr<unsigned char[], both_sides_release> data_;
+  two_sides both_;
 };
 
 /// `check` with a number of one scalar: the three take turns, where all with everything would
@@ -128,20 +127,20 @@ struct device_cache {
         memory(static_cast<std::size_t>(c.heads * floats), 0) {
     emulator::chance random{seed};
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      keys.data()[i] = from_float<Scalar>(whole(random, 4));
-      values.data()[i] = from_float<Scalar>(whole(random, 8));
+      keys[i] = from_float<Scalar>(whole(random, 4));
+      values[i] = from_float<Scalar>(whole(random, 8));
     }
     for (std::size_t i = 0; i < table.size(); ++i) {  // pages in an order of their own
-      table.data()[i] = static_cast<index_t>((i * 7 + 3) % table.size());
+      table[i] = static_cast<index_t>((i * 7 + 3) % table.size());
     }
     std::vector<char> used(table.size(), 0);
     for (std::size_t i = 0; i < table.size(); ++i) {  // ... each once
-      index_t p = table.data()[i];
+      index_t p = table[i];
       while (used[static_cast<std::size_t>(p)] != 0) {
         p = (p + 1) % static_cast<index_t>(table.size());
       }
       used[static_cast<std::size_t>(p)] = 1;
-      table.data()[i] = p;
+      table[i] = p;
     }
     for (index_t h = 0; h < c.heads; ++h) {
       for (index_t s = 0; s < c.capacity; ++s) {
@@ -170,8 +169,8 @@ struct device_cache {
   float& column(index_t c, index_t h, index_t s) {
     return columns[static_cast<std::ptrdiff_t>(slots()) * c + at(h, s)];
   }
-  Scalar* key(index_t h, index_t s) { return keys.data() + offset(h, s); }
-  Scalar* value(index_t h, index_t s) { return values.data() + offset(h, s); }
+  Scalar* key(index_t h, index_t s) { return keys.host() + offset(h, s); }
+  Scalar* value(index_t h, index_t s) { return values.host() + offset(h, s); }
 
   cache_view<Scalar> view() {
     const auto plane_of = [&](Scalar* data) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuda/block.hpp"
+#include "cuda/device_memory.hpp"
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 #include "kvfold/cuda/error.cuh"
@@ -230,6 +231,7 @@ void launch(const Kernel& kernel, extent blocks, stream order) {
     std::swap(todo[i - 1], todo[random.below(static_cast<std::uint32_t>(i))]);
   }
   emulator::grid = blocks;
+  const emulator::device_open memory;
   for (const unsigned b : todo) {
     emulator::block_index = {b % blocks.x, b / blocks.x % blocks.y, b / blocks.x / blocks.y};
     const auto shared = std::make_unique<typename Kernel::shared_memory>();

@@ -49,7 +49,7 @@ struct mirror {
       const auto head = kv.head(h);
       device.tokens_total[h] = head.tokens_total();
       std::copy_n(state[h].memory().begin(), state[h].memory().size(),
-                  device.memory.data() + std::ptrdiff_t{h} * device.state.floats);
+                  device.memory.host() + std::ptrdiff_t{h} * device.state.floats);
       for (index_t s = 0; s < head.length(); ++s) {
         for (index_t i = 0; i < c.dim; ++i) {
           device.key(h, s)[i] = from_float<scalar>(static_cast<float>(head.key(s)[i]));

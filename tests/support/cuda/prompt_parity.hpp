@@ -26,13 +26,13 @@ inline float code(index_t s, index_t i) { return (s >> (i % 8) & 1) != 0 ? 16.0F
 
 inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t h, index_t capacity,
                        float tolerance) {
-  REQUIRE(theirs.rows[h] == ours.rows());
+  REQUIRE(on_host(theirs.rows)[h] == ours.rows());
   bool same = true;
   for (index_t r = 0; r < ours.rows(); ++r) {
-    const index_t* const begin = theirs.begin + std::ptrdiff_t{h} * (capacity + 1) + r;
+    const index_t* const begin = on_host(theirs.begin) + std::ptrdiff_t{h} * (capacity + 1) + r;
     const auto row = ours.row(r);
     REQUIRE(begin[1] - begin[0] == static_cast<index_t>(row.size()));
-    const merge_source* e = theirs.sources + std::ptrdiff_t{h} * capacity + begin[0];
+    const merge_source* e = on_host(theirs.sources) + std::ptrdiff_t{h} * capacity + begin[0];
     const auto near = [&](float a, float b) {
       return std::abs(a - b) <= tolerance * (1 + std::abs(b));
     };
@@ -41,7 +41,7 @@ inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t 
              near(e->value_weight, x.value_weight);
       ++e;
     }
-    same = same && near(theirs.log_mass[std::ptrdiff_t{h} * capacity + r], ours.log_mass(r));
+    same = same && near(on_host(theirs.log_mass)[std::ptrdiff_t{h} * capacity + r], ours.log_mass(r));
   }
   CHECK(same);
 }
@@ -106,7 +106,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   }
   device_buffer<scalar> queries(q.size());
   for (std::size_t i = 0; i < q.size(); ++i) {
-    queries.data()[i] = from_float<scalar>(static_cast<float>(q[i]));
+    queries.host()[i] = from_float<scalar>(static_cast<float>(q[i]));
   }
   device_buffer<index_t> positions(at);
   auto seen = prompt_queries(q.data(), what.queries, c.heads, c.group, c.dim);
@@ -162,8 +162,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
     INFO("step " << step);
     const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device) {
       for (std::size_t i = 0; i < to.size(); ++i) {
-        device.data()[i] = from_float<scalar>(what.random ? number() : whole(random, 2));
-        to[i] = to_float(device.data()[i]);
+        device.host()[i] = from_float<scalar>(what.random ? number() : whole(random, 2));
+        to[i] = to_float(device.host()[i]);
       }
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);

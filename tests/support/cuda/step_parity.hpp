@@ -56,8 +56,8 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
   for (index_t step = 0; step < steps; ++step) {
     const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device, float scale) {
       for (std::size_t i = 0; i < to.size(); ++i) {
-        device.data()[i] = from_float<scalar>(scale * number(random, kind));
-        to[i] = to_float(device.data()[i]);
+        device.host()[i] = from_float<scalar>(scale * number(random, kind));
+        to[i] = to_float(device.host()[i]);
       }
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
@@ -72,7 +72,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     agreed = std::min(agreed, twin.jaccard(kv));
     for (std::size_t i = 0; i < fout.size(); ++i) {
       const double x = double{fout[i]};
-      worst = worse(worst, std::abs(double{to_float(out.data()[i])} - x) / (std::abs(x) + 1));
+      worst = worse(worst, std::abs(double{to_float(out.host()[i])} - x) / (std::abs(x) + 1));
     }
   }
   CHECK(agreed >= 0.999);

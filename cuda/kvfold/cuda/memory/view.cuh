@@ -39,7 +39,7 @@ struct head_rows {
   page_slots pages;
 
   /// Row `s`, contiguous `[dim]`.
-  KVFOLD_DEVICE Scalar* at(index_t s) const {
+  KVFOLD_HD Scalar* at(index_t s) const {
     if (table == nullptr) {
       return data + s * row;
     }
@@ -69,7 +69,7 @@ struct plane {
   page_slots slots = {};    ///< of a page, any number from 1
   std::ptrdiff_t page = 0;  ///< page to page
 
-  KVFOLD_DEVICE head_rows<Scalar> of(index_t h) const {
+  KVFOLD_HD head_rows<Scalar> of(index_t h) const {
     const index_t i = h / heads;
     Scalar* const first = data + (h - i * heads) * head;
     if (table == nullptr) {
@@ -134,11 +134,11 @@ struct cache_view {
   KVFOLD_DEVICE index_t head() const { return active_heads{active}.head(); }
 
   /// In arrays [heads, capacity].
-  KVFOLD_DEVICE std::ptrdiff_t slot(index_t h, index_t s) const {
+  KVFOLD_HD std::ptrdiff_t slot(index_t h, index_t s) const {
     return std::ptrdiff_t{h} * capacity + s;
   }
   /// In arrays [heads, capacity + 1] of where rows begin; the last one ends where one more would.
-  KVFOLD_DEVICE std::ptrdiff_t bound(index_t h, index_t r) const {
+  KVFOLD_HD std::ptrdiff_t bound(index_t h, index_t r) const {
     return std::ptrdiff_t{h} * (capacity + 1) + r;
   }
   bool aligned() const { return keys.aligned() && values.aligned(); }
@@ -161,11 +161,11 @@ struct state_view {
   std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`
 
   /// Column 0 of head `h`, slot 0.
-  KVFOLD_DEVICE float* columns_of(index_t h) const { return columns + h * head_stride; }
-  KVFOLD_DEVICE float* column(index_t c, index_t h) const {
+  KVFOLD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }
+  KVFOLD_HD float* column(index_t c, index_t h) const {
     return columns_of(h) + c * column_stride;
   }
-  KVFOLD_DEVICE float* memory_of(index_t h) const { return memory + h * memory_stride; }
+  KVFOLD_HD float* memory_of(index_t h) const { return memory + h * memory_stride; }
 };
 
 /// Plans of all heads in device memory. A head with `rows[h] < 0` stays as it is.
