@@ -1,8 +1,6 @@
 /// Benches of the searches alone: which slots are removed, and into which.
 #pragma once
 
-#include <benchmark/benchmark.h>
-
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -12,16 +10,9 @@
 #include "kvfold/cuda/policies/h2o.cuh"
 #include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
+#include "measure.cuh"
 
 namespace card {
-
-inline void report_matrix_rate(benchmark::State& state, double operations) {
-  state.counters["of_mma"] =
-      benchmark::Counter(operations / matrix_rate() * static_cast<double>(state.iterations()),
-                         benchmark::Counter::kIsRate);
-  state.counters["TFLOP/s"] = benchmark::Counter(
-      operations * 1e-12 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
-}
 
 /// Half of the slots of every head by score, as H2O has it.
 inline void select_half(benchmark::State& state) {
@@ -61,12 +52,7 @@ inline void select_half(benchmark::State& state) {
   if (rows.host()[0] != n / 2 || lowest < highest) {
     return state.SkipWithError("not the highest scores were selected");
   }
-  for (auto _ : state) {
-    state.SetIterationTime(seconds(run));
-  }
-  state.counters["slots/s"] =
-      benchmark::Counter(static_cast<double>(kv.slots()) * static_cast<double>(state.iterations()),
-                         benchmark::Counter::kIsRate);
+  measure(state, run);
 }
 
 /// The nearest of half of the slots to each of the others, by cosine.
@@ -89,7 +75,7 @@ inline void match_half(benchmark::State& state) {
                 {memory.data(), memory.size()}, nullptr);
   };
   run();
-  const auto keys = kv.keys.host();
+  const auto keys = kv.keys.host(cache_on_device::n(n * kv.shape.dim));
   const auto cosine = [&](index_t a, index_t b) {
     double ab = 0, aa = 0, bb = 0;
     for (index_t i = 0; i < kv.shape.dim; ++i) {
@@ -108,10 +94,7 @@ inline void match_half(benchmark::State& state) {
   if (!(std::abs(cosine(1, into.host()[0]) - best) < 1e-4)) {
     return state.SkipWithError("not the nearest was found");
   }
-  for (auto _ : state) {
-    state.SetIterationTime(seconds(run));
-  }
-  report_matrix_rate(state, 2.0 * heads * (n / 2) * (n / 2) * kv.shape.dim);
+  report_operations(state, 2.0 * heads * (n / 2) * (n / 2) * kv.shape.dim, measure(state, run));
 }
 
 }  // namespace card

@@ -12,16 +12,24 @@ import tempfile
 from collections import defaultdict
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 DIM, GROUP = 128, 4  # of attention; column sums have a query head a key head
 
 
-def decode(heads, slots, device):
+def decode(heads, slots, group, device):
     """One query for each head of a group, over keys and values `[heads, slots, dim]`."""
     random = lambda *shape: torch.randn(*shape, DIM, device=device, dtype=torch.bfloat16)  # noqa: E731
-    q, k, v = random(1, heads * GROUP, 1), random(1, heads, slots), random(1, heads, slots)
-    return lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    q, k, v = random(1, heads * group, 1), random(1, heads, slots), random(1, heads, slots)
+    return lambda: scaled_dot_product_attention(q, k, v, enable_gqa=group > 1)
+
+
+def causal(heads, tokens, device):
+    """Causal attention of a prompt, `GROUP` query heads a key head."""
+    random = lambda h: torch.randn(1, h, tokens, DIM, device=device, dtype=torch.bfloat16)  # noqa: E731
+    q, k, v = random(heads * GROUP), random(heads), random(heads)
+    return lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def column_sums(heads, tokens, device):
@@ -48,44 +56,74 @@ def seconds(work):
     return 1e-3 * begin.elapsed_time(end)
 
 
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def by_backend(work, rounds):
+    """{backend: median µs}, of those that take it."""
+    taken = {}
+    for name, backend in BACKENDS.items():
+        try:
+            with sdpa_kernel(backend):
+                work(), work()
+                taken[name] = 1e6 * statistics.median(seconds(work) for _ in range(rounds))
+        except RuntimeError as refused:
+            print(f"{name}: {str(refused).splitlines()[0]}", file=sys.stderr)
+    return taken
+
+
 def ours(program, pattern):
-    """{name: seconds} of cuda_bench."""
-    unit = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+    """{name: median µs} of cuda_bench."""
     with tempfile.NamedTemporaryFile() as out:
         subprocess.run(
             [program, f"--benchmark_filter={pattern}", f"--benchmark_out={out.name}", "--benchmark_out_format=json"],
             check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         found = json.load(out)["benchmarks"]
-    return {b["name"].removesuffix("/manual_time"): b["real_time"] * unit[b["time_unit"]] for b in found}
+    return {b["name"].split("/iterations")[0]: b["median_us"] for b in found if "median_us" in b}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True, help="cuda_bench, as tests/cuda/native builds it")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", help="where PyTorch's figures go, in µs, for tests/cuda/goals.py")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: no CUDA device")
         sys.exit(77)
 
-    works = {f"attend/heads:{h}/slots:{s}": decode(h, s, "cuda") for h, s in ((64, 2048), (256, 1024), (256, 4096))}
-    works["column_scores/heads:32/tokens:4096"] = column_sums(32, 4096, "cuda")
-    theirs, own = defaultdict(list), defaultdict(list)
+    shapes = [f"heads:{h}/slots:{s}/group:{g}" for h, s in ((64, 2048), (256, 1024), (256, 4096)) for g in (1, 4, 8)]
+    sums = column_sums(32, 4096, "cuda")
+    decoded, own = {name: defaultdict(list) for name in shapes}, defaultdict(list)
+    summed, prompts = [], {}
     with torch.inference_mode():
-        for name, work in works.items():
-            work()
         for _ in range(arguments.rounds):
-            for name, work in works.items():
-                theirs[name].append(seconds(work))
+            for name in shapes:
+                work = decode(*(int(x.split(":")[1]) for x in name.split("/")), "cuda")
+                for backend, taken in by_backend(work, 7).items():
+                    decoded[name][backend].append(taken)
+            sums()
+            summed.append(1e6 * seconds(sums))
             for name, taken in ours(arguments.program, "^(attend|column_scores)/").items():
                 own[name].append(taken)
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bfloat16\n")
-    print("| | PyTorch, µs | kvfold, µs | PyTorch / kvfold |")
-    print("|---|---|---|---|")
-    for name in works:
-        peer, mine = statistics.median(theirs[name]), statistics.median(own[name])
-        print(f"| {name} | {1e6 * peer:.1f} | {1e6 * mine:.1f} | {peer / mine:.2f} |")
+        for heads in (8, 256):
+            prompts[heads] = by_backend(causal(heads, 4096, "cuda"), 7)
+    flash = {n: {b: statistics.median(t) for b, t in by.items()} for n, by in decoded.items()}
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as out:
+            json.dump({"decode": flash, "prompt": prompts, "column_sums": statistics.median(summed)}, out, indent=1)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bfloat16, medians in µs\n")
+    print("| | flash | cuDNN | kvfold | faster of them / kvfold |")
+    print("|---|---|---|---|---|")
+    for name, by in flash.items():
+        mine = statistics.median(own[f"attend/{name}"]) if own[f"attend/{name}"] else float("nan")
+        them = [by.get(b, float("nan")) for b in BACKENDS]
+        print(f"| attend/{name} | {them[0]:.1f} | {them[1]:.1f} | {mine:.1f} | {min(by.values()) / mine:.2f} |")
+    mine = statistics.median(own["column_scores/heads:32/tokens:4096"])
+    print(f"\ncolumn sums, 32 heads × 4096: eager {statistics.median(summed):.0f}, kvfold {mine:.0f}")
+    for heads, by in prompts.items():
+        print(f"causal attention, {heads} × {GROUP} heads × 4096: {by}")
 
 
 if __name__ == "__main__":

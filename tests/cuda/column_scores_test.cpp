@@ -60,9 +60,8 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
         for (index_t s = 0; s < n; ++s) {
           double dot = 0;
           for (index_t k = 0; k < c.dim; ++k) {
-            dot +=
-                double{to_float((q.host() + h * rows.head + g * rows.group + i * rows.row)[k])} *
-                double{to_float(kv.key(h, s)[k])};
+            dot += double{to_float((q.host() + h * rows.head + g * rows.group + i * rows.row)[k])} *
+                   double{to_float(kv.key(h, s)[k])};
           }
           p[static_cast<std::size_t>(s)] = double{c.scale} * dot + double{kv.log_mass[kv.at(h, s)]};
           if (kv.position[kv.at(h, s)] <= at) {

@@ -118,8 +118,8 @@ void check_ward(index_t n, bool among, std::uint64_t seed) {
   mass[n / 2] = std::numeric_limits<float>::quiet_NaN();
   device_buffer<unsigned char> memory(match_workspace_bytes(1, n));
   match(ward_similarity{mass.data(), among}, kv.view(), {removed.data(), counts.data()},
-        {kept.data(), counts.data() + 1}, {into.data(), value.data()}, {memory.data(), memory.size()},
-        order(seed));
+        {kept.data(), counts.data() + 1}, {into.data(), value.data()},
+        {memory.data(), memory.size()}, order(seed));
   bool ok = true;
   for (index_t e = 0; e < counts[0]; ++e) {
     const index_t a = removed[e];

@@ -133,9 +133,9 @@ void check_strides(const Policy& p, index_t target) {
   bool same = true, untouched = true;
   for (index_t h = 0; h < shape.heads; ++h) {
     for (index_t c = 0; c < made.count; ++c) {
-      same = same && std::equal(on_host(made.column(c, h)),
-                                on_host(made.column(c, h)) + one.kv.length[h],
-                                on_host(strided.column(c, h)));
+      same = same &&
+             std::equal(on_host(made.column(c, h)), on_host(made.column(c, h)) + one.kv.length[h],
+                        on_host(strided.column(c, h)));
       unsigned behind = 0;
       std::memcpy(&behind, on_host(strided.column(c, h)) + shape.capacity, sizeof behind);
       untouched = untouched && behind == 0xcdcdcdcd;

@@ -41,7 +41,8 @@ inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t 
              near(e->value_weight, x.value_weight);
       ++e;
     }
-    same = same && near(on_host(theirs.log_mass)[std::ptrdiff_t{h} * capacity + r], ours.log_mass(r));
+    same =
+        same && near(on_host(theirs.log_mass)[std::ptrdiff_t{h} * capacity + r], ours.log_mass(r));
   }
   CHECK(same);
 }

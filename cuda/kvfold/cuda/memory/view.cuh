@@ -162,9 +162,7 @@ struct state_view {
 
   /// Column 0 of head `h`, slot 0.
   KVFOLD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }
-  KVFOLD_HD float* column(index_t c, index_t h) const {
-    return columns_of(h) + c * column_stride;
-  }
+  KVFOLD_HD float* column(index_t c, index_t h) const { return columns_of(h) + c * column_stride; }
   KVFOLD_HD float* memory_of(index_t h) const { return memory + h * memory_stride; }
 };
 
