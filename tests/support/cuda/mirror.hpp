@@ -30,16 +30,14 @@ template <class Scalar>
 struct mirror {
   using scalar = typename device_scalar<Scalar>::type;
   device_cache<scalar> device;
-  bool nan = false;                            ///< may what is no number be none on both sides?
-  std::size_t scratch = 0, after_scratch = 0;  ///< of a state's memory: means nothing
-  std::size_t place = 0;  ///< floats after it of which the last is an integer's bits; 0: unknown
+  bool nan = false;        ///< may what is no number be none on both sides?
+  std::size_t places = 0;  ///< EMS: where in a state's memory the places of tokens begin
 
   template <class Policy>
   mirror(const Policy& p, cache<Scalar>& kv, const kvfold::state& state, const cache_case& c)
       : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
-    if constexpr (std::is_same_v<Policy, ems>) {  // the CPU's scratch: two numbers a query head
-      scratch = 4, after_scratch = 4 + 2 * static_cast<std::size_t>(c.group);
-      place = 6;
+    if constexpr (std::is_same_v<Policy, ems>) {  // behind counts and scratch
+      places = counts + 1 + 2 * static_cast<std::size_t>(c.group);
     }
     float* initial = device.state.initial;
     for (const auto& x : traits::columns(p)) {
@@ -85,24 +83,19 @@ struct mirror {
           near(to_float(device.key(h, s)[i]), static_cast<float>(head.key(s)[i]));
           near(to_float(device.value(h, s)[i]), static_cast<float>(head.value(s)[i]));
         }
-        for (index_t k = 0; k < state[h].columns(); ++k) {
+        for (index_t k = 0; k < state[h].columns() - (places > 0 ? 1 : 0); ++k) {
           near(device.column(k, h, s), state[h].column(k)[static_cast<std::size_t>(s)]);
         }
       }
-      bool same = true;
-      for (std::size_t i = 0; i < state[h].memory().size(); ++i) {
-        if (i >= scratch && i < after_scratch) {
-          continue;
-        }
-        const float ours =
-            device.memory[std::ptrdiff_t{h} * device.state.floats + static_cast<index_t>(i)];
-        const float theirs = state[h].memory()[i];
-        near(ours, theirs);
-        const bool bits = place > 0 ? i >= after_scratch && (i - after_scratch) % place == place - 1
-                                    : std::fpclassify(theirs) == FP_SUBNORMAL ||
-                                          std::fpclassify(ours) == FP_SUBNORMAL;
-        if (bits) {
-          same = same && std::memcmp(&ours, &theirs, sizeof ours) == 0;  // an integer's
+      const auto theirs = state[h].memory();
+      const float* const ours =
+          std::as_const(device.memory).host() + std::ptrdiff_t{h} * device.state.floats;
+      bool same = places == 0 || same_tokens(ours, h, state[h], head.length(), near);
+      for (std::size_t i = 0; i < (places > 0 ? counts : theirs.size()); ++i) {
+        near(ours[i], theirs[i]);
+        if (std::fpclassify(theirs[i]) == FP_SUBNORMAL ||
+            std::fpclassify(ours[i]) == FP_SUBNORMAL) {
+          same = same && std::memcmp(&ours[i], &theirs[i], sizeof *ours) == 0;  // an integer's
         }
       }
       CHECK(same);
@@ -131,6 +124,36 @@ struct mirror {
   }
 
  private:
+  static constexpr std::size_t counts = 3;  // of EMS's table; then the free places' list
+
+  /// EMS: has every slot the same tokens in the same order, wherever in the table they lie? The
+  /// order in which places were freed goes by scores, and may go by their last bits.
+  template <class Near>
+  bool same_tokens(const float* memory, index_t h, const head_state& state, index_t length,
+                   const Near& near) {
+    enum { next = 4, position = 5, fields = 6 };
+    const auto place = [this](const float* from, float link) {
+      return from + places + (static_cast<std::size_t>(link) - 1) * fields;
+    };
+    for (index_t s = 0; s < length; ++s) {
+      float ours = device.column(next, h, s),
+            theirs = state.column(next)[static_cast<std::size_t>(s)];
+      while (ours != 0 && theirs != 0) {
+        const float *const a = place(memory, ours), *const b = place(state.memory().data(), theirs);
+        for (std::size_t f = 0; f < next; ++f) {
+          near(a[f], b[f]);
+        }
+        if (std::memcmp(a + position, b + position, sizeof *a) != 0) {
+          return false;
+        }
+        ours = a[next], theirs = b[next];
+      }
+      if (ours != 0 || theirs != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
   static std::vector<index_t> lengths(cache<Scalar>& kv) {
     std::vector<index_t> n;
     for (index_t h = 0; h < kv.heads(); ++h) {

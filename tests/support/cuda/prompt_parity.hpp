@@ -120,6 +120,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   twin.nan = what.nan;
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries));
   const workspace space{memory.data(), memory.size()};
+  bool merged = false;
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
                         index_t target, bool plans) {
     compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
@@ -138,11 +139,13 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       observe(p, head, state[h], asked.of(h));
       const bool changes = head.length() > target;
       kvfold::compress(p, head, state[h], work, budget{target}, asked.of(h));
-      if (plans && changes) {
-        check_plan(work.plan, made.plan.plan, h, c.capacity, what.rounding);
+      if (plans && changes) {  // of rows of 16 bits, that were merged, the last may differ
+        check_plan(work.plan, made.plan.plan, h, c.capacity,
+                   merged && sizeof(Scalar) == 2 ? static_cast<float>(tolerance) : what.rounding);
       }
     }
     twin.check_same(kv, state, tolerance);
+    merged = true;
   };
   both(seen, rows, what.target, traits::bounded(p));
   CHECK((memory.intact() && queries.intact() && positions.intact()));
