@@ -25,7 +25,14 @@ using namespace card;
 
 template <class Bench>
 benchmark::internal::Benchmark* add(const std::string& name, const Bench& bench, int runs = 30) {
-  return benchmark::RegisterBenchmark(name.c_str(), bench)
+  const auto guarded = [bench](benchmark::State& state) {
+    try {
+      bench(state);
+    } catch (const std::exception& error) {  // the others go on
+      state.SkipWithError(error.what());
+    }
+  };
+  return benchmark::RegisterBenchmark(name.c_str(), guarded)
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
       ->Iterations(runs);

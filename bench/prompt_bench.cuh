@@ -59,9 +59,11 @@ void compress(benchmark::State& state, const Policy& policy, bool asks = true) {
   const auto columns = p.kv.state(policy);
   const auto view = p.kv.view();
   // fold's reference queries are a choice, the others' are the prompt.
-  const auto queries = !asks                          ? cuda::query_rows<bfloat16>{}
-                       : std::is_same_v<Policy, fold> ? p.rows().reference(256)
-                                                      : p.rows();
+  auto queries = std::is_same_v<Policy, fold> ? p.rows().reference(256) : p.rows();
+  queries.before = 0;
+  if (!asks) {
+    queries = {};
+  }
   const buffer<char> memory(workspace_bytes(policy, view, queries.count, target));
   const cuda::workspace work{memory.data(), memory.size()};
   const auto run = [&] {

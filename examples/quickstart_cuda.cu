@@ -1,7 +1,7 @@
 // Compresses one prompt's cache on the GPU and decodes a token on it. The middle of main is the
 // snippet of docs/cuda.md. Without a device it says so and exits with 77.
 #include <cstdio>
-#include <cstdlib>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -22,8 +22,7 @@ struct on_device {
   }
   explicit on_device(std::size_t n) {
     if (cudaMalloc(reinterpret_cast<void**>(&data), n * sizeof(T)) != cudaSuccess) {
-      std::puts("out of device memory");
-      std::exit(1);
+      throw std::bad_alloc{};
     }
     cudaMemset(data, 0, n * sizeof(T));
   }

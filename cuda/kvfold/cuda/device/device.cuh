@@ -43,6 +43,10 @@
 ///     cosine(x), sine(x)                          of float, |x| ≤ π
 ///     power(x, y), nearest_integer(x)             of double
 ///
+/// `KVFOLD_DEVICE` is for what kernels alone may call, `KVFOLD_HD` for what tests and users may call
+/// on the host too. nvcc lets a template call the former there, and the program ends without a word:
+/// `tests/cuda/host_calls` refuses such objects.
+///
 /// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
 ///
 /// `stream` and `launch` are the host's side: asynchronous, and `cuda_error` when refused.
