@@ -22,7 +22,7 @@ class device_buffer {
 
   explicit device_buffer(std::size_t n, int fill = 0xcd)
       : count_(n), bytes_(n * sizeof(T)), both_(bytes_ + guard_bytes(), fill) {
-    std::memset(both_.host() + bytes_, 0x5a, guard_bytes());
+    std::fill_n(both_.host() + bytes_, guard_bytes(), static_cast<unsigned char>(0x5a));
   }
   explicit device_buffer(const std::vector<T>& x) : device_buffer(x.size()) {
     if (!x.empty()) {
@@ -127,20 +127,20 @@ struct device_cache {
         memory(static_cast<std::size_t>(c.heads * floats), 0) {
     emulator::chance random{seed};
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      keys[i] = from_float<Scalar>(whole(random, 4));
-      values[i] = from_float<Scalar>(whole(random, 8));
+      keys.host()[i] = from_float<Scalar>(whole(random, 4));
+      values.host()[i] = from_float<Scalar>(whole(random, 8));
     }
     for (std::size_t i = 0; i < table.size(); ++i) {  // pages in an order of their own
-      table[i] = static_cast<index_t>((i * 7 + 3) % table.size());
+      table.host()[i] = static_cast<index_t>((i * 7 + 3) % table.size());
     }
     std::vector<char> used(table.size(), 0);
     for (std::size_t i = 0; i < table.size(); ++i) {  // ... each once
-      index_t p = table[i];
+      index_t p = table.host()[i];
       while (used[static_cast<std::size_t>(p)] != 0) {
         p = (p + 1) % static_cast<index_t>(table.size());
       }
       used[static_cast<std::size_t>(p)] = 1;
-      table[i] = p;
+      table.host()[i] = p;
     }
     for (index_t h = 0; h < c.heads; ++h) {
       for (index_t s = 0; s < c.capacity; ++s) {

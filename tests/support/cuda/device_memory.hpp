@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <new>
 #include <vector>
 
@@ -55,11 +54,11 @@ inline void release(unsigned char* p) {
 }
 inline void copy(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   const device_open now;
-  std::memcpy(to, from, bytes);
+  std::copy_n(from, bytes, to);
 }
 inline void fill(unsigned char* to, int byte, std::size_t bytes) {
   const device_open now;
-  std::memset(to, byte, bytes);
+  std::fill_n(to, bytes, static_cast<unsigned char>(byte));
 }
 
 }  // namespace kvfold::cuda::emulator
