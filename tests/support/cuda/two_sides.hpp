@@ -1,6 +1,6 @@
 /// Memory that the host and the device each have a copy of. What the host has changed goes to the
 /// device before the next call (`before_call`), what a call has changed comes back when the host
-/// looks. Copies that nobody asks for are not made, and nothing waits for the device but a look.
+/// looks. Copies are made only then, and nothing but a look waits for the device.
 ///
 /// On the emulator the device's copy is memory of its own too: a test that forgets which side it is
 /// on fails there first, and under AddressSanitizer a host that reads the device's memory is seen.
