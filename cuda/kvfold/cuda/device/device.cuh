@@ -43,9 +43,9 @@
 ///     cosine(x), sine(x)                          of float, |x| ≤ π
 ///     power(x, y), nearest_integer(x)             of double
 ///
-/// `KVFOLD_DEVICE` is for what kernels alone may call, `KVFOLD_HD` for what tests and users may call
-/// on the host too. nvcc lets a template call the former there, and the program ends without a word:
-/// `tests/cuda/host_calls` refuses such objects.
+/// `KVFOLD_DEVICE` is for what kernels alone may call, `KVFOLD_HD` for what tests and users may
+/// call on the host too. nvcc lets a template call the former on the host, where the program ends
+/// without a word: `tests/cuda/host_calls` refuses such objects.
 ///
 /// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
 ///
