@@ -15,6 +15,7 @@
 
 #include "cuda/block.hpp"
 #include "cuda/device_memory.hpp"
+#include "cuda/matrices.hpp"
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 #include "kvfold/cuda/error.cuh"
@@ -30,8 +31,6 @@ struct stream {
   std::uint64_t seed = 1;
 };
 
-inline constexpr unsigned all_lanes = 0xffffffffU;
-
 struct extent {
   unsigned x = 1, y = 1, z = 1;
 };
@@ -43,7 +42,6 @@ inline thread_local extent block_index, grid;
 // ---------------------------------------------------------------------------- indices
 
 inline index_t thread_index() { return emulator::now().thread(); }
-inline index_t lane() { return emulator::now().thread() % 32; }
 inline index_t warp() { return emulator::now().thread() / 32; }
 inline extent block_index() { return emulator::block_index; }
 inline extent grid() { return emulator::grid; }
@@ -146,6 +144,13 @@ vector_16<T> load_16(const T* from) {
   return *reinterpret_cast<const vector_16<T>*>(from);
 }
 template <class T>
+vector_16<unsigned> load_words(const T* from) {
+  emulator::expect_aligned(from, 16);
+  vector_16<unsigned> x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+template <class T>
 void store_16(T* to, const vector_16<T>& x) {
   *reinterpret_cast<vector_16<T>*>(to) = x;
 }
@@ -160,9 +165,12 @@ inline index_t add_global(index_t* to, index_t n) {
   return before;
 }
 
+enum class reads { again, once };
+
 /// Until it is waited for, its place holds NaN.
-template <class T, index_t N>
+template <reads = reads::again, class T, index_t N>
 void copy_async(shared_array<T, N>& to, index_t i, const T* from, index_t bytes = 16) {
+  emulator::expect_aligned(from, 16);
   vector_16<T> x;
   std::memset(static_cast<void*>(&x), 0xff, sizeof x);
   to.set_vector(i, x);
@@ -179,36 +187,15 @@ void wait_async() {
   emulator::now().wait_async(Groups);
 }
 
-/// Registers as the hardware deals them to the lanes: lane l has rows l / 4 and l / 4 + 8 of A and
-/// C and column l / 4 of B, and in them pairs at 2 (l mod 4), for A and B also 8 further on.
-template <class T>
-void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
-                 const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  struct operands {
-    T a[4][2], b[2][2];
-  } mine;
-  static_assert(sizeof mine == 24);
-  std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
-  std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
-  const auto& all =
-      emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
-  const index_t row = lane() / 4, column = lane() % 4 * 2;
-  for (index_t pair = 0; pair < 4; ++pair) {  // k = 2 pair, 2 pair + 1, and both + 8
-    const auto left = all.template get<operands>(row * 4 + pair);
-    for (index_t j = 0; j < 2; ++j) {
-      const auto right = all.template get<operands>((column + j) * 4 + pair);
-      for (index_t further = 0; further < 2; ++further) {
-        for (index_t e = 0; e < 2; ++e) {
-          const float y = to_float(right.b[further][e]);
-          c[j] += to_float(left.a[2 * further][e]) * y;
-          c[2 + j] += to_float(left.a[2 * further + 1][e]) * y;
-        }
-      }
-    }
-  }
-}
-
 namespace emulator {
+
+/// `x` without its last `bits` bits, 0 where it is subnormal.
+inline float coarse(float x, unsigned bits) {
+  if (x != x || std::isinf(x)) {
+    return x;
+  }
+  return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : float_of(bits_of(x) >> bits << bits);
+}
 
 /// `y = f(x)` as a GPU may round it: with KVFOLD_EMULATOR_ULP set, one unit in the last place up,
 /// down or neither, by the bits of `x`. A test that holds either way does not lean on the host's
@@ -227,6 +214,9 @@ inline float rounded_otherwise(float y, float x) {
 using kvfold::detail::multiply_add;
 inline float exponential(float x) { return emulator::rounded_otherwise(std::exp(x), x); }
 inline float logarithm(float x) { return emulator::rounded_otherwise(std::log(x), x); }
+/// As coarse as the hardware's, so that no test is content with less error: subnormal numbers are
+/// 0, and the last two bits are lost.
+inline float exp2_approx(float x) { return emulator::coarse(std::exp2(emulator::coarse(x, 0)), 2); }
 inline double exponential(double x) { return std::exp(x); }
 inline double logarithm(double x) { return std::log(x); }
 inline float square_root(float x) { return std::sqrt(x); }
@@ -238,10 +228,14 @@ inline double nearest_integer(double x) { return std::rint(x); }
 
 // ---------------------------------------------------------------------------- launch
 
+namespace emulator {
+
+inline thread_local index_t threads_that_waited;
+
 template <class Kernel>
-void launch(const Kernel& kernel, extent blocks, stream order) {
+void launch(const Kernel& kernel, extent blocks, stream order, bool early) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::threads % 32 == 0);
-  emulator::chance random{order.seed * 2654435761U + 1};
+  chance random{order.seed * 2654435761U + 1};
   std::vector<unsigned> todo(std::size_t{blocks.x} * blocks.y * blocks.z);
   std::iota(todo.begin(), todo.end(), 0U);
   for (std::size_t i = todo.size(); i > 1; --i) {
@@ -252,10 +246,27 @@ void launch(const Kernel& kernel, extent blocks, stream order) {
   for (const unsigned b : todo) {
     emulator::block_index = {b % blocks.x, b / blocks.x % blocks.y, b / blocks.x / blocks.y};
     const auto shared = std::make_unique<typename Kernel::shared_memory>();
-    emulator::block(Kernel::threads, random.state + b, [&kernel, &shared] {
-      kernel(*shared);
-    }).run();
+    threads_that_waited = 0;
+    block(Kernel::threads, random.state + b, [&kernel, &shared] { kernel(*shared); }).run();
+    if (early && threads_that_waited != Kernel::threads) {
+      throw error("a kernel launched early: " + std::to_string(threads_that_waited) + " of " +
+                  std::to_string(Kernel::threads) + " threads waited for the previous launch");
+    }
   }
 }
+
+}  // namespace emulator
+
+template <class Kernel>
+void launch(const Kernel& kernel, extent blocks, stream order) {
+  emulator::launch(kernel, blocks, order, false);
+}
+/// Launches run one after another; that every thread waits for the one before is seen.
+template <class Kernel>
+void launch_early(const Kernel& kernel, extent blocks, stream order) {
+  emulator::launch(kernel, blocks, order, true);
+}
+inline void let_next_start() {}
+inline void wait_for_previous() { ++emulator::threads_that_waited; }
 
 }  // namespace kvfold::cuda

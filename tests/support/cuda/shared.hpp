@@ -2,10 +2,12 @@
 /// when two threads touch an element, one of them writing, with no barrier between.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cuda/block.hpp"
@@ -70,14 +72,58 @@ struct touched {
   }
 };
 
+/// Bytes of shared memory, and who has touched each granule of them.
+class shared_bytes {
+ public:
+  shared_bytes(std::size_t bytes, std::size_t granule)
+      : bytes_(bytes, 0xff), granule_(granule), touched_(bytes / granule) {}
+
+  template <class T>
+  T read(std::size_t at) {
+    each_granule(at, sizeof(T), [](touched& x) { x.read(now()); });
+    return get<T>(at);
+  }
+  template <class T>
+  void write(std::size_t at, const T& x) {
+    each_granule(at, sizeof(T), [](touched& y) { y.write(now()); });
+    set(at, x);
+  }
+  template <class T>
+  T get(std::size_t at) const {
+    T x;
+    std::memcpy(static_cast<void*>(&x), bytes_.data() + at, sizeof(T));
+    return x;
+  }
+  template <class T>
+  void set(std::size_t at, const T& x) {
+    std::memcpy(bytes_.data() + at, static_cast<const void*>(&x), sizeof(T));
+  }
+
+ private:
+  template <class Touch>
+  void each_granule(std::size_t at, std::size_t bytes, Touch touch) {
+    for (std::size_t g = at / granule_; g < (at + bytes) / granule_; ++g) {
+      touch(touched_[g]);
+    }
+  }
+
+  std::vector<unsigned char> bytes_;
+  std::size_t granule_;
+  std::vector<touched> touched_;
+};
+
 }  // namespace emulator
 
 template <class T, index_t N>
 class shared_array {
  public:
-  shared_array() : data_(new T[N]), touched_(N) {
-    std::memset(static_cast<void*>(data_.get()), 0xff, sizeof(T) * N);
-  }
+  static constexpr std::size_t element = sizeof(T), bytes = sizeof(T) * N;
+
+  shared_array() : memory_(std::make_shared<emulator::shared_bytes>(bytes, element)) {}
+  explicit shared_array(std::shared_ptr<emulator::shared_bytes> memory)
+      : memory_(std::move(memory)) {}
+  shared_array(const shared_array&) = delete;
+  shared_array& operator=(const shared_array&) = delete;
 
   /// An element: what is read and written through it is noticed.
   class reference {
@@ -129,22 +175,17 @@ class shared_array {
 
   /// Atomic: no race.
   T add(index_t i, T n) {
-    expect_index(i);
-    const T before = data_[static_cast<std::size_t>(i)];
-    data_[static_cast<std::size_t>(i)] = before + n;
+    const T before = memory_->get<T>(place(i));
+    memory_->set(place(i), static_cast<T>(before + n));
     return before;
   }
 
  private:
-  T get(index_t i) const {
+  T get(index_t i) const { return memory_->read<T>(place(i)); }
+  void set(index_t i, T x) { memory_->write(place(i), x); }
+  static std::size_t place(index_t i) {
     expect_index(i);
-    touched_[static_cast<std::size_t>(i)].read(emulator::now());
-    return data_[static_cast<std::size_t>(i)];
-  }
-  void set(index_t i, T x) {
-    expect_index(i);
-    touched_[static_cast<std::size_t>(i)].write(emulator::now());
-    data_[static_cast<std::size_t>(i)] = x;
+    return static_cast<std::size_t>(i) * sizeof(T);
   }
   static void expect_index(index_t i) {
     if (i < 0 || i >= N) {
@@ -159,8 +200,18 @@ class shared_array {
     }
   }
 
-  std::unique_ptr<T[]> data_;
-  mutable std::vector<emulator::touched> touched_;
+  std::shared_ptr<emulator::shared_bytes> memory_;
+};
+
+/// The same shared memory, first as an `A`, then as a `B`: a race between the two is noticed too.
+template <class A, class B>
+class shared_union {
+  std::shared_ptr<emulator::shared_bytes> memory_ = std::make_shared<emulator::shared_bytes>(
+      std::max(A::bytes, B::bytes), std::min(A::element, B::element));
+
+ public:
+  A first{memory_};
+  B then{memory_};
 };
 
 }  // namespace kvfold::cuda

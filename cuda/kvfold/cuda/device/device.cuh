@@ -14,6 +14,9 @@
 ///     };
 ///     launch(add_one{x}, {.x = blocks}, stream);
 ///
+/// `static constexpr index_t resident`, where a kernel has it, says how many blocks a
+/// multiprocessor is to hold at once: fewer registers a thread.
+///
 /// What a kernel may call (`mask`: the lanes of the warp that take part; all by default):
 ///
 ///     thread_index(), lane(), warp()              0 <= thread_index() < threads
@@ -29,27 +32,46 @@
 ///                                                 a butterfly, the same bits in every lane
 ///     add_shared(element, n), add_global(p, n)    atomic on integers; what was there before
 ///     load_16(p), store_16(p, x)                  a `vector_16`: 16 bytes of global memory
+///     load_words(p)                               ... as four registers hold them
 ///     array.vector(i), array.set_vector(i, x)     ... and of shared memory
 ///     copy_async(array, i, from, bytes)           16 bytes to shared memory, zeros after `bytes`
+///     copy_async<reads::once>(...)                ... that L2 need not keep
 ///     commit_async(), wait_async<n>()             ... until all groups but the last n are there
-///     array.pair(i)                               two 16-bit elements of it in a register
+///     prefetch(p)                                 the bytes about p will be read soon
+///     array.pair(i), load_pair(p), pair_of(a, b)  two 16-bit elements in a register
+///     low_of<T>(x), high_of<T>(x)                 ... and each of them
+///     store_pair(p, a, b)                         two floats at a multiple of 8 bytes
+///     load_matrices(array, i)                     four 8 × 8 matrices of 16-bit elements: `i` of
+///                                                 lane l is where row l mod 8 of matrix l / 8
+///                                                 begins, a multiple of 8; lane l gets columns
+///                                                 2 (l mod 4) and the next of row l / 4 of each
+///     load_matrices_transposed(array, i)          ... of each matrix's transpose
+///     transposed(x)                               of one matrix that lies so over the lanes
 ///     mma_16x8x16<T>(c, a, b)                     c += a b on the tensor cores, T half or bfloat16
 ///     thread_fence()                              earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
 ///     multiply_add(a, b, c)                       a · b + c of float, rounded once
+///     exp2_approx(x)                              2^x of float, to about 2^-22; a result or an x
+///                                                 below 2^-126 is 0
 ///     exponential(x), logarithm(x), square_root(x)
 ///                                                 of float, double
 ///     cosine(x), sine(x)                          of float, |x| ≤ π
 ///     power(x, y), nearest_integer(x)             of double
+///     let_next_start(), wait_for_previous()       see `launch_early`
 ///
 /// `KVFOLD_DEVICE` is for what kernels alone may call, `KVFOLD_HD` for what tests and users may
 /// call on the host too. nvcc lets a template call the former on the host, where the program ends
 /// without a word: `tests/cuda/host_calls` refuses such objects.
 ///
-/// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`.
+/// `shared_union<A, B>` is the same shared memory, first as an `A`, then as a `B`, both arrays.
+/// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`. Instructions
+/// that run once are read from memory: a loop that is to stay short carries `KVFOLD_ROLLED`.
 ///
-/// `stream` and `launch` are the host's side: asynchronous, and `cuda_error` when refused.
+/// `stream`, `launch` and `launch_early` are the host's side: asynchronous, and `cuda_error` when
+/// refused. A kernel launched early may begin while the launch before it still runs, once all that
+/// one's blocks have called `let_next_start` or ended; every thread calls `wait_for_previous`
+/// before it touches what that launch touches.
 #pragma once
 
 #include "kvfold/detail/multiply_add.hpp"
@@ -60,10 +82,12 @@
 #ifdef __CUDACC__
 #define KVFOLD_DEVICE __device__
 #define KVFOLD_UNROLL _Pragma("unroll")
+#define KVFOLD_ROLLED _Pragma("unroll 1")
 #include "kvfold/cuda/device/hardware.cuh"
 #elif __has_include("cuda/emulator.hpp")
 #define KVFOLD_DEVICE
 #define KVFOLD_UNROLL
+#define KVFOLD_ROLLED
 #include "cuda/emulator.hpp"
 #else
 #error "kvfold::cuda: nvcc expected, or kvfold's tests/support in the include path for the emulator"

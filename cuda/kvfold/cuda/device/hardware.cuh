@@ -5,9 +5,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <type_traits>  // std::is_trivially_copyable_v
+#include <type_traits>  // std::is_same_v
 
-#include "kvfold/cuda/device/error.cuh"
+#include "kvfold/cuda/device/launch.cuh"
 #include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/column_merge.hpp"
 #include "kvfold/score/accumulated.hpp"
@@ -17,13 +17,7 @@ namespace kvfold::cuda {
 
 using half = __half;
 using bfloat16 = __nv_bfloat16;
-using stream = cudaStream_t;
-
 inline constexpr unsigned all_lanes = 0xffffffffU;
-
-struct extent {
-  unsigned x = 1, y = 1, z = 1;
-};
 
 // ---------------------------------------------------------------------------- places
 
@@ -94,6 +88,10 @@ __device__ vector_16<T> load_16(const T* from) {
   return x;
 }
 template <class T>
+__device__ vector_16<unsigned> load_words(const T* from) {
+  return load_16(reinterpret_cast<const unsigned*>(from));
+}
+template <class T>
 __device__ void store_16(T* to, const vector_16<T>& x) {
   uint4 raw;
   memcpy(&raw, &x, sizeof x);
@@ -111,17 +109,69 @@ struct alignas(16) shared_array {
   __device__ unsigned pair(index_t i) const { return *reinterpret_cast<const unsigned*>(data + i); }
 };
 
+/// The same shared memory, first as an `A`, then as a `B`.
+template <class A, class B>
+union shared_union {
+  A first;
+  B then;
+};
+
+/// Two 16-bit elements of global memory at a multiple of 4 bytes.
+template <class T>
+__device__ unsigned load_pair(const T* from) {
+  static_assert(sizeof(T) == 2);
+  return *reinterpret_cast<const unsigned*>(from);
+}
+template <class T>
+__device__ unsigned pair_of(T a, T b) {
+  const T both[2] = {a, b};
+  unsigned x = 0;
+  memcpy(&x, both, sizeof x);
+  return x;
+}
+template <class T>
+__device__ T low_of(unsigned x) {
+  T both[2];
+  memcpy(both, &x, sizeof x);
+  return both[0];
+}
+template <class T>
+__device__ T high_of(unsigned x) {
+  return low_of<T>(x >> 16);
+}
+__device__ inline void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+__device__ inline void store_pair(float* to, float a, float b) {
+  *reinterpret_cast<float2*>(to) = {a, b};
+}
+
 template <index_t N>
 __device__ index_t add_shared(shared_array<index_t, N>& to, index_t i, index_t n) {
   return atomicAdd(&to.data[i], n);
 }
 __device__ inline index_t add_global(index_t* to, index_t n) { return atomicAdd(to, n); }
 
+enum class reads { again, once };
+
 template <class T, index_t N>
+__device__ unsigned shared_address(const shared_array<T, N>& array, index_t i) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(array.data + i));
+}
+template <reads Reads = reads::again, class T, index_t N>
 __device__ void copy_async(shared_array<T, N>& to, index_t i, const T* from, index_t bytes = 16) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to.data + i));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
-               : "memory");
+  if constexpr (Reads == reads::once) {
+    unsigned long long evict_first = 0;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(
+                     shared_address(to, i)),
+                 "l"(from), "r"(bytes), "l"(evict_first)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to, i)),
+                 "l"(from), "r"(bytes)
+                 : "memory");
+  }
 }
 __device__ inline void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <index_t Groups>
@@ -146,6 +196,33 @@ __device__ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigne
   }
 }
 
+struct matrices {
+  unsigned of[4];
+};
+template <class T, index_t N>
+__device__ matrices load_matrices(const shared_array<T, N>& from, index_t i) {
+  matrices x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.of[0]), "=r"(x.of[1]), "=r"(x.of[2]), "=r"(x.of[3])
+               : "r"(shared_address(from, i))
+               : "memory");
+  return x;
+}
+template <class T, index_t N>
+__device__ matrices load_matrices_transposed(const shared_array<T, N>& from, index_t i) {
+  matrices x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.of[0]), "=r"(x.of[1]), "=r"(x.of[2]), "=r"(x.of[3])
+               : "r"(shared_address(from, i))
+               : "memory");
+  return x;
+}
+__device__ inline unsigned transposed(unsigned x) {
+  unsigned y = 0;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // ---------------------------------------------------------------------------- numbers
 
 __host__ __device__ inline float to_float(float x) { return x; }
@@ -166,6 +243,11 @@ __host__ __device__ T from_float(float x) {
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
@@ -174,42 +256,5 @@ __device__ inline float cosine(float x) { return cosf(x); }
 __device__ inline float sine(float x) { return sinf(x); }
 __device__ inline double power(double x, double y) { return pow(x, y); }
 __device__ inline double nearest_integer(double x) { return rint(x); }
-
-// ---------------------------------------------------------------------------- launch
-
-namespace detail {
-
-inline void check(cudaError_t code, const char* call, const char* file, int line) {
-  if (code != cudaSuccess) {
-    throw cuda_error(call, static_cast<int>(code), cudaGetErrorString(code), file, line);
-  }
-}
-
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads) run(const __grid_constant__ Kernel kernel) {
-  extern __shared__ uint4 memory[];
-  kernel(*reinterpret_cast<typename Kernel::shared_memory*>(memory));
-}
-
-}  // namespace detail
-
-/// Runs `kernel` on every block of `blocks`, in the order of `stream`; an empty grid does nothing.
-template <class Kernel>
-void launch(const Kernel& kernel, extent blocks, stream stream) {
-  static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::threads % 32 == 0);
-  if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0) {
-    return;
-  }
-  constexpr std::size_t bytes = sizeof(typename Kernel::shared_memory);
-  if constexpr (bytes > 48 * 1024) {
-    detail::check(
-        cudaFuncSetAttribute(detail::run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        "cudaFuncSetAttribute", __FILE__, __LINE__);
-  }
-  detail::run<Kernel>
-      <<<dim3(blocks.x, blocks.y, blocks.z), Kernel::threads, bytes, stream>>>(kernel);
-  detail::check(cudaGetLastError(), "launch", __FILE__, __LINE__);
-}
 
 }  // namespace kvfold::cuda

@@ -1,0 +1,132 @@
+/// Tensor cores and the registers that feed them, for the CUDA emulator.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/block.hpp"
+#include "cuda/scalars.hpp"
+#include "cuda/shared.hpp"
+
+namespace kvfold::cuda {
+
+inline constexpr unsigned all_lanes = 0xffffffffU;
+
+inline index_t lane() { return emulator::now().thread() % 32; }
+
+/// Two 16-bit elements of global memory at a multiple of 4 bytes.
+template <class T>
+unsigned load_pair(const T* from) {
+  static_assert(sizeof(T) == 2);
+  emulator::expect_aligned(from, 4);
+  unsigned x = 0;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+template <class T>
+unsigned pair_of(T a, T b) {
+  const T both[2] = {a, b};
+  unsigned x = 0;
+  std::memcpy(&x, both, sizeof x);
+  return x;
+}
+template <class T>
+T low_of(unsigned x) {
+  T both[2];
+  std::memcpy(static_cast<void*>(both), &x, sizeof x);
+  return both[0];
+}
+template <class T>
+T high_of(unsigned x) {
+  return low_of<T>(x >> 16);
+}
+inline void prefetch(const void*) {}
+inline void store_pair(float* to, float a, float b) {
+  emulator::expect_aligned(to, 8);
+  to[0] = a, to[1] = b;
+}
+
+/// Registers as the hardware deals them to the lanes: lane l has rows l / 4 and l / 4 + 8 of A and
+/// C and column l / 4 of B, and in them pairs at 2 (l mod 4), for A and B also 8 further on.
+template <class T>
+void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+                 const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  struct operands {
+    T a[4][2], b[2][2];
+  } mine;
+  static_assert(sizeof mine == 24);
+  std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
+  std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
+  const auto& all =
+      emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
+  const index_t row = lane() / 4, column = lane() % 4 * 2;
+  for (index_t pair = 0; pair < 4; ++pair) {  // k = 2 pair, 2 pair + 1, and both + 8
+    const auto left = all.template get<operands>(row * 4 + pair);
+    for (index_t j = 0; j < 2; ++j) {
+      const auto right = all.template get<operands>((column + j) * 4 + pair);
+      for (index_t further = 0; further < 2; ++further) {
+        for (index_t e = 0; e < 2; ++e) {
+          const float y = to_float(right.b[further][e]);
+          c[j] += to_float(left.a[2 * further][e]) * y;
+          c[2 + j] += to_float(left.a[2 * further + 1][e]) * y;
+        }
+      }
+    }
+  }
+}
+
+struct matrices {
+  unsigned of[4];
+};
+
+namespace emulator {
+
+/// Lane l reads two elements of each of four matrices, at places of rows that other lanes name.
+template <class T, index_t N, class Pair>
+matrices read_matrices(const char* name, const shared_array<T, N>& from, index_t i, Pair pair,
+                       site at) {
+  from.vector(i);  // the row of this lane: aligned, in the array, and written
+  const auto& all = now().meet({name, 0, all_lanes, at}, &i, sizeof i);
+  matrices x{};
+  for (index_t m = 0; m < 4; ++m) {
+    x.of[m] = pair([&](index_t row) { return all.template get<index_t>(8 * m + row); });
+  }
+  return x;
+}
+
+}  // namespace emulator
+
+template <class T, index_t N>
+matrices load_matrices(const shared_array<T, N>& from, index_t i,
+                       const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const index_t row = lane() / 4, column = lane() % 4 * 2;
+  return emulator::read_matrices("load_matrices", from, i,
+                                 [&](auto row_at) { return from.pair(row_at(row) + column); },
+                                 {file, line});
+}
+template <class T, index_t N>
+matrices load_matrices_transposed(const shared_array<T, N>& from, index_t i,
+                                  const char* file = __builtin_FILE(),
+                                  int line = __builtin_LINE()) {
+  const index_t row = lane() / 4, column = lane() % 4 * 2;
+  return emulator::read_matrices(
+      "load_matrices_transposed", from, i,
+      [&](auto row_at) {  // element `row` of the rows `column` and the next
+        const auto element = [&](index_t r) {
+          return from.pair(row_at(r) + row / 2 * 2) >> row % 2 * 16 & 0xffffU;
+        };
+        return element(column) | element(column + 1) << 16;
+      },
+      {file, line});
+}
+inline unsigned transposed(unsigned x, const char* file = __builtin_FILE(),
+                           int line = __builtin_LINE()) {
+  const auto& all = emulator::now().meet({"transposed", 0, all_lanes, {file, line}}, &x, sizeof x);
+  const index_t row = lane() / 4, column = lane() % 4 * 2;
+  const auto element = [&](index_t r) {
+    return all.get<unsigned>(4 * r + row / 2) >> row % 2 * 16 & 0xffffU;
+  };
+  return element(column) | element(column + 1) << 16;
+}
+
+}  // namespace kvfold::cuda
