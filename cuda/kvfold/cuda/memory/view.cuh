@@ -3,6 +3,7 @@
 
 #include <cstddef>      // std::ptrdiff_t, std::size_t
 #include <cstdint>      // std::uint64_t, std::uintptr_t
+#include <cstring>      // std::memcpy
 #include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvfold/cuda/device/device.cuh"
@@ -237,14 +238,18 @@ inline void check(const plan_view& plan, const char* what) {
 /// rows are aligned, which only a ragged end is not.
 template <class Scalar>
 KVFOLD_DEVICE vector_16<Scalar> load_row(const Scalar* row, index_t i, index_t dim, bool aligned) {
-  if (aligned && i + vector_16<Scalar>::size <= dim) {
-    return load_16(row + i);
-  }
   vector_16<Scalar> x;
-  KVFOLD_UNROLL
-  for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
-    x[j] = i + j < dim ? row[i + j] : from_float<Scalar>(0.0F);
+  vector_16<unsigned> words;  // what both ways meet in: halves would be taken apart where they are
+  if (aligned && i + vector_16<Scalar>::size <= dim) {  // loaded, and each load waited for
+    words = load_words(row + i);
+  } else {
+    KVFOLD_UNROLL
+    for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+      x[j] = i + j < dim ? row[i + j] : from_float<Scalar>(0.0F);
+    }
+    std::memcpy(static_cast<void*>(&words), &x, sizeof x);
   }
+  std::memcpy(static_cast<void*>(&x), &words, sizeof x);
   return x;
 }
 
