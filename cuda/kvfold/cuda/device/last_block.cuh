@@ -10,14 +10,17 @@ struct best_of_all {
   candidate of;  ///< all tiles; 0: none, or it is not the last
 };
 
-/// Writes the block's best to `of_tiles[tile]` and takes a ticket. `*tickets` is 0
-/// before the first block.
+/// Writes the block's best to `of_tiles[tile]` and takes a ticket. `*tickets` is 0 before the first
+/// block. A head's only block needs neither.
 template <index_t Threads>
 KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
                                         of_warps<candidate, Threads>& shared, index_t* tickets,
                                         candidate* of_tiles, index_t tile, index_t tiles,
                                         candidate mine) {
   mine = block_max(shared, mine);
+  if (tiles == 1) {
+    return {true, mine};
+  }
   if (thread_index() == 0) {
     of_tiles[tile] = mine;
   }

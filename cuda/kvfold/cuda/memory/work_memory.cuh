@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
 
 #include "kvfold/cuda/memory/plan_memory.cuh"
 
@@ -36,16 +37,30 @@ struct partial_attention {
   }
 };
 
-inline constexpr index_t slots_a_tile = 1024;      // of the second launch
-inline constexpr index_t slots_a_near_tile = 256;  // of the search for the nearest
+/// Slots of a block in the second launch, and in the search for the nearest, at most.
+inline constexpr index_t slots_a_tile = 4096, slots_a_near_tile = 1024;
 
-/// As many blocks as keep an H100's 132 multiprocessors busy (8 each), but no fewer than 256 slots
-/// for each at full capacity. By shape alone: the same bytes whatever the device.
+/// One of `tiles` even shares of a head's `n` slots.
+struct slot_tile {
+  index_t begin, end;
+
+  KVFOLD_DEVICE static slot_tile of(index_t tile, index_t tiles, index_t n) {
+    const index_t share = (n + tiles - 1) / tiles, begin = tile * share;
+    return {begin, begin + share < n ? begin + share : n};
+  }
+};
+
+/// Blocks of 512 slots, which repay their start; fewer slots, down to 128, where heads are few; and
+/// no second wave of blocks that is mostly empty. As measured on an H100, whose 132 multiprocessors
+/// run 3 blocks each; by shape alone, so that the bytes are the same whatever the device.
 inline index_t splits_of(index_t heads, index_t capacity) {
-  const index_t wanted = (132 * 8 + heads - 1) / (heads < 1 ? 1 : heads);
-  const index_t most = (capacity + 255) / 256;
-  const index_t splits = wanted < most ? wanted : most;
-  return splits < 1 ? 1 : splits > most_splits ? most_splits : splits;
+  constexpr std::int64_t at_once = 132 * 3, filled = at_once * 2 / 3;
+  const std::int64_t n = heads < 1 ? 1 : heads;
+  std::int64_t splits = capacity / 512;
+  splits = splits * n < filled ? filled / n : splits;
+  splits = splits > capacity / 128 ? capacity / 128 : splits;
+  splits = splits * n > at_once && splits * n < 2 * at_once ? at_once / n : splits;
+  return splits < 1 ? 1 : splits > most_splits ? most_splits : static_cast<index_t>(splits);
 }
 
 inline void allocate(partial_attention& p, workspace_allocator& from, const work_shape& shape) {

@@ -1,9 +1,12 @@
 /// Combining the splits, observing, and removing one slot: the second of a step's launches.
 #pragma once
 
+#include <type_traits>  // std::remove_cvref_t
+
 #include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/merge/slot_removals.cuh"
 #include "kvfold/cuda/score/attend_splits.cuh"
+#include "kvfold/cuda/score/combine_splits.cuh"
 #include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda::detail {
@@ -14,18 +17,22 @@ struct step_options {
   index_t target = 0;     ///< slots after the step; 0: no slot is removed here
 };
 
-/// A block takes 1024 slots of a head: every slot's probability from its logits, the group
-/// combined, into the policy's score, and the tile's candidate for removal. The head's output is
-/// spread over its blocks. The last block of a head to finish (a ticket says which) removes the
-/// slot: another launch would cost more than its dozen rows. Reads 4 · group bytes of logits
-/// and the rule's columns, writes the columns; K and V are not read again, but for the rows that
-/// move.
+/// A block takes a share of a head's slots: every slot's probability from its logits, the group
+/// combined, into the policy's score, and the share's candidate for removal. Where there were
+/// several splits, the head's output is spread over its blocks. The last block of a head to finish
+/// (a ticket says which) removes the slot: another launch would cost more than its dozen rows.
+/// Reads 4 · group bytes of logits and the rule's columns, writes the columns; K and V are not read
+/// again, but for the rows that move. Launched early. A launch of a few microseconds waits for its
+/// instructions as for its data, so loops stay loops.
 template <class Scalar, class Rule>
 struct observe_and_remove {
-  static constexpr index_t threads = 256;
+  static constexpr index_t threads = 512, resident = 2;
+  static_assert(slots_a_tile <= 32 * threads);
+  static constexpr bool by_probability =
+      Rule::observes && !shares_entries<Rule> && !seeks_logits<Rule>;
+  static constexpr bool evicts_here = Rule::evicts && !shares_entries<Rule>;
   struct shared_memory {
-    shared_array<float, most_splits * max_group> scale;  // of each split's output
-    shared_array<float, max_group> max, inverse;
+    combined_splits softmax;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
     shared_array<index_t, 1> ticket;
@@ -39,102 +46,131 @@ struct observe_and_remove {
   const Scalar* queries;  // [heads, group, dim]
   Scalar* out;            // [heads, group, dim]
   float* log_sum_exp;     // [heads, group], or null
-  bool aligned;
 
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    let_next_start();
     const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const bool full = options.appended && cache.length[h] >= cache.capacity;
     const index_t n = cache.length[h] + (options.appended && !full ? 1 : 0);
     const head_context head = context_of(
         cache, state, h, options.appended ? cache.tokens_total[h] : cache.tokens_total[h] - 1);
-    combine(shared, h, tile, full);
-    const candidate mine = full ? candidate{0} : observe(shared, head, h, tile, n);
-    if (!Rule::observes && !remembers<Rule> && !options.appended) {
-      return;
+    const slot_tile own = slot_tile::of(tile, from.tiles, full ? 0 : n);
+    if (options.appended) {
+      begin_slot(head, h, own, n - 1);
+    }
+    const unsigned stay = look_ahead(head, own);
+    wait_for_previous();
+    const auto ahead = first_logits(h, own.begin + thread_index(), own.end);
+    if (Rule::observes || from.splits > 1) {
+      combine_splits<Scalar, threads>{cache, from, out, log_sum_exp}(shared.softmax, h, tile, full);
+    }
+    if constexpr (!Rule::observes && !remembers<Rule>) {
+      if (!options.appended) {
+        return;
+      }
     }
     const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
-                                     tile, from.tiles, mine);
+                                     tile, from.tiles, observe(shared, head, h, own, stay, ahead));
     if (least.last) {  // lengths change when all blocks of the head have read them
       finish(shared, head, h, n, least.of == 0 ? -1 : least_slot(least.of));
     }
   }
 
  private:
-  /// Output and log-sum-exp from the splits', weighted in a fixed order.
-  KVFOLD_DEVICE void combine(shared_memory& shared, index_t h, index_t tile, bool full) const {
-    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
-    for (index_t g = warp(); g < cache.group; g += threads / 32) {
-      float max = lowest_score, sum = 0;
-      for (index_t p = lane(); p < from.splits; p += 32) {
-        const float m = from.max[parts + p * cache.group + g];
-        max = m > max ? m : max;
-      }
-      max = reduce_max(max);
-      for (index_t p = lane(); p < from.splits; p += 32) {
-        const float m = from.max[parts + p * cache.group + g];
-        const float scale = m == lowest_score ? 0.0F : exponential(m - max);
-        shared.scale[p * max_group + g] = scale;
-        sum += scale * from.sum[parts + p * cache.group + g];
-      }
-      sum = reduce_sum(sum);
-      if (lane() == 0) {
-        shared.max[g] = max;
-        shared.inverse[g] = full       ? lowest_score - lowest_score  // NaN: there was no room
-                            : sum == 0 ? 0.0F
-                                       : 1.0F / sum;
-        if (tile == 0 && log_sum_exp != nullptr) {
-          log_sum_exp[std::ptrdiff_t{place_of_block()} * cache.group + g] = max + logarithm(sum);
-        }
-      }
+  /// The new token's numbers, of which the first launch knows nothing.
+  KVFOLD_DEVICE void begin_slot(const head_context& head, index_t h, const slot_tile& own,
+                                index_t s) const {
+    if (s < own.begin || s >= own.end || (s - own.begin) % threads != thread_index()) {
+      return;
     }
-    sync_block();
-    for (index_t e = tile * threads + thread_index(); e < cache.group * cache.dim;
-         e += from.tiles * threads) {
-      const index_t g = e / cache.dim;
-      float x = 0;
-      for (index_t p = 0; p < from.splits; ++p) {
-        x += shared.scale[p * max_group + g] * from.out[(parts + p * cache.group) * cache.dim + e];
-      }
-      out[std::ptrdiff_t{place_of_block()} * cache.group * cache.dim + e] =
-          from_float<Scalar>(x * shared.inverse[g]);
+    cache.log_mass[cache.slot(h, s)] = 0;
+    cache.position[cache.slot(h, s)] = head.newest;
+    KVFOLD_ROLLED
+    for (index_t c = 0; c < state.count; ++c) {
+      head.column(c, s) = state.initial[c];
     }
   }
 
-  /// The tile's slots: fresh columns, scores, and which slot would be evicted first.
+  /// A bit for each of the thread's slots that is protected, which observing does not change. The
+  /// columns, which the first launch has pushed out of L2, are asked for.
+  KVFOLD_DEVICE unsigned look_ahead(const head_context& head, const slot_tile& own) const {
+    unsigned stay = 0, bit = 1;
+    for (index_t s = own.begin + thread_index(); s < own.end; s += threads, bit *= 2) {
+      KVFOLD_ROLLED
+      for (index_t c = 0; c < Rule::columns; ++c) {
+        prefetch(&head.column(c, s));
+      }
+      if constexpr (evicts_here) {
+        stay |= rule.is_protected(head, s) ? bit : 0U;
+      }
+    }
+    return stay;
+  }
+
+  /// Of query heads 0 to 3.
+  KVFOLD_DEVICE vector_16<float> first_logits(index_t h, index_t s, index_t end) const {
+    vector_16<float> x{};
+    if constexpr (by_probability) {
+      if (s < end) {
+        x = logits_of(h, s, 0);
+      }
+    }
+    return x;
+  }
+  KVFOLD_DEVICE vector_16<float> logits_of(index_t h, index_t s, index_t g) const {
+    return load_row(from.logits + cache.slot(h, s) * cache.group, g, cache.group,
+                    cache.group % 4 == 0);
+  }
+
+  /// The block's slots: scores, and which slot would be evicted first. A slot's first logits,
+  /// `ahead`, are on their way while the slot before is observed.
   KVFOLD_DEVICE candidate observe(shared_memory& shared, const head_context& head, index_t h,
-                                  index_t tile, index_t n) const {
+                                  const slot_tile& own, unsigned stay,
+                                  vector_16<float> ahead) const {
     const auto probability = [&](index_t g, float l) {
-      return exponential(l - shared.max[g]) * shared.inverse[g];
+      constexpr float log2_e = 1.4426950408889634F;
+      return exp2_approx((l - shared.softmax.max[g]) * log2_e) * shared.softmax.inverse[g];
     };
     candidate best = 0;
-    const index_t end = (tile + 1) * slots_a_tile < n ? (tile + 1) * slots_a_tile : n;
-    for (index_t s = tile * slots_a_tile + thread_index(); s < end; s += threads) {
-      if (options.appended && s == n - 1) {
-        for (index_t c = 0; c < state.count; ++c) {
-          head.column(c, s) = state.initial[c];
-        }
-      }
+    KVFOLD_ROLLED
+    for (index_t s = own.begin + thread_index(); s < own.end; s += threads, stay /= 2) {
+      [[maybe_unused]] const float* const logit = from.logits + cache.slot(h, s) * cache.group;
       if constexpr (shares_entries<Rule>) {
-        rule.observe_entry(cache, state, h, s, from.logits + cache.slot(h, s) * cache.group,
-                           probability);
+        rule.observe_entry(cache, state, h, s, logit, probability);
       } else if constexpr (seeks_logits<Rule>) {
-        rule.observe_logits(head, s, from.logits + cache.slot(h, s) * cache.group, cache.group);
-      } else if constexpr (Rule::observes) {
-        const float* const logit = from.logits + cache.slot(h, s) * cache.group;
-        rule.observe(head, s, combined(rule.combine, cache.group, [&](index_t g) {
-                       return probability(g, logit[g]);
-                     }));
+        rule.observe_logits(head, s, logit, cache.group);
+      } else if constexpr (by_probability) {
+        const auto now = ahead;
+        ahead = first_logits(h, s + threads, own.end);
+        rule.observe(head, s, of_group(h, s, now, probability));
       }
-      if constexpr (Rule::evicts && !shares_entries<Rule>) {
-        if (options.target > 0 && !rule.is_protected(head, s)) {
-          const candidate c = least_candidate(rule.order(head, s), s);
-          best = c > best ? c : best;
+      if constexpr (evicts_here) {
+        const candidate c = least_candidate(rule.order(head, s), s);
+        best = stay % 2 == 0 && c > best ? c : best;
+      }
+    }
+    return options.target > 0 ? best : candidate{0};
+  }
+  /// A slot's probabilities as one number, four query heads at once.
+  template <class Probability>
+  KVFOLD_DEVICE float of_group(index_t h, index_t s, vector_16<float> l,
+                               Probability probability) const {
+    float a = 0;
+    KVFOLD_ROLLED
+    for (index_t g = 0; g < cache.group; g += 4) {
+      if (g > 0) {
+        l = logits_of(h, s, g);
+      }
+      KVFOLD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        if (g + j < cache.group) {
+          a = kvfold::detail::with_query_head(rule.combine, a, probability(g + j, l[j]));
         }
       }
     }
-    return best;
+    return kvfold::detail::of_group(rule.combine, a, cache.group);
   }
 
   /// One block, when all of the head is observed.
@@ -179,7 +215,7 @@ struct observe_and_remove {
       }
     }
     if (removes && removed != n - 1) {
-      move_slot<threads>(cache, state, head, h, removed, n - 1, aligned);
+      move_slot<threads>(cache, state, head, h, removed, n - 1);
     }
     const index_t left = removes ? n - 1 : n;
     if constexpr (merges_removed<Rule>) {
@@ -194,7 +230,8 @@ struct observe_and_remove {
   }
 };
 
-/// Both launches: attention over all splits, then what `options` says of the second.
+/// Both launches: attention over all splits, then what `options` says of the second, which is left
+/// out where they say nothing.
 template <class Scalar, class Rule>
 void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                         const Scalar* queries, const new_tokens<Scalar>& fresh,
@@ -203,14 +240,22 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
   expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
           cache.group, ", ", cache.dim, "] expected, null came");
   partial.logits = Rule::observes ? partial.logits : nullptr;
+  const auto attend = [&](const auto& masses) {
+    attend_splits(
+        attention_call<Scalar, std::remove_cvref_t<decltype(masses)>>{
+            cache, queries, fresh, partial, out, log_sum_exp, masses},
+        stream);
+  };
   if constexpr (shares_entries<Rule>) {
-    attend_splits(rule.masses(state, cache.capacity), cache, queries, fresh, partial, stream);
+    attend(rule.masses(state, cache.capacity));
   } else {
-    attend_splits(log_masses{}, cache, queries, fresh, partial, stream);
+    attend(log_masses{});
   }
-  launch(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries, out,
-                                          log_sum_exp, cache.aligned()},
-         {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
+  if (Rule::observes || remembers<Rule> || options.appended || partial.splits > 1) {
+    launch_early(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries,
+                                                  out, log_sum_exp},
+                 {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
+  }
 }
 
 }  // namespace kvfold::cuda::detail

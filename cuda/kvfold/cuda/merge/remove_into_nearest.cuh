@@ -7,12 +7,12 @@
 
 namespace kvfold::cuda::detail {
 
-/// A block takes 256 slots of a head, whose keys it reads once: the most similar by cosine to the
-/// one to remove. The head's last block merges it into the best of all where `rule.join_nearest`
-/// says so, and the newest slot takes its place.
+/// A block takes a tile of a head's slots, whose keys it reads once: the most similar by cosine to
+/// the one to remove. The head's last block merges it into the best of all where
+/// `rule.join_nearest` says so, and the newest slot takes its place.
 template <class Scalar, class Rule>
 struct remove_into_nearest {
-  static constexpr index_t threads = 256;
+  static constexpr index_t threads = 512, resident = 2;
   struct shared_memory {
     of_warps<candidate, threads> best;
     shared_array<index_t, 1> ticket;
@@ -24,8 +24,9 @@ struct remove_into_nearest {
   Rule rule;
   bool aligned;
 
-  /// Grid: heads, tiles of `slots_a_near_tile`.
+  /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    wait_for_previous();
     const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const index_t removed = from.victims[h];
@@ -46,17 +47,18 @@ struct remove_into_nearest {
  private:
   KVFOLD_DEVICE candidate nearest(index_t h, index_t tile, index_t n, index_t removed) const {
     candidate best = 0;
-    sweep_tile<Scalar, threads>(tile, n, cache.dim, [&](const tile_rows& rows) {
-      float cosine[tile_rows::many];
-      cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, cosine);
-      KVFOLD_UNROLL
-      for (index_t u = 0; u < tile_rows::many; ++u) {
-        const index_t s = rows.slot(u);
-        const candidate c =
-            s < rows.end && s != removed ? most_candidate(ordered(cosine[u]), s) : candidate{0};
-        best = c > best ? c : best;
-      }
-    });
+    sweep_tile<Scalar, threads>(
+        slot_tile::of(tile, from.near_tiles, n), cache.dim, [&](const tile_rows& rows) {
+          float cosine[tile_rows::many];
+          cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, cosine);
+          KVFOLD_UNROLL
+          for (index_t u = 0; u < tile_rows::many; ++u) {
+            const index_t s = rows.slot(u);
+            const candidate c =
+                s < rows.end && s != removed ? most_candidate(ordered(cosine[u]), s) : candidate{0};
+            best = c > best ? c : best;
+          }
+        });
     return best;
   }
 
@@ -71,7 +73,7 @@ struct remove_into_nearest {
       }
     }
     if (removed != n - 1) {
-      move_slot<threads>(cache, state, head, h, removed, n - 1, aligned);
+      move_slot<threads>(cache, state, head, h, removed, n - 1);
     }
     if (thread_index() == 0) {
       count_slots(cache, h, n - 1);
@@ -82,8 +84,8 @@ struct remove_into_nearest {
 template <class Scalar, class Rule>
 void remove_nearest(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const partial_attention& from, stream stream) {
-  launch(remove_into_nearest<Scalar, Rule>{cache, state, from, rule, cache.aligned()},
-         {cache.blocks(), static_cast<unsigned>(from.near_tiles)}, stream);
+  launch_early(remove_into_nearest<Scalar, Rule>{cache, state, from, rule, cache.aligned()},
+               {cache.blocks(), static_cast<unsigned>(from.near_tiles)}, stream);
 }
 
 }  // namespace kvfold::cuda::detail

@@ -5,17 +5,17 @@
 
 namespace kvfold::cuda::detail {
 
-/// Everything that a slot is.
+/// Everything that a slot is. A block has about as many threads as the two rows have elements.
 template <index_t Threads, class Scalar>
 KVFOLD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& state,
-                             const head_context& head, index_t h, index_t to, index_t from,
-                             bool aligned) {
-  constexpr index_t width = vector_16<Scalar>::size;
+                             const head_context& head, index_t h, index_t to, index_t from) {
   const auto keys = cache.keys.of(h), values = cache.values.of(h);
-  for (index_t i = thread_index() * width; i < cache.dim; i += Threads * width) {
-    store_row(keys.at(to), i, cache.dim, aligned, load_row(keys.at(from), i, cache.dim, aligned));
-    store_row(values.at(to), i, cache.dim, aligned,
-              load_row(values.at(from), i, cache.dim, aligned));
+  KVFOLD_ROLLED
+  for (index_t e = thread_index(); e < 2 * cache.dim; e += Threads) {
+    const auto row = [&](index_t s) {
+      return e < cache.dim ? keys.at(s) + e : values.at(s) + (e - cache.dim);
+    };
+    *row(to) = *row(from);
   }
   if (thread_index() < state.count) {
     head.column(thread_index(), to) = head.column(thread_index(), from);

@@ -14,7 +14,6 @@ struct no_rule {
   static constexpr bool observes = false, evicts = false, merges = false;
   group_combine combine = group_combine::sum;
 
-  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
   KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }

@@ -15,18 +15,17 @@ struct tile_rows {
   KVFOLD_DEVICE index_t slot(index_t u) const { return base + u * (32 / lanes) + lane() / lanes; }
 };
 
-/// `use(rows)` for all rows of a tile of `slots_a_near_tile`, by a block.
+/// `use(rows)` for all rows of a tile, by a block.
 template <class Scalar, index_t Threads, class Use>
-KVFOLD_DEVICE void sweep_tile(index_t tile, index_t n, index_t dim, Use use) {
+KVFOLD_DEVICE void sweep_tile(const slot_tile& tile, index_t dim, Use use) {
   index_t lanes = 1;
   while (lanes < 32 && lanes * vector_16<Scalar>::size < dim) {
     lanes *= 2;
   }
   const index_t at_once = 32 / lanes * tile_rows::many;
-  const index_t begin = tile * slots_a_near_tile;
-  const index_t end = begin + slots_a_near_tile < n ? begin + slots_a_near_tile : n;
-  for (index_t base = begin + warp() * at_once; base < end; base += Threads / 32 * at_once) {
-    use(tile_rows{base, end, lanes});
+  for (index_t base = tile.begin + warp() * at_once; base < tile.end;
+       base += Threads / 32 * at_once) {
+    use(tile_rows{base, tile.end, lanes});
   }
 }
 

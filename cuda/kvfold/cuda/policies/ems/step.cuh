@@ -9,12 +9,13 @@
 
 namespace kvfold::cuda::detail {
 
-/// A block takes 256 slots of a head, whose keys and values it reads once: the most redundant to
-/// the removed one, ties to the earlier token. The head's last block removes the least tokens where
-/// there is no room, joins the two or evicts the entry, and moves the newest slot into its place.
+/// A block takes a tile of a head's slots, whose keys and values it reads once: the most redundant
+/// to the removed one, ties to the earlier token. The head's last block removes the least tokens
+/// where there is no room, joins the two or evicts the entry, and moves the newest slot into its
+/// place.
 template <class Scalar>
 struct remove_into_centre {
-  static constexpr index_t threads = 256;
+  static constexpr index_t threads = 512;
   struct shared_memory {
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
@@ -28,7 +29,7 @@ struct remove_into_centre {
   entry_scratch entries;
   bool aligned;
 
-  /// Grid: heads, tiles of `slots_a_near_tile`.
+  /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
@@ -50,20 +51,21 @@ struct remove_into_centre {
   KVFOLD_DEVICE candidate most_like(const entry_table& tokens, index_t h, index_t tile, index_t n,
                                     index_t removed) const {
     candidate best = 0;
-    sweep_tile<Scalar, threads>(tile, n, cache.dim, [&](const tile_rows& rows) {
-      float keys[tile_rows::many], values[tile_rows::many];
-      cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, keys);
-      cosines(cache.values.of(h), removed, rows, cache.dim, aligned, values);
-      KVFOLD_UNROLL
-      for (index_t u = 0; u < tile_rows::many; ++u) {
-        const index_t s = rows.slot(u);
-        const bool centre = s < rows.end && s != removed && !rule.is_protected(tokens.head, s);
-        const candidate c = centre ? most_candidate(ordered(redundancy(keys[u], values[u])),
-                                                    tokens.head.position[s])
-                                   : candidate{0};
-        best = c > best ? c : best;
-      }
-    });
+    sweep_tile<Scalar, threads>(
+        slot_tile::of(tile, from.near_tiles, n), cache.dim, [&](const tile_rows& rows) {
+          float keys[tile_rows::many], values[tile_rows::many];
+          cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, keys);
+          cosines(cache.values.of(h), removed, rows, cache.dim, aligned, values);
+          KVFOLD_UNROLL
+          for (index_t u = 0; u < tile_rows::many; ++u) {
+            const index_t s = rows.slot(u);
+            const bool centre = s < rows.end && s != removed && !rule.is_protected(tokens.head, s);
+            const candidate c = centre ? most_candidate(ordered(redundancy(keys[u], values[u])),
+                                                        tokens.head.position[s])
+                                       : candidate{0};
+            best = c > best ? c : best;
+          }
+        });
     return best;
   }
 
@@ -87,7 +89,7 @@ struct remove_into_centre {
                           joined(tokens, h, into, removed));
     }
     if (removed != n - 1) {
-      move_slot<threads>(cache, state, tokens.head, h, removed, n - 1, aligned);
+      move_slot<threads>(cache, state, tokens.head, h, removed, n - 1);
     }
     if (thread_index() == 0) {
       cache.length[h] = n - 1;

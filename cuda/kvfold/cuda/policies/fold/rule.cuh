@@ -119,7 +119,6 @@ struct fold_rule {
         .of(cache, h)
         .template remember<Threads>(query, position, stride);
   }
-  KVFOLD_DEVICE void observe(const head_context&, index_t, float) const {}
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
   KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }

@@ -81,7 +81,9 @@ struct zsmerge_rule {
     for (index_t s = thread_index(); s < n; s += Threads) {
       float& flag = head.column(is_residual, s);
       const bool is = flag != 0.0F || head.column(count, s) > 1;
-      flag = is ? 1.0F : 0.0F;
+      if (is && flag == 0.0F) {
+        flag = 1.0F;
+      }
       residuals += is ? 1 : 0;
       others += is || in_ring(head.position[s]) ? 0 : 1;
     }
