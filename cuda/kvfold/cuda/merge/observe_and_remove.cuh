@@ -166,11 +166,11 @@ struct observe_and_remove {
       KVFOLD_UNROLL
       for (index_t j = 0; j < 4; ++j) {
         if (g + j < cache.group) {
-          a = kvfold::detail::with_query_head(rule.combine, a, probability(g + j, l[j]));
+          a = kvfold::score::with_query_head(rule.combine, a, probability(g + j, l[j]));
         }
       }
     }
-    return kvfold::detail::of_group(rule.combine, a, cache.group);
+    return kvfold::score::of_group(rule.combine, a, cache.group);
   }
 
   /// One block, when all of the head is observed.
