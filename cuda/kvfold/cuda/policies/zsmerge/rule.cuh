@@ -125,16 +125,15 @@ struct zsmerge_rule {
       const index_t mine = base + lane();
       unsigned flags =
           ballot(mine < n && mine != removed && head.column(is_residual, mine) != 0.0F);
-      for (index_t l = 0; l < 32; ++l) {
-        if ((flags >> l & 1U) != 0) {
-          const Scalar* const other = keys.at(base + l);
-          float dot = 0;
-          for (index_t i = lane(); i < cache.dim; i += 32) {
-            dot += to_float(other[i]) * to_float(key[i]);
-          }
-          const candidate c = most_candidate(ordered(reduce_sum(dot)), base + l);
-          best = c > best ? c : best;
+      for (; flags != 0; flags &= flags - 1U) {
+        const index_t s = base + lowest_lane(flags);
+        const Scalar* const other = keys.at(s);
+        float dot = 0;
+        for (index_t i = lane(); i < cache.dim; i += 32) {
+          dot += to_float(other[i]) * to_float(key[i]);
         }
+        const candidate c = most_candidate(ordered(reduce_sum(dot)), s);
+        best = c > best ? c : best;
       }
     }
     return most_slot(block_max(shared, best));
