@@ -195,7 +195,7 @@ TEST_CASE("the new token is attended and appended in every split") {
     check_new_token<float>({.heads = 1, .capacity = 1300, .dim = 32, .group = 2}, n);
   }
   for (const index_t page : {4, 16, 20}) {
-    for (const index_t n : {0, 15, 16, 40, 100}) {
+    for (const index_t n : {0, 15, 16, 40, 100, 200}) {  // one split
       const cache_case c{.heads = 1, .capacity = 200, .dim = 256, .paged = true, .page = page};
       check_new_token<bfloat16>(c, n);
     }
