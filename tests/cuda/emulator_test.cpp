@@ -155,7 +155,7 @@ struct async_double {
 struct warp_values {
   static constexpr index_t threads = 32;
   struct shared_memory {};
-  index_t* out;  // [6, 32]
+  index_t* out;  // [7, 32]
 
   void operator()(shared_memory&) const {
     const index_t l = lane();
@@ -164,6 +164,7 @@ struct warp_values {
     out[160 + l] = static_cast<index_t>(equal_lanes(l % 4));
     out[64 + l] = reduce_sum(l, 8);
     out[96 + l] = reduce_max(l % 5, 16);
+    out[192 + l] = reduce_min((l + 3) % 32 - 5);
     out[128 + l] = l < 16 ? shuffle_xor(l, 15, 0x0000ffffU) : 0;
   }
 };
@@ -218,7 +219,7 @@ TEST_CASE("blocks of fibers compute the same in every order of threads") {
 }
 
 TEST_CASE("lanes exchange values, among all or some") {
-  std::vector<index_t> out(192);
+  std::vector<index_t> out(224);
   launch(warp_values{out.data()}, {}, stream{});
   for (index_t l = 0; l < 32; ++l) {
     const auto at = [&](index_t row) { return out[static_cast<std::size_t>(32 * row + l)]; };
@@ -227,6 +228,7 @@ TEST_CASE("lanes exchange values, among all or some") {
     CHECK(static_cast<unsigned>(at(1)) == 0x49249249U);
     CHECK(at(2) == 8 * (l / 8 * 8) + 28);
     CHECK(at(3) == 4);
+    CHECK(at(6) == -5);
     CHECK(at(4) == (l < 16 ? 15 - l : 0));
     CHECK(static_cast<unsigned>(at(5)) == 0x11111111U << (l % 4));
   }

@@ -137,6 +137,12 @@ T reduce_max(T x, index_t width = 32, const char* file = __builtin_FILE(),
                           {file, line});
 }
 
+inline index_t reduce_min(index_t x, const char* file = __builtin_FILE(),
+                          int line = __builtin_LINE()) {
+  return emulator::reduce("reduce_min", x, 32, [](index_t a, index_t b) { return b < a ? b : a; },
+                          {file, line});
+}
+
 // ---------------------------------------------------------------------------- memory
 
 template <class T>
@@ -209,6 +215,14 @@ inline float rounded_otherwise(float y, float x) {
   return third == 0 ? y : std::nextafter(y, third == 1 ? INFINITY : -INFINITY);
 }
 
+/// `x` without its last `bits` bits, 0 where it is subnormal.
+inline float coarse(float x, unsigned bits) {
+  if (x != x || std::isinf(x)) {
+    return x;
+  }
+  return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : float_of(bits_of(x) >> bits << bits);
+}
+
 }  // namespace emulator
 
 using kvfold::detail::multiply_add;
@@ -217,6 +231,7 @@ inline float logarithm(float x) { return emulator::rounded_otherwise(std::log(x)
 /// As coarse as the hardware's, so that no test is content with less error: subnormal numbers are
 /// 0, and the last two bits are lost.
 inline float exp2_approx(float x) { return emulator::coarse(std::exp2(emulator::coarse(x, 0)), 2); }
+inline float log2_approx(float x) { return emulator::coarse(std::log2(emulator::coarse(x, 0)), 2); }
 inline double exponential(double x) { return std::exp(x); }
 inline double logarithm(double x) { return std::log(x); }
 inline float square_root(float x) { return std::sqrt(x); }

@@ -173,6 +173,14 @@ class shared_array {
     return bits;
   }
 
+  /// Sixteen bytes as four registers hold them.
+  vector_16<unsigned> words(index_t i) const {
+    const auto x = vector(i);
+    vector_16<unsigned> bits;
+    std::memcpy(static_cast<void*>(&bits), &x, sizeof bits);
+    return bits;
+  }
+
   /// Atomic: no race.
   T add(index_t i, T n) {
     const T before = memory_->get<T>(place(i));

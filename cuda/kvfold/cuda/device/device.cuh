@@ -30,10 +30,11 @@
 ///     lowest_lane(lanes), count_lanes(lanes)      of such bits; the lowest of not none
 ///     reduce_sum(x, width), reduce_max(x, width)  over groups of `width` lanes, a power of two;
 ///                                                 a butterfly, the same bits in every lane
+///     reduce_min(n)                               of an integer, over the warp
 ///     add_shared(element, n), add_global(p, n)    atomic on integers; what was there before
 ///     load_16(p), store_16(p, x)                  a `vector_16`: 16 bytes of global memory
-///     load_words(p)                               ... as four registers hold them
 ///     array.vector(i), array.set_vector(i, x)     ... and of shared memory
+///     load_words(p), array.words(i)               the same 16 bytes as four registers
 ///     copy_async(array, i, from, bytes)           16 bytes to shared memory, zeros after `bytes`
 ///     copy_async<reads::once>(...)                ... that L2 need not keep
 ///     commit_async(), wait_async<n>()             ... until all groups but the last n are there
@@ -52,8 +53,8 @@
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
 ///     multiply_add(a, b, c)                       a · b + c of float, rounded once
-///     exp2_approx(x)                              2^x of float, to about 2^-22; a result or an x
-///                                                 below 2^-126 is 0
+///     exp2_approx(x), log2_approx(x)              2^x and log2 x of float, to about 2^-22; a
+///                                                 result or an x below 2^-126 is 0
 ///     exponential(x), logarithm(x), square_root(x)
 ///                                                 of float, double
 ///     cosine(x), sine(x)                          of float, |x| ≤ π

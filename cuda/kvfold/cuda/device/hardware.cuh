@@ -61,12 +61,18 @@ __device__ T reduce_sum(T x, index_t width = 32) {
 }
 template <class T>
 __device__ T reduce_max(T x, index_t width = 32) {
+  if constexpr (std::is_same_v<T, index_t>) {
+    if (width == 32) {
+      return __reduce_max_sync(all_lanes, x);
+    }
+  }
   for (index_t d = width / 2; d > 0; d /= 2) {
     const T y = shuffle_xor(x, d);
     x = y > x ? y : x;
   }
   return x;
 }
+__device__ inline index_t reduce_min(index_t x) { return __reduce_min_sync(all_lanes, x); }
 
 // ---------------------------------------------------------------------------- memory
 
@@ -88,14 +94,17 @@ __device__ vector_16<T> load_16(const T* from) {
   return x;
 }
 template <class T>
-__device__ vector_16<unsigned> load_words(const T* from) {
-  return load_16(reinterpret_cast<const unsigned*>(from));
-}
-template <class T>
 __device__ void store_16(T* to, const vector_16<T>& x) {
   uint4 raw;
   memcpy(&raw, &x, sizeof x);
   *reinterpret_cast<uint4*>(to) = raw;
+}
+
+/// Sixteen bytes as four registers.
+template <class T>
+__device__ vector_16<unsigned> load_words(const T* from) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(from);
+  return {{raw.x, raw.y, raw.z, raw.w}};
 }
 
 /// `N` elements of the block's shared memory, aligned for vectors.
@@ -107,6 +116,7 @@ struct alignas(16) shared_array {
   __device__ vector_16<T> vector(index_t i) const { return load_16(data + i); }
   __device__ void set_vector(index_t i, const vector_16<T>& x) { store_16(data + i, x); }
   __device__ unsigned pair(index_t i) const { return *reinterpret_cast<const unsigned*>(data + i); }
+  __device__ vector_16<unsigned> words(index_t i) const { return load_words(data + i); }
 };
 
 /// The same shared memory, first as an `A`, then as a `B`.
@@ -246,6 +256,11 @@ __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ inline double exponential(double x) { return exp(x); }
