@@ -31,7 +31,7 @@ inline void column_scores(benchmark::State& state, asked what) {
   const auto rows = what == asked::window ? p.rows().reference(32) : p.rows();
   const cuda::column_options options{.log_sum_exp = log_sums.empty() ? nullptr : given.data()};
   const buffer<char> memory(
-      cuda::column_scores_workspace_bytes(view.heads, view.group, rows.count));
+      cuda::column_scores_workspace_bytes(view.heads, view.group, rows.count, view.capacity));
   const buffer<float> total(p.kv.slots());
   const auto run = [&] {
     cuda::column_scores(view, rows, options, {.total = total.data()},

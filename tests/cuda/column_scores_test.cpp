@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <numeric>
 
 #include "cuda/device_cache.hpp"
 
@@ -18,6 +19,8 @@ struct sums_case {
   group_combine combine = group_combine::sum;
   bool positions = false;  // given, in no order
   bool log_sums = false;   // given
+  double tolerance = 2e-5;
+  std::vector<index_t> active = {};  // heads that the call runs; none: all
 };
 
 template <class Scalar>
@@ -29,16 +32,18 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
   emulator::chance random{seed + 3};
   const index_t stride = c.dim + c.odd;
   device_buffer<Scalar> q(static_cast<std::size_t>(c.heads * c.group * what.count * stride));
-  for (std::size_t i = 0; i < q.size(); ++i) {
-    q.host()[i] = from_float<Scalar>(0.25F * whole(random, 4));
+  for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(q.size()); ++i) {
+    q[i] = from_float<Scalar>(0.25F * whole(random, 4));
   }
   device_buffer<index_t> position(static_cast<std::size_t>(what.count));
   for (index_t i = 0; i < what.count; ++i) {
     position[i] = static_cast<index_t>(random.below(static_cast<std::uint32_t>(c.capacity)));
   }
-  for (index_t h = 0; h < c.heads; ++h) {  // swap a few slots: their order means nothing
-    for (index_t s = 0; s + 5 < lengths[static_cast<std::size_t>(h)]; s += 7) {
-      std::swap(kv.position[kv.at(h, s)], kv.position[kv.at(h, s + 5)]);
+  for (index_t h = 0; h < c.heads; ++h) {  // swap slots: their order means nothing
+    const index_t n = lengths[static_cast<std::size_t>(h)];
+    for (index_t s = 0; s < n; s += seed % 2 == 0 ? 1 : 7) {
+      const auto other = static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)));
+      std::swap(kv.position[kv.at(h, s)], kv.position[kv.at(h, other)]);
     }
   }
   const query_rows<Scalar> rows{q.data(),
@@ -47,10 +52,21 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
                                 std::ptrdiff_t{what.count} * stride,
                                 stride,
                                 what.positions ? position.data() : nullptr};
+  device_buffer<index_t> active(what.active);
+  auto view = kv.view();
+  std::vector<index_t> heads = what.active;
+  if (heads.empty()) {
+    heads.resize(static_cast<std::size_t>(c.heads));
+    std::iota(heads.begin(), heads.end(), 0);
+  } else {
+    view = view.with_active(active.data(), static_cast<index_t>(active.size()));
+  }
   std::vector<double> total(kv.slots()), window(kv.slots()), decayed(kv.slots());
+  std::vector<double> largest(kv.slots());
   device_buffer<float> lse(static_cast<std::size_t>(c.heads * c.group * what.count));
-  for (index_t h = 0; h < c.heads; ++h) {
-    const index_t n = lengths[static_cast<std::size_t>(h)];
+  for (std::size_t place = 0; place < heads.size(); ++place) {
+    const index_t h = heads[place], n = lengths[static_cast<std::size_t>(h)];
+    const std::ptrdiff_t of_head = static_cast<std::ptrdiff_t>(place) * rows.head;
     for (index_t i = 0; i < what.count; ++i) {
       const index_t at = what.positions ? position[i] : kv.tokens_total[h] - what.count + i;
       std::vector<double> all(static_cast<std::size_t>(n));
@@ -60,7 +76,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
         for (index_t s = 0; s < n; ++s) {
           double dot = 0;
           for (index_t k = 0; k < c.dim; ++k) {
-            dot += double{to_float((q.host() + h * rows.head + g * rows.group + i * rows.row)[k])} *
+            dot += double{to_float(q[of_head + g * rows.group + i * rows.row + k])} *
                    double{to_float(kv.key(h, s)[k])};
           }
           p[static_cast<std::size_t>(s)] = double{c.scale} * dot + double{kv.log_mass[kv.at(h, s)]};
@@ -78,6 +94,8 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
         for (std::size_t s = 0; s < p.size(); ++s) {
           const double x = sum > 0 ? p[s] / sum : 0.0;
           all[s] = what.combine == group_combine::max ? std::max(all[s], x) : all[s] + x;
+          auto& most = largest[static_cast<std::size_t>(kv.at(h, 0)) + s];
+          most = std::max(most, x);
         }
       }
       for (std::size_t s = 0; s < all.size(); ++s) {
@@ -89,24 +107,36 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
       }
     }
   }
-  device_buffer<float> t(kv.slots(), 0), w(kv.slots(), 0), d(kv.slots(), 0), u(kv.slots(), 0);
-  device_buffer<unsigned char> memory(column_scores_workspace_bytes(c.heads, c.group, what.count));
+  device_buffer<float> t(kv.slots(), 0), w(kv.slots(), 0), d(kv.slots(), 0), u(kv.slots(), 0),
+      m(kv.slots(), 0);
+  device_buffer<unsigned char> memory(
+      column_scores_workspace_bytes(c.heads, c.group, what.count, c.capacity));
   const column_options options{what.window, what.decay, what.combine,
                                what.log_sums ? lse.data() : nullptr};
   const workspace space{memory.data(), memory.size()};
-  column_scores(kv.view(), rows, options, {t.data(), w.data(), d.data()}, space, order(seed));
-  column_scores(kv.view(), rows, options, {u.data()}, space, order(seed + 1));
-  CHECK(t.bytes() == u.bytes());
-  CHECK((t.intact() && w.intact() && d.intact() && memory.intact() && q.intact()));
-  kv.check_guards();
+  const auto sums = [&](const column_sums& to, std::uint64_t turn) {
+    column_scores(view, rows, options, to, space, order(seed + turn));
+  };
+  sums({t.data(), w.data(), d.data(), m.data()}, 0);
   double worst = 0;
-  for (std::size_t s = 0; s < total.size(); ++s) {
-    const auto near = [&](float a, double b) {
-      worst = worse(worst, std::abs(double{a} - b) / (std::abs(b) + 1));
-    };
-    near(t.host()[s], total[s]), near(w.host()[s], window[s]), near(d.host()[s], decayed[s]);
+  const auto compare = [&](const device_buffer<float>& a, const std::vector<double>& b) {
+    for (std::size_t s = 0; s < b.size(); ++s) {
+      const double error =
+          std::abs(double{a[static_cast<std::ptrdiff_t>(s)]} - b[s]) / (std::abs(b[s]) + 1);
+      worst = worse(worst, error);
+    }
+  };
+  compare(t, total), compare(w, window), compare(d, decayed), compare(m, largest);
+  sums({.total = u.data()}, 1);
+  CHECK(t.bytes() == u.bytes());
+  if (seed % 3 == 0) {
+    sums({.window = w.data()}, 2), sums({.decayed = d.data()}, 3);  // each alone
+    compare(w, window), compare(d, decayed);
   }
-  CHECK(worst <= 2e-5);
+  CHECK(worst <= what.tolerance);
+  CHECK((t.intact() && w.intact() && d.intact() && m.intact()));
+  CHECK((memory.intact() && q.intact()));
+  kv.check_guards();
 }
 
 TEST_CASE("the tile product deals tensor core registers as the hardware does") {
@@ -155,12 +185,73 @@ TEST_CASE("column sums take every count of slots and queries around whole tiles"
   }
 }
 
+TEST_CASE("column sums on tensor cores take every group, in tiles and in parts") {
+  std::uint64_t seed = 500;
+  const auto both = [&](const cache_case& c, const sums_case& what, std::vector<index_t> lengths) {
+    seed % 2 == 0 ? check_sums<half>(c, what, lengths, seed)
+                  : check_sums<bfloat16>(c, what, lengths, seed);
+    ++seed;
+  };
+  for (index_t group = 1; group <= 16; ++group) {
+    const index_t dim = 32 * (1 + group % 4);
+    both({.heads = 1, .capacity = 140, .dim = dim, .group = group, .paged = group % 3 == 0},
+         {.count = 41, .positions = group % 5 == 1}, {139});
+  }
+  // Rows of two blocks, columns in three parts, the last of them short; one part where heads are
+  // many; heads of every length.
+  both({.heads = 1, .capacity = 300, .dim = 64}, {.count = 300, .window = 40}, {300});
+  both({.heads = 1, .capacity = 300, .dim = 96, .group = 2, .paged = true, .page = 3},
+       {.count = 270}, {267});
+  both({.heads = 3, .capacity = 290, .dim = 128}, {.count = 7, .window = 3}, {290, 1, 0});
+  both({.heads = 3, .capacity = 130, .dim = 72, .group = 3}, {.count = 130, .active = {2, 0}},
+       {129, 130, 33});
+  CHECK(detail::column_parts(257, 256, 4096) == 1);
+}
+
+TEST_CASE("column sums hold at large logits, at any scale, and far back in a decay") {
+  const cache_case c{.heads = 1, .capacity = 150, .dim = 64};
+  const auto scaled = [&](float scale) {
+    cache_case x = c;
+    x.scale = scale;
+    return x;
+  };
+  // Logits of 1e4 are floats to 1e-3.
+  check_sums<half>(scaled(700), {.count = 150, .tolerance = 5e-3}, {150}, 600);
+  check_sums<bfloat16>(scaled(-700), {.count = 150, .tolerance = 5e-3}, {149}, 601);
+  check_sums<half>(scaled(0), {.count = 40}, {150}, 602);
+  check_sums<bfloat16>(scaled(1e-20F), {.count = 40}, {150}, 603);
+  check_sums<half>(c, {.count = 150, .window = 140, .decay = 0.25F}, {150}, 604);
+}
+
+TEST_CASE("a chunk's window reaches back to the queries before it") {
+  device_cache<half> kv({.heads = 2, .capacity = 60, .dim = 40}, {60, 60}, 7);
+  emulator::chance random{8};
+  device_buffer<half> q(std::size_t{2} * 60 * 40);
+  for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(q.size()); ++i) {
+    q[i] = from_float<half>(0.25F * whole(random, 4));
+  }
+  const query_rows<half> prompt{q.data(), 60, 60 * 40, 60 * 40, 40};
+  query_rows<half> chunk = prompt;
+  chunk.data += 50 * 40, chunk.count = 10, chunk.before = 50;
+  device_buffer<float> a(kv.slots(), 0), b(kv.slots(), 0);
+  device_buffer<unsigned char> memory(column_scores_workspace_bytes(2, 1, 60, 60));
+  const workspace space{memory.data(), memory.size()};
+  column_scores(kv.view(), prompt.reference(25), {}, {a.data()}, space, order());
+  column_scores(kv.view(), chunk.reference(25), {}, {b.data()}, space, order());
+  CHECK(a.bytes() == b.bytes());
+  double sum = 0;
+  for (std::ptrdiff_t s = 0; s < 60; ++s) {
+    sum += double{a[s]};
+  }
+  CHECK(std::abs(sum - 25) < 1e-4);
+}
+
 TEST_CASE("column sums refuse what does not fit") {
   device_cache<float> kv({.dim = 32}, {3, 3}, 1);
   float x = 0;
   const query_rows<float> q{&x, 1, 0, 0, 0};
   CHECK_THROWS_WITH(column_scores(kv.view(), q, {}, {&x}, {}, order()),
-                    Catch::Contains("a workspace of 8 bytes expected"));
+                    Catch::Contains("a workspace of 15872 bytes expected"));
   CHECK_THROWS_WITH(column_scores(kv.view(), {}, {}, {&x}, {}, order()),
                     Catch::Contains("at least 1 query expected, 0 came"));
   CHECK_THROWS_WITH(column_scores(kv.view(), q, {.decay = 0}, {&x}, {}, order()),

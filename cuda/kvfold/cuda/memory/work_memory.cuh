@@ -5,15 +5,10 @@
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t
 
+#include "kvfold/cuda/memory/column_memory.cuh"
 #include "kvfold/cuda/memory/plan_memory.cuh"
 
 namespace kvfold::cuda {
-
-/// Bytes of workspace for `column_scores`: the queries' log-sum-exp.
-inline std::size_t column_scores_workspace_bytes(index_t heads, index_t group, index_t queries) {
-  return sizeof(float) * static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
-         static_cast<std::size_t>(queries);
-}
 
 namespace detail {
 
@@ -106,7 +101,7 @@ template <class Rule>
 struct prompt_memory {
   float *sums, *last;  // [heads, capacity]; of the last window
   index_t *order, *spare;
-  workspace log_sums;
+  column_memory measure;
   typename plan_memory_of<Rule>::type plan;
 };
 
@@ -118,8 +113,7 @@ prompt_memory<Rule> allocate_prompt(workspace_allocator& from, const Rule& rule,
   prompt_memory<Rule> m{};
   m.sums = measure.take<float>(slots), m.last = measure.take<float>(slots);
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
-  const std::size_t bytes = column_scores_workspace_bytes(shape.heads, shape.group, shape.queries);
-  m.log_sums = {measure.take<char>(bytes), bytes};
+  m.measure.allocate(measure, shape.heads, shape.group, shape.queries, shape.capacity);
   m.plan.allocate(from, rule, shape);
   from.reserve(measure.used());
   return m;

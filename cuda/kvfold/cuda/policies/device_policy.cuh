@@ -149,7 +149,7 @@ struct evicting_policy {
                       const state_view& state, const query_rows<Scalar>& queries,
                       const detail::prompt_memory<Rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries, {.combine = rule.combine}, 1.0F, work.sums,
-                            work.log_sums, stream);
+                            work.measure, stream);
   }
   template <class Rule, class Scalar>
   static void plan(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,

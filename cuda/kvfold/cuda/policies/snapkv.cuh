@@ -17,8 +17,8 @@ struct device_policy<snapkv> : evicting_policy {
                       const cache_view<Scalar>& cache, const state_view& state,
                       const query_rows<Scalar>& queries,
                       const detail::prompt_memory<window_rule>& work, stream stream) {
-    column_scores(cache, queries.reference(policy.window), {.combine = rule.combine},
-                  {.total = work.sums}, work.log_sums, stream);
+    detail::column_scores(cache, queries.reference(policy.window), {.combine = rule.combine},
+                          {.total = work.sums}, work.measure, stream);
     launch(detail::pool_sums<Scalar>{cache, state, rule, policy.kernel, policy.count_border,
                                      work.sums, work.order, work.spare},
            {cache.blocks()}, stream);

@@ -18,7 +18,7 @@ struct device_policy<tova> : evicting_policy {
                       const state_view& state, const query_rows<Scalar>& queries,
                       const detail::prompt_memory<sum_rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries.reference(1), {.combine = rule.combine}, 0.0F,
-                            work.sums, work.log_sums, stream);
+                            work.sums, work.measure, stream);
   }
 };
 

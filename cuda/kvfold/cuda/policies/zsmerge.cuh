@@ -30,7 +30,7 @@ struct device_policy<zsmerge> {
                       const detail::prompt_memory<zsmerge_rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries, {.decay = policy.decay, .combine = rule.combine},
                             static_cast<float>(std::pow(double{policy.decay}, queries.count)),
-                            work.sums, work.log_sums, stream);
+                            work.sums, work.measure, stream);
   }
   /// Seven launches.
   template <class Scalar>

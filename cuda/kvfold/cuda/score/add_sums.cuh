@@ -29,15 +29,15 @@ struct add_sums {
 };
 
 /// Column sums of `queries`, decayed where `options` say so, into column 0, of which `age` remains.
-/// Three launches. `sums [heads, capacity]` is scratch.
+/// `column_scores` and a launch. `sums [heads, capacity]` is scratch.
 template <class Scalar>
 void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
                      const query_rows<Scalar>& queries, const column_options& options, float age,
-                     float* sums, workspace log_sums, stream stream) {
+                     float* sums, const column_memory& memory, stream stream) {
   const bool decays = options.decay != 1;
-  cuda::column_scores(cache, queries, options,
-                      {.total = decays ? nullptr : sums, .decayed = decays ? sums : nullptr},
-                      log_sums, stream);
+  column_scores(cache, queries, options,
+                {.total = decays ? nullptr : sums, .decayed = decays ? sums : nullptr}, memory,
+                stream);
   using kernel = add_sums<Scalar>;
   const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
   launch(kernel{cache, state, sums, age}, {cache.blocks(), static_cast<unsigned>(stretches)},

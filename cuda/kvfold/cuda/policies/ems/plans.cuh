@@ -34,15 +34,15 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
   };
   measure_slots(rule, cache, state, {}, {}, stream);
   const index_t places = rule.places(cache.capacity), window = queries.reference(rule.window).count;
-  auto* const log_sum_exp = static_cast<float*>(work.log_sums.data);
+  float* const log_sum_exp = work.measure.log_sum_exp;
   const bool aligned = cache.aligned() && queries.aligned();
   using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
   launch(log_sums{cache, queries, log_sum_exp, aligned, {state, places}},
          {heads, static_cast<unsigned>(cache.group), shares(queries.count, log_sums::shape::rows)},
          stream);
-  column_scores<Scalar, Depth>(
-      cache, queries, {.window = window, .combine = rule.combine, .log_sum_exp = log_sum_exp},
-      {.total = work.sums, .window = work.last}, nullptr, stream);
+  column_scores(cache, queries,
+                {.window = window, .combine = rule.combine, .log_sum_exp = log_sum_exp},
+                {.total = work.sums, .window = work.last}, work.measure, stream);
   using credit = credit_tokens<Scalar>;
   launch(credit{cache, state, queries, rule.combine, places, window, work.sums, work.last,
                 log_sum_exp, aligned},

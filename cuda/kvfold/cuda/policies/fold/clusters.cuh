@@ -37,8 +37,8 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
   const bool primal = target <= all;
   const index_t size = primal ? target : all;
   const extent tiles{heads, shares(all, query_tile::queries)}, some{heads, shares(target, 64)};
-  launch(reference_output<Scalar>{cache, queries, work.fold.log_sum_exp, own.missing}, tiles,
-         stream);
+  launch(reference_output<Scalar>{cache, queries, work.fold.measure.log_sum_exp, own.missing},
+         tiles, stream);
   launch(merge_rows<Scalar>{cache, work.plan, own.centres}, some, stream);
   launch(row_probabilities<Scalar>{cache, queries, work.plan, own.centres, target,
                                    own.probabilities, own.missing},
@@ -114,11 +114,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
 
   // The mass of slots, and the space.
   const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};
-  if (cache.dim <= 128) {
-    column_scores<Scalar, 128>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
-  } else {
-    column_scores<Scalar, 256>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
-  }
+  column_scores(cache, queries, {}, {.total = own.sum}, own.measure, stream);
   using weigh = weigh_slots<Scalar, chosen_rows<Scalar>>;
   launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
          stream);
@@ -161,7 +157,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   launch(name_clusters<Scalar>{cache, d}, {heads}, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, chosen_rows<Scalar>>{cache, work.plan, d.into, queries, own.sum, own.mass,
-                                               own.log_sum_exp},
+                                               own.measure.log_sum_exp},
          {heads, shares(limit.target, 64)}, stream);
   plan_view plan = work.plan;
   if (options.ridge > 0) {

@@ -1,6 +1,7 @@
 /// What fold's plans work in.
 #pragma once
 
+#include "kvfold/cuda/memory/column_memory.cuh"
 #include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
@@ -9,12 +10,12 @@ namespace kvfold::cuda::detail {
 
 /// What plans of fold's work in, beside the partition.
 struct fold_scratch {
-  float* factor;       ///< [heads, dim, dim] covariance, then L⁻¹, column by column
-  float* leverage;     ///< [heads, capacity]
-  float* sum;          ///< [heads, capacity] probabilities summed over the queries
-  float* mass;         ///< [heads, capacity]
-  float* foreseen;     ///< [heads, group, queries, pitch]
-  float* log_sum_exp;  ///< [heads, group, queries]
+  float* factor;    ///< [heads, dim, dim] covariance, then L⁻¹, column by column
+  float* leverage;  ///< [heads, capacity]
+  float* sum;       ///< [heads, capacity] probabilities summed over the queries
+  float* mass;      ///< [heads, capacity]
+  float* foreseen;  ///< [heads, group, queries, pitch]
+  column_memory measure;
 };
 
 /// What plans of fold's for a prompt work in beside.
@@ -70,11 +71,13 @@ struct fold_plan_memory : plan_memory {
     const auto d = static_cast<std::size_t>(shape.dim),
                pitch = static_cast<std::size_t>(pitch_of(shape.dim));
     const auto all = static_cast<std::size_t>(shape.group) * n,
-               queries = all * static_cast<std::size_t>(rule.queries),
-               most = all * static_cast<std::size_t>(rule.queries > shape.queries ? rule.queries
-                                                                                  : shape.queries);
-    fold = {from.take<float>(n * d * d), from.take<float>(slots),           from.take<float>(slots),
-            from.take<float>(slots),     from.take<float>(queries * pitch), from.take<float>(most)};
+               queries = all * static_cast<std::size_t>(rule.queries);
+    fold.factor = from.take<float>(n * d * d);
+    fold.leverage = from.take<float>(slots), fold.sum = from.take<float>(slots);
+    fold.mass = from.take<float>(slots), fold.foreseen = from.take<float>(queries * pitch);
+    fold.measure.allocate(from, shape.heads, shape.group,
+                          rule.queries > shape.queries ? rule.queries : shape.queries,
+                          shape.capacity);
     if (shape.queries > 0) {
       prompt = allocate_prompt_scratch(from, shape, rule.prompt.ridge > 0 ? shape.target : 0);
     }

@@ -36,11 +36,7 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),
                               d.rows,       state.memory, state.memory_stride};
   launch(foresee<Scalar>{cache, state, rule, queries, own.foreseen}, {heads, group}, stream);
-  if (cache.dim <= 128) {
-    column_scores<Scalar, 128>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
-  } else {
-    column_scores<Scalar, 256>(cache, queries, {}, {.total = own.sum}, own.log_sum_exp, stream);
-  }
+  column_scores(cache, queries, {}, {.total = own.sum}, own.measure, stream);
   using weigh = weigh_slots<Scalar, foreseen_rows>;
   launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
          stream);
@@ -53,7 +49,7 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
            d.nearest, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,
-                                         own.log_sum_exp},
+                                         own.measure.log_sum_exp},
          {heads, shares(limit.target, 64)}, stream);
   apply(work.plan, cache, state, stream);
 }
