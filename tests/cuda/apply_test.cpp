@@ -37,10 +37,11 @@ struct device_plan {
 };
 
 /// A plan for a head of `length` slots: some slots anchors, some merged into them, some gone; every
-/// weight a power of two, so that sums are exact.
+/// weight a power of two, so that sums are exact. `crowded`: most of them into two rows.
 void random_plan(device_plan& plan, const cache_case& c, index_t h, index_t length,
-                 emulator::chance& random) {
+                 emulator::chance& random, bool crowded) {
   std::vector<std::vector<merge_source>> rows;
+  std::vector<merge_source> others;
   for (index_t s = 0; s < length; ++s) {
     if (random.below(5) < 3) {
       rows.push_back({{s}});
@@ -48,13 +49,14 @@ void random_plan(device_plan& plan, const cache_case& c, index_t h, index_t leng
         rows.back()[0] = {s, 0.5F, 2.0F};
       }
     } else if (random.below(2) == 0) {
-      rows.push_back({});  // into one of the rows, below
-      rows.back().push_back({s, 0.25F, 0.5F});
-      if (rows.size() > 1) {
-        auto& to = rows[random.below(static_cast<std::uint32_t>(rows.size() - 1))];
-        to.push_back(rows.back()[0]);
-        rows.pop_back();
-      }
+      others.push_back({s, 0.25F, 0.5F});  // into any row, lower or higher
+    }
+  }
+  const auto count = static_cast<std::uint32_t>(rows.size());
+  for (const merge_source& x : others) {
+    const std::uint32_t r = random.below(count + 1), some = random.below(8);
+    if (count > 0) {
+      rows[crowded && some < 6 ? count / (some % 2 + 2) : r % count].push_back(x);
     }
   }
   plan.rows[h] = static_cast<index_t>(rows.size());
@@ -79,17 +81,26 @@ void random_plan(device_plan& plan, const cache_case& c, index_t h, index_t leng
 
 template <class Scalar>
 void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_t seed,
-                 bool corrected = false) {
+                 bool corrected = false, bool crowded = false) {
   INFO("dim " << c.dim << ", paged " << c.paged << ", odd " << c.odd << ", length " << lengths[0]
               << ", seed " << seed);
   device_cache<Scalar> before(c, lengths, seed, columns), after(c, lengths, seed, columns),
       again(c, lengths, seed, columns);
+  for (auto* kv : {&before, &after, &again}) {  // numbers below 0 too
+    for (index_t k = 0; k < 3; ++k) {
+      for (index_t e = 0; e < c.heads * c.capacity; ++e) {
+        kv->column(k, 0, e) -= 20;
+      }
+    }
+  }
   device_plan plan(c, corrected);
   emulator::chance random{seed};
   for (index_t h = 0; h < c.heads; ++h) {
-    random_plan(plan, c, h, lengths[static_cast<std::size_t>(h)], random);
+    random_plan(plan, c, h, lengths[static_cast<std::size_t>(h)], random, crowded);
   }
-  plan.rows[c.heads - 1] = -1;  // the last head stays as it is
+  if (c.heads > 1) {
+    plan.rows[c.heads - 1] = -1;  // the last head stays as it is
+  }
   apply(plan.view(), after.view(), after.state, order(seed));
   apply(plan.view(), again.view(), again.state, order(seed + 17));
   CHECK(after.keys.bytes() == again.keys.bytes());
@@ -141,6 +152,34 @@ TEST_CASE("apply carries out plans of any length in place") {
   std::uint64_t seed = 1;
   for (const index_t length : {0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 512, 513}) {
     check_apply<float>({.heads = 2, .capacity = 514, .dim = 8}, {length, length}, seed++);
+  }
+}
+
+TEST_CASE("apply merges a row of very many sources, and rows whose sources lie far below") {
+  for (std::uint64_t seed = 50; seed < 54; ++seed) {
+    const cache_case c{.heads = 1, .capacity = 4000, .dim = 8};
+    in_turn(seed, [&](auto x) { check_apply<decltype(x)>(c, {4000}, seed, seed % 2 == 0, true); });
+  }
+}
+
+TEST_CASE("apply moves every row by one slot, in chunks that wait for each other") {
+  constexpr index_t n = 1500;
+  for (std::uint64_t seed = 70; seed < 74; ++seed) {
+    const cache_case c{.heads = 1, .capacity = n, .dim = 8};
+    device_cache<half> before(c, {n}, seed), after(c, {n}, seed);
+    device_plan plan(c, false);
+    for (index_t r = 0; r < n; ++r) {
+      plan.begin[r] = r, plan.sources[r] = {r + 1};
+    }
+    plan.rows[0] = n - 1;
+    apply(plan.view(), after.view(), after.state, order(seed));
+    bool ok = true;
+    for (index_t r = 0; r + 1 < n; ++r) {
+      for (index_t i = 0; i < c.dim; ++i) {
+        ok = ok && to_float(after.key(0, r)[i]) == to_float(before.key(0, r + 1)[i]);
+      }
+    }
+    CHECK(ok);
   }
 }
 

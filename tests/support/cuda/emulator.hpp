@@ -215,14 +215,6 @@ inline float rounded_otherwise(float y, float x) {
   return third == 0 ? y : std::nextafter(y, third == 1 ? INFINITY : -INFINITY);
 }
 
-/// `x` without its last `bits` bits, 0 where it is subnormal.
-inline float coarse(float x, unsigned bits) {
-  if (x != x || std::isinf(x)) {
-    return x;
-  }
-  return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : float_of(bits_of(x) >> bits << bits);
-}
-
 }  // namespace emulator
 
 using kvfold::detail::multiply_add;

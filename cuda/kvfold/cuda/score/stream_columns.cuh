@@ -77,7 +77,7 @@ struct stream_columns {
     KVFOLD_UNROLL
     for (index_t w = 0; w < shape::warps; ++w) {
       const index_t low = shared.first[w], high = shared.last[w];
-      block.low = low < block.low ? low : block.low,
+      block.low = low < block.low ? low : block.low;
       block.high = high > block.high ? high : block.high;
     }
 

@@ -1,0 +1,110 @@
+/// Rows of a plan that are merged before others are moved.
+#pragma once
+
+#include "kvfold/cuda/device/block_collectives.cuh"
+#include "kvfold/cuda/merge/row_slice.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Merges rows of more than `slice::pieces` sources, and rows with a source that lies below their
+/// chunk, into their anchors' slots: four lanes a row, or the whole block a row of very many.
+template <class Scalar, index_t Threads, index_t Chunk>
+struct merge_ahead : row_slice<Scalar> {
+  using slice = row_slice<Scalar>;
+  using slice::add_sources, slice::begin, slice::correction, slice::delta, slice::dim,
+      slice::range_of, slice::i, slice::lanes, slice::pieces, slice::rounded, slice::rows,
+      slice::sources, slice::width, slice::x;
+  using typename slice::source_range;
+  static constexpr index_t threads = Threads, chunk = Chunk;
+  static constexpr index_t very_many = 128;          // sources
+  static constexpr index_t looked_at = 4 * threads;  // rows at once
+  struct shared_memory {
+    shared_array<index_t, looked_at> ahead;  // rows; from the end on those of very many sources
+    prefix_memory<threads> prefix;
+    shared_array<float, threads / 32 * lanes * width> partial;
+  };
+
+  /// Rows that cannot wait for their chunk, or do not fit, into their anchors' slots.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    constexpr index_t each = looked_at / threads;
+    for (index_t base = 0, turn = 0; base < rows; base += looked_at, turn ^= 1) {
+      source_range of[each];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < each; ++u) {
+        of[u] = range_of(base + u * threads + thread_index());
+      }
+      unsigned some = 0, many = 0;  // a bit for each
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < each; ++u) {
+        const index_t r = base + u * threads + thread_index();
+        bool is = of[u].count > pieces;
+        for (index_t e = 1; e < of[u].count && !is; ++e) {
+          is = sources[of[u].begin + e].source < r / chunk * chunk;
+        }
+        many |= of[u].count > very_many ? 1U << u : 0U;
+        some |= is && of[u].count <= very_many ? 1U << u : 0U;
+      }
+      const auto before = block_prefix(shared.prefix, turn, count_lanes(some), count_lanes(many));
+      index_t at = before.a, at_end = looked_at - 1 - before.b;
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < each; ++u) {
+        const index_t r = base + u * threads + thread_index();
+        if ((some >> u & 1U) != 0) {
+          shared.ahead[at++] = r;
+        }
+        if ((many >> u & 1U) != 0) {
+          shared.ahead[at_end--] = r;
+        }
+      }
+      sync_block();
+      constexpr index_t of_warp = 32 / lanes;
+      for (index_t k0 = warp() * of_warp; k0 < before.all_a; k0 += chunk) {
+        const index_t k = k0 + lane() / lanes;
+        const index_t r = k < before.all_a ? shared.ahead[k] : rows;
+        const source_range own = range_of(r);
+        float sum[width];
+        KVFOLD_UNROLL
+        for (index_t j = 0; j < width; ++j) {
+          sum[j] = r < rows ? correction(r, j) : 0.0F;
+        }
+        add_sources(sum, own.begin, own.begin + own.count, pieces);
+        if (r < rows && i < dim) {
+          store_row(x.at(sources[own.begin].source), i, dim, slice::aligned, rounded(sum));
+        }
+      }
+      for (index_t k = 0; k < before.all_b; ++k) {
+        merge_by_block(shared, shared.ahead[looked_at - 1 - k]);
+      }
+      sync_block();
+    }
+  }
+
+ private:
+  /// Four sources of every `threads` a row's lanes; their sums over the warps, then of these.
+  KVFOLD_DEVICE void merge_by_block(shared_memory& shared, index_t r) const {
+    const index_t t = thread_index();
+    float sum[width] = {};
+    add_sources(sum, begin[r] + t / lanes * pieces, begin[r + 1], threads);
+    KVFOLD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      for (index_t d = lanes; d < 32; d *= 2) {
+        sum[j] += shuffle_xor(sum[j], d);
+      }
+      if (lane() < lanes) {
+        shared.partial[(warp() * lanes + lane()) * width + j] = sum[j];
+      }
+    }
+    sync_block();
+    const index_t element = i - t % lanes * width + t;  // of the row; t: of the slice
+    if (t < lanes * width && element < dim) {
+      float all = delta == nullptr ? 0.0F : delta[std::ptrdiff_t{r} * dim + element];
+      for (index_t k = 0; k < threads / 32; ++k) {
+        all += shared.partial[k * lanes * width + t];
+      }
+      x.at(sources[begin[r]].source)[element] = from_float<Scalar>(all);
+    }
+    sync_block();
+  }
+};
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,88 @@
+/// A block's slice of all rows of a head's keys or values, and sums of its rows.
+#pragma once
+
+#include "kvfold/cuda/memory/view.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// 64 bytes of every row of a plan, four lanes of 16 bytes a row.
+template <class Scalar>
+struct row_slice {
+  static constexpr index_t lanes = 4;   // of a row
+  static constexpr index_t pieces = 4;  // sources of a row at once; each lane knows one
+  static constexpr index_t width = vector_16<Scalar>::size;
+  static_assert(pieces == lanes);
+  using vector = vector_16<Scalar>;
+
+  head_rows<Scalar> x;
+  float merge_source::*weight;
+  const float* delta;  // [rows, dim], or null
+  index_t dim;
+  bool aligned;
+  index_t rows;
+  const index_t* begin;
+  const merge_source* sources;
+  index_t i;  // this lane's elements begin here; not below `dim`: none
+
+  /// A row's sources; none where there is no row.
+  struct source_range {
+    index_t begin = 0, count = 0;
+  };
+  /// The first lane of this lane's row.
+  KVFOLD_DEVICE static index_t quad() { return lane() / lanes * lanes; }
+
+  KVFOLD_DEVICE source_range range_of(index_t r) const {
+    if (r >= rows) {
+      return {};
+    }
+    const index_t first = begin[r];
+    return {first, begin[r + 1] - first};
+  }
+  KVFOLD_DEVICE float correction(index_t r, index_t j) const {
+    return delta != nullptr && i + j < dim ? delta[std::ptrdiff_t{r} * dim + i + j] : 0.0F;
+  }
+  KVFOLD_DEVICE static void add(float (&sum)[width], float w, const vector& row) {
+    KVFOLD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      sum[j] += w * to_float(row[j]);
+    }
+  }
+  KVFOLD_DEVICE static vector rounded(const float (&sum)[width]) {
+    vector y;
+    KVFOLD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      y[j] = from_float<Scalar>(sum[j]);
+    }
+    return y;
+  }
+
+  /// Sources `e ... e + 3`, and so on every `step`-th four, by a row's four lanes: each knows one.
+  /// All lanes of a warp come here.
+  KVFOLD_DEVICE void add_sources(float (&sum)[width], index_t e, index_t end, index_t step) const {
+    const auto look = [&](index_t at) -> merge_source {
+      return at + lane() % lanes < end ? sources[at + lane() % lanes] : merge_source{0, 0, 0};
+    };
+    merge_source own = look(e);
+    for (; ballot(e < end) != 0; e += step) {
+      vector y[pieces];
+      float w[pieces];
+      KVFOLD_UNROLL
+      for (index_t k = 0; k < pieces; ++k) {
+        const index_t source = shuffle(own.source, quad() + k);
+        w[k] = shuffle(own.*weight, quad() + k);
+        if (e + k < end && i < dim) {
+          y[k] = load_row(x.at(source), i, dim, aligned);
+        }
+      }
+      own = look(e + step);
+      KVFOLD_UNROLL
+      for (index_t k = 0; k < pieces; ++k) {
+        if (e + k < end && i < dim) {
+          add(sum, w[k], y[k]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail
