@@ -93,3 +93,10 @@
 #else
 #error "kvfold::cuda: nvcc expected, or kvfold's tests/support in the include path for the emulator"
 #endif
+
+namespace kvfold::cuda {
+
+/// e^x = 2^(x · log2 e), ln x = log2 x · ln 2.
+inline constexpr float log2_e = 1.4426950408889634F, ln_2 = 0.6931471805599453F;
+
+}  // namespace kvfold::cuda

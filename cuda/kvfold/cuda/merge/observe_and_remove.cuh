@@ -130,7 +130,6 @@ struct observe_and_remove {
                                   const slot_tile& own, unsigned stay,
                                   vector_16<float> ahead) const {
     const auto probability = [&](index_t g, float l) {
-      constexpr float log2_e = 1.4426950408889634F;
       return exp2_approx((l - shared.softmax.max[g]) * log2_e) * shared.softmax.inverse[g];
     };
     candidate best = 0;

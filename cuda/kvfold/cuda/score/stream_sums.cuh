@@ -8,8 +8,6 @@ namespace kvfold::cuda::detail {
 /// Of a row: the log-sum-exp; one sum; total, window and decayed sum at once; the largest.
 enum class measured { log_sums, one_sum, three_sums, largest };
 
-inline constexpr float log2_e = 1.4426950408889634F, ln_2 = 0.6931471805599453F;
-
 /// How a query counts.
 struct column_weights {
   index_t window = 0x7fffffff;  ///< one sum: only the last queries
