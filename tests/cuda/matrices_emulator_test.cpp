@@ -161,9 +161,9 @@ TEST_CASE("pairs of global memory are aligned") {
   CHECK((bits[0] == 0x00020001U && bits[1] == 1 && bits[2] == 2));
   CHECK(y[1] == 2.0F);
   CHECK_THROWS_WITH(launch(copy_pairs{x + 1, bits, y}, {}, stream{}),
-                    Contains("a multiple of 4 expected"));
+                    Contains("a multiple of 4 bytes expected"));
   CHECK_THROWS_WITH(launch(copy_pairs{x, bits, y + 1}, {}, stream{}),
-                    Contains("a multiple of 8 expected"));
+                    Contains("a multiple of 8 bytes expected"));
 }
 
 TEST_CASE("sixteen bytes of global memory are aligned") {
@@ -173,7 +173,7 @@ TEST_CASE("sixteen bytes of global memory are aligned") {
   launch(copy_words{x, words.data()}, {}, stream{});
   CHECK((words[3] == 0x00040003U && words[2] == 0));
   CHECK_THROWS_WITH(launch(copy_words{x + 4, words.data()}, {}, stream{}),
-                    Contains("a multiple of 16 expected"));
+                    Contains("a multiple of 16 bytes expected"));
 }
 
 TEST_CASE("2 to a power is as coarse as the hardware's") {

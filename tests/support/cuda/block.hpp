@@ -290,8 +290,8 @@ inline block& now() { return *block::current; }
 /// Of global memory.
 inline void expect_aligned(const void* p, std::uintptr_t to) {
   if (reinterpret_cast<std::uintptr_t>(p) % to != 0) {
-    now().fail("global memory: an address that is a multiple of " + std::to_string(to) +
-               " expected");
+    now().fail("global memory: an address at a multiple of " + std::to_string(to) +
+               " bytes expected");
   }
 }
 
