@@ -119,9 +119,12 @@ struct observe_and_remove {
     }
     return x;
   }
+  /// Only where the rule reads them: other calls have none.
+  KVFOLD_DEVICE const float* logits_at(index_t h, index_t s) const {
+    return from.logits + cache.slot(h, s) * cache.group;
+  }
   KVFOLD_DEVICE vector_16<float> logits_of(index_t h, index_t s, index_t g) const {
-    return load_row(from.logits + cache.slot(h, s) * cache.group, g, cache.group,
-                    cache.group % 4 == 0);
+    return load_row(logits_at(h, s), g, cache.group, cache.group % 4 == 0);
   }
 
   /// The block's slots: scores, and which slot would be evicted first. A slot's first logits,
@@ -135,11 +138,10 @@ struct observe_and_remove {
     candidate best = 0;
     KVFOLD_ROLLED
     for (index_t s = own.begin + thread_index(); s < own.end; s += threads, stay /= 2) {
-      [[maybe_unused]] const float* const logit = from.logits + cache.slot(h, s) * cache.group;
       if constexpr (shares_entries<Rule>) {
-        rule.observe_entry(cache, state, h, s, logit, probability);
+        rule.observe_entry(cache, state, h, s, logits_at(h, s), probability);
       } else if constexpr (seeks_logits<Rule>) {
-        rule.observe_logits(head, s, logit, cache.group);
+        rule.observe_logits(head, s, logits_at(h, s), cache.group);
       } else if constexpr (by_probability) {
         const auto now = ahead;
         ahead = first_logits(h, s + threads, own.end);
