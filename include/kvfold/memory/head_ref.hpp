@@ -10,7 +10,7 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// What a KV head keeps beside its rows. A view of somebody else's memory.
+/// What a KV head keeps beside its rows. A view of memory that the engine or a cache owns.
 struct slot_metadata {
   float* log_mass = nullptr;        ///< [capacity]
   index_t* position = nullptr;      ///< [capacity]

@@ -61,7 +61,7 @@ inline tile even_tile(const head_ref::plane& p, index_t first, index_t count, in
 template <kv_head H>
 tile load_keys(const H& head, index_t first, index_t count, float* buffer) {
   if constexpr (std::same_as<H, head_ref>) {
-    if (head.even_floats(head.keys())) {  // no look at every row
+    if (head.even_floats(head.keys())) {  // known without reading every address
       return even_tile(head.keys(), first, count, head.dim());
     }
   }

@@ -102,11 +102,15 @@ struct cam {
       if (!given) {
         delta.setZero(), given = true;
       }
-      float value[detail::tile_floats];
-      to_floats(head.value(s), dim, value);
-      for (auto r = first; r != last; ++r) {
-        for (index_t i = 0; i < dim; ++i) {
-          delta(*r, i) += value[i] / n;
+      constexpr index_t chunk = 64;  // of a row, on the stack
+      float value[chunk];
+      for (index_t begin = 0; begin < dim; begin += chunk) {
+        const index_t width = std::min(chunk, dim - begin);
+        to_floats(head.value(s).from(begin), width, value);
+        for (auto r = first; r != last; ++r) {
+          for (index_t i = 0; i < width; ++i) {
+            delta(*r, begin + i) += value[i] / n;
+          }
         }
       }
     }

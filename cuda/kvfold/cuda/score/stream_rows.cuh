@@ -13,7 +13,7 @@ struct row_bounds {
 };
 
 /// This warp's rows, queries or slots, into registers; the block's positions and masses over the
-/// scale into shared memory. Absent rows see nothing, or nobody sees them.
+/// scale into shared memory. Absent rows see no slot, or are seen by no query.
 template <class Shape, bool OfQueries, class Scalar, class Queries>
 KVFOLD_DEVICE row_bounds hold_rows(const cache_view<Scalar>& cache, const Queries& queries,
                                    const grouped_queries& grouped, index_t r0, index_t all_rows,

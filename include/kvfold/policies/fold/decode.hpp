@@ -252,10 +252,14 @@ struct fold_decode {
       const auto add = [&](index_t s) {
         const float w = mass(s) / weight;
         out.add({s, w, w});
-        float own[detail::tile_floats];
-        to_floats(head.key(s), dim, own);
-        for (index_t i = 0; i < dim; ++i) {
-          key[i] += w * own[i];
+        constexpr index_t chunk = 64;  // of a row, on the stack
+        float own[chunk];
+        for (index_t first = 0; first < dim; first += chunk) {
+          const index_t width = std::min(chunk, dim - first);
+          to_floats(head.key(s).from(first), width, own);
+          for (index_t i = 0; i < width; ++i) {
+            key[first + i] += w * own[i];
+          }
         }
       };
       add(r);
