@@ -129,7 +129,7 @@ safetensors_file::tensor safetensors_file::checked(const std::string& name,
     refuse("data_offsets within the file's ", data_.size(), " bytes of data expected, [", t.begin,
            ", ", t.end, "] came");
   }
-  // A dtype that nobody asks for may be anything, and of any size.
+  // A dtype that is not asked for may be anything, and of any size.
   if (const std::uint64_t width = bytes_of(t.dtype); width != 0) {
     std::uint64_t size = width;
     bool overflow = false;

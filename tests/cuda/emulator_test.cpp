@@ -17,7 +17,7 @@ enum class fault {
   some_at_barrier,  // half the block only
   early_exit,       // a thread is gone when the others meet
   wide_index,       // one element after the tile
-  unset,            // an element that nobody wrote
+  unset,            // an element that was not written
   other_mask,       // one lane names other lanes
   left_out,         // a lane names all but itself
   other_distance,   // one lane exchanges with another partner
@@ -277,7 +277,7 @@ TEST_CASE("an index past the end of shared memory is reported") {
                     Contains("an index of 0 to 63 expected, 64 came"));
 }
 
-TEST_CASE("shared memory that nobody wrote is not a number") {
+TEST_CASE("shared memory that was not written is not a number") {
   const float sum = sum_of_blocks(fault::unset, 1);
   CHECK(sum != sum);
 }

@@ -153,7 +153,7 @@ TEST_CASE("match finds the cheapest by Ward's cost, ties to the lower slot") {
   }
 }
 
-TEST_CASE("match takes any number of kept and leaving, none too") {
+TEST_CASE("match takes any number of kept and evicted, none too") {
   std::uint64_t seed = 100;
   for (const index_t n : {0, 1, 2, 33, 64, 65, 129, 200, 300}) {
     for (const std::uint32_t one_in : {0U, 1U, 2U, 10U, 3U}) {

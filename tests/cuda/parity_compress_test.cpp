@@ -29,7 +29,7 @@ TEST_CASE("compress: snapkv") {
 }
 TEST_CASE("compress: zsmerge") {
   check_policy_once(zsmerge{}, 24, 61);
-  check_compress<float>(zsmerge{.residual = 3}, {.heads = 2, .dim = 32},  // nobody leaves
+  check_compress<float>(zsmerge{.residual = 3}, {.heads = 2, .dim = 32},  // none is evicted
                         {.length = 24, .queries = 20, .target = 24, .steps = 3}, 1e-5, 69);
   check_policy(zsmerge{.residual = 3, .prompt = zsmerge::prompt_mode::nearest}, 24, 71);
   check_policy(zsmerge{.residual = 5, .sinks = 0, .new_token_competes = false}, 24, 81);

@@ -9,7 +9,7 @@
 
 namespace {
 
-/// Looks like H2O to whoever reads its name and members, and is not.
+/// Has the name and members of H2O, and is not H2O.
 struct impostor : kvfold::h2o {};
 
 /// Keeps the oldest tokens and the newest one; has H2O's name.
