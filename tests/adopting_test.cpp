@@ -106,7 +106,7 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
 
   // k, v: [page, slot, head, dim], a pool of pages; `pool` lists those that are free.
   const auto layout = [&](float* p) {
-    return kvfold::paged_layout<float>::page_slot_head_dim(p, slots, heads, dim);
+    return kvfold::layout<float>::page_slot_head_dim(p, slots, heads, dim);
   };
   std::vector<kvfold::index_t> table(pages, kvfold::page_table::no_page);
   kvfold::paged_view<float> kv(

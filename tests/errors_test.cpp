@@ -128,8 +128,8 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
       "all 8 slots are in use", [&] { view.head(1).push(x.data(), x.data()); }, everything);
   index_t length = 0, seen = most - 1, position[2] = {};
   float mass[2] = {};
-  const kvfold::head_view<float> old({x.data(), 4}, {x.data(), 4}, {mass, position, &length, &seen},
-                                     {2, 4});
+  const kvfold::head_view<float> old({x.data(), 0, 4}, {x.data(), 0, 4},
+                                     {mass, position, &length, &seen}, {2, 4});
   refuses(
       "int32", [&] { append_rows(old, all.last(8), all.last(8)); }, everything);
   CHECK((length == 0 && seen == most - 1));

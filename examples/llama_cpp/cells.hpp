@@ -16,22 +16,19 @@ template <storage_scalar Scalar>
 class cell_head : public head_base {
  public:
   using scalar = Scalar;
-  using plane = typename head_view<Scalar>::plane;
 
-  cell_head(plane keys, plane values, const index_t* cells, const slot_metadata& slots,
-            const head_shape& shape)
+  cell_head(const layout<Scalar>& keys, const layout<Scalar>& values, const index_t* cells,
+            const slot_metadata& slots, const head_shape& shape)
       : head_base(slots, shape), keys_(keys), values_(values), cells_(cells) {}
 
   index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
   row<Scalar> key(index_t s) const { return key_in(cell(s)); }
   row<Scalar> value(index_t s) const { return value_in(cell(s)); }
-  row<Scalar> key_in(index_t cell) const { return {keys_.data + cell * keys_.row, keys_.element}; }
-  row<Scalar> value_in(index_t cell) const {
-    return {values_.data + cell * values_.row, values_.element};
-  }
+  row<Scalar> key_in(index_t cell) const { return {keys_.slot(cell), keys_.element}; }
+  row<Scalar> value_in(index_t cell) const { return {values_.slot(cell), values_.element}; }
 
  private:
-  plane keys_, values_;
+  layout<Scalar> keys_, values_;
   const index_t* cells_;
 };
 
@@ -41,19 +38,25 @@ struct engine_rows {
   ggml_tensor* values = nullptr;  ///< `cache_v_lN`, likewise, or [heads · dim, cells]
 
   template <storage_scalar Scalar>
-  typename head_view<Scalar>::plane keys_of(index_t h, index_t dim) const {
-    return {static_cast<Scalar*>(keys->data) + std::ptrdiff_t{h} * dim,
-            static_cast<std::ptrdiff_t>(keys->nb[1] / sizeof(Scalar)), 1};
+  layout<Scalar> keys_of(index_t h, index_t dim) const {
+    return rows_of<Scalar>(keys, h, dim);
   }
   /// Without flash attention values lie transposed.
   template <storage_scalar Scalar>
-  typename head_view<Scalar>::plane values_of(index_t h, index_t dim, bool transposed) const {
-    auto* const data = static_cast<Scalar*>(values->data);
-    if (transposed) {
-      return {data + std::ptrdiff_t{h} * dim * values->ne[1], 1, values->ne[1]};
+  layout<Scalar> values_of(index_t h, index_t dim, bool transposed) const {
+    if (!transposed) {
+      return rows_of<Scalar>(values, h, dim);
     }
-    return {data + std::ptrdiff_t{h} * dim,
-            static_cast<std::ptrdiff_t>(values->nb[1] / sizeof(Scalar)), 1};
+    const auto cells = static_cast<index_t>(values->ne[1]);
+    return layout<Scalar>::head_dim_token(static_cast<Scalar*>(values->data), cells, dim).of(h);
+  }
+
+ private:
+  /// [cells, heads · dim]; a cell may be longer than that.
+  template <storage_scalar Scalar>
+  static layout<Scalar> rows_of(const ggml_tensor* rows, index_t h, index_t dim) {
+    const auto cell = static_cast<std::ptrdiff_t>(rows->nb[1] / sizeof(Scalar));
+    return layout<Scalar>{static_cast<Scalar*>(rows->data), dim, cell}.of(h);
   }
 };
 

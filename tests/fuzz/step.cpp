@@ -170,7 +170,7 @@ void live_in_pages(const kvfold::cache_shape& shape, fuzz::bytes& in) {
     }
   }
   const auto layout = [&](std::vector<half>& x) {
-    return kvfold::paged_layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
+    return kvfold::layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
   };
   kvfold::paged_view<half> kv(shape, layout(keys), layout(values),
                               {.pages = table.data(), .slots = slots, .head = pages});

@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, E
     const index_t slots = 4, pages = 8;
     std::vector<TestType> k(static_cast<std::size_t>(pages * slots * heads * dim)), v(k.size());
     std::vector<index_t> table{5, 0, 3};
-    using layout = kvfold::paged_layout<TestType>;
+    using layout = kvfold::layout<TestType>;
     kvfold::paged_view<TestType> kv(shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
                                     layout::page_head_slot_dim(v.data(), slots, heads, dim),
                                     {table.data(), slots, 0});

@@ -13,7 +13,6 @@ namespace {
 using kvfold::cache_shape;
 using kvfold::index_t;
 using kvfold::merge_plan;
-using kvfold::paged_layout;
 using kvfold::paged_view;
 
 constexpr index_t heads = 2, dim = 6, slots = 4, pages = 8, pool = 23;
@@ -30,9 +29,10 @@ struct engine {
       : kv(shape, layout(keys, slots_first), layout(values, slots_first),
            {.pages = tables.data(), .slots = slots, .head = own_tables ? pages : 0}) {}
 
-  static paged_layout<Scalar> layout(std::vector<Scalar>& x, bool slots_first) {
-    return slots_first ? paged_layout<Scalar>::page_slot_head_dim(x.data(), slots, heads, dim)
-                       : paged_layout<Scalar>::page_head_slot_dim(x.data(), slots, heads, dim);
+  static kvfold::layout<Scalar> layout(std::vector<Scalar>& x, bool slots_first) {
+    using named = kvfold::layout<Scalar>;
+    return slots_first ? named::page_slot_head_dim(x.data(), slots, heads, dim)
+                       : named::page_head_slot_dim(x.data(), slots, heads, dim);
   }
 };
 

@@ -104,8 +104,8 @@ TEST_CASE("a view that was moved goes on over the same rows", "[views][paged]") 
   moved(strided_view<float>({.heads = 2, .dim = 4, .capacity = 8}, {keys.data(), 32, 4},
                             {values.data(), 32, 4}));
   moved(paged_view<float>({.heads = 2, .dim = 4, .capacity = 8},
-                          kvfold::paged_layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
-                          kvfold::paged_layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
+                          kvfold::layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
+                          kvfold::layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
                           {table.data(), 4, 2}));
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   constexpr index_t dim = 4, slots = 2;
   std::vector<float> keys(8 * slots * dim), values(keys.size());
   const auto layout = [&](std::vector<float>& x) {  // a page is one head's
-    return kvfold::paged_layout<float>{x.data(), slots * dim, 0, dim};
+    return kvfold::layout<float>{x.data(), 0, dim, 1, slots * dim};
   };
   std::vector<index_t> table = {5, 2, 7, -1, /* head 1 */ 5, 3, -1, -1};
   kvfold::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),

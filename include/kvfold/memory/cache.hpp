@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kvfold/memory/layout.hpp"
 #include "kvfold/memory/view.hpp"
 
 namespace kvfold {
@@ -107,11 +108,7 @@ class cache {
 
   head_view<Scalar> head(index_t h) {
     const auto slots = slots_.of(h);
-    const std::ptrdiff_t first = std::ptrdiff_t{h} * shape().capacity * shape().dim;
-    return {{keys_.data() + first, shape().dim, 1},
-            {values_.data() + first, shape().dim, 1},
-            slots,
-            slots_.extent()};
+    return {rows_of(keys_, h), rows_of(values_, h), slots, slots_.extent()};
   }
 
   /// Appends tokens `[tokens, dim]` to head `h` at its next positions.
@@ -159,32 +156,12 @@ class cache {
     return static_cast<std::size_t>(shape().heads) * static_cast<std::size_t>(shape().capacity) *
            static_cast<std::size_t>(shape().dim);
   }
+  layout<Scalar> rows_of(std::vector<Scalar>& all, index_t h) const {
+    return layout<Scalar>::head_token_dim(all.data(), shape().capacity, shape().dim).of(h);
+  }
 
   cache_metadata slots_;
   std::vector<Scalar> keys_, values_;
-};
-
-/// Where an engine keeps the keys (or the values) of all heads; strides in elements.
-/// Element `i` of slot `s` of head `h` is `data[h * head + s * row + i * element]`.
-template <storage_scalar Scalar>
-struct layout {
-  Scalar* data = nullptr;
-  std::ptrdiff_t head = 0;
-  std::ptrdiff_t row = 0;
-  std::ptrdiff_t element = 1;
-
-  /// `[token, head, dim]`, as llama.cpp keeps keys.
-  static layout token_head_dim(Scalar* data, index_t heads, index_t dim) {
-    return {data, dim, std::ptrdiff_t{heads} * dim, 1};
-  }
-  /// `[head, token, dim]`
-  static layout head_token_dim(Scalar* data, index_t capacity, index_t dim) {
-    return {data, std::ptrdiff_t{capacity} * dim, dim, 1};
-  }
-  /// `[head, dim, token]`: values transposed.
-  static layout head_dim_token(Scalar* data, index_t capacity, index_t dim) {
-    return {data, std::ptrdiff_t{capacity} * dim, 1, capacity};
-  }
 };
 
 /// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
@@ -209,10 +186,7 @@ class strided_view {
 
   head_view<Scalar> head(index_t h) {
     const auto slots = slots_.of(h);
-    return {{keys_.data + h * keys_.head, keys_.row, keys_.element},
-            {values_.data + h * values_.head, values_.row, values_.element},
-            slots,
-            slots_.extent()};
+    return {keys_.of(h), values_.of(h), slots, slots_.extent()};
   }
 
   template <class T>

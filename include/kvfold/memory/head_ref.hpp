@@ -5,6 +5,7 @@
 #include <cstddef>    // std::ptrdiff_t
 #include <limits>     // std::numeric_limits
 
+#include "kvfold/memory/layout.hpp"
 #include "kvfold/memory/row.hpp"
 
 namespace kvfold {
@@ -82,45 +83,32 @@ class head_ref : public head_base {
  public:
   using scalar = any_scalar;
 
-  /// Slot `s`, element `i` at `data + s · row + i · element · size`; in pages, at
-  /// `data + pages[s / slots] · page + (s % slots) · row + i · element · size`.
-  struct plane {
-    std::byte* data = nullptr;
-    std::ptrdiff_t row = 0;      ///< bytes
-    std::ptrdiff_t element = 1;  ///< elements
-    std::ptrdiff_t page = 0;     ///< bytes
-  };
-  struct page_list {
-    const index_t* pages = nullptr;  ///< null: no pages
-    index_t slots = 1;               ///< a page holds
-  };
+  using layout = kvfold::layout<std::byte>;
 
-  head_ref(const head_base& base, scalar_type type, plane keys, plane values, page_list list)
-      : head_base(base), keys_(keys), values_(values), list_(list), type_(type) {}
+  /// A table without pages: rows are strided.
+  head_ref(const head_base& base, scalar_type type, const layout& keys, const layout& values,
+           const page_table& table = {})
+      : head_base(base), keys_(keys), values_(values), table_(table), type_(type) {}
 
   row<any_scalar> key(index_t s) const { return at(keys_, s); }
   row<any_scalar> value(index_t s) const { return at(values_, s); }
 
-  const plane& keys() const { return keys_; }
-  const plane& values() const { return values_; }
+  const layout& keys() const { return keys_; }
+  const layout& values() const { return values_; }
 
-  /// Are the rows of `p` floats, contiguous and evenly spaced?
-  bool even_floats(const plane& p) const {
-    return type_ == scalar_type::float32 && list_.pages == nullptr && p.element == 1 &&
-           p.row >= dim() * size_of(type_);
+  /// Are the rows of `l` floats, contiguous and evenly spaced?
+  bool even_floats(const layout& l) const {
+    return type_ == scalar_type::float32 && table_.pages == nullptr &&
+           l.element == size_of(type_) && l.row >= dim() * size_of(type_);
   }
 
  private:
-  row<any_scalar> at(const plane& p, index_t s) const {
-    if (list_.pages == nullptr) {
-      return {p.data + s * p.row, p.element, type_};
-    }
-    return {p.data + list_.pages[s / list_.slots] * p.page + s % list_.slots * p.row, p.element,
-            type_};
+  row<any_scalar> at(const layout& l, index_t s) const {
+    return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type_};
   }
 
-  plane keys_, values_;
-  page_list list_;
+  layout keys_, values_;
+  page_table table_;
   scalar_type type_;
 };
 

@@ -10,49 +10,14 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// Which pages a head's slots are in: slot `s` of head `h` is in page
-/// `pages[h * head + s / slots]`; −1 until the engine has entered one.
-struct page_table {
-  index_t* pages = nullptr;  ///< [capacity / slots], or `[heads, capacity / slots]`; −1: none yet
-  index_t slots = 0;         ///< a page holds
-  std::ptrdiff_t head = 0;   ///< stride, head to head; 0: all heads share one table
-
-  static constexpr index_t no_page = -1;
-
-  /// Pages that `length` slots take.
-  index_t taken_by(index_t length) const { return length / slots + (length % slots != 0 ? 1 : 0); }
-};
-
-/// Where pages lie, strides in elements: element `i` of slot `s` of head `h` is
-/// `data[page_of(s) * page + h * head + (s % slots) * row + i * element]`.
-template <storage_scalar Scalar>
-struct paged_layout {
-  Scalar* data = nullptr;
-  std::ptrdiff_t page = 0;
-  std::ptrdiff_t head = 0;
-  std::ptrdiff_t row = 0;
-  std::ptrdiff_t element = 1;
-
-  /// `[page, slot, head, dim]`, as vLLM's FlashAttention backend keeps keys and values.
-  static paged_layout page_slot_head_dim(Scalar* data, index_t slots, index_t heads, index_t dim) {
-    const std::ptrdiff_t row = std::ptrdiff_t{heads} * dim;
-    return {data, slots * row, dim, row, 1};
-  }
-  /// `[page, head, slot, dim]`
-  static paged_layout page_head_slot_dim(Scalar* data, index_t slots, index_t heads, index_t dim) {
-    const std::ptrdiff_t head = std::ptrdiff_t{slots} * dim;
-    return {data, heads * head, head, dim, 1};
-  }
-};
-
 /// One KV head in pages: a `kv_head`. A view, as `head_view` is.
 template <storage_scalar Scalar>
 class paged_head : public head_base {
  public:
   using scalar = Scalar;
 
-  paged_head(const paged_layout<Scalar>& keys, const paged_layout<Scalar>& values,
-             const page_table& table, const slot_metadata& slots, const head_shape& shape)
+  paged_head(const layout<Scalar>& keys, const layout<Scalar>& values, const page_table& table,
+             const slot_metadata& slots, const head_shape& shape)
       : head_base(slots, shape), keys_(keys), values_(values), table_(table) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
@@ -77,24 +42,15 @@ class paged_head : public head_base {
 
   using own_type = paged_head;
   head_ref ref() const {
-    return {*this,
-            scalar_type_of<Scalar>,
-            bytes_of(keys_),
-            bytes_of(values_),
-            {table_.pages, table_.slots}};
+    return {*this, scalar_type_of<Scalar>, keys_.bytes(), values_.bytes(), table_};
   }
 
  private:
-  static head_ref::plane bytes_of(const paged_layout<Scalar>& l) {
-    constexpr std::ptrdiff_t size = sizeof(Scalar);
-    return {reinterpret_cast<std::byte*>(l.data), l.row * size, l.element, l.page * size};
-  }
-  row<Scalar> at(const paged_layout<Scalar>& l, index_t s) const {
-    const std::ptrdiff_t page = table_.pages[s / table_.slots];
-    return {l.data + page * l.page + s % table_.slots * l.row, l.element};
+  row<Scalar> at(const layout<Scalar>& l, index_t s) const {
+    return {l.slot(s, table_), l.element};
   }
 
-  paged_layout<Scalar> keys_, values_;
+  layout<Scalar> keys_, values_;
   page_table table_;
 };
 
@@ -107,8 +63,7 @@ class paged_view {
  public:
   using scalar = Scalar;
 
-  paged_view(const cache_shape& shape, paged_layout<Scalar> keys, paged_layout<Scalar> values,
-             page_table table)
+  paged_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values, page_table table)
       : slots_(shape), keys_(keys), values_(values), table_(table) {
     expects(keys.data != nullptr && values.data != nullptr && table.pages != nullptr,
             "paged_view: keys, values and a table expected, null came");
@@ -130,9 +85,7 @@ class paged_view {
   index_t heads() const { return shape().heads; }
 
   paged_head<Scalar> head(index_t h) {
-    auto keys = keys_, values = values_;
-    keys.data += h * keys.head, values.data += h * values.head;
-    return {keys, values, table(h), slots_.of(h), slots_.extent()};
+    return {keys_.of(h), values_.of(h), table(h), slots_.of(h), slots_.extent()};
   }
 
   template <class T>
@@ -175,7 +128,7 @@ class paged_view {
 
  private:
   cache_metadata slots_;
-  paged_layout<Scalar> keys_, values_;
+  layout<Scalar> keys_, values_;
   page_table table_;
 };
 

@@ -45,26 +45,29 @@ constexpr std::ptrdiff_t size_of(scalar_type type) { return type == scalar_type:
 template <>
 struct row<any_scalar> {
   std::byte* data;
-  std::ptrdiff_t step;  ///< in elements
+  std::ptrdiff_t step;  ///< in bytes
   scalar_type type;
 
-  row from(index_t i) const { return {data + i * step * size_of(type), step, type}; }
+  row from(index_t i) const { return {data + i * step, step, type}; }
 
   /// Calls `f` with the row as what it is.
   template <class F>
   decltype(auto) visit(F&& f) const {
     if (type == scalar_type::float32) {
-      return f(row<float>{reinterpret_cast<float*>(data), step});
+      return f(as<float>());
     }
-    if (type == scalar_type::half) {
-      return f(row<Eigen::half>{reinterpret_cast<Eigen::half*>(data), step});
-    }
-    return f(row<Eigen::bfloat16>{reinterpret_cast<Eigen::bfloat16*>(data), step});
+    return type == scalar_type::half ? f(as<Eigen::half>()) : f(as<Eigen::bfloat16>());
   }
 
   /// Reads one element. Whole rows are read faster by `to_floats`.
   float operator[](index_t i) const {
     return visit([&](auto x) { return static_cast<float>(x[i]); });
+  }
+
+  /// The row as one of `Scalar`, which it must be.
+  template <storage_scalar Scalar>
+  row<Scalar> as() const {
+    return {reinterpret_cast<Scalar*>(data), step / std::ptrdiff_t{sizeof(Scalar)}};
   }
 };
 
@@ -101,9 +104,7 @@ void store_row(const T* from, row<any_scalar> to, index_t dim) {
 
 /// Both of one scalar.
 inline void copy_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
-  to.visit([&](auto x) {
-    copy_row(x, {reinterpret_cast<decltype(x.data)>(from.data), from.step}, dim);
-  });
+  to.visit([&]<class Scalar>(row<Scalar> x) { copy_row(x, from.as<Scalar>(), dim); });
 }
 
 /// The row's elements where they are contiguous floats, null where they are not.
@@ -116,8 +117,9 @@ const float* floats_in(row<Scalar> x) {
   }
 }
 inline const float* floats_in(row<any_scalar> x) {
-  return x.type == scalar_type::float32 && x.step == 1 ? reinterpret_cast<const float*>(x.data)
-                                                       : nullptr;
+  return x.type == scalar_type::float32 && x.step == sizeof(float)
+             ? reinterpret_cast<const float*>(x.data)
+             : nullptr;
 }
 
 }  // namespace detail

@@ -52,9 +52,9 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }
 
-inline tile even_tile(const head_ref::plane& p, index_t first, index_t count, index_t dim) {
-  return {reinterpret_cast<const float*>(p.data + first * p.row), count, dim,
-          Eigen::OuterStride<>(p.row / std::ptrdiff_t{sizeof(float)})};
+inline tile even_tile(const head_ref::layout& l, index_t first, index_t count, index_t dim) {
+  return {reinterpret_cast<const float*>(l.slot(first)), count, dim,
+          Eigen::OuterStride<>(l.row / std::ptrdiff_t{sizeof(float)})};
 }
 
 /// Keys `first` to `first + count` − 1; `buffer [count, dim]` as above.

@@ -10,6 +10,7 @@
 
 #include "kvfold/config.hpp"
 #include "kvfold/memory/head_ref.hpp"
+#include "kvfold/memory/layout.hpp"
 #include "kvfold/memory/row.hpp"
 
 namespace kvfold {
@@ -24,14 +25,9 @@ class head_view : public head_base {
  public:
   using scalar = Scalar;
 
-  /// Where rows lie, in elements: slot `s`, element `i` at `data[s * row + i * element]`.
-  struct plane {
-    Scalar* data = nullptr;
-    std::ptrdiff_t row = 0;
-    std::ptrdiff_t element = 1;
-  };
-
-  head_view(plane keys, plane values, const slot_metadata& slots, const head_shape& shape)
+  /// `keys`, `values`: of this head alone.
+  head_view(const layout<Scalar>& keys, const layout<Scalar>& values, const slot_metadata& slots,
+            const head_shape& shape)
       : head_base(slots, shape), keys_(keys), values_(values) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
@@ -46,18 +42,12 @@ class head_view : public head_base {
   }
 
   using own_type = head_view;
-  head_ref ref() const {
-    return {*this, scalar_type_of<Scalar>, bytes_of(keys_), bytes_of(values_), {}};
-  }
+  head_ref ref() const { return {*this, scalar_type_of<Scalar>, keys_.bytes(), values_.bytes()}; }
 
  private:
-  static row<Scalar> at(const plane& p, index_t s) { return {p.data + s * p.row, p.element}; }
-  static head_ref::plane bytes_of(const plane& p) {
-    return {reinterpret_cast<std::byte*>(p.data), p.row * std::ptrdiff_t{sizeof(Scalar)},
-            p.element};
-  }
+  static row<Scalar> at(const layout<Scalar>& l, index_t s) { return {l.slot(s), l.element}; }
 
-  plane keys_, values_;
+  layout<Scalar> keys_, values_;
 };
 
 static_assert(std::is_trivially_copyable_v<head_view<float>>);
