@@ -71,10 +71,10 @@ TEST_CASE("a step of the wrong size, or without room, is refused by every policy
       }
       x = whole;
     };
-    sized(d.q, "step: q of 24 floats expected, ");
-    sized(d.k, "step: k of 12 floats expected, ");
-    sized(d.v, "step: v of 12 floats expected, ");
-    sized(d.out, "step: out of 24 floats expected, ");
+    sized(d.q, "step: q of 24 numbers expected, ");
+    sized(d.k, "step: k of 12 numbers expected, ");
+    sized(d.v, "step: v of 12 numbers expected, ");
+    sized(d.out, "step: out of 24 numbers expected, ");
     for (auto* x : {&d.q, &d.k, &d.v}) {
       for (const float bad : bad_floats) {
         const float was = std::exchange(x->back(), bad);

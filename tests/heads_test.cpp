@@ -150,13 +150,13 @@ TEST_CASE("rows of other heads than those chosen are refused", "[heads][errors]"
                            std::span<float> to) {
     d.refuses(message, [&] { step(d.policy, d.kv, d.state, two, in, budget{12}, to); });
   };
-  refused("step: q of 16 floats expected, 24 came", {all, k, k}, out);
-  refused("step: q of 16 floats expected, 8 came", {k, k, k}, out);
-  refused("step: k of 8 floats expected, 16 came", {q, q, k}, out);
-  refused("step: v of 8 floats expected, 16 came", {q, k, q}, out);
-  refused("step: out of 16 floats expected, 15 came", {q, k, k}, std::span(out).first(15));
+  refused("step: q of 16 numbers expected, 24 came", {all, k, k}, out);
+  refused("step: q of 16 numbers expected, 8 came", {k, k, k}, out);
+  refused("step: k of 8 numbers expected, 16 came", {q, q, k}, out);
+  refused("step: v of 8 numbers expected, 16 came", {q, k, q}, out);
+  refused("step: out of 16 numbers expected, 15 came", {q, k, k}, std::span(out).first(15));
   const std::span<const float> null(static_cast<const float*>(nullptr), 8);
-  refused("step: k of 8 floats expected, null came", {q, null, k}, out);
+  refused("step: k of 8 numbers expected, null came", {q, null, k}, out);
   d.append(2, 4);  // head 2 is full; the other would have room
   d.refuses("all 24 slots are in use", [&] {
     step(d.policy, d.kv, d.state, two, {q, k, k}, budget{12}, out);

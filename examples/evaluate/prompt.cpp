@@ -23,7 +23,7 @@ void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Inde
 /// For one worker.
 std::vector<kvfold::workspace> workspaces_for(const kvfold::cache_shape& shape) {
   std::vector<kvfold::workspace> work(1);
-  work[0].reserve(shape.group, shape.capacity);
+  work[0].reserve(shape.group, shape.dim, shape.capacity);
   return work;
 }
 

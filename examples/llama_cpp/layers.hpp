@@ -29,7 +29,7 @@ class layers {
       layers_.back().whole = setup.whole[l] != 0 || !traits::bounded(p);
       most = std::max(most, std::ranges::max(of(setup.capacities)));
     }
-    work_.reserve(setup.shape.group, most);
+    work_.reserve(setup.shape.group, setup.shape.dim, most);
     query_.resize(static_cast<std::size_t>(setup.shape.group * setup.shape.dim));
   }
 

@@ -33,7 +33,7 @@ state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     heads.push_back(make_head_state(detail::for_head(p, h), kv.head(h)));
     for (workspace& w : work) {
-      w.reserve(kv.head(h).group(), kv.head(h).capacity());
+      w.reserve(kv.head(h));
     }
   }
   return {std::move(heads), std::move(work)};
@@ -62,7 +62,7 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
   }
   observed.attention = observed.probabilities.first(n);
   if (group > 1) {
-    work.reserve(head.group(), head.capacity());
+    work.reserve(head);
     observed.attention =
         score::combine_group(observed.probabilities, head.group(), traits::combine(p),
                              std::span(work.combined).first(n));
@@ -255,11 +255,12 @@ void step(const P& p, const kv_head auto& any, head_state& state, workspace& wor
   }
 }
 
-/// One token's rows of every active head, in the order in which the heads are chosen.
+/// One token's rows of every active head, in the order in which the heads are chosen. Each in
+/// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
 struct step_input {
-  std::span<const float> q;  ///< [heads, group, dim], rotated
-  std::span<const float> k;  ///< [heads, dim], rotated
-  std::span<const float> v;  ///< [heads, dim]
+  any_span q;  ///< [heads, group, dim], rotated
+  any_span k;  ///< [heads, dim], rotated
+  any_span v;  ///< [heads, dim]
 };
 
 /// One decode step of the heads chosen: those of one layer, or of the requests that are active.
@@ -278,20 +279,25 @@ void step(const P& p, kv_cache auto& kv, state& state, const head_selection& hea
   detail::expect_size("step: v", in.v, heads.count(), 1, any.dim());
   detail::expect_size("step: out", out, heads.count(), any.group(), any.dim());
   if (any.check_finite()) {
-    expect_finite("step: q", in.q.data(), static_cast<std::ptrdiff_t>(in.q.size()));
-    expect_finite("step: k", in.k.data(), static_cast<std::ptrdiff_t>(in.k.size()));
-    expect_finite("step: v", in.v.data(), static_cast<std::ptrdiff_t>(in.v.size()));
+    expect_finite("step: q", in.q);
+    expect_finite("step: k", in.k);
+    expect_finite("step: v", in.v);
   }
   for (index_t i = 0; i < heads.count(); ++i) {
     const index_t h = heads[i];
     check_step(detail::for_head(p, h), kv.head(h), detail::for_head(b, h));
   }
-  const std::ptrdiff_t dim = any.dim(), queries = dim * any.group();
+  const index_t dim = any.dim(), queries = any.group() * dim;
   run(heads.count(), [&](index_t i, index_t worker) {
     const index_t h = heads[i];
-    step(detail::for_head(p, h), kv.head(h), state[h], state.workspace(worker),
-         in.q.data() + i * queries, in.k.data() + i * dim, in.v.data() + i * dim,
-         detail::for_head(b, h), out.data() + i * queries);
+    const std::ptrdiff_t row = i;
+    workspace& work = state.workspace(worker);
+    float* const buffer = work.input.data();
+    const float* const q = in.q.floats(row * queries, queries, buffer);
+    const float* const k = in.k.floats(row * dim, dim, buffer + queries);
+    const float* const v = in.v.floats(row * dim, dim, buffer + queries + dim);
+    step(detail::for_head(p, h), kv.head(h), state[h], work, q, k, v, detail::for_head(b, h),
+         out.data() + row * queries);
   });
 }
 

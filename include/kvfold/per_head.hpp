@@ -5,6 +5,7 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvfold/heads.hpp"
+#include "kvfold/memory/any_span.hpp"
 #include "kvfold/policy.hpp"
 #include "kvfold/state.hpp"
 
@@ -36,12 +37,12 @@ void expect_per_head(const char* call, const char* what, const T& one_or_many, i
   }
 }
 
-inline void expect_size(const char* what, std::span<const float> x, index_t heads, index_t group,
+inline void expect_size(const char* what, const any_span& x, index_t heads, index_t group,
                         index_t dim) {
   const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
                       static_cast<std::size_t>(dim);
-  expects(x.size() == wanted, what, " of ", wanted, " floats expected, ", x.size(), " came");
-  expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " floats expected, null came");
+  expects(x.size() == wanted, what, " of ", wanted, " numbers expected, ", x.size(), " came");
+  expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " numbers expected, null came");
 }
 
 /// A state for another policy has numbers that mean something else. To go on with another policy is

@@ -21,15 +21,18 @@ struct workspace {
   std::vector<float> attention;    ///< [group, capacity] probabilities of the last step
   std::vector<float> log_sum_exp;  ///< [group] of the last step
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
+  std::vector<float> input;        ///< [group + 2, dim] a step's rows that came in 16 bits
   slot_scratch scratch;            ///< of planning
   merge_plan plan;                 ///< the last plan made
   key_comparison comparison;       ///< what the last step's attention has compared
 
-  void reserve(index_t group, index_t capacity) {
-    const auto n = static_cast<std::size_t>(capacity);
-    attention.resize(std::max(attention.size(), static_cast<std::size_t>(group) * n));
-    log_sum_exp.resize(std::max(log_sum_exp.size(), static_cast<std::size_t>(group)));
+  void reserve(const kv_head auto& head) { reserve(head.group(), head.dim(), head.capacity()); }
+  void reserve(index_t group, index_t dim, index_t capacity) {
+    const auto g = static_cast<std::size_t>(group), n = static_cast<std::size_t>(capacity);
+    attention.resize(std::max(attention.size(), g * n));
+    log_sum_exp.resize(std::max(log_sum_exp.size(), g));
     combined.resize(std::max(combined.size(), n));
+    input.resize(std::max(input.size(), (g + 2) * static_cast<std::size_t>(dim)));
     scratch.reserve(capacity), plan.reserve(capacity);
   }
 };
@@ -57,8 +60,9 @@ class state {
       h.shrink(std::min(capacity, h.capacity()));
     }
     for (kvfold::workspace& w : work_) {
+      const std::size_t group = w.log_sum_exp.size(), dim = w.input.size() / (group + 2);
       kvfold::workspace smaller;
-      smaller.reserve(static_cast<index_t>(w.log_sum_exp.size()), capacity);
+      smaller.reserve(static_cast<index_t>(group), static_cast<index_t>(dim), capacity);
       w = std::move(smaller);
     }
   }

@@ -26,7 +26,7 @@ struct stream {
       : policy(p),
         kv({.heads = 1, .group = group, .dim = dim, .capacity = capacity}),
         state(kvfold::make_head_state(p, kv.head(0))) {
-    work.reserve(group, capacity);
+    work.reserve(kv.head(0));
   }
   auto head() { return kv.head(0); }
   void append(index_t n) {
