@@ -1,32 +1,45 @@
 #include "engine/tokenizer.hpp"
 
-#include <algorithm>  // std::min, std::transform
+#include <algorithm>  // std::transform
 #include <iterator>   // std::back_inserter
 
 #include "engine/error.hpp"
+#include "engine/sentencepiece.hpp"
 
 namespace engine {
 
 namespace {
 
-using processor = sentencepiece::SentencePieceProcessor;
-
-constexpr const char* space = "\xe2\x96\x81";  // U+2581, a space in pieces
-
-std::unique_ptr<processor> parse(const std::filesystem::path& file, const std::string& model) {
-  auto made = std::make_unique<processor>();
-  if (const auto status = made->LoadFromSerializedProto(model); !status.ok()) {
-    throw format_error(file, "a SentencePiece model expected: ", status.ToString());
+class bytes : public text_codec {
+ public:
+  index_t size() const override { return 256; }
+  std::vector<int> encode(std::string_view text, bool) const override {
+    std::vector<int> tokens;
+    std::transform(text.begin(), text.end(), std::back_inserter(tokens),
+                   [](char c) { return static_cast<unsigned char>(c); });
+    return tokens;
   }
-  return made;
-}
+  std::string decode(std::span<const int> tokens) const override {
+    return {tokens.begin(), tokens.end()};
+  }
+};
 
 }  // namespace
+
+std::unique_ptr<const text_codec> byte_codec() { return std::make_unique<bytes>(); }
 
 tokenizer tokenizer::load(const std::filesystem::path& folder, index_t vocab) {
   const auto file = folder / "tokenizer.model";
   if (std::filesystem::exists(file)) {
-    return tokenizer(file, vocab);
+    return tokenizer(std::make_unique<sentencepiece_codec>(file, vocab));
+  }
+  if (std::filesystem::exists(folder / "tokenizer.json")) {
+    const auto name = (folder / "").parent_path().string();
+    throw format_error(folder,
+                       "tokenizer.model (SentencePiece) expected, this folder has tokenizer.json "
+                       "alone. llama.cpp makes a GGUF of it, which --model takes: python3 "
+                       "llama.cpp/convert_hf_to_gguf.py ",
+                       name, " --outfile ", name, ".gguf");
   }
   if (vocab != 256) {
     throw format_error(folder,
@@ -34,7 +47,7 @@ tokenizer tokenizer::load(const std::filesystem::path& folder, index_t vocab) {
                        "256 tokens (bytes); there is none and vocab_size is ",
                        vocab);
   }
-  return {};
+  return tokenizer(byte_codec());
 }
 
 std::string tokenizer::decode(std::span<const int> tokens) const {
@@ -42,60 +55,7 @@ std::string tokenizer::decode(std::span<const int> tokens) const {
     expects(token >= 0 && token < vocab_size(), "decode: tokens 0 to ", vocab_size() - 1,
             " expected, ", token, " came");
   }
-  if (!whole_) {
-    return {tokens.begin(), tokens.end()};
-  }
-  return whole_->DecodeIds(std::vector<int>(tokens.begin(), tokens.end()));
-}
-
-tokenizer::tokenizer(const std::filesystem::path& file, index_t vocab) {
-  const std::string model = read_file(file);
-  whole_ = parse(file, model);
-  // Serialized protobufs that are put one behind the other merge: this is
-  // `normalizer_spec { add_dummy_prefix: false, remove_extra_whitespaces: false }`.
-  fragment_ = parse(file, model + std::string("\x1a\x04\x18\x00\x20\x00", 6));
-  const auto first = fragment_->EncodeAsPieces("a");
-  if (first.empty() || first[0].starts_with(space)) {
-    throw format_error(file, "a piece without a leading space expected of \"a\", \"",
-                       first.empty() ? "" : first[0],
-                       "\" came: this model cannot encode fragments");
-  }
-  if (vocab_size() > vocab) {
-    throw format_error(file, "at most vocab_size = ", vocab, " pieces expected, ", vocab_size(),
-                       " came");
-  }
-  by_lines_ = lines_are_apart();
-}
-
-bool tokenizer::lines_are_apart() const {
-  int newlines = 0;
-  for (int piece = 0; piece < vocab_size(); ++piece) {
-    newlines += whole_->IdToPiece(piece).find('\n') != std::string::npos ? 1 : 0;
-  }
-  const std::string_view probe = "a  \n\n  b \n c";
-  return newlines == 1 && whole_->PieceToId("\n") != whole_->unk_id() &&
-         ids_by_lines(whole_.get(), probe) == whole_->EncodeAsIds(probe);
-}
-
-std::vector<int> tokenizer::ids(const processor* first, std::string_view text) const {
-  if (first == nullptr) {
-    std::vector<int> tokens;
-    std::transform(text.begin(), text.end(), std::back_inserter(tokens),
-                   [](char c) { return static_cast<unsigned char>(c); });
-    return tokens;
-  }
-  return by_lines_ ? ids_by_lines(first, text) : first->EncodeAsIds(text);
-}
-
-std::vector<int> tokenizer::ids_by_lines(const processor* first, std::string_view text) const {
-  std::vector<int> tokens;
-  for (const processor* by = first; !text.empty(); by = fragment_.get()) {
-    const auto newline = std::min(text.find('\n'), text.size() - 1);  // npos: the rest
-    const auto part = by->EncodeAsIds(text.substr(0, newline + 1));
-    tokens.insert(tokens.end(), part.begin(), part.end());
-    text.remove_prefix(newline + 1);
-  }
-  return tokens;
+  return by_->decode(tokens);
 }
 
 }  // namespace engine

@@ -1,53 +1,58 @@
-/// Text to tokens and back: SentencePiece's `tokenizer.model`, or plain bytes.
+/// Text to tokens and back: SentencePiece's `tokenizer.model`, plain bytes, or another codec.
 #pragma once
-
-#include <sentencepiece_processor.h>
 
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/matrix.hpp"
 
 namespace engine {
 
+/// How one kind of vocabulary reads and writes. Safe to use from several threads.
+class text_codec {
+ public:
+  text_codec() = default;
+  virtual ~text_codec() = default;
+  text_codec(const text_codec&) = delete;
+  text_codec& operator=(const text_codec&) = delete;
+
+  virtual index_t size() const = 0;
+  /// `fragment`: for the middle of a sequence.
+  virtual std::vector<int> encode(std::string_view text, bool fragment) const = 0;
+  /// Of tokens `0 .. size() - 1`.
+  virtual std::string decode(std::span<const int> tokens) const = 0;
+};
+
 /// No begin or end of sequence is ever added. Text may be any bytes: SentencePiece reads invalid
 /// UTF-8 as U+FFFD, plain bytes keep it. Safe to use from several threads.
 class tokenizer {
  public:
+  explicit tokenizer(std::unique_ptr<const text_codec> by) : by_(std::move(by)) {}
+
   /// `tokenizer.model` of `folder`; without one, a model of 256 tokens reads bytes.
   static tokenizer load(const std::filesystem::path& folder, index_t vocab);
 
-  index_t vocab_size() const { return whole_ ? whole_->GetPieceSize() : 256; }
+  index_t vocab_size() const { return by_->size(); }
 
   /// A text from its beginning.
-  std::vector<int> encode(std::string_view text) const { return ids(whole_.get(), text); }
+  std::vector<int> encode(std::string_view text) const { return by_->encode(text, false); }
 
   /// A piece of text for the middle of a sequence: as `encode`, but without the space that some
   /// models put before every text, and with the spaces at its ends.
-  std::vector<int> encode_fragment(std::string_view text) const {
-    return ids(fragment_.get(), text);
-  }
+  std::vector<int> encode_fragment(std::string_view text) const { return by_->encode(text, true); }
 
   std::string decode(std::span<const int> tokens) const;
 
  private:
-  using processor = sentencepiece::SentencePieceProcessor;
-
-  tokenizer() = default;
-
-  tokenizer(const std::filesystem::path& file, index_t vocab);
-  /// Whether lines can be encoded one by one, which is much faster: no piece but the newline itself
-  /// contains one, and spaces around it are kept.
-  bool lines_are_apart() const;
-  std::vector<int> ids(const processor* first, std::string_view text) const;
-  std::vector<int> ids_by_lines(const processor* first, std::string_view text) const;
-
-  std::unique_ptr<processor> whole_, fragment_;  // null: bytes
-  bool by_lines_ = false;                        // lines one by one give the same tokens
+  std::unique_ptr<const text_codec> by_;
 };
+
+/// A token for each of the 256 bytes.
+std::unique_ptr<const text_codec> byte_codec();
 
 }  // namespace engine

@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/decoder.hpp"
 #include "engine/error.hpp"
-#include "engine/tokenizer.hpp"
+#include "engine/model.hpp"
 #include "evaluate/measure.hpp"
 #include "evaluate/pictures.hpp"
 #include "evaluate/prepare.hpp"
@@ -36,13 +35,18 @@ void make_folder(const std::filesystem::path& folder) {
                               "' is none: " + error.message());
 }
 
+/// A folder's name, or a file's without its ending.
+std::string model_name(const std::filesystem::path& model) {
+  return std::filesystem::is_directory(model) ? (model / "").parent_path().filename().string()
+                                              : model.stem().string();
+}
+
 /// What the numbers are of.
 std::string subject(const options& o, const plan& todo) {
   const auto counted = [](index_t n, const char* what) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
   };
-  return fmt::format("{}: {} of {} tokens{}{}\n\n",
-                     (o.model / "").parent_path().filename().string(),
+  return fmt::format("{}: {} of {} tokens{}{}\n\n", model_name(o.model),
                      counted(todo.prompts, "prompt"), o.prompt,
                      o.tasks.needle ? ", " + counted(o.cases, "needle case") : "",
                      todo.streams > 0 ? fmt::format(", {} of {} times the budget",
@@ -54,8 +58,9 @@ std::string subject(const options& o, const plan& todo) {
 
 int run(const options& o, std::ostream& out, std::ostream& err) {
   interrupted = false;
-  const auto model = engine::decoder::load(o.model);
-  const auto tokens = engine::tokenizer::load(o.model, model.shape().vocab);
+  const auto loaded = engine::model::load(o.model);
+  const engine::decoder& model = loaded.network;
+  const engine::tokenizer& tokens = loaded.tokens;
   const auto text = tokens.encode(engine::read_file(o.text));
   plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape().max_positions);
   todo.set_rope(model.shape().rope);

@@ -65,7 +65,7 @@ options parse(int count, const char* const* arguments) {
       "Measures what KV-cache compression does to a model: every policy at several budgets.",
       "evaluate");
   app.option_defaults()->take_last()->always_capture_default();
-  app.add_option("--model", o.model, "Hugging Face folder of a llama-family model")->required();
+  app.add_option("--model", o.model, "Hugging Face folder or GGUF file of a llama-family model")->required();
   app.add_option("--text", o.text, "text that the model was not trained on")->required();
   app.add_option("--policies", policies,
                  "all, or names with commas between: name[:parameter=value,...][@source]");
@@ -118,8 +118,8 @@ options parse(int count, const char* const* arguments) {
   }
   require(o.ahead.fade > 0,
           "--fade: above 0 positions expected, " + std::to_string(o.ahead.fade) + " came");
-  require(std::filesystem::is_directory(o.model),
-          "--model: a folder expected, '" + o.model.string() + "' is none");
+  require(std::filesystem::is_directory(o.model) || std::filesystem::is_regular_file(o.model),
+          "--model: a folder or a GGUF file expected, '" + o.model.string() + "' is none");
   require(std::filesystem::is_regular_file(o.text),
           "--text: a file expected, '" + o.text.string() + "' is none");
   const auto has = [](const std::string& text, const char* field) {

@@ -5,12 +5,12 @@
 #include <ggml.h>
 
 #include <charconv>  // std::from_chars
-#include <cmath>     // std::pow
 #include <cstring>   // std::memcpy
 #include <optional>
 #include <string_view>
 #include <vector>
 
+#include "engine/gguf/config.hpp"
 #include "kvfold/memory/rope.hpp"
 
 namespace kvfold::llama {
@@ -130,17 +130,14 @@ inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
     return plain;
   }
   expect_on_host(factors);
-  for (const double factor : {8.0, 32.0}) {  // Llama 3.1, Llama 3.2
+  std::vector<float> factor(static_cast<std::size_t>(dim / 2));
+  for (index_t p = 0; p < dim / 2; ++p) {
+    factor[static_cast<std::size_t>(p)] = *element(factors, p);
+  }
+  if (const auto scaling = engine::gguf::llama3_of(plain, factor.data(), dim)) {
     rope r = plain;
-    r.llama3 = llama3_scaling{.factor = factor};
-    bool same = true;
-    for (index_t p = 0; p < dim / 2; ++p) {
-      const double f = plain.frequency(p, dim) / double{*element(factors, p)};
-      same = same && std::abs(f / r.frequency(p, dim) - 1) < 1e-4;
-    }
-    if (same) {
-      return r;
-    }
+    r.llama3 = scaling;
+    return r;
   }
   return {};
 }

@@ -1,6 +1,8 @@
 /// Tokenizers: SentencePiece's own results, fragments, bytes, and refusals.
 #include "engine/tokenizer.hpp"
 
+#include <sentencepiece_processor.h>
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -114,6 +116,9 @@ TEST_CASE("tokenizer: refuses folders and files that give none") {
   };
   test::expect_refusal(folder.path().string(), {"tokenizer.model", "256", "vocab_size is 257"},
                        load(257));
+  folder.write("tokenizer.json", "{}");
+  test::expect_refusal(folder.path().string(),
+                       {"convert_hf_to_gguf.py " + folder.path().string(), "--outfile"}, load(256));
   for (const char* bytes : {"", "no protobuf", "\x0a\xff\xff\xff\xff\x0f"}) {
     CAPTURE(bytes);
     folder.write("tokenizer.model", bytes);

@@ -40,6 +40,11 @@ inline engine::weights draw_weights(const engine::config& c, unsigned seed) {
     layer.q = draw(c.heads * c.dim, c.hidden, 0.25F);
     layer.k = draw(c.kv_heads * c.dim, c.hidden, 0.25F);
     layer.v = draw(c.kv_heads * c.dim, c.hidden, 0.25F);
+    if (c.qkv_bias) {
+      for (engine::linear* part : {&layer.q, &layer.k, &layer.v}) {
+        part->bias = draw(1, static_cast<index_t>(part->weight.rows()), 1).weight.row(0);
+      }
+    }
     layer.o = draw(c.hidden, c.heads * c.dim, 0.25F);
     layer.gate = draw(c.intermediate, c.hidden, 0.2F);
     layer.up = draw(c.intermediate, c.hidden, 0.2F);
@@ -53,7 +58,8 @@ inline engine::weights draw_weights(const engine::config& c, unsigned seed) {
 using gguf_edit = std::function<void(gguf_context*)>;
 
 /// Writes a llama of these weights; `arch` names another architecture. Pairs of a rotation are
-/// adjacent in a llama's file, half a head apart in an exaone's. Llama 3's scaling becomes factors.
+/// adjacent in a llama's file, half a head apart in an exaone's and a qwen2's. Llama 3's scaling
+/// becomes factors.
 inline void write_gguf(const std::filesystem::path& path, const engine::config& c,
                        const engine::weights& w, const gguf_edit& edit = {},
                        const std::string& arch = "llama") {
@@ -76,11 +82,12 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
     edit(out);
   }
   ggml_context* const memory = ggml_init({std::size_t{64} << 20, nullptr, false});
-  const bool adjacent = arch != "exaone";
+  const bool adjacent = arch != "exaone" && arch != "qwen2";
   const auto add = [&](const std::string& tensor, const auto& x, index_t heads = 0) {
     const auto rows = x.rows(), columns = x.cols();
-    ggml_tensor* const t = rows == 1 ? ggml_new_tensor_1d(memory, GGML_TYPE_F32, columns)
-                                     : ggml_new_tensor_2d(memory, GGML_TYPE_F32, columns, rows);
+    ggml_tensor* const t = rows == 1 || columns == 1
+                               ? ggml_new_tensor_1d(memory, GGML_TYPE_F32, rows * columns)
+                               : ggml_new_tensor_2d(memory, GGML_TYPE_F32, columns, rows);
     auto* const to = static_cast<float*>(t->data);
     for (Eigen::Index r = 0; r < rows; ++r) {
       Eigen::Index from = r;
@@ -111,6 +118,11 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
     add(at + "attn_norm.weight", from.attention_norm), add(at + "ffn_norm.weight", from.mlp_norm);
     add(at + "attn_q.weight", from.q.weight, c.heads);
     add(at + "attn_k.weight", from.k.weight, c.kv_heads);
+    if (c.qkv_bias) {
+      add(at + "attn_q.bias", from.q.bias.transpose(), c.heads);
+      add(at + "attn_k.bias", from.k.bias.transpose(), c.kv_heads);
+      add(at + "attn_v.bias", from.v.bias.transpose());
+    }
     add(at + "attn_v.weight", from.v.weight), add(at + "attn_output.weight", from.o.weight);
     add(at + "ffn_gate.weight", from.gate.weight), add(at + "ffn_up.weight", from.up.weight);
     add(at + "ffn_down.weight", from.down.weight);

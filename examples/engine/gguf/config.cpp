@@ -1,0 +1,75 @@
+#include "engine/gguf/config.hpp"
+
+#include <cmath>  // std::abs
+
+namespace engine::gguf {
+
+std::optional<kvfold::llama3_scaling> llama3_of(const kvfold::rope& plain, const float* factors,
+                                                index_t dim) {
+  for (const double factor : {8.0, 32.0}) {  // Llama 3.1, Llama 3.2
+    kvfold::rope r = plain;
+    r.llama3 = kvfold::llama3_scaling{.factor = factor};
+    bool same = true;
+    for (index_t p = 0; p < dim / 2; ++p) {
+      const double f = plain.frequency(p, dim) / double{factors[p]};
+      same = same && std::abs(f / r.frequency(p, dim) - 1) < 1e-4;
+    }
+    if (same) {
+      return r.llama3;
+    }
+  }
+  return {};
+}
+
+architecture read_architecture(const file& from) {
+  const std::string name = from.word("general.architecture");
+  if (name != "llama" && name != "qwen2") {
+    from.refuse("architecture \"llama\" or \"qwen2\" expected, \"", name, "\" came");
+  }
+  const std::string at = name + ".";
+  from.expect_keys(
+      at, {"vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+           "attention.head_count", "attention.head_count_kv", "attention.key_length",
+           "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
+           "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"});
+  architecture a{.shape = {}, .adjacent_pairs = name == "llama"};
+  config& c = a.shape;
+  c.hidden = from.count(at + "embedding_length");
+  c.intermediate = from.count(at + "feed_forward_length");
+  c.layers = from.count(at + "block_count");
+  c.heads = from.count(at + "attention.head_count");
+  c.kv_heads = from.count(at + "attention.head_count_kv", c.heads);
+  c.dim = from.count(at + "attention.key_length", c.hidden / c.heads);
+  c.vocab = from.rows("token_embd.weight");
+  c.max_positions = from.count(at + "context_length");
+  c.norm_epsilon = static_cast<float>(from.number(at + "attention.layer_norm_rms_epsilon"));
+  c.tied = !from.has_tensor("output.weight");
+  c.qkv_bias = from.has_tensor("blk.0.attn_q.bias");
+  c.o_bias = from.has_tensor("blk.0.attn_output.bias");
+  c.rope.base = from.number(at + "rope.freq_base", 10'000);
+  if (c.heads % c.kv_heads != 0) {
+    from.refuse("heads expected to be a multiple of KV heads, ", c.heads, " and ", c.kv_heads,
+                " came");
+  }
+  if (c.dim == 0 || c.dim % 2 != 0 || from.count(at + "attention.value_length", c.dim) != c.dim ||
+      from.count(at + "rope.dimension_count", c.dim) != c.dim) {
+    from.refuse(
+        "heads of an even number of dimensions expected, the same for keys and values, all "
+        "of them turned by RoPE; another size came");
+  }
+  const std::string scaling = at + "rope.scaling.type";
+  if ((from.has(scaling) && from.word(scaling) != "none") ||
+      from.number(at + "rope.scaling.factor", 1) != 1) {
+    from.refuse("RoPE without scaling, or with Llama 3's, expected, another scaling came");
+  }
+  if (from.has_tensor("rope_freqs.weight")) {
+    const auto factors = from.vector("rope_freqs.weight", c.dim / 2);
+    c.rope.llama3 = llama3_of(c.rope, factors.data(), c.dim);
+    if (!c.rope.llama3) {
+      from.refuse("rope_freqs.weight: the factors of Llama 3.1 or 3.2 expected, others came");
+    }
+  }
+  return a;
+}
+
+}  // namespace engine::gguf

@@ -1,0 +1,66 @@
+#include "engine/gguf/vocabulary.hpp"
+
+#include <algorithm>  // std::max
+#include <array>
+#include <cstring>  // std::strcpy
+
+#include "engine/error.hpp"
+
+namespace engine::gguf {
+
+namespace {
+
+llama_model_ptr load(const std::filesystem::path& file, const llama_model_kv_override* changed) {
+  llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+  auto parameters = llama_model_default_params();
+  parameters.vocab_only = true;
+  parameters.n_gpu_layers = 0;
+  parameters.kv_overrides = changed;
+  llama_model_ptr model(llama_model_load_from_file(file.string().c_str(), parameters));
+  if (!model) {
+    throw format_error(file, "a vocabulary that libllama reads expected, it reads none");
+  }
+  return model;
+}
+
+}  // namespace
+
+vocabulary::vocabulary(const std::filesystem::path& file) : whole_(load(file, nullptr)) {
+  if (llama_vocab_type(of(whole_)) == LLAMA_VOCAB_TYPE_SPM) {
+    std::array<llama_model_kv_override, 2> changed = {};  // ends with an empty key
+    changed[0].tag = LLAMA_KV_OVERRIDE_TYPE_BOOL;
+    std::strcpy(changed[0].key, "tokenizer.ggml.add_space_prefix");
+    changed[0].val_bool = false;
+    fragment_ = load(file, changed.data());
+  }
+}
+
+std::vector<int> vocabulary::encode(std::string_view text, bool fragment) const {
+  const auto* const vocab = of(fragment && fragment_ ? fragment_ : whole_);
+  std::vector<int> tokens(text.size() + 8);
+  const int n = llama_tokenize(vocab, text.data(), static_cast<int>(text.size()), tokens.data(),
+                               static_cast<int>(tokens.size()), false, false);
+  expects(n >= 0, "encode: ", tokens.size(), " tokens at most expected, ", -n, " came");
+  tokens.resize(static_cast<std::size_t>(n));
+  return tokens;
+}
+
+std::string vocabulary::decode(std::span<const int> tokens) const {
+  std::string text;
+  std::string piece(64, '\0');
+  for (const int token : tokens) {
+    const auto write = [&] {
+      return llama_token_to_piece(of(whole_), token, piece.data(), static_cast<int>(piece.size()),
+                                  0, false);
+    };
+    int n = write();
+    if (n < 0) {
+      piece.resize(static_cast<std::size_t>(-n));
+      n = write();
+    }
+    text.append(piece, 0, static_cast<std::size_t>(std::max(n, 0)));
+  }
+  return text;
+}
+
+}  // namespace engine::gguf

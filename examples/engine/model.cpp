@@ -1,0 +1,16 @@
+#include "engine/model.hpp"
+
+#include "engine/gguf.hpp"
+
+namespace engine {
+
+model model::load(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) {
+    return load_gguf(path);
+  }
+  auto network = decoder::load(path);
+  auto tokens = tokenizer::load(path, network.shape().vocab);
+  return {std::move(network), std::move(tokens)};
+}
+
+}  // namespace engine

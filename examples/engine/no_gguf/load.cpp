@@ -1,0 +1,12 @@
+#include "engine/error.hpp"
+#include "engine/gguf.hpp"
+
+namespace engine {
+
+model load_gguf(const std::filesystem::path& file) {
+  throw format_error(file,
+                     "a folder expected: this build has no libllama, which reads GGUF files; "
+                     "bash examples/run --model FILE.gguf builds it");
+}
+
+}  // namespace engine
