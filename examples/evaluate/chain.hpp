@@ -22,7 +22,7 @@ inline std::vector<score> chain(const engine::decoder& model, const chain_text& 
       measure(model.shape(), r, policies, body, replay_for(policies, model, r, text.body));
   std::vector<score> scores;
   for (const contender& c : contenders) {
-    scores.push_back({nll(c, model, read, text.next) - text.best});
+    scores.push_back({predict(c, model, read, text.next, {}).nll - text.best});
   }
   return scores;
 }

@@ -1,6 +1,6 @@
 #include "evaluate/dataset.hpp"
 
-#include <algorithm>  // std::copy
+#include <algorithm>  // std::copy, std::max
 #include <memory>     // std::make_shared
 
 #include "engine/causal.hpp"
@@ -21,7 +21,7 @@ void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_m
 
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
                         std::span<const int> tokens, index_t length, index_t future,
-                        index_t capacity, engine::record* keep) {
+                        index_t capacity, bool predicts, engine::record* keep) {
   const auto read = tokens.first(static_cast<std::size_t>(length)),
              rest = tokens.subspan(static_cast<std::size_t>(length));
   engine::record r = engine::prefill(model, read);
@@ -33,10 +33,16 @@ text_prompt read_prompt(const engine::decoder& model, std::span<const named_poli
       .read = measure(model.shape(), r, policies, body, replay_for(policies, model, r, read)),
       .next = {rest.begin(), rest.begin() + decoded_tokens},
       .queries = {},
-      .attended = {}};
-  extend(model, r, rest.first(static_cast<std::size_t>(future)));
+      .attended = {},
+      .predicted = {}};
+  const index_t behind = std::max(future, predicts ? decoded_tokens - 1 : 0);
+  extend(model, r, rest.first(static_cast<std::size_t>(behind)),
+         predicts ? engine::logits_of::all : engine::logits_of::last);
+  if (predicts) {
+    p.predicted = r.logits.topRows(decoded_tokens - 1);
+  }
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
-    p.queries.push_back(r.layers[l].q.bottomRows(future));
+    p.queries.push_back(r.layers[l].q.middleRows(length, future));
     auto kv = p.read.layer(l);
     attend_all(kv, p.queries.back(), p.attended.emplace_back());
   }

@@ -21,6 +21,9 @@ struct text_prompt {
   std::vector<int> next;                   ///< [decoded_tokens]
   std::vector<row_major_matrix> queries;   ///< [layers] of the first future tokens
   std::vector<row_major_matrix> attended;  ///< [layers] their attention over the whole prompt
+  /// [decoded_tokens − 1, vocab] the full cache's logits behind each token of `next` but the last;
+  /// empty: not asked for
+  row_major_matrix predicted;
 };
 
 /// A needle case, asked after compression and before it.
@@ -59,10 +62,10 @@ inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t s
 /// Attention of queries `[count, heads · dim]` over a layer's cache.
 void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out);
 
-/// A prompt of `length` tokens, and the next `future` ones' queries.
+/// A prompt of `length` tokens, and the next `future` ones' queries; `predicts`: and logits.
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
                         std::span<const int> tokens, index_t length, index_t future,
-                        index_t capacity, engine::record* keep);
+                        index_t capacity, bool predicts, engine::record* keep);
 
 needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
                         const engine::tokenizer& tokens, needle_text text, index_t capacity);

@@ -45,7 +45,9 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
   }
   if (o.tasks.nll) {
     stage("nll", weight::nll * todo.prompts);
-    r.nll = nll(c, model, m.prompts, on);
+    const prediction predicted = predict(c, model, m.prompts, on);
+    r.nll = predicted.nll;
+    r.kl = c.policy.bounded() ? predicted.kl : 0;  // by definition: the others' reference
   }
   if (o.tasks.needle) {
     stage("needle", weight::needle * o.cases / 2);

@@ -1,41 +1,67 @@
-/// Task `nll`: how well the model predicts text behind a compressed prompt.
+/// Task `nll`: how well the model predicts text behind a compressed prompt, and how far its
+/// predictions are from the full cache's.
 #pragma once
 
-#include <cmath>  // std::log
+#include <algorithm>  // std::max
+#include <cmath>      // std::log
 
 #include "evaluate/dataset.hpp"
 
 namespace evaluate {
 
-/// Nats that `token` costs.
-inline double surprise(const row_major_matrix& logits, int token) {
-  const double most = logits.maxCoeff();
-  double sum = 0;
-  for (Eigen::Index i = 0; i < logits.size(); ++i) {
-    sum += std::exp(double{logits(0, i)} - most);
-  }
-  return std::log(sum) + most - double{logits(0, token)};
+/// The logarithm of a row of logits' sum of exponentials.
+inline double log_sum_exp(const engine::matrix_view& logits) {
+  const float most = logits.maxCoeff();
+  return std::log((logits.array() - most).exp().cast<double>().sum()) + double{most};
 }
 
-/// Mean nats a token of `next`, each fed through `step` to predict the one behind it; the prompt
-/// itself predicts the first.
-inline double nll(const contender& c, const engine::decoder& model, const prompt& p,
-                  std::span<const int> next) {
+/// Nats that `token` costs.
+inline double surprise(const engine::matrix_view& logits, int token) {
+  return log_sum_exp(logits) - double{logits(0, token)};
+}
+
+/// KL(p ‖ q) = Σ p (ln p − ln q) of two rows of logits, nats.
+inline double kl_divergence(const engine::matrix_view& p, const engine::matrix_view& q) {
+  const double of_p = log_sum_exp(p), of_q = log_sum_exp(q);
+  const auto shares = (p.array() - static_cast<float>(of_p)).exp().cast<double>();
+  const auto apart = (p - q).array().cast<double>() + (of_q - of_p);
+  return std::max(0.0, (shares * apart).sum());
+}
+
+/// What a compressed cache predicts of the tokens behind a prompt, in mean nats a token.
+struct prediction {
+  double nll = 0;  ///< of the true tokens
+  double kl = 0;   ///< from the full cache's distribution to the compressed one's
+};
+
+/// Each token of `next` is fed through `step` to predict the one behind it; the prompt itself
+/// predicts the first. `full`: the full cache's logits, `[next.size() − 1, vocab]`, or nothing.
+inline prediction predict(const contender& c, const engine::decoder& model, const prompt& p,
+                          std::span<const int> next, const row_major_matrix& full) {
   compressed_decoder decoder(model, c, p);
-  double sum = surprise(p.logits, next.front());
+  prediction sum{.nll = surprise(p.logits, next.front())};
   for (std::size_t t = 1; t < next.size() && !interrupted; ++t) {
-    sum += surprise(decoder.next(next[t - 1]), next[t]);
+    const row_major_matrix& logits = decoder.next(next[t - 1]);
+    sum.nll += surprise(logits, next[t]);
+    sum.kl +=
+        full.size() > 0 ? kl_divergence(full.row(static_cast<Eigen::Index>(t) - 1), logits) : 0;
   }
-  return sum / static_cast<double>(next.size());
+  const auto count = static_cast<double>(next.size());
+  return {sum.nll / count, sum.kl / count};
 }
 
 /// That of the 256 true tokens behind each prompt.
-inline double nll(const contender& c, const engine::decoder& model,
-                  const std::vector<text_prompt>& prompts, const workers& on) {
-  return on.mean(static_cast<index_t>(prompts.size()), [&](index_t i) {
-    const text_prompt& p = prompts[static_cast<std::size_t>(i)];
-    return nll(c, model, p.read, p.next);
-  });
+inline prediction predict(const contender& c, const engine::decoder& model,
+                          const std::vector<text_prompt>& prompts, const workers& on) {
+  prediction mean;
+  for (const prediction& x : on.map(static_cast<index_t>(prompts.size()), [&](index_t i) {
+         const text_prompt& p = prompts[static_cast<std::size_t>(i)];
+         return predict(c, model, p.read, p.next, p.predicted);
+       })) {
+    mean.nll += x.nll / static_cast<double>(prompts.size());
+    mean.kl += x.kl / static_cast<double>(prompts.size());
+  }
+  return mean;
 }
 
 }  // namespace evaluate

@@ -65,7 +65,8 @@ options parse(int count, const char* const* arguments) {
       "Measures what KV-cache compression does to a model: every policy at several budgets.",
       "evaluate");
   app.option_defaults()->take_last()->always_capture_default();
-  app.add_option("--model", o.model, "Hugging Face folder or GGUF file of a llama-family model")->required();
+  app.add_option("--model", o.model, "Hugging Face folder or GGUF file of a llama-family model")
+      ->required();
   app.add_option("--text", o.text, "text that the model was not trained on")->required();
   app.add_option("--policies", policies,
                  "all, or names with commas between: name[:parameter=value,...][@source]");

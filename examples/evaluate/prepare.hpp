@@ -32,7 +32,7 @@ inline void prepare(dataset& m, const options& o, const plan& todo, const engine
   m.prompts = on.map(todo.prompts, [&](index_t i) {
     const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + todo.behind);
     return read_prompt(model, todo.policies, drawn, o.prompt, o.future, slots + decoded_tokens + 1,
-                       i == 0 ? &m.timed : nullptr);
+                       o.tasks.nll, i == 0 ? &m.timed : nullptr);
   });
   const auto cases = static_cast<index_t>(needles.size());
   bar.stage("reading needle prompts", weight::needle_case * cases);

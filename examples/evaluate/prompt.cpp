@@ -120,7 +120,8 @@ prompt measure(const engine::config& shape, const engine::record& r,
   return p;
 }
 
-void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens) {
+void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
+            engine::logits_of kept) {
   const engine::config& c = model.shape();
   const Eigen::Index before = r.layers.front().q.rows();
   const Eigen::Index after = before + static_cast<Eigen::Index>(tokens.size());
@@ -133,7 +134,8 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
     engine::causal_attention(q, l.k, l.v, c.heads, c.kv_heads, c.dim, static_cast<index_t>(before),
                              out);
   };
-  model.forward(tokens, static_cast<index_t>(before), attend, r.logits, true);
+  model.forward(tokens, static_cast<index_t>(before), attend, r.logits,
+                kept == engine::logits_of::last);
 }
 
 compressed_layer::compressed_layer(const contender& c, const prompt& p, std::size_t layer)

@@ -72,8 +72,10 @@ prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
                const replayed_prompt& again = {});
 
-/// Goes on where `r` ends, through the full cache; `r.logits` are the last token's.
-void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens);
+/// Goes on where `r` ends, through the full cache; `r.logits` are the last token's, or those of
+/// all `tokens`.
+void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
+            engine::logits_of kept = engine::logits_of::last);
 
 /// What is compared: one of the policies that measured the prompts, at a budget.
 struct contender {

@@ -22,7 +22,7 @@ struct row {
   index_t slots = 0;
   std::optional<double> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
                         stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},
-                        decode_vs_full = {};
+                        decode_vs_full = {}, kl = {};
 };
 
 enum class best { none, lowest, highest };
@@ -46,6 +46,7 @@ inline constexpr std::array columns = {
     column{
         "decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},
     column{"decode_vs_full", &row::decode_vs_full, {"decode", "vs full"}, best::highest, 2},
+    column{"kl", &row::kl, {"kl to full", "nats/token"}, best::lowest, 4},
 };
 
 inline void write_csv_header(std::ostream& out) {

@@ -56,8 +56,8 @@ inline bool is_best(const column& c, double x, const std::vector<table_line>& gr
 inline std::vector<column> columns_of(const task_set& tasks) {
   std::vector<column> shown;
   for (const column& c : columns) {
-    const bool wanted = c.value == &row::attention_error ? tasks.error
-                        : c.value == &row::nll           ? tasks.nll
+    const bool wanted = c.value == &row::attention_error              ? tasks.error
+                        : c.value == &row::nll || c.value == &row::kl ? tasks.nll
                         : c.value == &row::needle_after || c.value == &row::needle_inside
                             ? tasks.needle
                         : c.value == &row::stream_error ? tasks.stream

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>  // setenv
 
+#include "evaluate/nll.hpp"
 #include "evaluate/parallel.hpp"
 #include "support/tiny_model.hpp"
 
@@ -25,6 +26,7 @@ TEST_CASE("evaluate writes a row for each policy and budget, and what was not as
     CAPTURE(csv[i + 1]);
     CHECK(std::vector{row["policy"], row["budget"], row["slots"]} == expected[i]);
     CHECK(std::stod(row["nll"]) > 0);
+    CHECK((std::stod(row["kl"]) > 0) == (row["policy"] == "h2o"));
     CHECK(std::stod(row["bytes"]) > 0);
     for (const char* empty : {"attention_error", "needle_after", "needle_inside", "stream_error",
                               "prefill_ms", "decode_tokens_per_s", "decode_vs_full"}) {
@@ -72,6 +74,38 @@ TEST_CASE(
   const auto once = model.run({"--tasks", tasks, "--threads", "1"}).csv;
   CHECK(model.run({"--tasks", tasks, "--threads", "2"}).csv == once);
   CHECK(model.run({"--tasks", tasks, "--threads", "2", "--seed", "2"}).csv != once);
+}
+
+TEST_CASE("nats and divergences of logits are those of their softmax, in double") {
+  Eigen::MatrixXd logits[2];
+  engine::row_major_matrix rows[2];
+  for (int i : {0, 1}) {
+    logits[i] = Eigen::MatrixXd::Random(1, 300) * 20;
+    rows[i] = logits[i].cast<float>();
+    logits[i] = rows[i].cast<double>();
+  }
+  double sums[2] = {0, 0}, divergence = 0;
+  for (int t = 0; t < 300; ++t) {
+    sums[0] += std::exp(logits[0](t)), sums[1] += std::exp(logits[1](t));
+  }
+  for (int t = 0; t < 300; ++t) {
+    const double p = std::exp(logits[0](t)) / sums[0], q = std::exp(logits[1](t)) / sums[1];
+    divergence += p * std::log(p / q);
+  }
+  CHECK(evaluate::surprise(rows[0], 7) == Approx(std::log(sums[0]) - logits[0](7)).epsilon(1e-6));
+  CHECK(evaluate::kl_divergence(rows[0], rows[1]) == Approx(divergence).epsilon(1e-5));
+  CHECK(evaluate::kl_divergence(rows[0], rows[0]) == 0);
+}
+
+TEST_CASE("a policy that evicts nothing predicts as the full cache does") {
+  const tiny_model model;
+  const auto csv =
+      model.run({"--tasks", "nll", "--budgets", "352", "--policies", "full_cache,h2o,fold"}).csv;
+  REQUIRE(csv.size() == 4);
+  for (std::size_t i = 1; i < csv.size(); ++i) {
+    CHECK(std::stod(fields(csv[i])["kl"]) < 1e-6);
+    CHECK(std::stod(fields(csv[i])["nll"]) == Approx(std::stod(fields(csv[1])["nll"])));
+  }
 }
 
 TEST_CASE("a budget of the whole prompt does not change attention") {

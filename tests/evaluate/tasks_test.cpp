@@ -76,7 +76,7 @@ TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens 
   REQUIRE_FALSE(o.main.empty());
   CHECK(o.main[0] ==
         "policy,budget,slots,attention_error,nll,needle_after,needle_inside,stream_error,bytes,"
-        "prefill_ms,decode_tokens_per_s,decode_vs_full");
+        "prefill_ms,decode_tokens_per_s,decode_vs_full,kl");
   REQUIRE(o.tasks.size() > 4);
   CHECK(o.tasks[0] == "policy,budget,slots,task,samples,full_after,after,full_inside,inside");
   std::set<std::string> tasks;
