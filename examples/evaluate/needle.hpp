@@ -3,8 +3,10 @@
 
 #include <array>
 #include <numeric>  // std::accumulate
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "evaluate/dataset.hpp"
@@ -21,8 +23,8 @@ struct recall {
   }
 };
 
-/// The likeliest token but `except`.
-int likeliest(const row_major_matrix& logits, int except = -1);
+/// The likeliest token but `except`, of a row of logits.
+int likeliest(const engine::matrix_view& logits, int except = -1);
 
 /// What the model wrote.
 struct reply {
@@ -30,14 +32,33 @@ struct reply {
   int begins = -1;        ///< its first token that is more than spaces; -1: there was none
 };
 
-/// Greedy decoding behind `logits`: a number, or a word, that is one of `wanted`, and no digit or
-/// letter more. `never` is a token that it may not begin with.
+/// Greedy decoding: a number, or a word, that is one of `wanted`, and no digit or letter more.
+/// `never` is a token that it may not begin with.
+class writer {
+ public:
+  writer(const engine::tokenizer& tokens, std::span<const std::string> wanted, int never = -1);
+
+  /// The token to decode next, behind `logits [1, vocab]`; none: the answer has ended, or is wrong.
+  std::optional<int> next(const engine::matrix_view& logits);
+
+  reply written() const;
+
+ private:
+  const engine::tokenizer& tokens_;
+  std::span<const std::string> wanted_;
+  std::string_view signs_;
+  std::size_t most_ = 0;
+  int never_, begins_ = -1;
+  std::vector<int> answer_;
+  std::string word_;
+};
+
+/// What is written behind `logits`.
 reply write(compressed_decoder& decoder, const row_major_matrix* logits,
             const engine::tokenizer& tokens, std::span<const std::string> wanted, int never = -1);
 
-/// Does the model write the value behind `question`?
-bool answers(const contender& c, const engine::decoder& model, const engine::tokenizer& tokens,
-             const prompt& p, std::span<const int> question, const std::string& value);
+/// Cases that are decoded side by side.
+inline constexpr index_t cases_abreast = 8;
 
 /// The question after compression, or (`inside`) as the end of the prompt before it.
 recall needle(const contender& c, const engine::decoder& model, const engine::tokenizer& tokens,

@@ -27,10 +27,6 @@ std::vector<kvfold::workspace> workspaces_for(const kvfold::cache_shape& shape) 
   return work;
 }
 
-std::span<const float> floats(const row_major_matrix& m) {
-  return {m.data(), static_cast<std::size_t>(m.size())};
-}
-
 }  // namespace
 
 prompt_body::prompt_body(const engine::config& shape, const engine::record& r, index_t length,
@@ -190,14 +186,31 @@ compressed_decoder::compressed_decoder(const engine::decoder& model, const conte
 }
 
 const row_major_matrix& compressed_decoder::next(int token) {
-  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
-    auto& l = layers_[static_cast<std::size_t>(layer)];
-    kvfold::step(std::span<const any_policy>(l.decoding), l.kv, l.state,
-                 {floats(q), floats(k), floats(v)}, std::span<const budget>(l.limits),
-                 std::span(out.data(), static_cast<std::size_t>(out.size())));
-  };
-  model_.forward(scratch_, std::span(&token, 1), position_++, attend, logits_);
+  compressed_decoder* const self = this;
+  next(std::span(&self, 1), std::span(&token, 1), scratch_, logits_);
   return logits_;
+}
+
+void compressed_decoder::next(std::span<compressed_decoder* const> decoders,
+                              std::span<const int> tokens, engine::decoder::scratch& work,
+                              row_major_matrix& logits) {
+  work.positions.clear();
+  for (compressed_decoder* const d : decoders) {
+    work.positions.push_back(d->position_++);
+  }
+  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+    const auto row = [](auto& m, std::size_t i) {
+      return std::span(m.row(static_cast<Eigen::Index>(i)).data(),
+                       static_cast<std::size_t>(m.cols()));
+    };
+    for (std::size_t i = 0; i < decoders.size(); ++i) {
+      auto& l = decoders[i]->layers_[static_cast<std::size_t>(layer)];
+      kvfold::step(std::span<const any_policy>(l.decoding), l.kv, l.state,
+                   {row(q, i), row(k, i), row(v, i)}, std::span<const budget>(l.limits),
+                   row(out, i));
+    }
+  };
+  decoders.front()->model_.forward(work, tokens, work.positions, attend, logits);
 }
 
 }  // namespace evaluate

@@ -121,6 +121,11 @@ class compressed_decoder {
   /// `[1, vocab]`, overwritten by the next call.
   const row_major_matrix& next(int token);
 
+  /// Several at once, all of one model: the weights are read once for all. `logits [decoders,
+  /// vocab]`.
+  static void next(std::span<compressed_decoder* const> decoders, std::span<const int> tokens,
+                   engine::decoder::scratch& work, row_major_matrix& logits);
+
  private:
   const engine::decoder& model_;
   index_t position_;

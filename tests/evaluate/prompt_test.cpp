@@ -149,3 +149,29 @@ TEST_CASE("decoding from an empty cache that evicts nothing is reading the promp
     CHECK(logits->isApprox(expected, 1e-4F));
   }
 }
+
+TEST_CASE("sequences decoded side by side, of different lengths, are those decoded alone") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto tokens = first_tokens(files, 60);
+  const evaluate::contender chosen{.policy = kvfold::h2o{}, .limit = {20}};
+  const auto from = [&](std::size_t first) {
+    evaluate::compressed_decoder decoder(model, chosen, 80);
+    for (std::size_t t = first; t < 50; ++t) {
+      decoder.next(tokens[t]);
+    }
+    return decoder;
+  };
+  std::vector<evaluate::compressed_decoder> alone = {from(0), from(5), from(45)}, abreast = alone;
+  std::vector<evaluate::compressed_decoder*> all = {&abreast[0], &abreast[1], &abreast[2]};
+  engine::decoder::scratch work;
+  evaluate::row_major_matrix logits;
+  for (std::size_t t = 50; t < 57; ++t) {
+    const std::vector<int> next = {tokens[t], tokens[t + 1], tokens[t + 2]};
+    evaluate::compressed_decoder::next(all, next, work, logits);
+    for (Eigen::Index i = 0; i < 3; ++i) {
+      const auto own = alone[static_cast<std::size_t>(i)].next(next[static_cast<std::size_t>(i)]);
+      CHECK(logits.row(i).isApprox(own.row(0), 1e-4F));
+    }
+  }
+}
