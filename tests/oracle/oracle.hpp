@@ -10,6 +10,7 @@
 #include "oracle/ems.hpp"
 #include "oracle/fold.hpp"
 #include "oracle/foresight.hpp"
+#include "oracle/foresight_max.hpp"
 #include "oracle/keepkv.hpp"
 #include "oracle/kvmerger.hpp"
 #include "oracle/linear.hpp"
