@@ -17,6 +17,7 @@
 #include "kvfold/merge/pages.hpp"          // IWYU pragma: export
 #include "kvfold/merge/plan.hpp"           // IWYU pragma: export
 #include "kvfold/policy.hpp"               // IWYU pragma: export
+#include "kvfold/prompt_scores.hpp"        // IWYU pragma: export
 #include "kvfold/score/column_scores.hpp"  // IWYU pragma: export
 #include "kvfold/score/queries.hpp"        // IWYU pragma: export
 #include "kvfold/score/reference.hpp"      // IWYU pragma: export

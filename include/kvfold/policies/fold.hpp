@@ -85,15 +85,7 @@ struct fold {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const {
-    dense::vector leverage(head.length());
-    {
-      dense::matrix x = score::unrotated_keys(head, rope).transpose();  // [dim, length]
-      x.colwise() -= x.rowwise().mean().eval();
-      dense::matrix products(x.rows(), x.rows());
-      dense::set_product_transposed(1, x, x, products);
-      Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
-      score::leverage(x, covariance, prompt.leverage_ridge, leverage);
-    }
+    dense::vector leverage = score::leverage_of_keys(head, rope, prompt.leverage_ridge);
     const std::span<float> of_slots(leverage.data(), static_cast<std::size_t>(leverage.size()));
     score::average_pool(
         head, [](index_t) { return true; }, prompt.pool, false, of_slots);

@@ -33,6 +33,18 @@ void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge
   out = x.colwise().squaredNorm().transpose();
 }
 
+/// Leverage `[length]` of a head's keys as they were before RoPE, centred: `x_iᵀ (XᵀX + λI)⁻¹ x_i`.
+dense::vector leverage_of_keys(const kv_head auto& head, const rope& rope, float ridge) {
+  dense::vector out(head.length());
+  dense::matrix x = unrotated_keys(head, rope).transpose();  // [dim, length]
+  x.colwise() -= x.rowwise().mean().eval();
+  dense::matrix products(x.rows(), x.rows());
+  dense::set_product_transposed(1, x, x, products);
+  Eigen::Map<Eigen::MatrixXf> covariance(products.data(), x.rows(), x.rows());
+  leverage(x, covariance, ridge, out);
+  return out;
+}
+
 }  // namespace score
 }  // namespace v0
 }  // namespace kvfold
