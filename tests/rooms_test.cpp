@@ -74,16 +74,17 @@ void check_house(const house& h, const fs::path& folder, std::size_t most_in_the
 }  // namespace
 
 TEST_CASE("includes between rooms run one way", "[house]") {
-  check_house(host, paths::source("include/kvfold"), 16);
+  check_house(host, paths::source("include/kvfold"), 17);
   check_house(device, paths::source("cuda/kvfold/cuda"), 8);
 }
 
 TEST_CASE("what is internal to a room is in the room's namespace", "[house]") {
   // Of these, engines or authors of policies use every name; `dense` is a namespace of its own.
-  const std::vector<std::string> exempt{
-      "score/queries.hpp",      "score/reference.hpp",     "score/key_comparison.hpp",
-      "score/dense.hpp",        "search/slot_scratch.hpp", "merge/plan.hpp",
-      "merge/merge_source.hpp", "merge/slot_removal.hpp",  "merge/append_only.hpp"};
+  const std::vector<std::string> exempt{"score/queries.hpp",        "score/reference.hpp",
+                                        "score/key_comparison.hpp", "score/prompt_scores.hpp",
+                                        "score/dense.hpp",          "search/slot_scratch.hpp",
+                                        "merge/plan.hpp",           "merge/merge_source.hpp",
+                                        "merge/slot_removal.hpp",   "merge/append_only.hpp"};
   for (const std::string room : {"score", "search", "merge"}) {
     for (const auto& entry : fs::directory_iterator(paths::source("include/kvfold/" + room))) {
       const std::string header = room + "/" + entry.path().filename().string();

@@ -4,6 +4,7 @@
 #include "kvfold/any_policy.hpp"           // IWYU pragma: export
 #include "kvfold/attend.hpp"               // IWYU pragma: export
 #include "kvfold/compress.hpp"             // IWYU pragma: export
+#include "kvfold/global_budgets.hpp"       // IWYU pragma: export
 #include "kvfold/layer_budgets.hpp"        // IWYU pragma: export
 #include "kvfold/make_policy.hpp"          // IWYU pragma: export
 #include "kvfold/memory/cache.hpp"         // IWYU pragma: export
@@ -17,8 +18,8 @@
 #include "kvfold/merge/pages.hpp"          // IWYU pragma: export
 #include "kvfold/merge/plan.hpp"           // IWYU pragma: export
 #include "kvfold/policy.hpp"               // IWYU pragma: export
-#include "kvfold/prompt_scores.hpp"        // IWYU pragma: export
 #include "kvfold/score/column_scores.hpp"  // IWYU pragma: export
+#include "kvfold/score/prompt_scores.hpp"  // IWYU pragma: export
 #include "kvfold/score/queries.hpp"        // IWYU pragma: export
 #include "kvfold/score/reference.hpp"      // IWYU pragma: export
 #include "kvfold/serialize.hpp"            // IWYU pragma: export

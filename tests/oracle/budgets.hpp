@@ -139,4 +139,29 @@ inline std::vector<int> ada_budgets(const mat& scores, int total, double floor_a
   return budget;
 }
 
+/// One threshold over a model: the `total` best of all heads' slots, of which a head has `most` at
+/// most; ties to the lower head, then to the lower slot, NaN last. A head gets as many as were
+/// chosen of it. Throws if there are fewer slots than `total`.
+inline std::vector<int> global_budgets(const mat& scores, int total, int most) {
+  vec flat;
+  std::vector<std::size_t> head_of, candidates;
+  for (std::size_t h = 0; h < scores.size(); ++h) {
+    std::vector<std::size_t> own;
+    for (const double s : scores[h]) {
+      own.push_back(flat.size());
+      head_of.push_back(h);
+      flat.push_back(s);
+    }
+    for (const std::size_t j : top(flat, own, std::min(own.size(), static_cast<std::size_t>(most))))
+      candidates.push_back(j);
+  }
+  if (total < 0 || total > static_cast<int>(candidates.size()))
+    throw std::invalid_argument("oracle: the budgets cannot sum to the total");
+  std::sort(candidates.begin(), candidates.end());
+  std::vector<int> budget(scores.size(), 0);
+  for (const std::size_t j : top(flat, candidates, static_cast<std::size_t>(total)))
+    ++budget[head_of[j]];
+  return budget;
+}
+
 }  // namespace oracle

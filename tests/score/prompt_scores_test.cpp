@@ -1,5 +1,5 @@
 // Foresight-max times leverage against the oracle's loops.
-#include "kvfold/prompt_scores.hpp"
+#include "kvfold/score/prompt_scores.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>

@@ -1,0 +1,153 @@
+// Budgets by one threshold over a model, and profiles of them.
+#include "kvfold/global_budgets.hpp"
+
+#include <catch2/catch.hpp>
+#include <numeric>
+#include <sstream>
+
+#include "oracle/budgets.hpp"
+#include "support/fixtures.hpp"
+
+using fixtures::index_t;
+using kvfold::budget_profile;
+
+namespace {
+
+index_t sum(const std::vector<index_t>& budget) {
+  return std::accumulate(budget.begin(), budget.end(), index_t{0});
+}
+index_t below(index_t n) {
+  return std::uniform_int_distribution<index_t>(0, n - 1)(fixtures::random_bits());
+}
+
+/// Scores `[heads, slots]` of very different heads, with ties, NaN and zeros of both signs.
+std::vector<float> random_scores(index_t heads, index_t slots, bool ties) {
+  std::vector<float> all;
+  for (index_t h = 0; h < heads; ++h) {
+    const float scale = std::exp(fixtures::normal(1, 2)[0]);
+    for (const float x : fixtures::normal(slots)) {
+      const float s = scale * std::exp(x);
+      all.push_back(below(40) == 0   ? std::nanf("")
+                    : below(40) == 0 ? -0.0F
+                    : ties           ? std::floor(2 * s)
+                                     : s);
+    }
+  }
+  return all;
+}
+
+std::string saved(const budget_profile& profile) {
+  std::ostringstream out;
+  kvfold::save(out, profile);
+  return out.str();
+}
+
+}  // namespace
+
+TEST_CASE("budgets by one threshold are the oracle's and sum exactly", "[oracle][budgets]") {
+  for (int trial = 0; trial < 500; ++trial) {
+    const index_t heads = 1 + below(9), slots = 1 + below(60), most = 1 + below(slots + 5);
+    const index_t total = below(heads * std::min(most, slots) + 1);
+    const auto scores = random_scores(heads, slots, trial % 2 == 0);
+    oracle::mat rows;
+    for (index_t h = 0; h < heads; ++h) {
+      rows.emplace_back(scores.begin() + h * slots, scores.begin() + (h + 1) * slots);
+    }
+    INFO("trial " << trial << ": " << heads << " heads of " << slots << ", most " << most
+                  << ", total " << total);
+    const auto budget = kvfold::global_budgets(scores, heads, total, most);
+    REQUIRE(sum(budget) == total);
+    REQUIRE(budget == oracle::global_budgets(rows, total, most));
+    for (const index_t b : budget) {
+      REQUIRE(b <= most);
+    }
+  }
+}
+
+TEST_CASE("equal scores go to the lower head, then to the lower slot", "[budgets]") {
+  const std::vector<float> scores = {1, 2, 2, 2, 1, 2};
+  CHECK(kvfold::global_budgets(scores, 2, 3) == std::vector<index_t>{2, 1});
+  CHECK(kvfold::global_budgets(scores, 3, 5) == std::vector<index_t>{2, 2, 1});
+  CHECK(kvfold::global_budgets(scores, 2, 3, 1 + 1) == std::vector<index_t>{2, 1});
+  CHECK(kvfold::global_budgets(scores, 2, 0) == std::vector<index_t>{0, 0});
+}
+
+TEST_CASE("a profile of one prompt gives its budgets back", "[budgets]") {
+  for (int trial = 0; trial < 300; ++trial) {
+    const index_t heads = 1 + below(100), slots = 1 + below(300), most = slots;
+    const index_t total = 1 + below(heads * slots);
+    const auto scores = random_scores(heads, slots, trial % 3 == 0);
+    const auto budget = kvfold::global_budgets(scores, heads, total, most);
+    budget_profile profile(heads);
+    profile.add(budget);
+    REQUIRE(profile.budgets(total, most) == budget);
+    const index_t other = below(heads * slots + 1);
+    const auto of_other = profile.budgets(other, most);
+    REQUIRE(sum(of_other) == other);
+    REQUIRE(std::ranges::all_of(of_other, [&](index_t b) { return b >= 0 && b <= most; }));
+  }
+}
+
+TEST_CASE("a profile is the mean of its prompts, and what heads cannot take goes to the others",
+          "[budgets]") {
+  budget_profile profile(3);
+  profile.add(std::vector<index_t>{8, 2, 0});
+  profile.add(std::vector<index_t>{4, 6, 0});
+  CHECK(profile.budgets(10, 100) == std::vector<index_t>{6, 4, 0});
+  CHECK(profile.budgets(10, 5) == std::vector<index_t>{5, 5, 0});
+  CHECK(profile.budgets(12, 5) == std::vector<index_t>{5, 5, 2});
+}
+
+TEST_CASE("a profile is saved and loaded", "[budgets]") {
+  budget_profile profile(4);
+  profile.add(std::vector<index_t>{7, 0, 1 << 30, 3});
+  profile.add(std::vector<index_t>{7, 0, 1 << 30, 3});
+  const std::string bytes = saved(profile);
+  CHECK(bytes.size() == 8 + 4 + 4 + 4 * 8 + 4);
+  CHECK(bytes.substr(0, 20) == std::string("kvprof\r\n\1\0\0\0\4\0\0\0\16\0\0\0", 20));
+  std::istringstream in(bytes);
+  budget_profile loaded(4);
+  kvfold::load(in, loaded);
+  CHECK(loaded == profile);
+}
+
+TEST_CASE("a profile that was changed is refused, with nothing changed", "[errors][budgets]") {
+  using Catch::Contains;
+  budget_profile profile(2);
+  profile.add(std::vector<index_t>{5, 6});
+  const std::string bytes = saved(profile);
+  budget_profile kept(2);
+  kept.add(std::vector<index_t>{1, 2});
+  const budget_profile before = kept;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {  // every byte, and every end too early
+    std::string changed = bytes;
+    changed[i] = static_cast<char>(changed[i] ^ 0x40);
+    std::istringstream in(changed), shorter(bytes.substr(0, i));
+    INFO("byte " << i);
+    CHECK_THROWS_AS(kvfold::load(in, kept), kvfold::error);
+    CHECK_THROWS_WITH(kvfold::load(shorter, kept), Contains("truncated"));
+    CHECK(kept == before);
+  }
+  budget_profile three(3);
+  std::istringstream in(bytes), other("something else, long enough");
+  CHECK_THROWS_WITH(kvfold::load(in, three), Contains("a profile of 3 heads expected, of 2 came"));
+  CHECK_THROWS_WITH(kvfold::load(other, three), Contains("a saved profile expected"));
+  std::ostringstream failed;
+  failed.setstate(std::ios::badbit);
+  CHECK_THROWS_WITH(kvfold::save(failed, profile), Contains("it failed"));
+}
+
+TEST_CASE("budgets by one threshold that cannot be are refused", "[errors][budgets]") {
+  using Catch::Contains;
+  const std::vector<float> s = {1, 2, 3, 4};
+  CHECK_THROWS_WITH(kvfold::global_budgets(s, 3, 1),
+                    Contains("scores [3, slots] expected, 4 came"));
+  CHECK_THROWS_WITH(kvfold::global_budgets(s, 2, 5), Contains("0 to 4 slots expected, 5 came"));
+  CHECK_THROWS_WITH(kvfold::global_budgets(s, 2, 3, 1), Contains("0 to 2 slots expected, 3 came"));
+  CHECK_THROWS_WITH(kvfold::global_budgets(s, 2, 3, 0), Contains("at least 1 slot a head"));
+  budget_profile profile(2);
+  CHECK_THROWS_WITH(profile.budgets(3, 9), Contains("an empty one came"));
+  CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1}), Contains("2 heads expected, of 1 came"));
+  CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1, -1}), Contains("-1 came"));
+  CHECK_THROWS_WITH(budget_profile(0), Contains("at least 1 head expected, 0 came"));
+}
