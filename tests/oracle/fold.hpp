@@ -12,7 +12,12 @@
 //  - A pinned slot keeps its bytes: key, value and log-mass.
 //  - A cluster's slot takes its seed's position; rows are in the order of pins and seeds. A cluster
 //    of one token is still `single`, though its value may have been fitted.
-//  - The ridge is solved for all slots, pinned ones included, and used for the clusters.
+//  - The ridge is solved for all slots, pinned ones included, and used for the clusters. With pins
+//    by scores it is solved for the clusters alone, around what the pins give.
+//  - Pins by scores (a slot's largest foresight-max times leverage): all slots but the protected
+//  and
+//    `clusters` of them (0: round((1 - score_share) free), at least 1) go to the best that hold one
+//    token; where none has a score, pins are the outliers.
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
 #pragma once
@@ -20,6 +25,7 @@
 #include <numeric>
 
 #include "oracle/fold_clusters.hpp"
+#include "oracle/foresight_max.hpp"
 
 namespace oracle {
 
@@ -37,6 +43,9 @@ struct fold {
   double ridge = 0.01;
   bool foresight = true;  // false: the queries as they are
   rope rotation = {};
+  bool by_scores = false;  // pins
+  int clusters = 0;
+  double score_share = 0.7;
   // decode
   int period = 8;   // slots folded away at a time
   int window = 64;  // queries kept ...
@@ -150,9 +159,33 @@ struct fold {
           o[i] += m.probabilities[q][j] * before.slots[j].value[i];
       outputs.push_back(o);
     }
+    if (by_scores) {
+      mat free_values;
+      for (std::size_t q = 0; q < x.size(); ++q) {
+        vec free_x;
+        for (std::size_t r = 0; r < pin.size(); ++r) {
+          if (!pin[r]) free_x.push_back(x[q][r]);
+          for (std::size_t i = 0; pin[r] && i < outputs[q].size(); ++i)
+            outputs[q][i] -= x[q][r] * values[r][i];
+        }
+        x[q] = free_x;
+      }
+      for (std::size_t r = 0; r < pin.size(); ++r)
+        if (!pin[r]) free_values.push_back(values[r]);
+      const mat fitted = ridge_around(x, outputs, free_values, ridge);
+      for (std::size_t r = 0, next = 0; r < pin.size(); ++r)
+        if (!pin[r]) made.slots[r].value = fitted[next++];
+      return;
+    }
     const mat fitted = ridge_around(x, outputs, values, ridge);
     for (std::size_t r = 0; r < pin.size(); ++r)
       if (!pin[r]) made.slots[r].value = fitted[r];
+  }
+
+  /// Scores of the slots by a prompt's (or a chunk's) own queries [n][group][dim].
+  void score(head& h, const tensor& own) const {
+    const vec s = foresight_max{.rotation = rotation}(h, own, {}, newest(h) + 1);
+    for (std::size_t j = 0; j < s.size(); ++j) h.slots[j].score = std::max(h.slots[j].score, s[j]);
   }
 
   /// Parts 2 to 4, on reference queries [rows][dim] that are where they are to be measured.
@@ -171,7 +204,24 @@ struct fold {
           std::accumulate(leverages.begin(), leverages.end(), 0.0) / static_cast<double>(n);
       standing_out += !always[j] && h.slots[j].single && leverages[j] > outlying * mean;
     }
-    const std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out));
+    std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out));
+    if (by_scores) {
+      const int free = target - sinks - recent;
+      const int merged =
+          clusters > 0 ? clusters
+                       : std::max(1, static_cast<int>(std::floor((1 - score_share) * free + 0.5)));
+      std::vector<std::size_t> scored;
+      vec score;
+      for (std::size_t j = 0; j < n; ++j) {
+        score.push_back(h.slots[j].score);
+        if (!always[j] && h.slots[j].single && score[j] > 0) scored.push_back(j);
+      }
+      const auto count = static_cast<std::size_t>(std::max(free - merged, 0));
+      if (!scored.empty()) {
+        pin = always;
+        for (const std::size_t j : top(score, scored, count)) pin[j] = true;
+      }
+    }
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
     const mat x = fold_clusters::points(h, rows);

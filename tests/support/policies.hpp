@@ -22,6 +22,8 @@ struct example {
 /// Every policy, in each of its modes.
 inline std::vector<example> every_policy() {
   using namespace kvfold;
+  fold by_scores;
+  by_scores.pins = fold::pin_rule::scores;
   return {
       {"full_cache", full_cache{}, 0},
       {"streaming_llm", streaming_llm{}},
@@ -37,6 +39,7 @@ inline std::vector<example> every_policy() {
       {"attention_matching omp", attention_matching{.omp = true, .recent = 4}, 4, false, false,
        false},
       {"fold", fold{}, 4, true, false},
+      {"fold by scores", by_scores, 4, true, false},
       {"random", random_tokens{.window = 8}},
       {"tova", tova{}, 4, true, true, true, 0},
       {"roco", roco{}},

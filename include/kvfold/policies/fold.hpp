@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>  // std::ranges::transform
 #include <array>
-#include <limits>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "kvfold/memory/head_state.hpp"
 #include "kvfold/merge/evict.hpp"
@@ -11,6 +13,7 @@
 #include "kvfold/policies/fold/layout.hpp"
 #include "kvfold/policies/fold/prompt.hpp"
 #include "kvfold/score/observation.hpp"
+#include "kvfold/score/prompt_scores.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
 #include "kvfold/search/protection.hpp"
@@ -25,7 +28,9 @@ inline namespace v0 {
 ///   score   m_i, the mean attention of reference queries (foresight) over the full cache
 ///   select  sinks, the latest, and up to a share of the rest for the outliers: the highest
 ///           leverage of un-rotated keys, after a prompt averaged over neighbours, for what stands
-///           out is several tokens long, and well above the mean; these keep their bytes
+///           out is several tokens long, and well above the mean; these keep their bytes. Or
+///           (`pins`) what will be asked for, by `prompt_scores`: with `sharing` and
+///           `global_budgets` by one threshold over all heads of the model
 ///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
 ///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
 ///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
@@ -37,6 +42,15 @@ struct fold {
   float share = 0.5F;          ///< of the other slots at most, for outliers
   fold_prompt prompt = {};
   fold_decode decode = {};
+  /// What stays unmerged besides sinks and the latest: outliers among keys, or the best by
+  /// `prompt_scores` in all slots but those of the clusters. These are measured when the prompt's
+  /// own queries are observed, before `compress` gets the reference queries; where that was not
+  /// done, outliers stay.
+  enum class pin_rule { leverage, scores };
+  pin_rule pins = pin_rule::leverage;
+  index_t clusters = 0;       ///< by scores: slots of a head for all that is merged; 0: by share
+  index_t prompt_recent = 8;  ///< by scores: latest tokens of a prompt that stay unmerged
+  float score_share = 0.7F;   ///< by scores: of the slots beside sinks and the latest, for pins
 
   static constexpr std::string_view name() { return "fold"; }
   static void parameters(auto& p, auto f) {
@@ -45,10 +59,17 @@ struct fold {
         f("leverage_ridge", p.prompt.leverage_ridge), f("outlier", p.prompt.outlier),
         f("rounds", p.prompt.rounds), f("floor", p.prompt.floor), f("ridge", p.prompt.ridge),
         f("polish", p.prompt.polish), f("rate", p.prompt.rate), f("queries", p.decode.queries),
-        f("stride", p.decode.stride), f("period", p.decode.period);
+        f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
+        f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
+        f("score_share", p.score_share);
   }
-  enum column_name : index_t { tokens };  ///< that a slot stands for
-  static constexpr std::array<column, 1> columns() { return {column{column_merge::sum, 1}}; }
+  /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
+  enum column_name : index_t { tokens, prompt_score };
+  std::span<const column> columns() const {
+    static constexpr std::array<column, 2> all = {column{column_merge::sum, 1},
+                                                  column{column_merge::max, 0}};
+    return std::span(all).first(pins == pin_rule::scores ? 2 : 1);
+  }
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return detail::fold_memory_size(decode.queries, group, dim);
   }
@@ -57,8 +78,26 @@ struct fold {
     while (slots < sinks + recent_of(slots) + 2) {
       ++slots;
     }
-    return slots;
+    return pins == pin_rule::scores
+               ? std::max(slots, sinks + prompt_recent + std::max(clusters, index_t{2}))
+               : slots;
   }
+  /// This policy for a model whose heads share `slots` each on average, with pins by scores: every
+  /// head has the sinks, the latest and as many clusters as the others, and `global_budgets` (or a
+  /// `budget_profile`) says how many pins beside these `slots_beside_pins`. Refused: fewer slots
+  /// than the protected tokens and two more.
+  fold sharing(index_t slots) const {
+    fold shared = *this;
+    shared.pins = pin_rule::scores;
+    shared.prompt_recent = std::min(prompt_recent, recent_of(slots));
+    shared.clusters = 0;
+    expects(slots >= shared.min_budget(), "fold: at least ", shared.min_budget(),
+            " slots to share expected, ", slots, " came");
+    shared.clusters =
+        std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.scored_pins(slots));
+    return shared;
+  }
+  index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
@@ -66,6 +105,10 @@ struct fold {
     expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
     expects(recent_share >= 0 && recent_share <= 1, "fold: a recent share in [0, 1] expected, ",
             recent_share, " came");
+    search::expect_count(name(), "clusters", clusters, 0);
+    search::expect_count(name(), "recent tokens of a prompt", prompt_recent, 0);
+    expects(score_share >= 0 && score_share < 1, "fold: a score share in [0, 1) expected, ",
+            score_share, " came");
     prompt.validate();
     decode.validate();
   }
@@ -77,6 +120,16 @@ struct fold {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    if (pins == pin_rule::scores && queries.position == nullptr) {
+      // With all queries of the prompt so far these are the scores of one pass; a chunk's alone
+      // leave a slot the largest that it had.
+      const auto score = state.column(prompt_score);
+      std::vector<float> now(score.size());
+      prompt_scores(head, queries.last(queries.count + queries.before), rope, {}, now);
+      std::ranges::transform(score, now, score.begin(), [&](float held, float of_now) {
+        return queries.before == 0 ? std::max(held, of_now) : of_now;
+      });
+    }
     memory_of(head, state)
         .remember(queries.reference(queries.count + queries.before), head.tokens_total());
   }
@@ -85,25 +138,40 @@ struct fold {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const {
-    dense::vector leverage = score::leverage_of_keys(head, rope, prompt.leverage_ridge);
-    const std::span<float> of_slots(leverage.data(), static_cast<std::size_t>(leverage.size()));
-    score::average_pool(
-        head, [](index_t) { return true; }, prompt.pool, false, of_slots);
-    pin(head, state, target, of_slots, prompt.outlier * leverage.mean(), work);
-    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
+    if (pins != pin_rule::scores ||
+        !pin_scored(head, state, prompt_recent, scored_pins(target), work)) {
+      dense::vector leverage = score::leverage_of_keys(head, rope, prompt.leverage_ridge);
+      const std::span<float> of_slots(leverage.data(), static_cast<std::size_t>(leverage.size()));
+      score::average_pool(
+          head, [](index_t) { return true; }, prompt.pool, false, of_slots);
+      pin_outliers(head, state, target, protected_slots(head, sinks, recent_of(target)), of_slots,
+                   prompt.outlier * leverage.mean(), work);
+    }
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target,
+                pins == pin_rule::scores, work, out);
   }
 
   /// Decode, on the queries remembered.
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
-    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
-    const auto always = protected_slots(head, sinks, recent_of(slots));
-    const auto candidate = [&, held = state.column(tokens)](index_t s) {
-      return held[static_cast<std::size_t>(s)] == 1.0F && !always(s);
+    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1),
+                  latest = recent_of(slots);
+    // What a prompt has pinned stays, the best first, where outliers leave room.
+    const index_t room = scored_pins(target) + prompt_recent - latest - outliers(slots);
+    const bool by_scores = pins == pin_rule::scores && room > 0;
+    if (by_scores) {
+      pin_scored(head, state, latest, room, work);
+      work.row_of.assign(work.marks.begin(), work.marks.end());
+    }
+    const auto kept = [&, always = protected_slots(head, sinks, latest)](index_t s) {
+      return always(s) || (by_scores && work.row_of[static_cast<std::size_t>(s)] != 0);
     };
-    pin(head, state, slots, decode.leverage(head, memory, rope, candidate, work),
-        -std::numeric_limits<float>::infinity(), work);
+    const auto candidate = [&, held = state.column(tokens)](index_t s) {
+      return held[static_cast<std::size_t>(s)] == 1.0F && !kept(s);
+    };
+    pin_outliers(head, state, slots, kept, decode.leverage(head, memory, rope, candidate, work),
+                 lowest_score, work);
     decode.plan(head, memory, rope, target, work, out);
   }
 
@@ -122,33 +190,59 @@ struct fold {
     return detail::fold_recent(recent, recent_share, slots);
   }
 
-  /// Marks what keeps its bytes: sinks, the latest, and of the slots that hold one token those of
-  /// the highest leverage above `least`, up to their share.
-  void pin(const kv_head auto& head, const head_state& state, index_t slots,
-           std::span<const float> leverage, float least, slot_scratch& work) const {
-    const index_t latest = recent_of(slots);
-    const auto outliers = std::max(
-        index_t{0}, static_cast<index_t>(share * static_cast<float>(slots - sinks - latest)));
-    const auto always = search::protect(head, sinks, latest);
-    const auto held = state.column(tokens);
-    const auto outlying = [&](index_t s) {
-      const auto i = static_cast<std::size_t>(s);
-      return held[i] == 1.0F && leverage[i] > least;
-    };
-    index_t pinned = 0, candidates = 0;
-    for (index_t s = 0; s < head.length(); ++s) {
-      const bool is_protected = always(head.position(s));
-      pinned += is_protected ? 1 : 0;
-      candidates += !is_protected && outlying(s) ? 1 : 0;
-    }
-    search::select(
-        head.length(), pinned + std::min(outliers, candidates),
-        [&](index_t s) { return always(head.position(s)); },
+  /// By leverage: outliers at most, in a head of so many slots.
+  index_t outliers(index_t slots) const {
+    return std::max(index_t{0}, static_cast<index_t>(
+                                    share * static_cast<float>(slots - sinks - recent_of(slots))));
+  }
+  /// By scores: pins of a head of so many slots.
+  index_t scored_pins(index_t slots) const {
+    const index_t free = std::max(index_t{0}, slots - sinks - prompt_recent);
+    const index_t merged = clusters > 0 ? clusters : share_of(1 - score_share, free);
+    return std::max(index_t{0}, free - std::max(index_t{1}, merged));
+  }
+
+  /// Marks what keeps its bytes by scores: sinks, the latest, and the `most` best of the slots that
+  /// hold one token which something of the prompt looked up. False: there is none.
+  bool pin_scored(const kv_head auto& head, const head_state& state, index_t latest, index_t most,
+                  slot_scratch& work) const {
+    const auto held = state.column(tokens), score = state.column(prompt_score);
+    pin(
+        head, most, protected_slots(head, sinks, latest),
         [&](index_t s) {
-          return outlying(s) ? rank(leverage[static_cast<std::size_t>(s)])
-                             : -std::numeric_limits<float>::infinity();
+          const auto i = static_cast<std::size_t>(s);
+          return held[i] == 1.0F && score[i] > 0 ? score[i] : lowest_score;
         },
         work);
+    return std::ranges::any_of(score, [](float s) { return s > 0; });
+  }
+
+  /// ... by leverage: those for which `kept(s)`, and of the slots that hold one token those of the
+  /// highest leverage above `least`, up to their share.
+  template <class Kept>
+  void pin_outliers(const kv_head auto& head, const head_state& state, index_t slots, Kept kept,
+                    std::span<const float> leverage, float least, slot_scratch& work) const {
+    const auto held = state.column(tokens);
+    pin(
+        head, outliers(slots), kept,
+        [&](index_t s) {
+          const auto i = static_cast<std::size_t>(s);
+          return held[i] == 1.0F && leverage[i] > least ? leverage[i] : lowest_score;
+        },
+        work);
+  }
+
+  /// ... the slots for which `kept(s)`, and the `most` of the highest `value(s)` that have one.
+  template <class Kept, class Value>
+  static void pin(const kv_head auto& head, index_t most, Kept kept, Value value,
+                  slot_scratch& work) {
+    index_t pinned = 0, candidates = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      const bool is_kept = kept(s);
+      pinned += is_kept ? 1 : 0;
+      candidates += !is_kept && value(s) > lowest_score ? 1 : 0;
+    }
+    search::select(head.length(), pinned + std::min(most, candidates), kept, value, work);
   }
 };
 

@@ -10,9 +10,12 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<fold> {
+  /// Refused: pins by scores.
   static fold_rule rule(const fold& policy, const budget&, index_t dim) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
+    expects(errc::unsupported, policy.pins == fold::pin_rule::leverage,
+            "cuda fold: pins by leverage expected, by scores came");
     return {group_combine::sum,
             policy.sinks,
             policy.recent,

@@ -41,9 +41,10 @@ struct fold_prompt {
             " came");
   }
 
-  /// `queries [queries, dim]`; `work.marks` says which slots keep their bytes.
+  /// `queries [queries, dim]`; `work.marks` says which slots keep their bytes. `around_pins`: the
+  /// ridge is solved for the clusters alone, what the pins give being given; else for all slots.
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
-            slot_scratch& work, merge_plan& out) const {
+            bool around_pins, slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
     const dense::attention full =
@@ -111,11 +112,18 @@ struct fold_prompt {
       const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
       dense::matrix missing = full.output;
       dense::add_product(-1, p, value, missing);
-      fitted.value += merge::ridge_values(p, missing, ridge);
+      std::vector<Eigen::Index> merged;  // rows
       for (Eigen::Index r = 0; r < target; ++r) {
-        if (fixed[static_cast<std::size_t>(r)] != 0) {
-          fitted.value.row(r) = value.row(r);
+        if (fixed[static_cast<std::size_t>(r)] == 0) {
+          merged.push_back(r);
         }
+      }
+      if (around_pins) {
+        const dense::matrix of_merged = p(Eigen::all, merged);
+        fitted.value(merged, Eigen::all) += merge::ridge_values(of_merged, missing, ridge);
+      } else {
+        const dense::matrix delta = merge::ridge_values(p, missing, ridge);
+        fitted.value(merged, Eigen::all) += delta(merged, Eigen::all);
       }
     }
     if (polish > 0) {

@@ -1,0 +1,251 @@
+// fold with pins by scores: against its oracle, and over all heads of a model.
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "kvfold/kvfold.hpp"
+#include "oracle/oracle.hpp"
+#include "support/fixtures.hpp"
+
+using fixtures::index_t;
+using kvfold::any_policy;
+using kvfold::budget;
+using kvfold::fold;
+
+namespace {
+
+constexpr index_t heads = 5, group = 2, dim = 8, tokens = 150;
+
+/// A model's heads, some of them with keys that their queries tell apart well.
+struct model {
+  kvfold::cache<float> kv;
+  std::vector<float> q;  // [tokens, heads · group, dim]
+
+  explicit model(index_t capacity = tokens + 20)
+      : kv({.heads = heads, .group = group, .dim = dim, .capacity = capacity}) {
+    for (index_t h = 0; h < heads; ++h) {
+      kv.append(h, fixtures::normal(tokens * dim, 0.5F * static_cast<float>(h + 1)),
+                fixtures::normal(tokens * dim));
+    }
+    q = fixtures::normal(tokens * heads * group * dim);
+  }
+  kvfold::query_view<float> queries() const {
+    return kvfold::prompt_queries(q.data(), tokens, heads, group, dim);
+  }
+};
+
+/// Scores of the tokens between the sinks and the latest `[heads, tokens − ...]`.
+std::vector<float> candidates(const kvfold::state& state, const fold& policy) {
+  std::vector<float> all;
+  for (index_t h = 0; h < heads; ++h) {
+    const auto s = state[h].column(fold::prompt_score);
+    all.insert(all.end(), s.begin() + policy.sinks, s.end() - policy.prompt_recent);
+  }
+  return all;
+}
+
+std::vector<float> bytes_of(kvfold::cache<float>& kv) {
+  std::vector<float> all;
+  for (index_t h = 0; h < heads; ++h) {
+    const auto own = fixtures::bytes_of(kv.head(h));
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+/// All heads, with so many pins each.
+template <class Policy>
+void compress(const Policy& policy, const fold& shared, model& m, kvfold::state& state,
+              const std::vector<index_t>& pins) {
+  std::vector<budget> budgets;
+  for (const index_t p : pins) {
+    budgets.push_back({shared.slots_beside_pins() + p});
+  }
+  const auto reference = kvfold::foresight(m.kv, m.queries(), shared.rope, {.count = 40});
+  kvfold::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
+}
+
+}  // namespace
+
+TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a share", "[oracle]") {
+  const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), clusters = GENERATE(0, 9);
+  const index_t slots = 40, chunk = 48;
+  fold policy;
+  policy.pins = fold::pin_rule::scores, policy.clusters = clusters;
+  const oracle::fold o{.sinks = 4,
+                       .recent = 8,
+                       .outliers = 0.5,
+                       .pool = 5,
+                       .leverage_ridge = 1,
+                       .outlying = 1.6,
+                       .by_scores = true,
+                       .clusters = clusters};
+  kvfold::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
+  auto state = kvfold::make_state(any_policy(policy), kv);
+  oracle::head expected = fixtures::to_oracle(kv.head(0));
+  for (int round = 0; round < 2; ++round) {
+    const auto k = fixtures::normal(chunk * width), v = fixtures::normal(chunk * width);
+    kv.append(0, k, v);
+    for (index_t t = 0; t < chunk; ++t) {
+      append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * width)], 1, width)[0],
+             fixtures::to_mat(&v[static_cast<std::size_t>(t * width)], 1, width)[0],
+             round * chunk + t);
+    }
+    const fixtures::queries queries(chunk, of_group, width);
+    kvfold::observe(any_policy(policy), kv, state, queries.view());
+    const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
+    kvfold::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
+    o.score(expected, queries.tensor());
+    o.prompt(expected, queries.tensor(), {}, slots);
+    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
+  }
+}
+
+TEST_CASE("pins by one threshold: budgets sum exactly, and the best keep their bytes", "[fold]") {
+  model m;
+  const index_t slots = GENERATE(24, 40, 75);
+  const fold policy = fold{}.sharing(slots);
+  const any_policy any = policy;
+  auto state = kvfold::make_state(any, m.kv);
+  kvfold::observe(any, m.kv, state, m.queries());
+  const auto scores = candidates(state, policy);
+  const index_t total = heads * (slots - policy.slots_beside_pins()),
+                most = tokens - policy.slots_beside_pins() - 1;
+  const auto pins = kvfold::global_budgets(scores, heads, total, most);
+  CHECK(*std::ranges::max_element(pins) > *std::ranges::min_element(pins));
+  std::vector<oracle::head> before;
+  for (index_t h = 0; h < heads; ++h) {
+    before.push_back(fixtures::to_oracle(m.kv.head(h)));
+  }
+  compress(any, policy, m, state, pins);
+  index_t all = 0;
+  const std::size_t each = scores.size() / heads;
+  for (index_t h = 0; h < heads; ++h) {
+    const auto made = fixtures::to_oracle(m.kv.head(h));
+    all += m.kv.head(h).length();
+    const auto i = static_cast<std::size_t>(h);
+    std::vector<std::size_t> order(each);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::greater{},
+                             [&](std::size_t j) { return scores[i * each + j]; });
+    for (index_t p = 0; p < pins[i]; ++p) {
+      const auto at = order[static_cast<std::size_t>(p)] + static_cast<std::size_t>(policy.sinks);
+      const oracle::slot& was = before[i].slots[at];
+      CHECK(std::ranges::any_of(made.slots, [&](const oracle::slot& s) {
+        return s.key == was.key && s.value == was.value && s.log_mass == 0 &&
+               s.position == was.position;
+      }));
+    }
+  }
+  CHECK(all == heads * slots);
+}
+
+TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
+  const index_t slots = 40;
+  const fold policy = fold{}.sharing(slots);
+  const any_policy any = policy;
+  model a;
+  model b = a;
+  auto state = kvfold::make_state(any, a.kv);
+  kvfold::observe(any, a.kv, state, a.queries());
+  const index_t total = heads * (slots - policy.slots_beside_pins()),
+                most = tokens - policy.slots_beside_pins() - 1;
+  const auto pins = kvfold::global_budgets(candidates(state, policy), heads, total, most);
+  compress(any, policy, a, state, pins);
+
+  kvfold::budget_profile profile(heads);
+  profile.add(pins);
+  auto again = kvfold::make_state(any, b.kv);
+  const auto by_profile = profile.budgets(total, most);
+  const auto reference = kvfold::foresight(b.kv, b.queries(), policy.rope, {.count = 40});
+  for (index_t h = 0; h < heads; ++h) {  // a layer is done before the next one is read
+    std::vector<budget> budgets(heads, {slots});
+    budgets[static_cast<std::size_t>(h)] = {policy.slots_beside_pins() +
+                                            by_profile[static_cast<std::size_t>(h)]};
+    const kvfold::head_range one{h, 1};
+    kvfold::observe(any, b.kv, again, one, b.queries().of(h));
+    kvfold::compress(any, b.kv, again, one, reference.view().of(h),
+                     std::span<const budget>(budgets));
+  }
+  CHECK(bytes_of(a.kv) == bytes_of(b.kv));
+}
+
+TEST_CASE("what the prefill knows of its rows is taken in the place of the query's own pass",
+          "[fold]") {
+  model m;
+  const any_policy any = fold{}.sharing(40);
+  auto state = kvfold::make_state(any, m.kv);
+  kvfold::observe(any, m.kv, state, m.queries());
+  for (index_t h = 0; h < heads; ++h) {
+    const auto head = m.kv.head(h);
+    const auto view = m.queries().of(h);
+    std::vector<float> log_sum_exp;
+    for (index_t g = 0; g < group; ++g) {
+      for (index_t i = 0; i < tokens; ++i) {
+        auto seen = fixtures::to_oracle(head);
+        seen.slots.resize(static_cast<std::size_t>(i) + 1);
+        log_sum_exp.push_back(static_cast<float>(
+            oracle::attend(seen, fixtures::to_mat(view.at(g, i), 1, dim)).lse[0]));
+      }
+    }
+    std::vector<float> s(tokens);
+    kvfold::prompt_scores(head, view, {}, {.log_sum_exp = log_sum_exp}, s);
+    const auto column = state[h].column(fold::prompt_score);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      CHECK(s[j] == Approx(column[j]).epsilon(1e-4));
+    }
+  }
+}
+
+TEST_CASE("the best by score outlive a stream, where outliers leave room", "[fold]") {
+  model m;
+  const fold policy = fold{}.sharing(30);  // of heads that look things up, which get far more
+  const any_policy any = policy;
+  auto state = kvfold::make_state(any, m.kv);
+  kvfold::observe(any, m.kv, state, m.queries());
+  const auto scores = candidates(state, policy);
+  const std::vector<index_t> pins(heads, 95);
+  compress(any, policy, m, state, pins);
+  const index_t slots = policy.slots_beside_pins() + 95;
+  const budget in_decode = kvfold::budget_within(any, slots);
+  std::vector<float> out(heads * group * dim);
+  for (int t = 0; t < 200; ++t) {
+    kvfold::step(any, m.kv, state,
+                 {fixtures::normal(heads * group * dim), fixtures::normal(heads * dim),
+                  fixtures::normal(heads * dim)},
+                 in_decode, out);
+  }
+  // Of the slots that a return to the budget leaves: sinks, the last 24, clusters, half of the rest
+  // for outliers.
+  const index_t room = in_decode.target - 4 - 24 - policy.clusters - (slots - 28) / 2;
+  REQUIRE(room > 20);
+  const std::size_t each = scores.size() / heads;
+  for (index_t h = 0; h < heads; ++h) {
+    CHECK(m.kv.head(h).length() <= slots);
+    const auto own = scores.begin() + std::ptrdiff_t{h} * static_cast<std::ptrdiff_t>(each);
+    std::vector<index_t> order(each);
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::greater{}, [&](index_t j) { return own[j]; });
+    const auto made = fixtures::to_oracle(m.kv.head(h));
+    for (index_t p = 0; p < room; ++p) {
+      const index_t position = order[static_cast<std::size_t>(p)] + policy.sinks;
+      CHECK(std::ranges::any_of(made.slots, [&](const oracle::slot& s) {
+        return s.position == position && s.log_mass == 0;
+      }));
+    }
+  }
+}
+
+TEST_CASE("fold by scores refuses what cannot be", "[errors][fold]") {
+  using Catch::Contains;
+  CHECK_THROWS_WITH(fold{}.sharing(5), Contains("slots to share expected, 5 came"));
+  fold policy;
+  policy.score_share = 1;
+  CHECK_THROWS_WITH(policy.validate(), Contains("a score share in [0, 1) expected, 1 came"));
+  policy = fold{};
+  policy.clusters = -1;
+  CHECK_THROWS_WITH(policy.validate(), Contains("clusters expected, -1 came"));
+  const fold shared = fold{}.sharing(88);
+  CHECK((shared.prompt_recent == 8 && shared.recent == 24));
+  CHECK(shared.clusters == 23);  // 0.3 of 76
+  CHECK(shared.min_budget() == shared.slots_beside_pins());
+}
