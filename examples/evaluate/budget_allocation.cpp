@@ -3,9 +3,35 @@
 #include <algorithm>  // std::min, std::ranges::min_element
 #include <cstdint>
 
+#include "kvfold/global_budgets.hpp"
 #include "kvfold/layer_budgets.hpp"
 
 namespace evaluate {
+
+namespace {
+
+/// One threshold over all heads of all layers: what each of them gets of the slots that lie between
+/// the sinks and the latest, `[layers · KV heads]`. `alone`: slots that every head has beside them;
+/// `sinks` of them lie at the beginning, `latest` at the end of the prompt.
+std::vector<index_t> one_threshold(const any_policy& p, index_t slots, index_t alone, index_t sinks,
+                                   index_t latest,
+                                   const std::vector<std::vector<kvfold::head_state>>& measured) {
+  const index_t column = score_column(p);
+  std::vector<float> scores;
+  index_t heads = 0, tokens = 0;
+  for (const auto& layer : measured) {
+    for (const kvfold::head_state& s : layer) {
+      tokens = s.length();
+      const auto of_head = s.column(column).subspan(
+          static_cast<std::size_t>(sinks), static_cast<std::size_t>(tokens - sinks - latest));
+      scores.insert(scores.end(), of_head.begin(), of_head.end());
+      ++heads;
+    }
+  }
+  return kvfold::global_budgets(scores, heads, heads * (slots - alone), tokens - alone - 1);
+}
+
+}  // namespace
 
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least) {
   const auto enough = [&](index_t whole) {
@@ -57,6 +83,24 @@ std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, i
       const auto rest = static_cast<index_t>((slots * count - all * tokens) / (count - all));
       for (std::size_t h = 0; h < limits.size(); ++h) {
         limits[h] = budget{whole[layer * limits.size() + h] != 0 ? tokens : rest};
+      }
+      break;
+    }
+    case budget_allocation::global: {
+      // fold has clusters beside its pins; the others one slot more than what they protect, which
+      // no policy can do without.
+      const index_t least = p.min_budget();
+      const index_t sinks = std::min(least, index_t{4});
+      const index_t latest = p.visit([&](const auto& one) {
+        if constexpr (requires { one.slots_beside_pins(); }) {
+          return one.prompt_recent;
+        } else {
+          return least - 1 - sinks;
+        }
+      });
+      const auto more = one_threshold(p, slots, least, sinks, latest, measured);
+      for (std::size_t h = 0; h < limits.size(); ++h) {
+        limits[h] = budget{least + more[layer * limits.size() + h]};
       }
       break;
     }

@@ -18,11 +18,13 @@ inline constexpr std::array budget_allocations = {
     std::pair{std::string_view("pyramid_infer"), budget_allocation::pyramid_infer},
     std::pair{std::string_view("d2o"), budget_allocation::d2o},
     std::pair{std::string_view("ada_kv"), budget_allocation::ada_kv},
-    std::pair{std::string_view("duo_attention"), budget_allocation::duo_attention}};
+    std::pair{std::string_view("duo_attention"), budget_allocation::duo_attention},
+    std::pair{std::string_view("global"), budget_allocation::global}};
 
-/// Does it go by what the policy's first column has measured?
+/// Does it go by what a column of the policy's has measured?
 inline bool by_scores(budget_allocation d) {
-  return d == budget_allocation::d2o || d == budget_allocation::ada_kv;
+  return d == budget_allocation::d2o || d == budget_allocation::ada_kv ||
+         d == budget_allocation::global;
 }
 
 /// How many of `heads` can keep all `tokens` (DuoAttention, Xiao et al. 2024: those that retrieve),

@@ -51,7 +51,8 @@ budget_allocation parse_budget_allocation(const named_policy& p, const std::stri
   const auto* const found =
       std::ranges::find(budget_allocations, word, [](const auto& d) { return d.first; });
   require(found != budget_allocations.end(),
-          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv or +duo_attention expected, '+" +
+          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention or +global "
+          "expected, '+" +
               word + "' came");
   require(!by_scores(found->second) || p.policy.column_count() > 0,
           "--policies: +" + word + ": a policy that scores slots expected, " + p.name + " came");
@@ -83,6 +84,9 @@ named_policy parse_policy(const std::string& word) {
   }
   if (!divided.empty()) {
     p.budgets = parse_budget_allocation(p, divided.substr(1));
+    if (p.budgets == budget_allocation::global && found->name == kvfold::fold::name()) {
+      set_parameter(p, "pins=1");
+    }
   }
   if (!source.empty()) {
     set_source(p, source.substr(1));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>  // std::max, std::ranges::find_if
+#include <utility>    // std::move
 
 namespace evaluate {
 
@@ -82,15 +83,18 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
-        const contender chosen{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
-        g.entries.push_back(
-            {.chosen = chosen,
-             .name = p.policies[i].name,
-             .given = b.given,
-             .stream_tokens = chosen.streams() ? stream_tokens : 0,
-             .refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
-                            ? "refused: --tasks needle finds its heads"
-                            : detail::refusal_of(chosen.policy, slots)});
+        contender chosen{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
+        std::string refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
+                                  ? "refused: --tasks needle finds its heads"
+                                  : detail::refusal_of(chosen.policy, slots);
+        if (chosen.budgets == budget_allocation::global && refusal.empty() && slots < o.prompt) {
+          set_sharing(chosen.policy, slots);
+        }
+        g.entries.push_back({.chosen = chosen,
+                             .name = p.policies[i].name,
+                             .given = b.given,
+                             .stream_tokens = chosen.streams() ? stream_tokens : 0,
+                             .refusal = std::move(refusal)});
       }
     }
   }

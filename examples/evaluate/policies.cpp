@@ -43,6 +43,24 @@ void set_table(any_policy& policy, index_t slots) {
   });
 }
 
+void set_sharing(any_policy& policy, index_t slots) {
+  policy.visit([&](auto& p) {
+    if constexpr (requires { p.sharing(slots); }) {
+      p = p.sharing(slots);
+    }
+  });
+}
+
+index_t score_column(const any_policy& policy) {
+  return policy.visit([](const auto& p) {
+    if constexpr (requires { p.prompt_score; }) {
+      return index_t{p.prompt_score};
+    } else {
+      return index_t{0};
+    }
+  });
+}
+
 void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead) {
   policy.visit([&](auto& p) {
     if constexpr (requires { p.decode.ahead = ahead; }) {

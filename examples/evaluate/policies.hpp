@@ -21,7 +21,15 @@ using any_policy = kvfold::any_policy_with<custom::lowest_norm>;
 enum class query_source { own, window, spread, replay, foresight };
 
 /// How budgets are divided between layers and heads; see budget_allocation.hpp.
-enum class budget_allocation { uniform, pyramid_kv, pyramid_infer, d2o, ada_kv, duo_attention };
+enum class budget_allocation {
+  uniform,
+  pyramid_kv,
+  pyramid_infer,
+  d2o,
+  ada_kv,
+  duo_attention,
+  global
+};
 
 struct named_policy {
   std::string name;
@@ -43,6 +51,12 @@ void set_rope(any_policy& policy, const kvfold::rope& rope);
 
 /// No more memory for tokens that share entries than a budget of `slots` can use.
 void set_table(any_policy& policy, index_t slots);
+
+/// Pins by scores where heads share `slots` each on average, for policies that have them.
+void set_sharing(any_policy& policy, index_t slots);
+
+/// The column of a policy's state by which slots are ranked after a prompt.
+index_t score_column(const any_policy& policy);
 
 /// Where a decode step's remembered queries are moved to.
 void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead);

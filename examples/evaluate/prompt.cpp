@@ -108,6 +108,9 @@ prompt measure(const engine::config& shape, const engine::record& r,
       const auto queries = chosen ? chosen->view() : own;
       for (index_t h = 0; h < kv.heads(); ++h) {
         states.push_back(kvfold::make_head_state(policy, kv.head(h)));
+        if (chosen && score_column(policy) > 0) {  // scores are by all of the prompt's own queries
+          kvfold::observe(policy, kv.head(h), states.back(), own.of(h));
+        }
         kvfold::observe(policy, kv.head(h), states.back(), queries.of(h));
       }
       p.references[i].push_back(policy.plans_on_queries() ? chosen : nullptr);

@@ -14,6 +14,9 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
       const auto own = queries_of(shape, r.layers[l]);
       sum += seconds_of([&] {
         const auto chosen = reference_of(p, shape.rope, kv, own, m.again.of(shape, l));
+        if (chosen && score_column(c.policy) > 0) {
+          kvfold::observe(c.policy, kv, state, own);
+        }
         const auto limits = allocate_budgets(c.budgets, c.policy, c.limit.target, read.tokens,
                                              read.measured[c.index], c.whole, l);
         kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own,

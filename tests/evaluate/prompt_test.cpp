@@ -134,6 +134,39 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   CHECK(second.kv.head(0).length() == 136);
 }
 
+TEST_CASE("one threshold over the model divides all its slots, by the column that ranks") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto r = engine::prefill(model, first_tokens(files, 96));
+  kvfold::fold by_scores;
+  by_scores.pins = kvfold::fold::pin_rule::scores;
+  const std::vector<evaluate::named_policy> policies = {
+      {.name = "h2o", .policy = kvfold::h2o{.recent = 0.1F}},
+      {.name = "fold", .policy = by_scores, .queries = evaluate::query_source::foresight}};
+  const auto prompt =
+      evaluate::measure(model.shape(), r, policies,
+                        std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    INFO(policies[i].name);
+    evaluate::contender chosen{.index = i,
+                               .policy = policies[i].policy,
+                               .limit = {30},
+                               .budgets = evaluate::budget_allocation::global};
+    evaluate::set_sharing(chosen.policy, 30);
+    kvfold::index_t all = 0, heads = 0;
+    for (std::size_t l = 0; l < r.layers.size(); ++l) {
+      evaluate::compressed_layer layer(chosen, prompt, l);
+      for (kvfold::index_t h = 0; h < layer.kv.heads(); ++h, ++heads) {
+        all += layer.kv.head(h).length();
+        CHECK(layer.kv.head(h).length() >= chosen.policy.min_budget());
+      }
+    }
+    CHECK(all == 30 * heads);
+    const auto column = prompt.measured[i][0][0].column(evaluate::score_column(policies[i].policy));
+    CHECK(std::ranges::any_of(column, [](float x) { return x > 0; }));
+  }
+}
+
 TEST_CASE("decoding from an empty cache that evicts nothing is reading the prompt") {
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
