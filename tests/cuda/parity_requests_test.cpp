@@ -1,5 +1,5 @@
-// What a serving engine asks beside whole prompts and all heads at once: some heads only, prompts
-// in chunks, pages of any size.
+// What a serving engine asks beside whole prompts and all heads at once: some heads only, pages of
+// any size.
 #include <catch2/catch.hpp>
 
 #include "cuda/prompt_parity.hpp"
@@ -11,7 +11,6 @@
 #include "kvfold/cuda/policies/keepkv.cuh"
 #include "kvfold/cuda/policies/kvmerger.cuh"
 #include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
 #include "kvfold/cuda/policies/zsmerge.cuh"
 #include "kvfold/cuda/state.cuh"
 
@@ -130,72 +129,6 @@ TEST_CASE("a list of more heads than there are is refused") {
   device_buffer<index_t> list(std::vector<index_t>{0, 1, 2, 3, 0});
   CHECK_THROWS_WITH(x.step(x.kv.view().with_active(list.data(), 5), 20),
                     Catch::Contains("a list of 0 to 4 active heads expected, 5 came"));
-}
-
-/// LAW: the CPU's observe, chunk by chunk, and compress behind each.
-template <class Policy>
-void check_chunks(const Policy& p, const std::vector<index_t>& chunks, index_t target) {
-  INFO(p.name());
-  constexpr index_t dim = 8, group = 2;
-  const cache_case c{.heads = 1, .capacity = 60, .dim = dim, .group = group};
-  cache<float> kv({.heads = 1, .group = group, .dim = dim, .capacity = 60, .scale = c.scale});
-  auto state = make_state(p, kv);
-  mirror<float> twin(p, kv, state, c);
-  index_t all = 0;
-  for (const index_t n : chunks) {
-    all += n;
-  }
-  emulator::chance random{17};
-  std::vector<float> q(static_cast<std::size_t>(all * group * dim)), rows(2 * 60 * dim);
-  for (float& x : q) {
-    x = static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
-  }
-  device_buffer<float> queries(q);
-  device_buffer<unsigned char> work(workspace_bytes(p, twin.device.view(), 60));
-  index_t begin = 0;
-  for (const index_t n : chunks) {
-    INFO("chunk at " << begin);
-    std::vector<float> keys(static_cast<std::size_t>(n * dim)), values(keys.size());
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      keys[i] = whole(random, 2), values[i] = whole(random, 4);
-    }
-    const index_t held = kv.head(0).length();
-    kv.append(0, keys, values);
-    state[0].extend(held + n);
-    for (index_t s = 0; s < n; ++s) {  // an engine's own prefill
-      std::copy_n(keys.data() + s * dim, dim, twin.device.key(0, held + s));
-      std::copy_n(values.data() + s * dim, dim, twin.device.value(0, held + s));
-      twin.device.log_mass[held + s] = 0, twin.device.position[held + s] = begin + s;
-      for (index_t k = 0; k < state[0].columns(); ++k) {
-        twin.device.column(k, 0, held + s) = twin.device.state.initial[k];
-      }
-    }
-    twin.device.length[0] = held + n, twin.device.tokens_total[0] = begin + n;
-    auto own = prompt_queries(q.data() + begin * group * dim, n, 1, group, dim);
-    own.before = begin;
-    const query_rows<float> device{
-        queries.data() + begin * group * dim, n, own.head, own.group, own.row, nullptr, begin};
-    kvfold::workspace plans;
-    observe(p, kv.head(0), state[0], own.of(0));
-    kvfold::compress(p, kv.head(0), state[0], plans, budget{target}, own.of(0));
-    cuda::compress(p, twin.device.view(), twin.device.state, device, {target},
-                   {work.data(), work.size()}, order());
-    twin.check_same(kv, state, 1e-5);
-    begin += n;
-  }
-  CHECK((work.intact() && queries.intact()));
-}
-
-TEST_CASE("prompts in chunks") {
-  check_chunks(h2o{}, {20, 17, 3}, 20);
-  check_chunks(tova{}, {20, 17, 3}, 20);
-  check_chunks(snapkv{.window = 8}, {20, 17, 3, 1}, 20);  // windows reach back
-  check_chunks(zsmerge{}, {20, 17, 3}, 20);
-  check_chunks(d2o{}, {20, 17, 3}, 20);
-  check_chunks(kvmerger{}, {20, 17, 3}, 20);
-  check_chunks(keepkv{.window = 8, .merge_first = false}, {20, 17, 3, 1}, 20);
-  CHECK_THROWS_WITH(check_chunks(ems{.window = 6}, {20, 17, 3}, 20),
-                    Catch::Contains("a chunk of at least its window of 6 queries expected"));
 }
 
 TEST_CASE("pages of any size") {

@@ -25,9 +25,6 @@ struct device_policy<ems> {
   static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
                       const state_view& state, const query_rows<Scalar>& queries,
                       const detail::prompt_memory<ems_rule>& work, stream stream) {
-    expects(queries.reference(rule.window).count <= queries.count,
-            "cuda ems: a chunk of at least its window of ", rule.window, " queries expected, ",
-            queries.count, " came");
     if (cache.dim <= 128) {
       detail::observe_tokens<Scalar, 128>(rule, cache, state, queries, work, stream);
     } else {

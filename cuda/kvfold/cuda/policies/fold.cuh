@@ -42,8 +42,6 @@ struct device_policy<fold> {
                           const detail::fold_plan_memory& work, stream stream) {
     expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
             " steps came");
-    expects(queries.before == 0, "cuda fold: no queries before the reference's expected, ",
-            queries.before, " came");
     detail::fold_clusters(rule, cache, state, queries, limit, work, stream);
   }
 };

@@ -60,6 +60,12 @@ struct measure_entries {
   }
 };
 
+/// How many of a call's last queries count in the tokens' scores.
+struct credited_queries {
+  index_t all;   ///< in that of all queries
+  index_t late;  ///< in that of the window
+};
+
 /// A prompt's attention into the tokens' scores; the windows begin anew. Of a head whose tokens all
 /// stand alone: `total` and `last`, the column sums. Otherwise a warp a slot, a lane a query, token
 /// by token: exp(ℓ_t − lse) of those that see the entry's centre. Reads K once and then Q once a
@@ -74,7 +80,8 @@ struct credit_tokens {
   state_view state;
   query_rows<Scalar> queries;
   group_combine combine;
-  index_t places, window;
+  index_t places;
+  credited_queries counts;
   const float *total, *last;  // [heads, capacity]
   const float* log_sum_exp;   // [heads, group, count]
   bool aligned;
@@ -112,7 +119,8 @@ struct credit_tokens {
   KVFOLD_DEVICE void add_query(const entry_table& tokens, index_t h, index_t s, index_t i) const {
     const bool sees = i < queries.count &&
                       tokens.head.position[s] <= queries.position_of(h, i, cache.tokens_total[h]);
-    const bool shared = tokens.shared(s), late = i >= queries.count - window;
+    const bool shared = tokens.shared(s), counted = i >= queries.count - counts.all,
+               late = i >= queries.count - counts.late;
     float slope[max_group], log_sum[max_group];
     KVFOLD_UNROLL
     for (index_t g = 0; g < max_group; ++g) {
@@ -134,7 +142,7 @@ struct credit_tokens {
         a = combine != group_combine::max ? a + p : p > a ? p : a;
       }
       a = combine == group_combine::mean ? a / static_cast<float>(cache.group) : a;
-      const float sum = reduce_sum(a), of_late = reduce_sum(late ? a : 0.0F);
+      const float sum = reduce_sum(counted ? a : 0.0F), of_late = reduce_sum(late ? a : 0.0F);
       if (lane() == 0) {
         take(tokens, t, sum, of_late);
       }

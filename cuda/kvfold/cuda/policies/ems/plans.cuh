@@ -33,18 +33,26 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
     return static_cast<unsigned>((n + of - 1) / of);
   };
   measure_slots(rule, cache, state, {}, {}, stream);
-  const index_t places = rule.places(cache.capacity), window = queries.reference(rule.window).count;
+  // The window of a short last chunk reaches back to queries that were counted before.
+  const query_rows<Scalar> local = queries.reference(rule.window);
+  const query_rows<Scalar>& reach = local.count > queries.count ? local : queries;
+  const credited_queries counts{queries.count, local.count};
+  const index_t places = rule.places(cache.capacity);
   float* const log_sum_exp = work.measure.log_sum_exp;
-  const bool aligned = cache.aligned() && queries.aligned();
+  const bool aligned = cache.aligned() && reach.aligned();
   using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
-  launch(log_sums{cache, queries, log_sum_exp, aligned, {state, places}},
-         {heads, static_cast<unsigned>(cache.group), shares(queries.count, log_sums::shape::rows)},
+  launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places}},
+         {heads, static_cast<unsigned>(cache.group), shares(reach.count, log_sums::shape::rows)},
          stream);
-  column_scores(cache, queries,
-                {.window = window, .combine = rule.combine, .log_sum_exp = log_sum_exp},
-                {.total = work.sums, .window = work.last}, work.measure, stream);
+  const bool back = counts.late > counts.all;  // then the sum over all of `reach` is the window's
+  column_scores(cache, reach,
+                {.window = back ? counts.all : counts.late,
+                 .combine = rule.combine,
+                 .log_sum_exp = log_sum_exp},
+                {.total = back ? work.last : work.sums, .window = back ? work.sums : work.last},
+                work.measure, stream);
   using credit = credit_tokens<Scalar>;
-  launch(credit{cache, state, queries, rule.combine, places, window, work.sums, work.last,
+  launch(credit{cache, state, reach, rule.combine, places, counts, work.sums, work.last,
                 log_sum_exp, aligned},
          {heads, shares(cache.capacity, credit::slots)}, stream);
 }

@@ -76,10 +76,10 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
   launch(spare_pinned<Scalar>{cache, work.plan, d.into, own.correction}, some, stream);
 }
 
-/// Clusters of all slots but the outliers, fitted on chosen reference queries. What
-/// was pinned, then the seeds, the last round's centres and at last the rows lie in
-/// `prompt.centres`. Twenty-two launches, three for every round but the first, and eight to fit
-/// values.
+/// Clusters of all slots but the outliers, fitted on the reference queries; those before them are
+/// remembered with them. What was pinned, then the seeds, the last round's centres and at last the
+/// rows lie in `prompt.centres`. Twenty-two launches, three for every round but the first, and
+/// eight to fit values.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& reference, const budget& limit,
@@ -96,7 +96,9 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   // Slots that keep their bytes.
   const key_memory memory{state.memory, state.memory_stride, rule.queries};
   const key_memory all{more.moments, key_memory::size(cache.dim)};
-  launch(remember_reference<Scalar>{cache, state, rule, reference, all}, {heads}, stream);
+  launch(remember_reference<Scalar>{cache, state, rule,
+                                    reference.reference(reference.count + reference.before), all},
+         {heads}, stream);
   using moments = add_moments<Scalar>;
   const extent rows{heads, shares(cache.dim, moments::rows)};
   launch(moments{cache, memory, rule.turn, limit, d.rows}, rows, stream);

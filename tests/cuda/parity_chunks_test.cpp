@@ -1,0 +1,132 @@
+// Prompts in chunks on the device are the library's: windows reach back over them, and what is
+// remembered is spread over all.
+#include <catch2/catch.hpp>
+
+#include "cuda/mirror.hpp"
+#include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/ems.cuh"
+#include "kvfold/cuda/policies/fold.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/tova.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
+
+namespace kvfold::cuda {
+namespace {
+
+struct chunk_case {
+  std::vector<index_t> chunks;
+  index_t target = 20;
+  index_t group = 2;
+  bool random = false;  ///< keys and values; else small integers
+};
+
+/// LAW: the CPU's observe, chunk by chunk, and compress behind each. Head `h` has 5 `h` tokens
+/// more, before the first chunk's queries.
+template <class Policy>
+void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 17) {
+  INFO(p.name() << ", group " << what.group << ", target " << what.target << ", seed " << seed);
+  constexpr index_t dim = 8, heads = 3, capacity = 70;
+  const index_t group = what.group;
+  const cache_case c{.heads = heads, .capacity = capacity, .dim = dim, .group = group};
+  cache<float> kv(
+      {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .scale = c.scale});
+  auto state = make_state(p, kv);
+  mirror<float> twin(p, kv, state, c);
+  index_t all = 0;
+  for (const index_t n : what.chunks) {
+    all += n;
+  }
+  emulator::chance random{seed};
+  const auto number = [&] {
+    return static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
+  };
+  std::vector<float> q(static_cast<std::size_t>(all * heads * group * dim));
+  for (float& x : q) {
+    x = number();
+  }
+  device_buffer<float> queries(q);
+  device_buffer<unsigned char> work(workspace_bytes(p, twin.device.view(), capacity));
+  const auto append = [&](index_t h, index_t n) {
+    std::vector<float> keys(static_cast<std::size_t>(n * dim)), values(keys.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = what.random ? number() : whole(random, 2);
+      values[i] = what.random ? number() : whole(random, 4);
+    }
+    auto& device = twin.device;
+    const index_t held = kv.head(h).length(), seen = kv.head(h).tokens_total();
+    kv.append(h, keys, values);
+    state[h].extend(held + n);
+    for (index_t s = 0; s < n; ++s) {  // an engine's own prefill
+      std::copy_n(keys.data() + s * dim, dim, device.key(h, held + s));
+      std::copy_n(values.data() + s * dim, dim, device.value(h, held + s));
+      device.log_mass[device.at(h, held + s)] = 0,
+                                          device.position[device.at(h, held + s)] = seen + s;
+      for (index_t k = 0; k < state[h].columns(); ++k) {
+        device.column(k, h, held + s) = device.state.initial[k];
+      }
+    }
+    device.length[h] = held + n, device.tokens_total[h] = seen + n;
+  };
+  index_t begin = 0;
+  for (const index_t n : what.chunks) {
+    INFO("chunk at " << begin);
+    for (index_t h = 0; h < heads; ++h) {
+      append(h, n + (begin == 0 ? 5 * h : 0));
+    }
+    auto own = prompt_queries(q.data() + begin * heads * group * dim, n, heads, group, dim);
+    own.before = begin;
+    const query_rows<float> device{queries.data() + begin * heads * group * dim,
+                                   n,
+                                   own.head,
+                                   own.group,
+                                   own.row,
+                                   nullptr,
+                                   begin};
+    kvfold::workspace plans;
+    for (index_t h = 0; h < heads; ++h) {
+      observe(p, kv.head(h), state[h], own.of(h));
+      kvfold::compress(p, kv.head(h), state[h], plans, budget{what.target}, own.of(h));
+    }
+    cuda::compress(p, twin.device.view(), twin.device.state, device, {what.target},
+                   {work.data(), work.size()}, order(seed));
+    twin.check_same(kv, state, 1e-5);
+    begin += n;
+  }
+  CHECK((work.intact() && queries.intact()));
+}
+
+TEST_CASE("prompts in chunks") {
+  check_chunks(h2o{}, {.chunks = {20, 17, 3}});
+  check_chunks(tova{}, {.chunks = {20, 17, 3}});
+  check_chunks(snapkv{.window = 8}, {.chunks = {20, 17, 3, 1}});  // windows reach back
+  check_chunks(zsmerge{}, {.chunks = {20, 17, 3}});
+  check_chunks(d2o{}, {.chunks = {20, 17, 3}});
+  check_chunks(kvmerger{}, {.chunks = {20, 17, 3}});
+  check_chunks(keepkv{.window = 8, .merge_first = false}, {.chunks = {20, 17, 3, 1}});
+}
+
+TEST_CASE("prompts in chunks: ems, shorter than its window") {
+  for (const index_t group : {1, 4}) {
+    // Tokens alone until the last chunk, whose window reaches back too; then entries are shared.
+    check_chunks(ems{.window = 6},
+                 {.chunks = {12, 3, 1, 5}, .target = 19, .group = group, .random = true});
+    ems p{.window = 6, .threshold = -1};
+    check_chunks(p, {.chunks = {30, 3, 1, 9, 4}, .group = group, .random = true});
+    p.combine = group_combine::max, p.table = 9;
+    check_chunks(p, {.chunks = {30, 3, 1, 9, 4}, .group = group, .random = true});
+  }
+}
+
+TEST_CASE("prompts in chunks: fold") {
+  for (const index_t group : {1, 4}) {
+    const fold p{.recent = 4, .decode = {.queries = 8}};
+    check_chunks(p, {.chunks = {20, 17, 3, 1}, .group = group, .random = true});
+  }
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
