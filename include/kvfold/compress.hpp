@@ -7,7 +7,7 @@
 
 #include "kvfold/attend.hpp"
 #include "kvfold/executor.hpp"
-#include "kvfold/per_head.hpp"
+#include "kvfold/heads.hpp"
 
 namespace kvfold {
 inline namespace v0 {

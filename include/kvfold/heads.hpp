@@ -1,10 +1,15 @@
-/// Which heads of a cache a call is for: of one layer, or of the requests that are active.
+/// Which heads of a cache a call is for: of one layer, or of the requests that are active; what may
+/// be one for all of them, or one per head; and what does not fit together.
 #pragma once
 
 #include <span>
+#include <type_traits>  // std::remove_const_t
 #include <vector>
 
 #include "kvfold/config.hpp"
+#include "kvfold/memory/any_span.hpp"
+#include "kvfold/policy.hpp"
+#include "kvfold/state.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -66,6 +71,134 @@ class head_selection {
   std::span<const index_t> list_;
   bool listed_ = false;
 };
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_span = false;
+template <class T, std::size_t N>
+inline constexpr bool is_span<std::span<T, N>> = true;
+
+/// One for all heads, or one per head.
+template <class T>
+const auto& for_head(const T& one_or_many, index_t h) {
+  if constexpr (is_span<T>) {
+    return one_or_many[static_cast<std::size_t>(h)];
+  } else {
+    return one_or_many;
+  }
+}
+
+template <class T>
+void expect_per_head(const char* call, const char* what, const T& one_or_many, index_t heads) {
+  if constexpr (is_span<T>) {
+    expects(one_or_many.size() == static_cast<std::size_t>(heads), call, ": ", what,
+            ": one for each of ", heads, " heads expected, ", one_or_many.size(), " came");
+  }
+}
+
+inline void expect_size(const char* what, const any_span& x, index_t heads, index_t group,
+                        index_t dim) {
+  const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
+                      static_cast<std::size_t>(dim);
+  expects(x.size() == wanted, what, " of ", wanted, " numbers expected, ", x.size(), " came");
+  expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " numbers expected, null came");
+}
+
+/// A state for another policy has numbers that mean something else. To go on with another policy is
+/// to make a state for it, and to measure what remains.
+template <policy P>
+void expect_policy(const P& p, const head_state& state) {
+  expects(state.policy() == p.name(), p.name(), ": a state for ", p.name(), " expected, one for ",
+          state.policy().empty() ? "none" : state.policy(), " came");
+}
+
+/// A state that `make_state` would make for this policy and head.
+template <policy P>
+void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
+  expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
+          " slots expected, one for ", state.capacity(), " came");
+  expect_policy(p, state);
+  const index_t columns = traits::column_count(p);
+  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
+  expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
+          columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
+          state.memory().size(), " came");
+}
+
+/// Queries of one head as a policy gets them: finite, where the cache checks for it.
+template <policy P, class Query>
+void expect_queries(const char* what, const P& p, const kv_head auto& head,
+                    const query_view<Query>& queries) {
+  if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
+    return;
+  }
+  expects(queries.data != nullptr, what, " expected, null came");
+  if (head.check_finite()) {
+    const auto all = queries.reference(queries.count + queries.before);
+    for (index_t i = 0; i < all.count; ++i) {
+      for (index_t g = 0; g < head.group(); ++g) {
+        kvfold::expect_finite(what, all.at(g, i), head.dim());
+      }
+    }
+  }
+}
+
+inline void expect_workers(const char* what, const state& state, index_t workers) {
+  expects(workers > 0 && workers <= state.workers(), what, ": 1 to ", state.workers(),
+          " workers expected, as the state was made for, ", workers, " came");
+}
+
+/// Takes back what a call counted before the policy refused it.
+class undo {
+ public:
+  explicit undo(head_state& state)
+      : state_(&state), length_(state.length()), observed_(state.observed()) {}
+  undo(const undo&) = delete;
+  undo& operator=(const undo&) = delete;
+  ~undo() {
+    if (state_ != nullptr) {
+      state_->truncate(length_);
+      state_->count_queries(observed_ - state_->observed());
+    }
+  }
+  /// Nothing is to be taken back.
+  void release() { state_ = nullptr; }
+
+ private:
+  head_state* state_;
+  index_t length_;
+  std::int64_t observed_;
+};
+
+}  // namespace detail
+
+/// A policy for all heads, or a `std::span` of policies with one per head.
+template <class T>
+concept policies = policy<T> ||
+    (detail::is_span<T>&& policy<std::remove_const_t<typename T::value_type>>);
+/// A budget for all heads, or a `std::span<const budget>` with one per head.
+template <class T>
+concept budgets = std::same_as<T, budget> || detail::is_span<T>;
+
+namespace detail {
+
+/// What every call over heads refuses first: policies, states or workers that are too few, heads
+/// that are not there, a state made for something else.
+template <policies P>
+void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
+                 const head_selection& heads, index_t workers) {
+  expects(state.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  expect_per_head(what, "policies", p, kv.heads());
+  expect_workers(what, state, workers);
+  heads.check(what, kv.heads(), state.head_marks());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    expect_state(for_head(p, heads[i]), kv.head(heads[i]), state[heads[i]]);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace kvfold
