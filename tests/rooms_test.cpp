@@ -45,7 +45,7 @@ struct house {
 
 const house host{"kvfold/",
                  {"detail", "memory", "score", "search", "merge", "policies"},
-                 {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp", "heads.hpp"}};
+                 {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp"}};
 
 const house device{
     "kvfold/cuda/", {"device", "memory", "score", "search", "merge", "policies"}, {}};
