@@ -108,8 +108,10 @@ class layer {
     extent.scale = scale;
     const auto records = s.records.of(0);
     if (own_) {
-      Scalar* const values = s.rows.data() + s.rows.size() / 2;
-      return {{s.rows.data(), shape_.dim}, {values, shape_.dim}, nullptr, records, extent};
+      const auto rows = [&](std::size_t first) {
+        return layout<Scalar>::head_token_dim(s.rows.data() + first, extent.capacity, shape_.dim);
+      };
+      return {rows(0), rows(s.rows.size() / 2), nullptr, records, extent};
     }
     return {engine.keys_of<Scalar>(h, shape_.dim), engine.values_of<Scalar>(h, shape_.dim, true),
             s.cells.data(), records, extent};
@@ -129,8 +131,8 @@ class layer {
     if (own_) {
       const auto keys = engine.keys_of<Scalar>(h, shape_.dim),
                  values = engine.values_of<Scalar>(h, shape_.dim, false);
-      std::copy_n(keys.data + cell * keys.row, shape_.dim, to.key(s).data);
-      std::copy_n(values.data + cell * values.row, shape_.dim, to.value(s).data);
+      std::copy_n(keys.slot(cell), shape_.dim, to.key(s).data);
+      std::copy_n(values.slot(cell), shape_.dim, to.value(s).data);
     }
     at(h).state.extend(to.length());
   }
