@@ -235,34 +235,6 @@ TEST_CASE("the best by score outlive a stream, where outliers leave room", "[fol
   }
 }
 
-TEST_CASE("what earlier chunks have scored is not lost behind a later one", "[fold]") {
-  const index_t first = 60, second = 40, earlier = GENERATE(0, 20, 60), d = 8;
-  fold policy;
-  policy.pins = fold::pin_rule::scores;
-  kvfold::cache<float> kv{{.heads = 1, .dim = d, .capacity = first + second}};
-  auto state = kvfold::make_state(policy, kv);
-  const auto data = fixtures::normal((first + second) * d);
-  const auto observe = [&](index_t from, index_t count, index_t before) {
-    kv.append(0, fixtures::normal(count * d), fixtures::normal(count * d));
-    auto queries = kvfold::prompt_queries(data.data() + std::ptrdiff_t{from} * d, count, 1, 1, d);
-    queries.before = before;
-    kvfold::observe(policy, kv, state, queries);
-    const auto column = state[0].column(fold::prompt_score);
-    return std::vector<float>(column.begin(), column.end());
-  };
-  const auto held = observe(0, first, 0), now = observe(first, second, earlier);
-  index_t less = 0;
-  for (std::size_t s = 0; s < held.size(); ++s) {
-    less += now[s] < held[s] ? 1 : 0;
-  }
-  if (earlier == first) {  // all queries again: what one pass gives, over more slots
-    CHECK(less > 0);
-  } else {
-    CHECK(less == 0);
-  }
-  CHECK(*std::ranges::min_element(now) > 0);
-}
-
 TEST_CASE("fold by scores refuses what cannot be", "[errors][fold]") {
   using Catch::Contains;
   CHECK_THROWS_WITH(fold{}.sharing(5), Contains("slots to share expected, 5 came"));

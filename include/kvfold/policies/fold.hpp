@@ -121,14 +121,13 @@ struct fold {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     if (pins == pin_rule::scores && queries.position == nullptr) {
-      // With all queries so far these are the scores of one pass; fewer leave a slot the largest
-      // that it had.
-      const bool all = queries.count + queries.before >= head.tokens_total();
+      // With all queries of the prompt so far these are the scores of one pass; a chunk's alone
+      // leave a slot the largest that it had.
       const auto score = state.column(prompt_score);
       std::vector<float> now(score.size());
       prompt_scores(head, queries.last(queries.count + queries.before), rope, {}, now);
       std::ranges::transform(score, now, score.begin(), [&](float held, float of_now) {
-        return all ? of_now : std::max(held, of_now);
+        return queries.before == 0 ? std::max(held, of_now) : of_now;
       });
     }
     memory_of(head, state)
