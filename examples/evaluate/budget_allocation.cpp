@@ -90,7 +90,7 @@ std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, i
       // fold has clusters beside its pins; the others one slot more than what they protect, which
       // no policy can do without.
       const index_t least = p.min_budget();
-      const index_t sinks = std::min(least, index_t{4});
+      const index_t sinks = std::min(least - 1, index_t{4});
       const index_t latest = p.visit([&](const auto& one) {
         if constexpr (requires { one.slots_beside_pins(); }) {
           return one.prompt_recent;
