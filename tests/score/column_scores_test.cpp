@@ -46,18 +46,6 @@ oracle::combine as_oracle(group_combine c) {
                                     : oracle::combine::max;
 }
 
-template <class Query>
-oracle::tensor as_oracle(const query_view<Query>& q, index_t group, index_t dim) {
-  oracle::tensor all;
-  for (index_t i = 0; i < q.count; ++i) {
-    all.emplace_back();
-    for (index_t g = 0; g < group; ++g) {
-      all.back().push_back(fixtures::to_mat(q.at(g, i), 1, dim)[0]);
-    }
-  }
-  return all;
-}
-
 /// LAW: in one pass all three sums are the oracle's, each is the same asked for alone, and columns
 /// sum up to one for each query head that sees a slot.
 template <class Query>
@@ -73,10 +61,11 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
     positions.push_back(queries.position_of(i, head.tokens_total()));
     seeing += std::ranges::any_of(h.slots, [&](auto& s) { return s.position <= positions.back(); });
   }
-  const auto theirs = oracle::column_scores(h, as_oracle(queries, group, head.dim()), positions,
-                                            {.window = options.window,
-                                             .decay = static_cast<double>(options.decay),
-                                             .group = as_oracle(options.combine)});
+  const auto theirs =
+      oracle::column_scores(h, fixtures::to_tensor(queries, group, head.dim()), positions,
+                            {.window = options.window,
+                             .decay = static_cast<double>(options.decay),
+                             .group = as_oracle(options.combine)});
   sums ours = scores(head, queries, options);
   CHECK(off(ours.total, theirs.total, 1) < 1e-5);
   CHECK(off(ours.window, theirs.last, 1) < 1e-5);

@@ -24,18 +24,6 @@ std::vector<float> scores(const kvfold::kv_head auto& head, const query_view<Que
 }
 
 template <class Query>
-oracle::tensor as_oracle(const query_view<Query>& q, index_t group, index_t dim) {
-  oracle::tensor all;
-  for (index_t i = 0; i < q.count; ++i) {
-    all.emplace_back();
-    for (index_t g = 0; g < group; ++g) {
-      all.back().push_back(fixtures::to_mat(q.at(g, i), 1, dim)[0]);
-    }
-  }
-  return all;
-}
-
-template <class Query>
 std::vector<int> positions_of(const kvfold::kv_head auto& head, const query_view<Query>& queries) {
   std::vector<int> p;
   for (index_t i = 0; i < queries.count; ++i) {
@@ -64,7 +52,7 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
   INFO(head.length() << " slots, " << queries.count << " queries, group of " << group << ", dim "
                      << head.dim());
   const oracle::head h = fixtures::to_oracle(head);
-  const auto q = as_oracle(queries, group, head.dim());
+  const auto q = fixtures::to_tensor(queries, group, head.dim());
   const auto positions = positions_of(head, queries);
   const oracle::mat own = oracle::foresight_max::own_log_sums(h, q, positions);
   std::vector<float> log_sum_exp;

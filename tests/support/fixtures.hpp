@@ -71,6 +71,19 @@ kvfold::cache<Scalar> random_cache(index_t tokens, index_t dim, index_t group, i
   return kv;
 }
 
+/// `[queries, group, dim]`, wherever they lie.
+template <class Query>
+oracle::tensor to_tensor(const kvfold::query_view<Query>& q, index_t group, index_t dim) {
+  oracle::tensor all;
+  for (index_t i = 0; i < q.count; ++i) {
+    all.emplace_back();
+    for (index_t g = 0; g < group; ++g) {
+      all.back().push_back(to_mat(q.at(g, i), 1, dim)[0]);
+    }
+  }
+  return all;
+}
+
 /// Queries `[n, group, dim]` of one head, for both sides.
 struct queries {
   index_t count, group, dim;
@@ -81,13 +94,7 @@ struct queries {
   kvfold::query_view<float> view() const {
     return kvfold::prompt_queries(data.data(), count, 1, group, dim);
   }
-  oracle::tensor tensor() const {
-    oracle::tensor t;
-    for (index_t i = 0; i < count; ++i) {
-      t.push_back(to_mat(data.data() + std::ptrdiff_t{i} * group * dim, group, dim));
-    }
-    return t;
-  }
+  oracle::tensor tensor() const { return to_tensor(view(), group, dim); }
 };
 
 /// Every bit of a head: keys, values, log-mass, positions of the slots in use.
