@@ -1,9 +1,6 @@
-// The code of docs/adopting.md: an engine with its own memory and attention, in four layouts. The
-// last test holds that the guide shows what is tested here.
+// The code of docs/adopting.md: an engine with its own memory and attention, in four layouts.
 #include <catch2/catch.hpp>
-#include <fstream>
 #include <numeric>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,7 +9,6 @@
 #include "kvfold/policies/zsmerge.hpp"
 #include "kvfold/state.hpp"
 #include "support/own_engine.hpp"
-#include "support/paths.hpp"
 
 namespace {
 
@@ -277,78 +273,4 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
       CHECK(head.position(s) > head.position(s - 1));  // nothing took an older one's place
     }
   }
-}
-
-TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
-  const text x;
-  const int layers = 2, requests = 3;
-  kvfold::cache<float> kv(  // heads: [layer, request, head]
-      {.heads = layers * requests * heads, .group = group, .dim = dim, .capacity = 26});
-  const kvfold::h2o policy{.recent = 0.25F};
-  const kvfold::budget budget{.target = 24};
-  kvfold::state state = kvfold::make_state(policy, kv);
-  std::vector<float> out(2 * heads * group * dim);
-  for (int t = 0; t < steps; ++t) {
-    const auto rows = [&](const float* of, std::size_t n) { return std::span(of, 2 * heads * n); };
-    const kvfold::step_input in{rows(x.query(t, 0), group * dim), rows(x.key(t, 0), dim),
-                                rows(x.value(t, 0), dim)};
-    const int active[] = {t % requests, (t + 1) % requests};  // two of the three
-
-    for (int layer = 0; layer < layers; ++layer) {
-      std::vector<kvfold::index_t> chosen;  // the layer's heads of the active requests
-      for (const int request : active) {
-        for (int h = 0; h < heads; ++h) {
-          chosen.push_back((layer * requests + request) * heads + h);
-        }
-      }
-      // in: rotated q [active, heads, group, dim], k and v [active, heads, dim], of this layer.
-      kvfold::step(policy, kv, state, chosen, in, budget, std::span(out));
-    }
-  }
-  CHECK(kv.head(0).length() == 24);
-
-  for (int layer = 0; layer < layers; ++layer) {
-    for (int h = 0; h < heads; ++h) {
-      const int first = layer * requests * heads + h;  // of request 0
-      copy(kv, state, first, first + heads);           // request 1 forks it
-      clear(kv, state, first);                         // request 0 has ended
-    }
-  }
-  CHECK((kv.head(0).length() == 0 && kv.head(heads).length() == 24));
-}
-
-TEST_CASE("the guide shows what is tested here", "[adopting]") {
-  // Lines without the white space around them, and without empty ones.
-  const auto lines = [](const std::string& file) {
-    std::ifstream in(file);
-    REQUIRE(in);
-    std::vector<std::string> all;
-    for (std::string line; std::getline(in, line);) {
-      const auto first = line.find_first_not_of(' ');
-      if (first != std::string::npos) {
-        all.push_back(line.substr(first));
-      }
-    }
-    return all;
-  };
-  const auto tested = lines(paths::source("tests/adopting_test.cpp")),
-             served = lines(paths::source("tests/serving_test.cpp")),
-             guide = lines(paths::docs("adopting.md"));
-  const auto is_in = [](const auto& all, auto begin, auto end) {
-    return std::search(all.begin(), all.end(), begin, end) != all.end();
-  };
-  int blocks = 0;
-  for (auto line = guide.begin(); line != guide.end(); ++line) {
-    if (*line != "```cpp") {
-      continue;
-    }
-    const auto begin = ++line;
-    line = std::find(begin, guide.end(), "```");
-    const bool shown = is_in(tested, begin, line) || is_in(served, begin, line);
-    INFO("the block that begins with: " << *begin);
-    CHECK(shown);
-    CHECK(line - begin <= 30);
-    ++blocks;
-  }
-  CHECK(blocks >= 10);
 }

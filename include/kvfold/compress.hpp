@@ -121,22 +121,6 @@ void observe(const P& p, kv_cache auto& kv, state& state, const query_view<Query
 
 // ---------------------------------------------------------------------------- compress
 
-namespace detail {
-
-/// Policies that measure need attention or queries before they decide.
-template <policy P>
-void expect_measured(const P& p, const kv_head auto& head, const head_state& state, bool queries,
-                     const budget& b) {
-  if (head.length() > b.target && traits::bounded(p)) {
-    expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
-            ": reference queries expected (or attention observed before), none came");
-    expects(!traits::plans_on_queries(p) || traits::decodes(p) || queries, p.name(),
-            ": reference queries expected, none came");
-  }
-}
-
-}  // namespace detail
-
 /// Brings one head to `b.target` slots, as it is measured so far; `queries` are for policies that
 /// plan on them.
 template <policy P, class Query = float>
@@ -195,22 +179,6 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
 }
 
 // ---------------------------------------------------------------------------- step
-
-/// Throws unless one more token fits into `head` under `b`.
-template <policy P>
-void check_step(const P& p, const kv_head auto& head, const budget& b) {
-  check(p, b, head.capacity());
-  expects(errc::unsupported, traits::decodes(p), p.name(),
-          ": compresses prompts only; decode with full_cache or another policy");
-  expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
-          ": room for one more token expected, all ", head.capacity(), " slots are in use");
-  detail::expect_pages(head, head.length(), head.length() + 1);
-  expects(errc::no_capacity, head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
-          ": positions end at int32");
-  expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
-          ": a capacity of at least ", b.trigger_length(),
-          " slots expected (the budget and the new token), ", head.capacity(), " came");
-}
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
 /// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot is removed, the new

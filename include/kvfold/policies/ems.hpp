@@ -157,10 +157,10 @@ struct ems {
     if (!with_position) {
       return std::nullopt;
     }
-    expect_no_log_mass(head);
+    detail::expect_no_log_mass(head);
     const detail::ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
-    const auto weight = entry_weight(tokens, detail::global_local(tokens, head.length()));
+    const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
     const index_t e = search::lowest_scored(head.length(), alone, ranked(head, weight));
     const search::near_slot centre = detail::ems_nearest(
         head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
@@ -183,7 +183,7 @@ struct ems {
                       key_comparison& comparison) const {
     if (with_position) {
       const detail::ems_table tokens(state, head.group());
-      const auto weight = entry_weight(tokens, detail::global_local(tokens, head.length()));
+      const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
       comparison.request(head,
                          search::lowest_scored(head.length(), protected_slots(head, sinks, window),
                                                ranked(head, weight)),
@@ -220,22 +220,6 @@ struct ems {
   }
 
  private:
-  /// The table counts tokens; log-mass would be another's account of them.
-  static void expect_no_log_mass(const kv_head auto& head) {
-    for (index_t s = 0; s < head.length(); ++s) {
-      expects(errc::unsupported, head.log_mass(s) == 0, "ems: no log-mass expected, ",
-              head.log_mass(s), " came");
-    }
-  }
-  /// Slot ↦ the sum of its tokens' scores.
-  template <class State, class Score>
-  static auto entry_weight(const detail::ems_table<State>& tokens, Score score) {
-    return [tokens, score](index_t s) {
-      float sum = 0;
-      tokens.each(s, [&](index_t t) { sum += score(t); });
-      return sum;
-    };
-  }
   /// Entries by weight; among equals the earlier token first, wherever in the head it lies.
   template <class Weight>
   static auto ranked(const kv_head auto& head, Weight weight) {
@@ -257,7 +241,7 @@ struct ems {
   template <class State, class Score>
   void plan(const kv_head auto& head, const detail::ems_table<State>& tokens, Score score,
             index_t target, float band, slot_scratch& work, merge_plan& out) const {
-    expect_no_log_mass(head);
+    detail::expect_no_log_mass(head);
     const index_t n = head.length();
     const auto size = static_cast<std::size_t>(n);
     auto& numbers = work.numbers;
@@ -268,11 +252,11 @@ struct ems {
                length_of_value = std::span(numbers).subspan(2 * size, size),
                keys = std::span(numbers).subspan(3 * size, turned);
     const auto alone = protected_slots(head, sinks, window);
+    const auto weight_of = detail::entry_weight(tokens, score);
     index_t centres = target;
     for (index_t s = 0; s < n; ++s) {
       const auto i = static_cast<std::size_t>(s);
-      weight[i] = 0;
-      tokens.each(s, [&](index_t t) { weight[i] += score(t); });
+      weight[i] = weight_of(s);
       length_of_key[i] = search::key_norm(head, s);
       length_of_value[i] = std::sqrt(score::dot(head.value(s), head.value(s), head.dim()));
       centres -= alone(s) ? 1 : 0;

@@ -260,18 +260,9 @@ struct keepkv {
 
   void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
                   merge_plan& out) const {
-    out.reset(head.length());
-    merge::for_each_row(work, [&](std::span<const index_t> members) {
-      if (members.size() == 1) {
-        return out.keep(members[0], head.log_mass(members[0]));
-      }
-      const detail::vote_merge made = merged(head, state, members);
-      for (const index_t s : members) {
-        const float w = made.share(log_weight(head, state, s));
-        out.add({s, made.key_scale * w, w});
-      }
-      out.end_row(made.log_mass);
-    });
+    detail::write_votes(
+        head, [&](std::span<const index_t> members) { return merged(head, state, members); },
+        [&](index_t s) { return log_weight(head, state, s); }, work, out);
   }
 
   /// S of the slot that `slot_of(0)` becomes with `slot_of(1 .. n−1)`: A − β. Code: of each query

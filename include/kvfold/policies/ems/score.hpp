@@ -61,6 +61,16 @@ std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State
   return s;
 }
 
+/// Slot ↦ the sum of its tokens' scores.
+template <class State, class Score>
+auto entry_weight(const ems_table<State>& tokens, Score score) {
+  return [tokens, score](index_t s) {
+    float sum = 0;
+    tokens.each(s, [&](index_t t) { sum += score(t); });
+    return sum;
+  };
+}
+
 }  // namespace detail
 }  // namespace v0
 }  // namespace kvfold

@@ -147,6 +147,14 @@ class ems_table {
   std::span<number> memory_, scratch_, places_;
 };
 
+/// The table counts tokens; log-mass would be another's account of them.
+void expect_no_log_mass(const kv_head auto& head) {
+  for (index_t s = 0; s < head.length(); ++s) {
+    expects(errc::unsupported, head.log_mass(s) == 0, "ems: no log-mass expected, ",
+            head.log_mass(s), " came");
+  }
+}
+
 }  // namespace detail
 }  // namespace v0
 }  // namespace kvfold
