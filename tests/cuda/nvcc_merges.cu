@@ -17,7 +17,7 @@ struct every_kernel {
     device_policy<d2o>::plan(d2o_rule{}, cache, state, {}, work, stream);
     device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
     device_policy<keepkv>::plan(keepkv_rule{}, cache, state, {}, work, stream);
-    merge_first(keepkv_rule{}, cache, state, 1, work, stream);
+    merge_first(keepkv_rule{}, cache, state, {}, work, stream);
     estimate<Scalar, 128>(keepkv_rule{}, cache, state, queries, stream);
     estimate<Scalar, 256>(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};

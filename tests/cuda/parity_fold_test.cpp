@@ -100,7 +100,7 @@ TEST_CASE("compress refuses fold's polish") {
 TEST_CASE("fold with pins by scores is refused on the device") {
   fold p;
   p.pins = fold::pin_rule::scores;
-  CHECK_THROWS_WITH(device_policy<fold>::rule(p, {32}, 8),
+  CHECK_THROWS_WITH(device_policy<fold>::rule(p, 8),
                     Catch::Contains("cuda fold: pins by leverage expected, by scores came"));
 }
 

@@ -47,7 +47,7 @@ struct oldest_rule : kvfold::cuda::no_rule {
 
 template <>
 struct kvfold::cuda::device_policy<oldest> : kvfold::cuda::evicting_policy {
-  static oldest_rule rule(const oldest&, const budget&, index_t) { return {}; }
+  static oldest_rule rule(const oldest&, index_t) { return {}; }
 };
 
 namespace kvfold::cuda {

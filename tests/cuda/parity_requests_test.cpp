@@ -29,6 +29,7 @@ struct server {
   device_buffer<unsigned char> memory, work;
   state_view state;
   device_buffer<float> q, k, v, out, asked;
+  uneven_budgets budgets;  // 20, 17, 14 and 11 slots
 
   explicit server(const Policy& p)
       : policy(p),
@@ -40,7 +41,8 @@ struct server {
         k(number(1)),
         v(number(1)),
         out(number(four.group)),
-        asked(number(four.group) * queries) {}
+        asked(number(four.group) * queries),
+        budgets({20}, 3, four.heads) {}
 
   static std::size_t number(index_t rows) {
     return static_cast<std::size_t>(four.heads * rows * four.dim);
@@ -58,14 +60,15 @@ struct server {
     };
     put(q, four.group, 0), put(k, 1, 1), put(v, 1, 2), put(asked, four.group * queries, 3);
   }
-  void step(const cache_view<float>& view, index_t target) {
-    cuda::step(policy, view, state, q.data(), new_tokens<float>{k.data(), v.data()}, {target},
-               out.data(), {work.data(), work.size()}, order());
+  void step(const cache_view<float>& view) {
+    cuda::step(policy, view, state, q.data(), new_tokens<float>{k.data(), v.data()},
+               budgets.limits(), out.data(), {work.data(), work.size()}, order());
   }
-  void compress(const cache_view<float>& view, index_t target) {
+  void compress(const cache_view<float>& view) {
     const std::ptrdiff_t member = queries * four.dim;
     const query_rows<float> rows{asked.data(), queries, member * four.group, member, four.dim};
-    cuda::compress(policy, view, state, rows, {target}, {work.data(), work.size()}, order());
+    cuda::compress(policy, view, state, rows, budgets.limits(), {work.data(), work.size()},
+                   order());
   }
   auto bytes() const {
     return std::vector{kv.keys.bytes(),     kv.values.bytes(), kv.log_mass.bytes(),
@@ -74,9 +77,10 @@ struct server {
   }
 };
 
-/// LAW: heads that are run some at a time, in any order of the list, get what they get all at once.
+/// LAW: heads that are run some at a time, in any order of the list, get what they get all at once,
+/// each under its own budget.
 template <class Policy>
-void check_active(const Policy& p, index_t target) {
+void check_active(const Policy& p) {
   INFO(p.name());
   const std::vector<index_t> all{0, 1, 2, 3}, first{2, 0}, second{1, 3};
   server<Policy> one(p), again(p);
@@ -99,35 +103,35 @@ void check_active(const Policy& p, index_t target) {
     }
     return same;
   };
-  both(0, [&](auto& s, const cache_view<float>& view) { s.compress(view, target); });
+  both(0, [&](auto& s, const cache_view<float>& view) { s.compress(view); });
   CHECK(one.bytes() == again.bytes());
   for (index_t t = 1; t < 10; ++t) {
-    CHECK(both(t, [&](auto& s, const cache_view<float>& view) { s.step(view, target); }));
+    CHECK(both(t, [&](auto& s, const cache_view<float>& view) { s.step(view); }));
   }
   CHECK(one.bytes() == again.bytes());
 
   const auto before = again.bytes();  // a request has ended, and none is left
-  again.step(again.kv.view().with_active(of_first.data(), 0), target);
+  again.step(again.kv.view().with_active(of_first.data(), 0));
   CHECK(again.bytes() == before);
   again.kv.check_guards();
   CHECK((again.memory.intact() && again.work.intact() && again.out.intact()));
 }
 
 TEST_CASE("some heads at a time") {
-  check_active(h2o{}, 20);
-  check_active(snapkv{.window = 6}, 20);
-  check_active(zsmerge{.residual = 2}, 20);
-  check_active(d2o{}, 20);
-  check_active(keepkv{}, 20);
-  check_active(kvmerger{}, 20);
-  check_active(ems{.window = 6}, 20);
-  check_active(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}}, 20);
+  check_active(h2o{});
+  check_active(snapkv{.window = 6});
+  check_active(zsmerge{.residual = 2});
+  check_active(d2o{});
+  check_active(keepkv{});
+  check_active(kvmerger{});
+  check_active(ems{.window = 6});
+  check_active(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}});
 }
 
 TEST_CASE("a list of more heads than there are is refused") {
   server<h2o> x(h2o{});
   device_buffer<index_t> list(std::vector<index_t>{0, 1, 2, 3, 0});
-  CHECK_THROWS_WITH(x.step(x.kv.view().with_active(list.data(), 5), 20),
+  CHECK_THROWS_WITH(x.step(x.kv.view().with_active(list.data(), 5)),
                     Catch::Contains("a list of 0 to 4 active heads expected, 5 came"));
 }
 

@@ -33,8 +33,8 @@ void check_made(const Policy& p) {
   const state_view state = make_state_view(p, kv.view(), {memory.data(), memory.size()}, order());
   const auto columns = traits::columns(p);
   REQUIRE(state.count == static_cast<index_t>(columns.size()));
-  const auto rule = detail::rule_of(p, {.target = 30}, shape.dim);
-  CHECK(decltype(detail::rule_of(p, {}, 0))::columns == state.count);
+  const auto rule = detail::rule_of(p, shape.dim);
+  CHECK(decltype(detail::rule_of(p, 0))::columns == state.count);
   CHECK(static_cast<std::size_t>(state.floats) ==
         traits::memory(p, shape.dim, shape.group, shape.capacity));
   if constexpr (requires { rule.memory(shape.dim, shape.group, shape.capacity); }) {

@@ -66,7 +66,10 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
     }
   }
   device_plan plan(heads, c.capacity), again(heads, c.capacity);
-  const sum_rule rule{.sinks = sinks, .recent = recent};
+  const index_t latest = target > 0 ? recent : 0;  // a share of the target
+  const sum_rule rule{
+      .sinks = sinks,
+      .recent = static_cast<float>(recent) / static_cast<float>(std::max(target, 1))};
   select(rule, kv.view(), kv.state, {.target = target}, plan.view(), order(seed));
   if (twice) {
     select(rule, kv.view(), kv.state, {.target = target}, again.view(), order(seed + 5));
@@ -88,7 +91,7 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
     std::vector<index_t> stays, rest;
     for (index_t s = 0; s < n; ++s) {
       const index_t p = kv.position[kv.at(h, s)];
-      (p < sinks || p > newest - recent ? stays : rest).push_back(s);
+      (p < sinks || p > newest - latest ? stays : rest).push_back(s);
     }
     std::stable_sort(rest.begin(), rest.end(), [&](index_t a, index_t b) {
       return rank(kv.column(0, h, a)) > rank(kv.column(0, h, b));
@@ -145,6 +148,27 @@ TEST_CASE("select waits for the trigger, and apply carries its plan out") {
     const index_t from = s < 4 ? s : s + 20;
     CHECK(kv.position[kv.at(0, s)] == from);
     CHECK(to_float(kv.key(0, s)[31]) == to_float(before.key(0, from)[31]));
+  }
+}
+
+TEST_CASE("select gives heads with budgets of their own what one for all gives") {
+  const cache_case c{.heads = 3, .capacity = 600, .dim = 8};
+  device_cache<float> kv(c, {600, 590, 31}, 9, {column_merge::sum});
+  const std::vector<budget> host{{.target = 500}, {.target = 9}, {.target = 30}};
+  device_buffer<budget> device(host);
+  const sum_rule rule{.recent = 0.25F};
+  device_plan own(3, c.capacity);
+  select(rule, kv.view(), kv.state, head_budgets(host, device.data()), own.view(), order());
+  for (index_t h = 0; h < c.heads; ++h) {
+    device_plan one(3, c.capacity);
+    select(rule, kv.view(), kv.state, host[static_cast<std::size_t>(h)], one.view(), order());
+    REQUIRE(own.rows[h] == host[static_cast<std::size_t>(h)].target);
+    REQUIRE(one.rows[h] == own.rows[h]);
+    bool same = true;
+    for (index_t r = 0; r < own.rows[h]; ++r) {
+      same = same && own.sources[kv.at(h, r)].source == one.sources[kv.at(h, r)].source;
+    }
+    CHECK(same);
   }
 }
 

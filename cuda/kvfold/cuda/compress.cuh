@@ -9,47 +9,51 @@
 namespace kvfold::cuda {
 
 /// After a prompt: measures every head on `queries` (none: as it is measured so far) and brings it
-/// to `budget.target` slots. Equals `kvfold::compress`. Lengths and plans stay on the device; what
-/// is launched depends on the policy alone. Refused: budgets that do not fit, and modes without a
-/// CUDA path; a policy without a `device_policy` does not compile.
-template <class Policy, class Scalar>
+/// to its target: one for all, `{.target = 205}`, or `head_budgets`. Equals `kvfold::compress`.
+/// Lengths and plans stay on the device; what is launched depends on the policy and the largest
+/// target. Refused: budgets that do not fit, and modes without a CUDA path; a policy without a
+/// `device_policy` does not compile.
+template <class Policy, class Scalar, budgets Budgets = budget>
 void compress(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-              const query_rows<Scalar>& queries, const budget& budget, workspace memory,
+              const query_rows<Scalar>& queries, const Budgets& limits, workspace memory,
               stream stream) {
   check(cache);
   expects(
       queries.count >= 0 && queries.before >= 0 && (queries.count == 0 || queries.data != nullptr),
       "cuda compress: queries, and a count before them from 0 expected, ", queries.count, " and ",
       queries.before, " came");
-  const auto rule = detail::rule_of(policy, budget, cache.dim);
+  const auto rule = detail::rule_of(policy, cache.dim);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {
     policy.validate();
     detail::check_state(policy, rule, cache, state, "cuda compress");
-    expects(budget.target >= policy.min_budget() && budget.target <= cache.capacity,
-            "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
-            cache.capacity, " expected, ", budget.target, " came");
+    const head_budgets targets = head_budgets(limits).without_triggers();
+    targets.check(cache.heads, "cuda compress", [&](const budget& x) {
+      expects(x.target >= policy.min_budget() && x.target <= cache.capacity,
+              "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
+              cache.capacity, " expected, ", x.target, " came");
+    });
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(
         from, rule,
-        detail::shape_of(cache, detail::measured_queries(rule, queries.count), budget.target));
+        detail::shape_of(cache, detail::measured_queries(rule, queries.count),
+                         targets.most_target()));
     from.check("cuda compress");
-    const kvfold::budget limit{.target = budget.target};
     if constexpr (rule_type::observes) {
       if (queries.count > 0) {
         device::observe(policy, rule, cache, state, queries, work, stream);
       }
     }
     if constexpr (requires {
-                    device::plan_prompt(policy, rule, cache, state, queries, limit, work.plan,
+                    device::plan_prompt(policy, rule, cache, state, queries, targets, work.plan,
                                         stream);
                   }) {
       if (queries.count > 0) {
-        return device::plan_prompt(policy, rule, cache, state, queries, limit, work.plan, stream);
+        return device::plan_prompt(policy, rule, cache, state, queries, targets, work.plan, stream);
       }
     }
-    device::plan(rule, cache, state, limit, work.plan, stream);
+    device::plan(rule, cache, state, targets, work.plan, stream);
   }
 }
 

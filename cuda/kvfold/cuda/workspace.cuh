@@ -15,12 +15,12 @@ std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
 }
 
 /// Bytes of workspace for `compress` with `queries` queries a query head, and for `step`: the
-/// larger. One workspace may serve both, on one stream. `target`: of `compress`; 0: any. Of fold it
-/// takes much more.
+/// larger. One workspace may serve both, on one stream. `target`: the largest of `compress`; 0:
+/// any. Of fold it takes much more.
 template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                             index_t queries = 0, index_t target = 0) {
-  const auto rule = detail::rule_of(policy, budget{}, cache.dim);
+  const auto rule = detail::rule_of(policy, cache.dim);
   workspace_allocator prompt;
   detail::allocate_prompt(prompt, rule,
                           detail::shape_of(cache, detail::measured_queries(rule, queries),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/mirror.hpp"
+#include "cuda/uneven_budgets.hpp"
 #include "kvfold/cuda/compress.cuh"
 #include "kvfold/cuda/step.cuh"
 
@@ -11,7 +12,8 @@ namespace kvfold::cuda {
 struct prompt_case {
   index_t length = 70;   ///< of head 0; every further head has 9 less
   index_t queries = 70;  ///< the last of the prompt's own
-  index_t target = 24;
+  index_t target = 24;   ///< of head 0
+  index_t apart = 0;     ///< slots that the target of every further head is less (below 0: more)
   bool random = false;
   bool shuffled = false;   ///< slots in no order of positions
   bool nan = false;        ///< some scores from before are no numbers
@@ -123,13 +125,15 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   bool merged = false;
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
                         index_t target, bool plans) {
-    compress(p, twin.device.view(), twin.device.state, device, {target}, space, order(seed));
+    uneven_budgets budgets({target}, what.apart, c.heads);
+    compress(p, twin.device.view(), twin.device.state, device, budgets.limits(), space,
+             order(seed));
     workspace_allocator from(space);
     const auto made = detail::allocate_prompt(
-        from, detail::rule_of(p, budget{}, c.dim),
-        detail::shape_of(
-            twin.device.view(),
-            detail::measured_queries(detail::rule_of(p, budget{}, c.dim), device.count), target));
+        from, detail::rule_of(p, c.dim),
+        detail::shape_of(twin.device.view(),
+                         detail::measured_queries(detail::rule_of(p, c.dim), device.count),
+                         budgets.limits().most_target()));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {
@@ -137,8 +141,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       }
       kvfold::workspace work;
       observe(p, head, state[h], asked.of(h));
-      const bool changes = head.length() > target;
-      kvfold::compress(p, head, state[h], work, budget{target}, asked.of(h));
+      const bool changes = head.length() > budgets[h].target;
+      kvfold::compress(p, head, state[h], work, budgets[h], asked.of(h));
       if (plans && changes) {  // of rows of 16 bits, that were merged, the last may differ
         check_plan(work.plan, made.plan.plan, h, c.capacity,
                    merged && sizeof(Scalar) == 2 ? static_cast<float>(tolerance) : what.rounding);
@@ -149,7 +153,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   };
   both(seen, rows, what.target, traits::bounded(p));
   CHECK((memory.intact() && queries.intact() && positions.intact()));
-  compress(p, again.device.view(), again.device.state, rows, {what.target}, space, order(seed + 7));
+  uneven_budgets same({what.target}, what.apart, c.heads);
+  compress(p, again.device.view(), again.device.state, rows, same.limits(), space, order(seed + 7));
   CHECK(again.device.keys.bytes() == twin.device.keys.bytes());
   CHECK(again.device.columns.bytes() == twin.device.columns.bytes());
   CHECK(again.device.memory.bytes() == twin.device.memory.bytes());
@@ -157,7 +162,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   if (what.again > 0) {
     both(seen, rows, what.again, true);
   }
-  const budget limit{what.target, what.target + 2};
+  uneven_budgets budgets({what.target, what.target + 2}, what.apart, c.heads);
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> dq(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
@@ -171,9 +176,10 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
       }
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
-    kvfold::step(p, kv, state, {fq, fk, fv}, limit, fout);
+    kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     cuda::step(p, twin.device.view(), twin.device.state, dq.data(),
-               new_tokens<scalar>{k.data(), v.data()}, limit, out.data(), space, order(seed));
+               new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(), space,
+               order(seed));
     twin.check_same(kv, state, tolerance);
   }
   if (what.steps > 0) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/step_stream.hpp"
+#include "cuda/uneven_budgets.hpp"
 
 namespace kvfold::cuda {
 
@@ -14,12 +15,14 @@ inline float number(emulator::chance& random, data kind) {
              : static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
 }
 
-/// `steps` of decoding from a prompt of `prompt` tokens (per head one less), both ways.
+/// `steps` of decoding from a prompt of `prompt` tokens, both ways. Every further head begins with
+/// a token less than its budget says, which is `apart` slots less.
 template <class Scalar, class Policy>
 void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& limit, index_t steps,
-                 data kind, double tolerance, std::uint64_t seed) {
+                 data kind, double tolerance, std::uint64_t seed, index_t apart = 0) {
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << prompt
                 << ", target " << limit.target << ", seed " << seed);
+  uneven_budgets budgets(limit, apart, c.heads);
   emulator::chance random{seed};
   cache<Scalar> kv{
       {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
@@ -32,7 +35,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     return x;
   };
   for (index_t h = 0; h < c.heads; ++h) {
-    const index_t n = std::max(prompt - h, index_t{0});
+    const index_t n = std::max(prompt - h - apart * h, index_t{0});
     const auto k = scalars(n * c.dim), v = scalars(n * c.dim);
     kv.append(h, k, v);
     state[h].extend(n);
@@ -43,7 +46,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     }
   }
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
-    traits::after_compress(p, kv.head(h), state[h], limit.target);
+    traits::after_compress(p, kv.head(h), state[h], budgets[h].target);
   }
   using scalar = typename mirror<Scalar>::scalar;
   mirror<Scalar> twin(p, kv, state, c);
@@ -61,9 +64,9 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
       }
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
-    kvfold::step(p, kv, state, {fq, fk, fv}, limit, fout);
+    kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     cuda::step(p, twin.device.view(), twin.device.state, q.data(),
-               new_tokens<scalar>{k.data(), v.data()}, limit, out.data(),
+               new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(),
                {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));
     if (kind == data::integers) {
       INFO("step " << step);

@@ -4,6 +4,7 @@
 #include <type_traits>  // std::remove_cvref_t
 
 #include "kvfold/cuda/device/last_block.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/merge/slot_removals.cuh"
 #include "kvfold/cuda/score/attend_splits.cuh"
 #include "kvfold/cuda/score/combine_splits.cuh"
@@ -14,7 +15,8 @@ namespace kvfold::cuda::detail {
 /// Options of the second launch of a step.
 struct step_options {
   bool appended = false;  ///< the first launch put a new token behind the last slot
-  index_t target = 0;     ///< slots after the step; 0: no slot is removed here
+  bool removes = false;   ///< heads of one slot more than their targets lose one
+  head_budgets limits = {};
 };
 
 /// A block takes a share of a head's slots: every slot's probability from its logits, the group
@@ -57,10 +59,12 @@ struct observe_and_remove {
     const head_context head = context_of(
         cache, state, h, options.appended ? cache.tokens_total[h] : cache.tokens_total[h] - 1);
     const slot_tile own = slot_tile::of(tile, from.tiles, full ? 0 : n);
+    const index_t target = options.removes ? options.limits.of(h).target : 0;
+    const auto& mine = under_target(rule, target);
     if (options.appended) {
       begin_slot(head, h, own, n - 1);
     }
-    const unsigned stay = look_ahead(head, own);
+    const unsigned stay = look_ahead(mine, head, own);
     wait_for_previous();
     const auto ahead = first_logits(h, own.begin + thread_index(), own.end);
     if (Rule::observes || from.splits > 1) {
@@ -71,10 +75,11 @@ struct observe_and_remove {
         return;
       }
     }
-    const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
-                                     tile, from.tiles, observe(shared, head, h, own, stay, ahead));
+    const auto least =
+        best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile,
+                      from.tiles, observe(shared, mine, head, h, own, stay, ahead));
     if (least.last) {  // lengths change when all blocks of the head have read them
-      finish(shared, head, h, n, least.of == 0 ? -1 : least_slot(least.of));
+      finish(shared, mine, head, h, n, target, least.of == 0 ? -1 : least_slot(least.of));
     }
   }
 
@@ -95,7 +100,8 @@ struct observe_and_remove {
 
   /// A bit for each of the thread's slots that is protected, which observing does not change. The
   /// columns, which the first launch has pushed out of L2, are asked for.
-  KVFOLD_DEVICE unsigned look_ahead(const head_context& head, const slot_tile& own) const {
+  KVFOLD_DEVICE unsigned look_ahead(const Rule& mine, const head_context& head,
+                                    const slot_tile& own) const {
     unsigned stay = 0, bit = 1;
     for (index_t s = own.begin + thread_index(); s < own.end; s += threads, bit *= 2) {
       KVFOLD_ROLLED
@@ -103,7 +109,7 @@ struct observe_and_remove {
         prefetch(&head.column(c, s));
       }
       if constexpr (evicts_here) {
-        stay |= rule.is_protected(head, s) ? bit : 0U;
+        stay |= mine.is_protected(head, s) ? bit : 0U;
       }
     }
     return stay;
@@ -129,8 +135,8 @@ struct observe_and_remove {
 
   /// The block's slots: scores, and which slot would be evicted first. A slot's first logits,
   /// `ahead`, are on their way while the slot before is observed.
-  KVFOLD_DEVICE candidate observe(shared_memory& shared, const head_context& head, index_t h,
-                                  const slot_tile& own, unsigned stay,
+  KVFOLD_DEVICE candidate observe(shared_memory& shared, const Rule& mine, const head_context& head,
+                                  index_t h, const slot_tile& own, unsigned stay,
                                   vector_16<float> ahead) const {
     const auto probability = [&](index_t g, float l) {
       return exp2_approx((l - shared.softmax.max[g]) * log2_e) * shared.softmax.inverse[g];
@@ -139,20 +145,20 @@ struct observe_and_remove {
     KVFOLD_ROLLED
     for (index_t s = own.begin + thread_index(); s < own.end; s += threads, stay /= 2) {
       if constexpr (shares_entries<Rule>) {
-        rule.observe_entry(cache, state, h, s, logits_at(h, s), probability);
+        mine.observe_entry(cache, state, h, s, logits_at(h, s), probability);
       } else if constexpr (seeks_logits<Rule>) {
-        rule.observe_logits(head, s, logits_at(h, s), cache.group);
+        mine.observe_logits(head, s, logits_at(h, s), cache.group);
       } else if constexpr (by_probability) {
         const auto now = ahead;
         ahead = first_logits(h, s + threads, own.end);
-        rule.observe(head, s, of_group(h, s, now, probability));
+        mine.observe(head, s, of_group(h, s, now, probability));
       }
       if constexpr (evicts_here) {
-        const candidate c = least_candidate(rule.order(head, s), s);
+        const candidate c = least_candidate(mine.order(head, s), s);
         best = stay % 2 == 0 && c > best ? c : best;
       }
     }
-    return options.target > 0 ? best : candidate{0};
+    return options.removes ? best : candidate{0};
   }
   /// A slot's probabilities as one number, four query heads at once.
   template <class Probability>
@@ -175,14 +181,14 @@ struct observe_and_remove {
   }
 
   /// One block, when all of the head is observed.
-  KVFOLD_DEVICE void finish(shared_memory& shared, const head_context& head, index_t h, index_t n,
-                            index_t removed) const {
+  KVFOLD_DEVICE void finish(shared_memory& shared, const Rule& mine, const head_context& head,
+                            index_t h, index_t n, index_t target, index_t removed) const {
     const bool fresh = n > cache.length[h];  // else there was no room
-    bool removes =
-        Rule::evicts && fresh && options.target > 0 && n == options.target + 1 && removed >= 0;
+    const bool over = options.removes && fresh && n == target + 1;
+    bool removes = Rule::evicts && over && removed >= 0;
     if constexpr (remembers<Rule>) {
       if (fresh || !options.appended) {
-        rule.template remember<threads>(
+        mine.template remember<threads>(
             cache, state, h, queries + std::ptrdiff_t{place_of_block()} * cache.group * cache.dim,
             head.newest);
       }
@@ -190,12 +196,12 @@ struct observe_and_remove {
     if (thread_index() == 0) {
       from.tickets[h] = 0;  // for a third launch
       if (fresh || !options.appended) {
-        rule.observed(head);
+        mine.observed(head);
       }
     }
     if constexpr (shares_entries<Rule>) {  // other launches remove a slot
-      if (thread_index() == 0 && options.target > 0) {
-        from.victims[h] = fresh && n == options.target + 1 ? 0 : -1;
+      if (thread_index() == 0 && options.removes) {
+        from.victims[h] = over ? 0 : -1;
       }
       if (thread_index() == 0 && fresh) {
         count_slots(cache, h, n);
@@ -203,7 +209,7 @@ struct observe_and_remove {
       return;
     }
     if constexpr (seeks_nearest<Rule>) {
-      if (options.target > 0) {  // another launch finds the nearest
+      if (options.removes) {  // another launch finds the nearest
         if (thread_index() == 0) {
           from.victims[h] = removes ? removed : -1;
         }
@@ -212,7 +218,7 @@ struct observe_and_remove {
     }
     if constexpr (merges_removed<Rule>) {
       if (removes) {
-        removes = rule.merge_removed(shared.number, shared.best, cache, state, head, h, n, removed);
+        removes = mine.merge_removed(shared.number, shared.best, cache, state, head, h, n, removed);
       }
     }
     if (removes && removed != n - 1) {
@@ -221,8 +227,8 @@ struct observe_and_remove {
     const index_t left = removes ? n - 1 : n;
     if constexpr (merges_removed<Rule>) {
       sync_block();
-      if (options.target > 0 && left <= options.target) {
-        rule.after_compress(shared.number, shared.best, head, left);
+      if (options.removes && left <= target) {
+        mine.after_compress(shared.number, shared.best, head, left);
       }
     }
     if (thread_index() == 0 && fresh) {

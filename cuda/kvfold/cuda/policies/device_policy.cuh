@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "kvfold/budget.hpp"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
@@ -20,24 +20,23 @@ namespace kvfold::cuda {
 ///
 ///     template <>
 ///     struct kvfold::cuda::device_policy<my_policy> : kvfold::cuda::evicting_policy {
-///       static sum_rule rule(const my_policy& policy, const budget& limit, index_t dim) {
-///         return {policy.combine, policy.sinks, share_of(policy.recent, limit.target)};
+///       static sum_rule rule(const my_policy& policy, index_t dim) {
+///         return {policy.combine, policy.sinks, policy.recent};
 ///       }
 ///     };
 ///
 /// Static members, those of `evicting_policy` unless said otherwise:
 ///
-///     rule(policy, budget, dim)     the rule (score/rule.cuh); `kvfold::error` for modes
-///     without
-///                                   a CUDA path. Required
+///     rule(policy, dim)             the rule (score/rule.cuh); `kvfold::error` for modes without a
+///                                   CUDA path. Required
 ///     observe(policy, rule, cache, state, queries, prompt_memory, stream)
 ///                                   a prompt's attention into the state's columns, for rules that
 ///                                   observe
-///     plan(rule, cache, state, budget, plan_memory, stream)
-///                                   brings the heads that reach `budget` to its target
-///     plan_prompt(policy, rule, cache, state, queries, budget, plan_memory, stream)
+///     plan(rule, cache, state, head_budgets, plan_memory, stream)
+///                                   brings the heads that reach their budgets to the targets
+///     plan_prompt(policy, rule, cache, state, queries, head_budgets, plan_memory, stream)
 ///                                   the same after a prompt. Default: `plan`
-///     remove_one(rule, cache, state, budget, step_memory, stream)
+///     remove_one(rule, cache, state, head_budgets, step_memory, stream)
 ///                                   a step's launches after the second, which remove one slot.
 ///                                   Default: the second launch removes it
 template <class Policy>
@@ -58,11 +57,11 @@ constexpr void expect_on_device() {
                 "kvfold/cuda/policies/<its name>.cuh, or specialise kvfold::cuda::device_policy");
 }
 
-/// The rule of `policy` under `limit`, for rows of `dim`.
+/// The rule of `policy`, for rows of `dim`.
 template <class Policy>
-auto rule_of(const Policy& policy, const budget& limit, index_t dim) {
+auto rule_of(const Policy& policy, index_t dim) {
   expect_on_device<Policy>();
-  return device_policy<Policy>::rule(policy, limit, dim);
+  return device_policy<Policy>::rule(policy, dim);
 }
 
 /// A policy's columns; without any an empty array.
@@ -115,8 +114,8 @@ void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar
 /// launches.
 template <class Scalar, class Rule>
 void evict(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-           const budget& limit, const plan_memory& work, stream stream) {
-  select(rule, cache, state, limit, work.plan, stream);
+           const head_budgets& limits, const plan_memory& work, stream stream) {
+  select(rule, cache, state, limits, work.plan, stream);
   apply(work.plan, cache, state, stream);
 }
 
@@ -153,8 +152,8 @@ struct evicting_policy {
   }
   template <class Rule, class Scalar>
   static void plan(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, const detail::plan_memory& work, stream stream) {
-    detail::evict(rule, cache, state, limit, work, stream);
+                   const head_budgets& limits, const detail::plan_memory& work, stream stream) {
+    detail::evict(rule, cache, state, limits, work, stream);
   }
 };
 

@@ -10,7 +10,7 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<ems> {
-  static ems_rule rule(const ems& policy, const budget&, index_t dim) {
+  static ems_rule rule(const ems& policy, index_t dim) {
     return {policy.combine,
             policy.sinks,
             policy.window,
@@ -33,20 +33,21 @@ struct device_policy<ems> {
   }
   template <class Scalar>
   static void plan(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, const detail::ems_plan_memory& work, stream stream) {
-    detail::merge_entries(rule, cache, state, limit, false, work, stream);
+                   const head_budgets& limits, const detail::ems_plan_memory& work, stream stream) {
+    detail::merge_entries(rule, cache, state, limits, false, work, stream);
   }
   template <class Scalar>
   static void plan_prompt(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
-                          const state_view& state, const query_rows<Scalar>&, const budget& limit,
-                          const detail::ems_plan_memory& work, stream stream) {
-    detail::merge_entries(rule, cache, state, limit, true, work, stream);
+                          const state_view& state, const query_rows<Scalar>&,
+                          const head_budgets& limits, const detail::ems_plan_memory& work,
+                          stream stream) {
+    detail::merge_entries(rule, cache, state, limits, true, work, stream);
   }
   template <class Scalar>
   static void remove_one(const ems_rule& rule, const cache_view<Scalar>& cache,
-                         const state_view& state, const budget& limit,
+                         const state_view& state, const head_budgets& limits,
                          const detail::step_memory<ems_rule>& work, stream stream) {
-    detail::remove_entry(rule, cache, state, limit, work, stream);
+    detail::remove_entry(rule, cache, state, limits, work, stream);
   }
 };
 

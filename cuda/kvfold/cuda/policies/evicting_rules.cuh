@@ -23,9 +23,13 @@ struct sum_rule {
   static constexpr index_t columns = 1;
   static constexpr bool observes = true, evicts = true, merges = false;
   group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 0;
+  index_t sinks = 4;
+  float recent = 0;  ///< of the target
   float decay = 1;
   bool max = false;
+  index_t latest = 0;  ///< that share, in tokens
+
+  KVFOLD_DEVICE void of_target(index_t target) { latest = share_of(recent, target); }
 
   KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
     float& score = head.column(0, s);
@@ -33,7 +37,7 @@ struct sum_rule {
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{sinks, recent, head.newest}(head.position[s]);
+    return search::protection{sinks, latest, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.column(0, s));

@@ -11,7 +11,7 @@ namespace kvfold::cuda {
 template <>
 struct device_policy<fold> {
   /// Refused: pins by scores.
-  static fold_rule rule(const fold& policy, const budget&, index_t dim) {
+  static fold_rule rule(const fold& policy, index_t dim) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
     expects(errc::unsupported, policy.pins == fold::pin_rule::leverage,
@@ -31,18 +31,19 @@ struct device_policy<fold> {
   }
   template <class Scalar>
   static void plan(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, const detail::fold_plan_memory& work, stream stream) {
-    detail::fold_pairs(rule, cache, state, limit, work, stream);
+                   const head_budgets& limits, const detail::fold_plan_memory& work,
+                   stream stream) {
+    detail::fold_pairs(rule, cache, state, limits, work, stream);
   }
   /// Refused: a polish.
   template <class Scalar>
   static void plan_prompt(const fold& policy, const fold_rule& rule,
                           const cache_view<Scalar>& cache, const state_view& state,
-                          const query_rows<Scalar>& queries, const budget& limit,
+                          const query_rows<Scalar>& queries, const head_budgets& limits,
                           const detail::fold_plan_memory& work, stream stream) {
     expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
             " steps came");
-    detail::fold_clusters(rule, cache, state, queries, limit, work, stream);
+    detail::fold_clusters(rule, cache, state, queries, limits, work, stream);
   }
 };
 

@@ -8,7 +8,7 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<full_cache> {
-  static no_rule rule(const full_cache&, const budget&, index_t) { return {}; }
+  static no_rule rule(const full_cache&, index_t) { return {}; }
 };
 
 }  // namespace kvfold::cuda

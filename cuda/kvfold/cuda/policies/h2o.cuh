@@ -9,8 +9,8 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<h2o> : evicting_policy {
-  static sum_rule rule(const h2o& policy, const budget& limit, index_t) {
-    return {policy.combine, policy.sinks, share_of(policy.recent, limit.target)};
+  static sum_rule rule(const h2o& policy, index_t) {
+    return {policy.combine, policy.sinks, policy.recent};
   }
 };
 

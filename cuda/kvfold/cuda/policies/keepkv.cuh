@@ -11,11 +11,10 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<keepkv> {
-  static keepkv_rule rule(const keepkv& policy, const budget& limit, index_t) {
+  static keepkv_rule rule(const keepkv& policy, index_t) {
     expects(policy.variant == keepkv::mode::paper,
             "cuda keepkv: the paper's mode expected, the code's came");
-    return {group_combine::sum, policy.sinks, share_of(policy.recent, limit.target),
-            policy.similarity, policy.decay};
+    return {group_combine::sum, policy.sinks, policy.recent, policy.similarity, policy.decay};
   }
   template <class Scalar>
   static void observe(const keepkv& policy, const keepkv_rule& rule,
@@ -31,28 +30,28 @@ struct device_policy<keepkv> {
   /// Six launches.
   template <class Scalar>
   static void plan(const keepkv_rule& rule, const cache_view<Scalar>& cache,
-                   const state_view& state, const budget& limit, const detail::plan_memory& work,
-                   stream stream) {
-    detail::select_into(work.divided, rule, cache, state, limit, stream);
+                   const state_view& state, const head_budgets& limits,
+                   const detail::plan_memory& work, stream stream) {
+    detail::select_into(work.divided, rule, cache, state, limits, stream);
     detail::match_divided(cosine_similarity{}, cache, work, stream);
     detail::write_rows(cache, state, work.divided, work.plan, detail::join_above{rule.similarity},
-                       detail::vote_weights{}, limit.target, stream);
+                       detail::vote_weights{}, limits.most_target(), stream);
     apply(work.plan, cache, state, stream);
   }
   template <class Scalar>
   static void plan_prompt(const keepkv& policy, const keepkv_rule& rule,
                           const cache_view<Scalar>& cache, const state_view& state,
-                          const query_rows<Scalar>&, const budget& limit,
+                          const query_rows<Scalar>&, const head_budgets& limits,
                           const detail::plan_memory& work, stream stream) {
     if (policy.merge_first) {
-      detail::merge_first(rule, cache, state, limit.target, work, stream);
+      detail::merge_first(rule, cache, state, limits, work, stream);
     } else {
-      plan(rule, cache, state, limit, work, stream);
+      plan(rule, cache, state, limits, work, stream);
     }
   }
   template <class Scalar>
   static void remove_one(const keepkv_rule& rule, const cache_view<Scalar>& cache,
-                         const state_view& state, const budget&,
+                         const state_view& state, const head_budgets&,
                          const detail::step_memory<keepkv_rule>& work, stream stream) {
     detail::remove_nearest(rule, cache, state, work.partial, stream);
   }

@@ -9,7 +9,7 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<snapkv> : evicting_policy {
-  static window_rule rule(const snapkv& policy, const budget&, index_t) {
+  static window_rule rule(const snapkv& policy, index_t) {
     return {policy.combine, policy.sinks, policy.window};
   }
   template <class Scalar>

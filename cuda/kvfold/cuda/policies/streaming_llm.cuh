@@ -9,7 +9,7 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<streaming_llm> : evicting_policy {
-  static position_rule rule(const streaming_llm& policy, const budget&, index_t) {
+  static position_rule rule(const streaming_llm& policy, index_t) {
     expects(policy.positions == streaming_llm::position_mode::original,
             "cuda streaming_llm: original positions expected, cache_index came");
     return {{}, policy.sinks};

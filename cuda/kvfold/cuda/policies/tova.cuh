@@ -9,7 +9,7 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<tova> : evicting_policy {
-  static sum_rule rule(const tova& policy, const budget&, index_t) {
+  static sum_rule rule(const tova& policy, index_t) {
     return {policy.combine, policy.sinks, 0, 0.0F};
   }
   /// The latest query alone.

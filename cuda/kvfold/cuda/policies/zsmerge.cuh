@@ -11,13 +11,11 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<zsmerge> {
-  static zsmerge_rule rule(const zsmerge& policy, const budget& limit, index_t) {
-    const index_t share = share_of(policy.proximity, limit.target), ring = share < 2 ? 2 : share;
+  static zsmerge_rule rule(const zsmerge& policy, index_t) {
     return {policy.combine,
             policy.sinks,
-            ring,
+            policy.proximity,
             policy.residual,
-            limit.target - ring - policy.residual,
             policy.decay,
             policy.alpha,
             policy.new_token_competes,
@@ -35,16 +33,17 @@ struct device_policy<zsmerge> {
   /// Seven launches.
   template <class Scalar>
   static void plan(const zsmerge_rule& rule, const cache_view<Scalar>& cache,
-                   const state_view& state, const budget& limit, const detail::plan_memory& work,
-                   stream stream) {
+                   const state_view& state, const head_budgets& limits,
+                   const detail::plan_memory& work, stream stream) {
     const extent heads{cache.blocks()};
-    detail::select_into(work.divided, rule, cache, state, limit, stream);
-    launch(detail::place_residuals<Scalar>{cache, state, rule, work.divided}, heads, stream);
+    detail::select_into(work.divided, rule, cache, state, limits, stream);
+    launch(detail::place_residuals<Scalar>{cache, state, rule, limits, work.divided}, heads,
+           stream);
     detail::match_divided(dot_similarity{}, cache, work, stream);
     detail::write_rows(cache, state, work.divided, work.plan, detail::join_all{},
-                       detail::residual_weights{rule.alpha}, limit.target, stream);
+                       detail::residual_weights{rule.alpha}, limits.most_target(), stream);
     apply(work.plan, cache, state, stream);
-    launch(detail::fix_residuals<Scalar>{cache, state, rule, limit.target}, heads, stream);
+    launch(detail::fix_residuals<Scalar>{cache, state, rule, limits}, heads, stream);
   }
 };
 

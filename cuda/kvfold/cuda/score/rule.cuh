@@ -1,6 +1,6 @@
 /// What the kernels know of a policy, a *rule*: how a probability enters a slot's score, which
-/// slots are protected, in what order the others are evicted. A rule is numbers; the policy's
-/// budget is already in them.
+/// slots are protected, in what order the others are evicted. A rule is numbers; those that depend
+/// on a head's budget are made where it is run, `rule.of_target(target)`.
 #pragma once
 
 #include "kvfold/cuda/memory/head_context.cuh"
@@ -84,10 +84,25 @@ KVFOLD_DEVICE float combined(group_combine how, index_t group, Of of) {
   return kvfold::score::of_group(how, a, group);
 }
 
-/// The rule for a plan of this head's `n` slots: what it depends on is counted by the block.
+/// The rule of a head that is to hold `target` slots: the same, or a copy with what depends on
+/// them.
+template <class Rule>
+KVFOLD_DEVICE decltype(auto) under_target(const Rule& rule, [[maybe_unused]] index_t target) {
+  if constexpr (requires(Rule its) { its.of_target(target); }) {
+    Rule its = rule;
+    its.of_target(target);
+    return its;
+  } else {
+    return (rule);
+  }
+}
+
+/// The rule for a plan of this head's `n` slots, `target` of which stay: what it depends on is
+/// counted by the block.
 template <class Rule, index_t Threads>
-KVFOLD_DEVICE Rule prepared(Rule rule, of_warps<index_t, Threads>& shared, const head_context& head,
-                            index_t n) {
+KVFOLD_DEVICE Rule prepared(const Rule& any, index_t target, of_warps<index_t, Threads>& shared,
+                            const head_context& head, index_t n) {
+  Rule rule = under_target(any, target);
   if constexpr (requires { rule.of_length(n); }) {
     rule.of_length(n);
   }

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
-#include "kvfold/cuda/memory/head_context.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -12,6 +13,7 @@ namespace kvfold::cuda::detail {
 template <class Rule>
 struct protected_rows {
   Rule rule;
+  KVFOLD_DEVICE void of_target(index_t target) { rule.of_target(target); }
   KVFOLD_DEVICE bool operator()(const head_context& head, index_t s, index_t) const {
     return rule.is_protected(head, s);
   }
@@ -35,18 +37,19 @@ struct drop_rows {
 
   cache_view<Scalar> cache;
   state_view state;
-  Protected is_protected;
+  Protected any;
   keep_evict_partition of;
-  index_t target;
+  head_budgets limits;
   const float* weight;  // [heads, capacity] of the anchors
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
+    const index_t n = cache.length[h], target = limits.of(h).target;
     if (of.rows[h] <= target) {
       return;
     }
-    const index_t n = cache.length[h];
+    const auto& is_protected = under_target(any, target);
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     index_t* const into = of.into + cache.slot(h, 0);
     index_t* const drops = of.nearest.into + cache.slot(h, 0);

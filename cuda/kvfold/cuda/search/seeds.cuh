@@ -1,6 +1,7 @@
 /// Farthest-first seeds of clusters.
 #pragma once
 
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 
 namespace kvfold::cuda::detail {
@@ -28,7 +29,7 @@ struct farthest_first {
   centre_rows seeds;
   float* distance;          // [heads, capacity] by place in the list of removed slots
   index_t* seeds_compared;  // [heads, capacity] how many; −1: it is a seed
-  index_t target;
+  head_budgets limits;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -37,7 +38,8 @@ struct farthest_first {
       return;
     }
     const index_t* const list = of.removed + cache.slot(h, 0);
-    const index_t size = of.removed_count[h], count = target - of.kept_count[h];
+    const index_t size = of.removed_count[h];
+    const index_t count = limits.of(h).target - of.kept_count[h];
     for (index_t e = thread_index(); e < size; e += threads) {
       const bool any = of.nearest.into[cache.slot(h, e)] >= 0;
       const float d =

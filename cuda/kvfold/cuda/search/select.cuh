@@ -1,8 +1,8 @@
 /// Which slots are kept: the protected, then the best of the rest, as a plan or as device lists.
 #pragma once
 
-#include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/score/rule.cuh"
 
@@ -47,13 +47,14 @@ struct select_slots {
   cache_view<Scalar> cache;
   state_view state;
   Rule rule;
-  budget limit;
+  head_budgets limits;
   To to;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h];
+    const budget limit = limits.of(h);
     if (!limit.reached(n)) {
       if (thread_index() == 0) {
         to.none(h);
@@ -61,7 +62,7 @@ struct select_slots {
       return;
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
-    const Rule mine = prepared(rule, shared.number, head, n);
+    const Rule mine = prepared(rule, limit.target, shared.number, head, n);
     index_t stay = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       stay += mine.is_protected(head, s) ? 1 : 0;
@@ -120,26 +121,28 @@ struct select_slots {
 
 template <class Scalar, class Rule, class To>
 void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
-                 const state_view& state, const budget& limit, stream stream) {
+                 const state_view& state, const head_budgets& limits, stream stream) {
   static_assert(Rule::evicts, "kvfold::cuda: a rule that evicts expected");
-  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limit, to}, {cache.blocks()}, stream);
+  launch(select_slots<Scalar, Rule, To>{cache, state, rule, limits, to}, {cache.blocks()}, stream);
 }
 
 }  // namespace detail
 
-/// The plan of an eviction, for every head that holds more than `limit.target` slots and at least
-/// `limit.trigger`: the slots for which `rule.is_protected`, then those of the highest
+/// The plan of an eviction, for every head that holds more slots than its budget's target and at
+/// least its trigger: the slots for which `rule.is_protected`, then those of the highest
 /// `rule.order`, ties to the lower slot, NaN last. Other heads get `rows` −1: they stay. Equals
 /// `kvfold::evict`. One launch; protected slots beyond the target all stay. Rows are single slots,
 /// as they are.
-template <class Scalar, class Rule>
+template <class Scalar, class Rule, budgets Budgets = budget>
 void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-            const budget& limit, const plan_view& plan, stream stream) {
+            const Budgets& limits, const plan_view& plan, stream stream) {
   check(cache), check(plan, "cuda select");
   detail::check_rule(rule, cache, state, "cuda select");
-  expects(limit.target >= 0, "cuda select: a target of at least 0 expected, ", limit.target,
-          " came");
-  detail::select_into(detail::evictions{plan}, rule, cache, state, limit, stream);
+  const head_budgets checked = limits;
+  checked.check(cache.heads, "cuda select", [](const budget& x) {
+    expects(x.target >= 0, "cuda select: a target of at least 0 expected, ", x.target, " came");
+  });
+  detail::select_into(detail::evictions{plan}, rule, cache, state, checked, stream);
 }
 
 }  // namespace kvfold::cuda

@@ -17,6 +17,7 @@ struct d2o_rule : sum_rule {
 
   /// Floats of the state's memory, a head.
   static std::size_t memory(index_t, index_t, index_t) { return 2; }
+  KVFOLD_DEVICE void of_target(index_t target) { sum_rule::of_target(target - sinks); }
   /// eq. 10: the threshold after `m` was measured.
   KVFOLD_DEVICE float next_threshold(const head_context& head, float m) const {
     return kvfold::detail::d2o_threshold(

@@ -1,7 +1,7 @@
 /// EMS: attention over entries that tokens share, and what it adds to the tokens' scores.
 #pragma once
 
-#include "kvfold/budget.hpp"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/policies/ems/rule.cuh"
 #include "kvfold/cuda/score/queries.cuh"
 
@@ -18,7 +18,7 @@ struct measure_entries {
   cache_view<Scalar> cache;
   state_view state;
   ems_rule rule;
-  budget limit;
+  head_budgets limits;
   float *key_length, *value_length;  // [heads, capacity], or null: norms alone
   float* turned;                     // [heads, capacity, pitch], or null
   index_t pitch;
@@ -28,7 +28,7 @@ struct measure_entries {
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
     const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
-    if (!limit.reached(n)) {
+    if (!limits.of(h).reached(n)) {
       return;
     }
     const auto keys = cache.keys.of(h), values = cache.values.of(h);

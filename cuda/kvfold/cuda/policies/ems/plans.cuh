@@ -13,9 +13,9 @@ namespace kvfold::cuda::detail {
 
 template <class Scalar>
 void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, const entry_scratch& to, stream stream) {
+                   const head_budgets& limits, const entry_scratch& to, stream stream) {
   using measure = measure_entries<Scalar>;
-  launch(measure{cache, state, rule, limit, to.key_length, to.value_length, to.turned, to.pitch,
+  launch(measure{cache, state, rule, limits, to.key_length, to.value_length, to.turned, to.pitch,
                  cache.aligned()},
          {cache.blocks(),
           static_cast<unsigned>((cache.capacity + measure::slots - 1) / measure::slots)},
@@ -57,17 +57,17 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
          {heads, shares(cache.capacity, credit::slots)}, stream);
 }
 
-/// Brings every head that reaches `limit` to `limit.target` slots; `prompt`: as after one. Eight
-/// launches.
+/// Brings every head that reaches its budget to its target; `prompt`: as after one. Eight launches.
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const budget& limit, bool prompt, const ems_plan_memory& work, stream stream) {
+                   const head_budgets& limits, bool prompt, const ems_plan_memory& work,
+                   stream stream) {
   const extent heads{cache.blocks()};
   const keep_evict_partition& d = work.divided;
   const entry_scratch& own = work.entries;
-  measure_slots(rule, cache, state, limit, own, stream);
-  launch(weigh_entries<Scalar>{cache, state, rule, limit, own, prompt, nullptr}, heads, stream);
-  launch(divide_entries<Scalar>{cache, state, rule, limit, own, d, prompt}, heads, stream);
+  measure_slots(rule, cache, state, limits, own, stream);
+  launch(weigh_entries<Scalar>{cache, state, rule, limits, own, prompt, nullptr}, heads, stream);
+  launch(divide_entries<Scalar>{cache, state, rule, limits, own, d, prompt}, heads, stream);
   const auto match = [&](auto kernel) {
     constexpr index_t rows = decltype(kernel)::shape::rows;
     launch(kernel, {heads.x, static_cast<unsigned>((cache.capacity + rows - 1) / rows)}, stream);
@@ -78,7 +78,7 @@ void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
     match(most_redundant<Scalar, float>{cache, own, d, cache.aligned()});
   }
   write_rows(cache, state, d, work.plan, join_above{rule.threshold},
-             entry_weights{own.weight, own.key_length}, limit.target, stream);
+             entry_weights{own.weight, own.key_length}, limits.most_target(), stream);
   launch(carry_entries<Scalar>{cache, state, rule, work.plan, own}, heads, stream);
   apply(work.plan, cache, state, stream);
 }

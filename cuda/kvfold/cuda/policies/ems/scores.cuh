@@ -23,7 +23,7 @@ struct weigh_entries {
   cache_view<Scalar> cache;
   state_view state;
   ems_rule rule;
-  budget limit;
+  head_budgets limits;
   entry_scratch to;
   bool prompt;
   index_t* victims;  // [heads] of a step, not −1: a slot is wanted; null: a plan
@@ -32,7 +32,7 @@ struct weigh_entries {
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h];
-    if (victims != nullptr ? victims[h] < 0 : !limit.reached(n)) {
+    if (victims != nullptr ? victims[h] < 0 : !limits.of(h).reached(n)) {
       return;
     }
     const entry_table tokens =
@@ -139,7 +139,7 @@ struct divide_entries {
   cache_view<Scalar> cache;
   state_view state;
   ems_rule rule;
-  budget limit;
+  head_budgets limits;
   entry_scratch from;
   keep_evict_partition to;
   bool prompt;  // what is beyond the band goes
@@ -147,8 +147,8 @@ struct divide_entries {
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h];
-    if (!limit.reached(n)) {
+    const index_t n = cache.length[h], target = limits.of(h).target;
+    if (!limits.of(h).reached(n)) {
       if (thread_index() == 0) {
         to.none(h);
       }
@@ -179,11 +179,10 @@ struct divide_entries {
     const index_t* const ranked =
         block_sort(shared.sort, by_position, by_position == order ? spare : order, others, ~0U,
                    [&](index_t s) { return ~ordered(weight[s]); });
-    const index_t centres = limit.target - (n - others);
+    const index_t centres = target - (n - others);
     const float band = prompt ? rule.gamma - 1 : static_cast<float>(n);
     const double wanted = static_cast<double>(band) * centres + 0.5;
-    const index_t most = n - limit.target,
-                  merged = wanted < most ? static_cast<index_t>(wanted) : most;
+    const index_t most = n - target, merged = wanted < most ? static_cast<index_t>(wanted) : most;
     for (index_t i = thread_index(); i < centres + merged; i += threads) {
       if (i < centres) {
         to.keep(cache, h, ranked[i], i);

@@ -184,9 +184,9 @@ struct remove_into_centre {
 /// Two launches, for the heads that the step runs.
 template <class Scalar>
 void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                  const budget& limit, const step_memory<ems_rule>& work, stream stream) {
+                  const head_budgets& limits, const step_memory<ems_rule>& work, stream stream) {
   const auto heads = cache.blocks();
-  launch(weigh_entries<Scalar>{cache, state, rule, limit, work.plan.entries, false,
+  launch(weigh_entries<Scalar>{cache, state, rule, limits, work.plan.entries, false,
                                work.partial.victims},
          {heads}, stream);
   launch(remove_into_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,

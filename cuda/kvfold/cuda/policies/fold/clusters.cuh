@@ -82,7 +82,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
 /// eight to fit values.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const query_rows<Scalar>& reference, const budget& limit,
+                   const query_rows<Scalar>& reference, const head_budgets& limits,
                    const fold_plan_memory& work, stream stream) {
   const auto heads = cache.blocks();
   const auto shares = [](index_t n, index_t of) {
@@ -101,8 +101,8 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          {heads}, stream);
   using moments = add_moments<Scalar>;
   const extent rows{heads, shares(cache.dim, moments::rows)};
-  launch(moments{cache, memory, rule.turn, limit, d.rows}, rows, stream);
-  launch(moments{cache, all, rule.turn, limit, d.rows}, rows, stream);
+  launch(moments{cache, memory, rule.turn, limits, d.rows}, rows, stream);
+  launch(moments{cache, all, rule.turn, limits, d.rows}, rows, stream);
   launch(invert_covariance<Scalar>{cache, all, memory, d.rows, own.factor, options.leverage_ridge},
          {heads}, stream);
   using leverage = measure_leverage<Scalar>;
@@ -111,8 +111,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          stream);
   launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage, more.least},
          {heads}, stream);
-  select_into(d, pin_rule{rule, own.leverage, more.least, limit.target, false}, cache, state, limit,
-              stream);
+  select_into(d, pin_rule{rule, own.leverage, more.least, false}, cache, state, limits, stream);
 
   // The mass of slots, and the space.
   const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};
@@ -133,7 +132,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const auto place = [&](const slot_lists& members, const index_t* begin) {
     launch(
         mean_centres<Scalar>{cache, more.space, d.rows, members, begin, d.kept_count, more.centres},
-        {heads, shares(limit.target, 32)}, stream);
+        {heads, shares(limits.most_target(), 32)}, stream);
   };
   const auto find = [&] {
     if (cache.dim <= 128) {
@@ -145,7 +144,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   place(d.kept_list(), nullptr);
   find();
   launch(farthest_first<Scalar>{cache, more.space, d, more.centres, more.distance,
-                                more.seeds_compared, limit.target},
+                                more.seeds_compared, limits},
          {heads}, stream);
   place(d.kept_list(), nullptr);
   for (index_t round = 1; round < options.rounds; ++round) {
@@ -160,10 +159,10 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, chosen_rows<Scalar>>{cache, work.plan, d.into, queries, own.sum, own.mass,
                                                own.measure.log_sum_exp},
-         {heads, shares(limit.target, 64)}, stream);
+         {heads, shares(limits.most_target(), 64)}, stream);
   plan_view plan = work.plan;
   if (options.ridge > 0) {
-    fit_values(rule, cache, queries, limit.target, work, stream);
+    fit_values(rule, cache, queries, limits.most_target(), work, stream);
     plan.value_correction = more.correction;
   }
   apply(plan, cache, state, stream);

@@ -1,8 +1,8 @@
 /// fold: the moments of un-rotated keys, and what stands out by them.
 #pragma once
 
-#include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/cholesky.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 
@@ -23,14 +23,14 @@ struct add_moments {
   cache_view<Scalar> cache;
   key_memory moments;
   rope_params turn;
-  budget limit;
+  head_budgets limits;
   index_t* planned;  // [heads] 0: the head is brought back to the budget; −1: it is not
 
   /// Grid: heads, stretches of `rows`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t first = static_cast<index_t>(block_index().y) * rows, n = cache.length[h];
-    const bool plans = limit.reached(n);
+    const bool plans = limits.of(h).reached(n);
     if (first == 0 && thread_index() == 0) {
       planned[h] = plans ? 0 : -1;
     }

@@ -20,7 +20,7 @@ struct choose_cheapest {
 
   cache_view<Scalar> cache;
   keep_evict_partition of;
-  index_t target;
+  head_budgets limits;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -29,7 +29,7 @@ struct choose_cheapest {
       return;
     }
     index_t* const list = of.removed + cache.slot(h, 0);
-    const index_t count = of.removed_count[h], surplus = cache.length[h] - target;
+    const index_t count = of.removed_count[h], surplus = cache.length[h] - limits.of(h).target;
     const auto order = [&](index_t e) {
       const bool joins = of.nearest.into[cache.slot(h, e)] >= 0;
       return ordered(joins ? of.nearest.similarity[cache.slot(h, e)] : -ward_similarity::no_cost);

@@ -10,11 +10,11 @@
 
 namespace kvfold::cuda::detail {
 
-/// Decode, on the queries remembered: the cheapest pairs of every head that reaches
-/// `limit` are merged, to `limit.target` slots. Fifteen launches.
+/// Decode, on the queries remembered: the cheapest pairs of every head that reaches its
+/// budget are merged, to its target. Fifteen launches.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                const budget& limit, const fold_plan_memory& work, stream stream) {
+                const head_budgets& limits, const fold_plan_memory& work, stream stream) {
   const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
@@ -23,15 +23,14 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   const fold_scratch& own = work.fold;
   using moments = add_moments<Scalar>;
   const key_memory memory{state.memory, state.memory_stride, rule.queries};
-  launch(moments{cache, memory, rule.turn, limit, d.rows},
+  launch(moments{cache, memory, rule.turn, limits, d.rows},
          {heads, shares(cache.dim, moments::rows)}, stream);
   launch(invert_covariance<Scalar>{cache, memory, memory, d.rows, own.factor, 0.01F}, {heads},
          stream);
   using leverage = measure_leverage<Scalar>;
   launch(leverage{cache, state, true, memory, rule.turn, d.rows, own.factor, own.leverage},
          {heads, shares(cache.capacity, leverage::slots)}, stream);
-  select_into(d, pin_rule{rule, own.leverage, nullptr, limit.target, true}, cache, state, limit,
-              stream);
+  select_into(d, pin_rule{rule, own.leverage, nullptr, true}, cache, state, limits, stream);
 
   const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),
                               d.rows,       state.memory, state.memory_stride};
@@ -44,13 +43,13 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   norms(cache, d.similarity, stream);
   match_by(ward_similarity{own.mass, true}, cache, d.removed_list(), d.removed_list(), d.similarity,
            d.nearest, stream);
-  launch(choose_cheapest<Scalar>{cache, d, limit.target}, {heads}, stream);
+  launch(choose_cheapest<Scalar>{cache, d, limits}, {heads}, stream);
   match_by(ward_similarity{own.mass}, cache, d.removed_list(), d.kept_list(), d.similarity,
            d.nearest, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,
                                          own.measure.log_sum_exp},
-         {heads, shares(limit.target, 64)}, stream);
+         {heads, shares(limits.most_target(), 64)}, stream);
   apply(work.plan, cache, state, stream);
 }
 

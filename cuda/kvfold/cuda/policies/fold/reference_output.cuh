@@ -160,7 +160,8 @@ struct merge_rows {
   }
 };
 
-/// `P = softmax(scale · q·k_r + β_r)` over the rows, and what `P V` lacks of the output.
+/// `P = softmax(scale · q·k_r + β_r)` over the rows, 0 behind the last, and what `P V` lacks of the
+/// output.
 template <class Scalar>
 struct row_probabilities {
   using tile = query_tile;
@@ -215,6 +216,9 @@ struct row_probabilities {
         at(u, r) = e, total[u] += e;
       }
       total[u] = reduce_sum(total[u]);
+      for (index_t r = n + lane(); r < most && q0 + tile::query(u) < all; r += 32) {
+        at(u, r) = 0;
+      }
     }
     tile::sums sum = {};
     for (index_t r0 = 0; r0 < n; r0 += tile::some) {

@@ -133,10 +133,10 @@ struct pin_rule {
   fold_rule fold;
   const float* leverage;         // [heads, capacity]
   const float* least = nullptr;  // [heads]; null: whatever it is
-  index_t target;
-  bool decodes;  // as many slots as there will be before the next plan
-  index_t latest = 0, outliers = 0;
+  bool decodes;                  // as many slots as there will be before the next plan
+  index_t target = 0, latest = 0, outliers = 0;
 
+  KVFOLD_DEVICE void of_target(index_t slots) { target = slots; }
   KVFOLD_DEVICE void of_length(index_t n) {
     index_t slots = target;
     if (decodes) {

@@ -2,9 +2,9 @@
 /// most similar leader or becomes one.
 #pragma once
 
-#include "kvfold/budget.hpp"
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/keepkv/rule.cuh"
 #include "kvfold/cuda/search/match.cuh"
@@ -23,13 +23,13 @@ struct order_joiners {
   cache_view<Scalar> cache;
   state_view state;
   keepkv_rule rule;
-  index_t target;
+  head_budgets limits;
   keep_evict_partition of;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h];
+    const index_t n = cache.length[h], target = limits.of(h).target;
     if (n <= target) {
       if (thread_index() == 0) {
         of.none(h);
@@ -38,10 +38,11 @@ struct order_joiners {
     }
     const head_context head =
         context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
+    const keepkv_rule mine = under_target(rule, target);
     index_t* const order = of.removed + cache.slot(h, 0);
     index_t held = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
-      const bool is_protected = rule.is_protected(head, s);
+      const bool is_protected = mine.is_protected(head, s);
       of.into[cache.slot(h, s)] = is_protected ? s : keep_evict_partition::evicted;
       order[s] = s;
       held += is_protected ? 1 : 0;
@@ -49,7 +50,7 @@ struct order_joiners {
     held = block_sum(shared.sort.number, held);
     // Four passes or none: it ends where it began. Those held come last.
     block_sort(shared.sort, order, of.nearest.into + cache.slot(h, 0), n, ~0U,
-               [&](index_t s) { return rule.is_protected(head, s) ? ~0U : ~rule.order(head, s); });
+               [&](index_t s) { return mine.is_protected(head, s) ? ~0U : ~mine.order(head, s); });
     for (index_t i = thread_index(); i < held; i += threads) {
       of.kept[cache.slot(h, i)] = order[n - held + i];
     }
@@ -231,12 +232,12 @@ struct limit_joins {
 
   cache_view<Scalar> cache;
   keep_evict_partition of;
-  index_t target;
+  head_budgets limits;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h], most = n - target;
+    const index_t n = cache.length[h], most = n - limits.of(h).target;
     if (of.rows[h] < 0) {
       return;
     }

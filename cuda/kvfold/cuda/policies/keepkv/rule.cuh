@@ -13,8 +13,12 @@ struct keepkv_rule {
   static constexpr bool observes = true, evicts = true, merges = true, nearest = true;
   enum column_name : index_t { log_score, weight_sum };
   group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 0;
+  index_t sinks = 4;
+  float recent = 0;  ///< of the target
   float similarity = 0.8F, decay = 0.9F;
+  index_t latest = 0;  ///< that share, in tokens
+
+  KVFOLD_DEVICE void of_target(index_t target) { latest = share_of(recent, target); }
 
   KVFOLD_DEVICE static bool finite(float x) { return x - x == 0; }
   /// An estimate that is no number weighs nothing beside others.
@@ -49,7 +53,7 @@ struct keepkv_rule {
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{sinks, recent, head.newest}(head.position[s]);
+    return search::protection{sinks, latest, head.newest}(head.position[s]);
   }
   KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.log_mass[s] + estimate(head, s));

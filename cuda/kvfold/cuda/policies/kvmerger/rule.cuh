@@ -9,17 +9,23 @@ namespace kvfold::cuda {
 /// those that take no part: the last, and the sinks and the best of the others together.
 struct kvmerger_rule : sum_rule {
   static constexpr bool merges = true, always_plans = true;
-  index_t heavy = 4;
+  float heavy = 0;  ///< of the target, at least the sinks
   bool by_threshold = false;
   float epsilon = 0.75F, sigma = 0;
   bool scale_values = true, gaps_break = true;
+  index_t places = 0;  ///< of the best and the sinks, in a plan
 
+  KVFOLD_DEVICE void of_target(index_t target) {
+    sum_rule::of_target(target);
+    const index_t share = share_of(heavy, target);
+    places = share > sinks ? share : sinks;
+  }
   /// Sinks that are not among the last take places of the best.
   KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
-    return is_protected(head, s) && !search::protection{0, recent, head.newest}(head.position[s]);
+    return is_protected(head, s) && !search::protection{0, latest, head.newest}(head.position[s]);
   }
-  KVFOLD_DEVICE void prepare(index_t taken) { heavy = heavy > taken ? heavy - taken : 0; }
-  KVFOLD_DEVICE index_t free(index_t, index_t) const { return heavy; }
+  KVFOLD_DEVICE void prepare(index_t taken) { places = places > taken ? places - taken : 0; }
+  KVFOLD_DEVICE index_t free(index_t, index_t) const { return places; }
 };
 
 }  // namespace kvfold::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/kvmerger/rule.cuh"
 
@@ -118,7 +119,7 @@ struct name_runs {
   cache_view<Scalar> cache;
   state_view state;
   keep_evict_partition of;
-  index_t target;
+  head_budgets limits;
   bool by_threshold;
   float epsilon;
 
@@ -143,7 +144,8 @@ struct name_runs {
       above += right[s] >= 0 && u[s] > epsilon ? 1 : 0;
     }
     pairs = block_sum(shared.number, pairs), above = block_sum(shared.number, above);
-    const index_t wanted = by_threshold && above > n - target ? above : n - target;
+    const index_t surplus = n - limits.of(h).target;
+    const index_t wanted = by_threshold && above > surplus ? above : surplus;
     if (wanted >= pairs) {
       return;
     }

@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/zsmerge/rule.cuh"
 
@@ -20,16 +21,16 @@ struct fix_residuals {
   cache_view<Scalar> cache;
   state_view state;
   zsmerge_rule rule;
-  index_t target;
+  head_budgets limits;
 
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h];
+    const index_t n = cache.length[h], target = limits.of(h).target;
     if (n > target) {
       return;
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
-    rule.after_compress(shared.number, shared.best, head, n);
+    under_target(rule, target).after_compress(shared.number, shared.best, head, n);
   }
 };
 
@@ -49,6 +50,7 @@ struct place_residuals {
   cache_view<Scalar> cache;
   state_view state;
   zsmerge_rule rule;
+  head_budgets limits;
   keep_evict_partition of;
 
   /// Grid: heads.
@@ -59,7 +61,7 @@ struct place_residuals {
     }
     const index_t n = cache.length[h];
     const head_context head = context_of(cache, state, h, 0);
-    const zsmerge_rule mine = prepared(rule, shared.sort.number, head, n);
+    const zsmerge_rule mine = prepared(rule, limits.of(h).target, shared.sort.number, head, n);
     if (mine.missing == mine.residual && mine.chunked) {
       chunk(shared, mine, head, h);
     } else {

@@ -13,12 +13,20 @@ struct zsmerge_rule {
   static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true;
   enum column_name : index_t { score, count, is_residual };
   group_combine combine = group_combine::sum;
-  index_t sinks = 4, ring = 2, residual = 1, context = 0;  ///< context: target − ring − residual
+  index_t sinks = 4;
+  float proximity = 0;  ///< of the target, at least 2 tokens: the ring
+  index_t residual = 1;
   float decay = 0.98F, alpha = 0.6F;
   bool new_token_competes = true;
-  bool chunked = true;  ///< of the prompt's modes
-  index_t missing = 0;  ///< residual slots, in a plan
+  bool chunked = true;            ///< of the prompt's modes
+  index_t ring = 2, context = 0;  ///< context: target − ring − residual
+  index_t missing = 0;            ///< residual slots, in a plan
 
+  KVFOLD_DEVICE void of_target(index_t target) {
+    const index_t share = share_of(proximity, target);
+    ring = share < 2 ? 2 : share;
+    context = target - ring - residual;
+  }
   KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
     return head.column(is_residual, s) != 0.0F;
   }
