@@ -5,6 +5,7 @@
 #include <cmath>  // std::log
 
 #include "kvfold/score/dense.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -41,9 +42,11 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
   dense::matrix p(queries.rows(), keys.rows());
   p.rowwise() = log_mass.transpose();
   dense::add_product_transposed(scale, queries, keys, p);
-  p.colwise() -= p.rowwise().maxCoeff().eval();
-  p = p.array().exp();
-  p.array().colwise() /= p.rowwise().sum().array().eval();
+  for (Eigen::Index r = 0; r < p.rows(); ++r) {
+    score::softmax<> all;
+    all.take(p.row(r).array());
+    p.row(r) /= all.sum;
+  }
   return p;
 }
 

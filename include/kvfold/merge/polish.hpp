@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kvfold/merge/fit.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -42,11 +43,13 @@ struct attention_loss {
       p.resize(rows, x.key.rows());
       dense::set_product_transposed(scale, q, x.key, p);
       p.rowwise() += x.log_mass.transpose();
-      z = p.rowwise().maxCoeff();
-      p = (p.colwise() - z).array().exp();
-      const dense::vector sum = p.rowwise().sum();
-      p.array().colwise() /= sum.array();
-      z.array() += sum.array().log();
+      z.resize(rows);
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        score::softmax<> all;
+        all.take(p.row(r).array());
+        p.row(r) /= all.sum;
+        z[r] = all.log_sum_exp();
+      }
 
       off = -wanted.output.middleRows(begin, rows);
       dense::add_product(1, p, x.value, off);

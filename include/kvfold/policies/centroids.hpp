@@ -10,6 +10,7 @@
 #include "kvfold/merge/plan.hpp"
 #include "kvfold/merge/rows.hpp"
 #include "kvfold/merge/slot_removal.hpp"
+#include "kvfold/score/softmax.hpp"
 #include "kvfold/search/cluster.hpp"
 #include "kvfold/search/match.hpp"
 #include "kvfold/search/select.hpp"
@@ -143,21 +144,17 @@ struct centroids {
 
   /// The weights of a row's members: the tokens they stand for.
   struct weights {
-    float top, tokens = 0;  // ln of the most of one member's; all of them, in units of that
+    score::softmax<> all;
 
-    weights(const kv_head auto& head, std::span<const index_t> members)
-        : top(head.log_mass(members[0])) {
+    weights(const kv_head auto& head, std::span<const index_t> members) {
       for (const index_t s : members) {
-        top = std::max(top, head.log_mass(s));
-      }
-      for (const index_t s : members) {
-        tokens += std::exp(head.log_mass(s) - top);
+        all.add(head.log_mass(s));
       }
     }
     float of(const kv_head auto& head, index_t s) const {
-      return std::exp(head.log_mass(s) - top) / tokens;
+      return std::exp(head.log_mass(s) - all.max) / all.sum;
     }
-    float log_mass() const { return top + std::log(tokens); }
+    float log_mass() const { return all.log_sum_exp(); }
   };
 
   static void write(const kv_head auto& head, slot_scratch& work, merge_plan& out) {

@@ -12,6 +12,7 @@
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/query_moments.hpp"
+#include "kvfold/score/softmax.hpp"
 #include "kvfold/search/match.hpp"
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
@@ -137,8 +138,9 @@ struct expected_attention {
       for (index_t s = 0; s < n; ++s) {
         mass[s] = is_protected(s) ? -std::numeric_limits<float>::infinity() : mass[s];
       }
-      mass = (mass - mass.maxCoeff()).exp();
-      score += logit.row(g).transpose() / (mass.sum() * static_cast<float>(group));
+      score::softmax<> all;
+      all.take(mass);
+      score += logit.row(g).transpose() / (all.sum * static_cast<float>(group));
     }
     for (index_t s = 0; s < n; ++s) {
       score[s] *= std::sqrt(score::dot(head.value(s), head.value(s), dim));

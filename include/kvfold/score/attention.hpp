@@ -10,6 +10,7 @@
 
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/key_comparison.hpp"
+#include "kvfold/score/softmax.hpp"
 #include "kvfold/score/tile_products.hpp"
 
 namespace kvfold {
@@ -112,9 +113,7 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
   for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
     const index_t heads = std::min(score::sweep_group, group - g0);
     const float* const queries = q + std::ptrdiff_t{g0} * dim;
-    float max[score::sweep_group], sum[score::sweep_group];
-    std::fill_n(max, heads, lowest);
-    std::fill_n(sum, heads, 0.0F);
+    score::softmax<> all[score::sweep_group];
     std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
@@ -137,12 +136,7 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         }
         std::fill(mass[g] + count, mass[g] + score::padded(count), lowest);
         score::aligned_block block(mass[g], score::padded(count));
-        const float higher = std::max(max[g], block.maxCoeff());
-        const float rescale = std::exp(max[g] - higher);  // 0 at the first tile
-        max[g] = higher;
-        block = (block - higher).exp();
-        sum[g] = detail::multiply_add(sum[g], rescale, block.sum());
-        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= rescale;
+        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= all[g].take(block);
       }
       const auto values = detail::load_values(head, first, count, buffer);
       score::each_few(values, near, [&](index_t i, const detail::tile& few) {
@@ -153,10 +147,9 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       });
     }
     for (index_t g = 0; g < heads; ++g) {
-      Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= sum[g];
-      const float lse = max[g] + std::log(sum[g]);
+      Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= all[g].sum;
       if (!log_sum_exp.empty()) {
-        log_sum_exp[static_cast<std::size_t>(g0 + g)] = lse;
+        log_sum_exp[static_cast<std::size_t>(g0 + g)] = all[g].log_sum_exp();
       }
       if (!probabilities.empty()) {
         float* p = probabilities.data() + std::ptrdiff_t{g0 + g} * n;
@@ -165,8 +158,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
           std::copy_n(p + first, count, mass[0]);
           std::fill(mass[0] + count, mass[0] + score::padded(count), lowest);
           score::aligned_block block(mass[0], score::padded(count));
-          block =
-              (block - max[g]).exp() / sum[g];  // not - lse: it is rounded when logits are large
+          // Not below the log-sum-exp: it is rounded when logits are large.
+          block = (block - all[g].max).exp() / all[g].sum;
           std::copy_n(mass[0], count, p + first);
         }
       }

@@ -12,6 +12,7 @@
 #include "kvfold/memory/tile.hpp"
 #include "kvfold/score/queries.hpp"
 #include "kvfold/score/scorers.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -100,18 +101,20 @@ void column_scores(const Head& head, const query_view<Query>& queries,
       }
       std::fill(logit + visible, logit + padded, lowest);
       auto mass = e.row(r).head(padded).array();
-      const float shift =
-          options.log_sum_exp.empty()
-              ? mass.maxCoeff()
-              : options.log_sum_exp[static_cast<std::size_t>(g) * static_cast<std::size_t>(count) +
-                                    static_cast<std::size_t>(i)];
-      float inverse = 0;
-      if (shift != lowest) {
-        mass = (mass - shift).exp();
-        inverse = options.log_sum_exp.empty() ? 1.0F / mass.sum() : 1.0F;
+      score::softmax<> all;
+      if (options.log_sum_exp.empty()) {
+        all.take(mass);
       } else {
-        mass.setZero();
+        all = {options.log_sum_exp[static_cast<std::size_t>(g) * static_cast<std::size_t>(count) +
+                                   static_cast<std::size_t>(i)],
+               1};
+        if (all.max != lowest) {
+          mass = (mass - all.max).exp();
+        } else {
+          mass.setZero();
+        }
       }
+      float inverse = all.max != lowest ? 1.0F / all.sum : 0.0F;
       if (options.combine == group_combine::mean) {
         inverse /= static_cast<float>(group);
       }

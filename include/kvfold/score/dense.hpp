@@ -10,6 +10,7 @@
 #include "kvfold/memory/convert.hpp"
 #include "kvfold/memory/view.hpp"
 #include "kvfold/score/queries.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -84,7 +85,11 @@ attention attend(const rowwise auto& queries, const rowwise auto& keys, const ro
   // from product to exp. A tile's exp are below its own largest logit, then brought together.
   constexpr Eigen::Index block = 128, tile = 512;
   const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
-  matrix p(block, slots), top(block, tiles), sum(block, tiles);
+  matrix p(block, slots), share(block, tiles);
+  std::vector<score::softmax<>> of_tile(static_cast<std::size_t>(tiles * block));
+  const auto part_of = [&](Eigen::Index r, Eigen::Index t) -> score::softmax<>& {
+    return of_tile[static_cast<std::size_t>(r * tiles + t)];
+  };
   for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, queries.rows() - begin);
     const auto each_tile = [&](auto see) {
@@ -99,21 +104,23 @@ attention attend(const rowwise auto& queries, const rowwise auto& keys, const ro
                              part);
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = part.row(r);
-        top(r, t) = logit.maxCoeff();
-        logit = (logit.array() - top(r, t)).exp();
-        sum(r, t) = logit.sum();
+        part_of(r, t) = {};
+        part_of(r, t).take(logit.array());
       }
     });
     for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
-      const float most = top.row(r).maxCoeff();
-      top.row(r) = (top.row(r).array() - most).exp();
-      const float all = top.row(r).dot(sum.row(r));
-      top.row(r) /= all;
-      log_sum_exp[begin + r] = most + std::log(all);
+      score::softmax<> all;
+      for (Eigen::Index t = 0; t < tiles; ++t) {
+        all.merge(part_of(r, t));
+      }
+      for (Eigen::Index t = 0; t < tiles; ++t) {
+        share(r, t) = part_of(r, t).below(all.max) / all.sum;
+      }
+      log_sum_exp[begin + r] = all.log_sum_exp();
     }
     output.middleRows(begin, rows).setZero();
     each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-      part.array().colwise() *= top.col(t).head(rows).array();
+      part.array().colwise() *= share.col(t).head(rows).array();
       mass.segment(first, width) += part.colwise().sum().transpose();
       add_product(1, part, values.middleRows(first, width), output.middleRows(begin, rows));
     });

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvfold/score/dense.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -58,8 +59,9 @@ void for_each_query(const kv_head auto& head, const query_view<T>& queries, grou
           row[s] =
               head.position(s) <= position_of(i) ? row[s] : -std::numeric_limits<float>::infinity();
         }
-        row = (row.array() - row.maxCoeff()).exp();
-        row /= row.sum();
+        softmax<> of_row;
+        of_row.take(row.array());
+        row /= of_row.sum;
         if (g > 0) {
           p.row(i) += row;
         }

@@ -14,18 +14,11 @@
 #include "kvfold/memory/tile.hpp"
 #include "kvfold/score/dot.hpp"
 #include "kvfold/score/queries.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
 namespace score {
-
-/// `ln(exp(a) + exp(b))`; −infinity is nothing.
-inline float log_add(float a, float b) {
-  const float most = std::max(a, b);
-  return most == -std::numeric_limits<float>::infinity()
-             ? most
-             : most + std::log1p(std::exp(std::min(a, b) - most));
-}
 
 /// A second reading's query is the prompt's own, moved behind the prompt: content repeats, rotation
 /// does not. Query `i` of `n` goes to position `t_i = N + horizon · i / n`, `N` tokens seen so far:
@@ -59,19 +52,13 @@ void foresight_max(const Head& head, const query_view<Query>& queries, const rop
                                     e.block(0, s0, rows, width));
     }
   };
-  // The row's exp below its largest logit, of which `top` is returned; over whole vectors.
-  const auto exponentials = [&](index_t r, index_t slots, float& sum) {
+  // The row's exp below its largest logit; over whole vectors.
+  const auto exponentials = [&](index_t r, index_t slots) {
     const index_t width = (slots + padding - 1) / padding * padding;
     std::fill(e.row(r).data() + slots, e.row(r).data() + width, lowest);
-    auto row = e.row(r).head(width).array();
-    const float top = row.maxCoeff();
-    if (top == lowest) {
-      sum = 0;
-      return top;
-    }
-    row = (row - top).exp();
-    sum = row.sum();
-    return top;
+    softmax<> all;
+    all.take(e.row(r).head(width).array());
+    return all;
   };
 
   for (index_t i0 = 0; i0 < count; i0 += queries_a_block) {
@@ -105,9 +92,7 @@ void foresight_max(const Head& head, const query_view<Query>& queries, const rop
           const float l = logit[s] + head.log_mass(s);
           logit[s] = head.position(s) <= position ? l : lowest;
         }
-        float sum = 0;
-        const float top = exponentials(r, visible, sum);
-        own[r] = top == lowest ? lowest : top + std::log(sum);
+        own[r] = exponentials(r, visible).log_sum_exp();
       }
     }
     for (index_t i = 0; i < block; ++i) {
@@ -124,15 +109,13 @@ void foresight_max(const Head& head, const query_view<Query>& queries, const rop
       for (index_t s = 0; s < n; ++s) {
         logit[s] += head.log_mass(s);
       }
-      float sum = 0;
-      const float top = exponentials(r, n, sum);
-      if (top == lowest) {
-        continue;
+      const softmax<> moved = exponentials(r, n);
+      softmax<> both = moved;
+      both.merge({own[r], 1});
+      if (moved.max != lowest) {
+        auto largest = best.row(r % group).array();
+        largest = largest.max(e.row(r).array() * (moved.below(both.max) / both.sum));
       }
-      // Below the row's largest logit, so that large ones cost no digits.
-      const float share = std::exp(-log_add(std::log(sum), own[r] - top));
-      auto largest = best.row(r % group).array();
-      largest = largest.max(e.row(r).array() * share);
     }
   }
   for (index_t s = 0; s < n; ++s) {

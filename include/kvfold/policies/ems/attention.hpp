@@ -12,6 +12,7 @@
 #include "kvfold/score/accumulated.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
+#include "kvfold/score/softmax.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -27,11 +28,9 @@ float ems_slope(const kv_head auto& head, const ems_table<State>& table, index_t
 /// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`.
 template <class State>
 float ems_log_sum(const ems_table<State>& table, index_t s, float slope) {
-  float most = -std::numeric_limits<float>::infinity(), sum = 0;
-  const auto logit = [&](index_t token) { return slope * table.at(ems_table<State>::norm, token); };
-  table.each(s, [&](index_t token) { most = std::max(most, logit(token)); });
-  table.each(s, [&](index_t token) { sum += std::exp(logit(token) - most); });
-  return most + std::log(sum);
+  score::softmax<> all;
+  table.each(s, [&](index_t token) { all.add(slope * table.at(ems_table<State>::norm, token)); });
+  return all.log_sum_exp();
 }
 
 /// The mass function: (slot, q·k) ↦ logit of an entry, from which `attend` makes the sum of its
@@ -98,22 +97,17 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
       const T* from = queries.at(static_cast<index_t>(g), i);
       std::transform(from, from + dim, q, [](T x) { return static_cast<float>(x); });
       const auto logits = std::span(p).subspan(g * n, n);
-      float most = -std::numeric_limits<float>::infinity(), sum = 0;
       for (std::size_t s = 0; s < n; ++s) {
         const auto slot = static_cast<index_t>(s);
         const bool visible = head.position(slot) <= position;
         logits[s] = visible
                         ? mass(slot, score::dot(row<const float>{q}, head.key(slot), head.dim()))
                         : -std::numeric_limits<float>::infinity();
-        most = std::max(most, logits[s]);
       }
-      for (float& x : logits) {  // a query that sees nothing adds nothing
-        x = std::isinf(x) && x < 0 ? 0.0F : std::exp(x - most);
-        sum += x;
-      }
-      for (float& x : logits) {
-        x = sum > 0 ? x / sum : 0.0F;
-      }
+      Eigen::Map<Eigen::ArrayXf> of_query(logits.data(), head.length());
+      score::softmax<> all;
+      all.take(of_query);
+      of_query /= all.sum > 0 ? all.sum : 1.0F;  // a query that sees nothing adds nothing
     }
     score::combine_group(p, head.group(), how, combined);
     each_token_attention(head, table,

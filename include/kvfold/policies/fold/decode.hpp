@@ -13,6 +13,7 @@
 #include "kvfold/policies/fold/memory.hpp"
 #include "kvfold/score/future_positions.hpp"
 #include "kvfold/score/leverage.hpp"
+#include "kvfold/score/softmax.hpp"
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
 #include "kvfold/search/slot_scratch.hpp"
@@ -198,11 +199,10 @@ struct fold_decode {
           logit[s] = head.scale() * logit[s] + head.log_mass(s);
         }
         logit.tail(width - n).setConstant(-std::numeric_limits<float>::infinity());
-        const float most = logit.maxCoeff();
-        logit = (logit - most).exp();
-        const float all = logit.sum();
-        sum += logits.row(r).head(n).transpose() / all;
-        log_sum_exp[first + r] = most + std::log(all);
+        score::softmax<> all;
+        all.take(logit);
+        sum += logits.row(r).head(n).transpose() / all.sum;
+        log_sum_exp[first + r] = all.log_sum_exp();
       }
     }
     for (index_t s = 0; queries.rows() == 0 && s < n; ++s) {

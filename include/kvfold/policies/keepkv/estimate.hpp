@@ -10,6 +10,7 @@
 #include "kvfold/score/dense.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/queries.hpp"
+#include "kvfold/score/softmax.hpp"
 #include "kvfold/search/match.hpp"
 
 namespace kvfold {
@@ -19,16 +20,13 @@ namespace detail {
 /// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
 template <class F>
 double log_sum(std::size_t n, F f) {
-  double top = -std::numeric_limits<double>::infinity(), sum = 0;
+  score::softmax<double> all;
   for (std::size_t i = 0; i < n; ++i) {
-    const double y = f(i);
-    top = std::isfinite(y) ? std::max(top, y) : top;
+    if (const double y = f(i); std::isfinite(y)) {
+      all.add(y);
+    }
   }
-  for (std::size_t i = 0; i < n; ++i) {
-    const double y = f(i);
-    sum += std::isfinite(y) ? std::exp(y - top) : 0;
-  }
-  return std::isfinite(top) ? top + std::log(sum) : top;
+  return all.log_sum_exp();
 }
 
 /// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(scale ·
@@ -59,14 +57,11 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
       const index_t s = first + i;
       now[i] -= head.log_mass(s);
       if (!(mass[i] > 1e-30F)) {
-        float most = logit(0, s), sum = 0;
-        for (index_t g = 1; g < group; ++g) {
-          most = std::max(most, logit(g, s));
-        }
+        score::softmax<> all;
         for (index_t g = 0; g < group; ++g) {
-          sum += std::exp(logit(g, s) - most);
+          all.add(logit(g, s));
         }
-        now[i] = most + std::log(sum) - heads;
+        now[i] = all.log_sum_exp() - heads;
       }
     }
     take(first, now, count);
