@@ -74,6 +74,7 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--fade", o.ahead.fade, "positions ahead where it looks half as closely; or inf");
   app.add_option("--future", o.future, "future queries that attention_error is the mean of");
   app.add_option("--budgets", budgets, "below 1: a share of the prompt; from 1 on: slots");
+  app.add_option("--room", o.room, "slots beside the budget for what comes behind a prompt");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
   app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
   app.add_option("--tasks", tasks,
@@ -117,6 +118,8 @@ options parse(int count, const char* const* arguments) {
     require(value >= 1 && value <= most, std::string(name) + ": 1 to " + std::to_string(most) +
                                              " expected, " + std::to_string(value) + " came");
   }
+  require(o.room >= 0 && o.room <= 1 << 24,
+          "--room: 0 to 16777216 expected, " + std::to_string(o.room) + " came");
   require(o.ahead.fade > 0,
           "--fade: above 0 positions expected, " + std::to_string(o.ahead.fade) + " came");
   require(std::filesystem::is_directory(o.model) || std::filesystem::is_regular_file(o.model),

@@ -83,7 +83,7 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
-        contender chosen{i, p.policies[i].policy, {slots}, p.policies[i].budgets};
+        contender chosen{i, p.policies[i].policy, {slots}, p.policies[i].budgets, {}, o.room};
         std::string refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
                                   ? "refused: --tasks needle finds its heads"
                                   : detail::refusal_of(chosen.policy, slots);

@@ -155,7 +155,7 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
       kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
       decoding.push_back(c.decoding());
     }
-    limits.push_back(c.in_decode(b.target));
+    limits.push_back(c.in_decode(b.target + c.room));
     if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
       state[h] = kvfold::make_head_state(decoding.back(), kv.head(h));
     }

@@ -84,6 +84,7 @@ struct contender {
   budget limit;  ///< most slots between steps, of all heads on average
   budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
+  index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
 
   bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
     return !whole.empty() &&

@@ -210,3 +210,15 @@ TEST_CASE("the error of more future queries is another one, and wants text for t
   CHECK(fields(one[1])["attention_error"] != fields(other[1])["attention_error"]);
   CHECK_THROWS_AS(model.run({"--future", "2950"}), evaluate::usage_error);
 }
+
+TEST_CASE("room behind a prompt changes what is decoded, not what is compressed") {
+  const tiny_model model;
+  const auto row = [&](const char* room) {
+    const auto csv = model.run({"--policies", "h2o", "--tasks", "error,nll", "--room", room}).csv;
+    REQUIRE(csv.size() == 2);
+    return fields(csv[1]);
+  };
+  auto none = row("0"), some = row("300");
+  CHECK(none["attention_error"] == some["attention_error"]);
+  CHECK(none["nll"] != some["nll"]);
+}

@@ -34,6 +34,7 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--prompt", "0"},
                                                      {"--prompt", "many"},
                                                      {"--prompts", "0"},
+                                                     {"--room", "-1"},
                                                      {"--threads", "0"},
                                                      {"--needle", "no fields"},
                                                      {"--question", "?"},

@@ -196,7 +196,8 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
   }
 }
 
-TEST_CASE("the best by score outlive a stream, where outliers leave room", "[fold]") {
+TEST_CASE("prompt and stream have pins by their lengths: the best by score, what stands out",
+          "[fold]") {
   model m;
   const fold policy = fold{}.sharing(30);  // of heads that look things up, which get far more
   const any_policy any = policy;
@@ -212,16 +213,21 @@ TEST_CASE("the best by score outlive a stream, where outliers leave room", "[fol
   const index_t slots = policy.slots_beside_pins() + 95;
   const budget in_decode = kvfold::budget_within(any, slots);
   std::vector<float> out(heads * group * dim);
-  for (int t = 0; t < 200; ++t) {
+  constexpr index_t steps = 200, odd = 60;
+  for (index_t t = 0; t < steps; ++t) {
+    auto keys = fixtures::normal(heads * dim);
+    for (float& x : keys) {
+      x *= t == odd ? 4.0F : 1.0F;
+    }
     kvfold::step(any, m.kv, state,
-                 {fixtures::normal(heads * group * dim), fixtures::normal(heads * dim),
-                  fixtures::normal(heads * dim)},
+                 {fixtures::normal(heads * group * dim), keys, fixtures::normal(heads * dim)},
                  in_decode, out);
   }
-  // Of the slots that a return to the budget leaves: sinks, the last 24, clusters, half of the rest
-  // for outliers.
-  const index_t room = in_decode.target - 4 - 24 - policy.clusters - (slots - 28) / 2;
-  REQUIRE(room > 20);
+  // Sinks, the latest, clusters; the rest by the lengths of prompt and stream.
+  const index_t latest = std::min(policy.recent, policy.prompt_recent + 3 * policy.clusters / 4),
+                most = std::min(index_t{95}, in_decode.target - policy.sinks - latest - 2),
+                room = most * tokens / (tokens + steps);
+  REQUIRE((room > 20 && most - room > 20));
   for (index_t h = 0; h < heads; ++h) {
     CHECK(m.kv.head(h).length() <= slots);
     const auto& own = scores[static_cast<std::size_t>(h)];
@@ -236,6 +242,49 @@ TEST_CASE("the best by score outlive a stream, where outliers leave room", "[fol
         return s.position == position && s.log_mass == 0;
       }));
     }
+    CHECK(std::ranges::any_of(made.slots, [&](const oracle::slot& s) {
+      return s.position == tokens + odd && s.log_mass == 0;
+    }));
+  }
+}
+
+TEST_CASE("a prompt's chunks are scored by one pass where all its queries are there", "[fold]") {
+  const any_policy any = fold{}.sharing(40);
+  const auto k = fixtures::normal(tokens * dim), v = fixtures::normal(tokens * dim),
+             q = fixtures::normal(tokens * group * dim);
+  const auto all = kvfold::prompt_queries(q.data(), tokens, 1, group, dim);
+  const index_t half = tokens / 2;
+  const auto column_of = [](const kvfold::state& state) {
+    const auto column = state[0].column(fold::prompt_score);
+    return std::vector(column.begin(), column.end());
+  };
+  // [tokens] after a first chunk of `first` tokens, and behind a second one whose queries begin
+  // `before` tokens earlier
+  const auto scores = [&](index_t first, index_t before) {
+    kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+    auto state = kvfold::make_state(any, kv);
+    const auto from = [&](const std::vector<float>& rows, index_t begin, index_t end) {
+      return std::vector(rows.begin() + begin * dim, rows.begin() + end * dim);
+    };
+    kv.append(0, from(k, 0, first), from(v, 0, first));
+    kvfold::observe(any, kv, state, kvfold::prompt_queries(q.data(), first, 1, group, dim));
+    const auto held = column_of(state);
+    if (first < tokens) {
+      kv.append(0, from(k, first, tokens), from(v, first, tokens));
+      auto chunk = all.last(tokens - first);
+      chunk.before = before;
+      kvfold::observe(any, kv, state, chunk);
+    }
+    return std::pair{held, column_of(state)};
+  };
+  const auto once = scores(tokens, 0).second;
+  CHECK(scores(half, half).second == once);
+  for (const index_t before : {0, 20}) {  // with fewer, no slot's score falls
+    const auto [held, now] = scores(half, before);
+    CHECK(now != once);
+    for (std::size_t s = 0; s < held.size(); ++s) {
+      CHECK(now[s] >= held[s]);
+    }
   }
 }
 
@@ -249,7 +298,7 @@ TEST_CASE("fold by scores refuses what cannot be", "[errors][fold]") {
   policy.clusters = -1;
   CHECK_THROWS_WITH(policy.validate(), Contains("clusters expected, -1 came"));
   const fold shared = fold{}.sharing(88);
-  CHECK((shared.prompt_recent == 8 && shared.recent == 24));
+  CHECK((shared.prompt_recent == 8 && shared.recent == 22));
   CHECK(shared.clusters == 23);  // 0.3 of 76
   CHECK(shared.min_budget() == shared.slots_beside_pins());
 }

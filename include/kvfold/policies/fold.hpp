@@ -38,7 +38,7 @@ struct fold {
   kvfold::rope rope = {};  ///< the engine's, so that keys and queries can be moved in position
   index_t sinks = 4;
   index_t recent = 24;         ///< latest tokens that stay unmerged ...
-  float recent_share = 0.25F;  ///< ... at most this share of the slots
+  float recent_share = 0.25F;  ///< ... at most this share of the slots (of those that heads share)
   float share = 0.5F;          ///< of the other slots at most, for outliers
   fold_prompt prompt = {};
   fold_decode decode = {};
@@ -89,7 +89,8 @@ struct fold {
   fold sharing(index_t slots) const {
     fold shared = *this;
     shared.pins = pin_rule::scores;
-    shared.prompt_recent = std::min(prompt_recent, recent_of(slots));
+    shared.recent = recent_of(slots);
+    shared.prompt_recent = std::min(prompt_recent, shared.recent);
     shared.clusters = 0;
     expects(slots >= shared.min_budget(), "fold: at least ", shared.min_budget(),
             " slots to share expected, ", slots, " came");
@@ -121,14 +122,16 @@ struct fold {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     if (pins == pin_rule::scores && queries.position == nullptr) {
-      // With all queries of the prompt so far these are the scores of one pass; a chunk's alone
-      // leave a slot the largest that it had.
+      // With all queries of the prompt so far these are the scores of one pass; with fewer a slot
+      // keeps the largest that it had.
       const auto score = state.column(prompt_score);
       std::vector<float> now(score.size());
       prompt_scores(head, queries.last(queries.count + queries.before), rope, {}, now);
+      const bool all = queries.before >= memory_of(head, state).scored();
       std::ranges::transform(score, now, score.begin(), [&](float held, float of_now) {
-        return queries.before == 0 ? std::max(held, of_now) : of_now;
+        return all ? of_now : std::max(held, of_now);
       });
+      memory_of(head, state).set_scored(head.tokens_total());
     }
     memory_of(head, state)
         .remember(queries.reference(queries.count + queries.before), head.tokens_total());
@@ -144,8 +147,14 @@ struct fold {
       const std::span<float> of_slots(leverage.data(), static_cast<std::size_t>(leverage.size()));
       score::average_pool(
           head, [](index_t) { return true; }, prompt.pool, false, of_slots);
-      pin_outliers(head, state, target, protected_slots(head, sinks, recent_of(target)), of_slots,
-                   prompt.outlier * leverage.mean(), work);
+      const float least = prompt.outlier * leverage.mean();
+      pin(
+          head, outliers(target), protected_slots(head, sinks, recent_of(target)),
+          [&, held = state.column(tokens)](index_t s) {
+            const auto i = static_cast<std::size_t>(s);
+            return held[i] == 1.0F && of_slots[i] > least ? of_slots[i] : lowest_score;
+          },
+          work);
     }
     prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target,
                 pins == pin_rule::scores, work, out);
@@ -155,23 +164,35 @@ struct fold {
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
-    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1),
-                  latest = recent_of(slots);
-    // What a prompt has pinned stays, the best first, where outliers leave room.
-    const index_t room = scored_pins(target) + prompt_recent - latest - outliers(slots);
-    const bool by_scores = pins == pin_rule::scores && room > 0;
-    if (by_scores) {
-      pin_scored(head, state, latest, room, work);
+    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
+    const index_t scored = pins == pin_rule::scores ? memory.scored() : 0;
+    index_t most = outliers(slots);
+    if (scored > 0) {
+      // A prompt that was scored and what was decoded behind it have pins by their lengths: the
+      // prompt the best of its own by score, the rest by leverage.
+      const index_t latest = recent_behind_prompt(slots);
+      most = std::max(index_t{0}, std::min(scored_pins(slots), target - sinks - latest - 2));
+      const index_t of_prompt =
+          share_of(static_cast<float>(scored) / static_cast<float>(head.tokens_total()), most);
+      pin_scored(head, state, latest, of_prompt, work);
       work.row_of.assign(work.marks.begin(), work.marks.end());
+      most -= of_prompt;
     }
-    const auto kept = [&, always = protected_slots(head, sinks, latest)](index_t s) {
-      return always(s) || (by_scores && work.row_of[static_cast<std::size_t>(s)] != 0);
+    const auto kept = [&, always = protected_slots(head, sinks, recent_of(slots))](index_t s) {
+      return scored > 0 ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
     };
     const auto candidate = [&, held = state.column(tokens)](index_t s) {
-      return held[static_cast<std::size_t>(s)] == 1.0F && !kept(s);
+      return held[static_cast<std::size_t>(s)] == 1.0F && head.position(s) >= scored && !kept(s);
     };
-    pin_outliers(head, state, slots, kept, decode.leverage(head, memory, rope, candidate, work),
-                 lowest_score, work);
+    if (most > 0 || scored == 0) {
+      const auto leverage = decode.leverage(head, memory, rope, candidate, work);
+      pin(
+          head, most, kept,
+          [&](index_t s) {
+            return candidate(s) ? leverage[static_cast<std::size_t>(s)] : lowest_score;
+          },
+          work);
+    }
     decode.plan(head, memory, rope, target, work, out);
   }
 
@@ -195,6 +216,12 @@ struct fold {
     return std::max(index_t{0}, static_cast<index_t>(
                                     share * static_cast<float>(slots - sinks - recent_of(slots))));
   }
+  /// By scores, in decode: the latest tokens of a head of so many slots that stay unmerged, so many
+  /// that a quarter of the slots for all that is merged is left.
+  index_t recent_behind_prompt(index_t slots) const {
+    const index_t merged = slots - sinks - prompt_recent - scored_pins(slots);
+    return std::min(clusters > 0 ? recent : recent_of(slots), prompt_recent + 3 * merged / 4);
+  }
   /// By scores: pins of a head of so many slots.
   index_t scored_pins(index_t slots) const {
     const index_t free = std::max(index_t{0}, slots - sinks - prompt_recent);
@@ -217,22 +244,7 @@ struct fold {
     return std::ranges::any_of(score, [](float s) { return s > 0; });
   }
 
-  /// ... by leverage: those for which `kept(s)`, and of the slots that hold one token those of the
-  /// highest leverage above `least`, up to their share.
-  template <class Kept>
-  void pin_outliers(const kv_head auto& head, const head_state& state, index_t slots, Kept kept,
-                    std::span<const float> leverage, float least, slot_scratch& work) const {
-    const auto held = state.column(tokens);
-    pin(
-        head, outliers(slots), kept,
-        [&](index_t s) {
-          const auto i = static_cast<std::size_t>(s);
-          return held[i] == 1.0F && leverage[i] > least ? leverage[i] : lowest_score;
-        },
-        work);
-  }
-
-  /// ... the slots for which `kept(s)`, and the `most` of the highest `value(s)` that have one.
+  /// Marks the slots for which `kept(s)`, and the `most` of the highest `value(s)` that have one.
   template <class Kept, class Value>
   static void pin(const kv_head auto& head, index_t most, Kept kept, Value value,
                   slot_scratch& work) {
