@@ -30,8 +30,8 @@
 //   1. walk: first the protected slots in slot order, then the others by falling score. A slot of
 //      the others whose nearest leader (cosine of the keys as they were; ties to the lower slot) is
 //      at least `similarity` near joins it; every other slot becomes a leader.
-//   2. of those joins take the (slots - target) most similar, ties to the lower slot; which of them then does
-//      not join stays a slot of its own. Merge.
+//   2. of those joins take the (slots - target) most similar, ties to the lower slot; a slot that
+//      then does not join stays one of its own. Merge.
 //   3. if more than `target` slots are left: the protected and the top by score after merging stay.
 //      (No two leaders are similar, so none of those evicted now has a slot to merge with.)
 // Else, always in decode and in code mode: select, then each slot not selected merges into its

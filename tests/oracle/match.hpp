@@ -17,7 +17,7 @@ struct nearest_key {
 };
 
 /// The slot of `among` whose key is most similar to `key`; ties to the lower slot. What it is if it
-/// is less than `similarity` near, nobody asks.
+/// is less than `similarity` near, is not asked for.
 inline nearest_key nearest(const std::vector<slot>& slots, const std::vector<std::size_t>& among,
                            const vec& key, double similarity = -1) {
   nearest_key best{among.at(0), cosine(key, slots[among[0]].key)};

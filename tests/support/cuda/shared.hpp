@@ -72,7 +72,7 @@ struct touched {
   }
 };
 
-/// Bytes of shared memory, and who has touched each granule of them.
+/// Bytes of shared memory, and what has touched each granule of them.
 class shared_bytes {
  public:
   shared_bytes(std::size_t bytes, std::size_t granule)
