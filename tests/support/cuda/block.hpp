@@ -7,58 +7,16 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cuda/chance.hpp"
 #include "cuda/fibers.hpp"
+#include "cuda/meeting.hpp"
+#include "cuda/traffic.hpp"
 #include "kvfold/config.hpp"
 
 namespace kvfold::cuda::emulator {
-
-/// What no GPU would have said: a barrier not met, a mask not agreed on, a race, an overrun.
-class error : public std::logic_error {
- public:
-  using std::logic_error::logic_error;
-};
-
-/// Where in a kernel's source a call stands.
-struct site {
-  const char* file;
-  int line;
-};
-
-inline std::string text(site at) {
-  const std::string file = at.file;
-  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(at.line);
-}
-
-/// A call in which the lanes of a warp meet: all must make the same.
-struct meeting {
-  const char* name = "";
-  index_t detail = 0;  ///< what they must agree on: a distance, a width
-  unsigned mask = 0;
-  site at = {"", 0};
-};
-
-/// The values that lanes brought to a meeting.
-struct exchange {
-  static constexpr std::size_t most = 64;
-  std::array<std::array<unsigned char, most>, 32> value;
-  bool reduced = false;
-
-  template <class T>
-  T get(index_t lane) const {
-    T x;
-    std::memcpy(&x, value[static_cast<std::size_t>(lane)].data(), sizeof(T));
-    return x;
-  }
-  template <class T>
-  void set(index_t lane, const T& x) {
-    std::memcpy(value[static_cast<std::size_t>(lane)].data(), &x, sizeof(T));
-  }
-};
 
 class block {
  public:
@@ -96,6 +54,7 @@ class block {
       pool[thread_].resume();
       left -= threads_[thread_].state == state::left ? 1U : 0U;
     }
+    settle_warps();
     current = outer;
     if (failure_) {
       std::rethrow_exception(failure_);
@@ -224,6 +183,15 @@ class block {
         ready_.push_back(first + l);
       }
     }
+    if (traffic::current != nullptr && mask == ~0U) {
+      traffic::current->settle(first);
+    }
+  }
+
+  void settle_warps() const {
+    for (std::size_t t = 0; traffic::current != nullptr && t < threads_.size(); t += 32) {
+      traffic::current->settle(t);
+    }
   }
 
   void release_barrier() {
@@ -240,6 +208,10 @@ class block {
     }
     waiting_ = 0;
     ++barriers_;
+    settle_warps();
+    if (traffic::current != nullptr) {
+      ++traffic::current->barriers;
+    }
   }
 
   static std::string text(const meeting& call) {
@@ -286,6 +258,16 @@ class block {
 inline thread_local block* block::current = nullptr;
 
 inline block& now() { return *block::current; }
+
+/// An access of the thread that runs, for those who count.
+inline void count(traffic::kind what, std::uintptr_t at, std::size_t bytes) {
+  if (traffic::current != nullptr) {
+    traffic::current->access(what, now().thread(), at, bytes);
+  }
+}
+inline void count(traffic::kind what, const void* at, std::size_t bytes) {
+  count(what, reinterpret_cast<std::uintptr_t>(at), bytes);
+}
 
 /// Of global memory.
 inline void expect_aligned(const void* p, std::uintptr_t to) {

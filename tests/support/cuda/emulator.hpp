@@ -147,17 +147,20 @@ inline index_t reduce_min(index_t x, const char* file = __builtin_FILE(),
 
 template <class T>
 vector_16<T> load_16(const T* from) {
+  emulator::count(emulator::traffic::kind::load, from, 16);
   return *reinterpret_cast<const vector_16<T>*>(from);
 }
 template <class T>
 vector_16<unsigned> load_words(const T* from) {
   emulator::expect_aligned(from, 16);
+  emulator::count(emulator::traffic::kind::load, from, 16);
   vector_16<unsigned> x;
   std::memcpy(&x, from, sizeof x);
   return x;
 }
 template <class T>
 void store_16(T* to, const vector_16<T>& x) {
+  emulator::count(emulator::traffic::kind::store, to, 16);
   *reinterpret_cast<vector_16<T>*>(to) = x;
 }
 
@@ -177,6 +180,7 @@ enum class reads { again, once };
 template <reads = reads::again, class T, index_t N>
 void copy_async(shared_array<T, N>& to, index_t i, const T* from, index_t bytes = 16) {
   emulator::expect_aligned(from, 16);
+  emulator::count(emulator::traffic::kind::load, from, static_cast<std::size_t>(bytes));
   vector_16<T> x;
   std::memset(static_cast<void*>(&x), 0xff, sizeof x);
   to.set_vector(i, x);

@@ -19,6 +19,7 @@ template <class T>
 unsigned load_pair(const T* from) {
   static_assert(sizeof(T) == 2);
   emulator::expect_aligned(from, 4);
+  emulator::count(emulator::traffic::kind::load, from, 4);
   unsigned x = 0;
   std::memcpy(&x, from, sizeof x);
   return x;
@@ -43,6 +44,7 @@ T high_of(unsigned x) {
 inline void prefetch(const void*) {}
 inline void store_pair(float* to, float a, float b) {
   emulator::expect_aligned(to, 8);
+  emulator::count(emulator::traffic::kind::store, to, 8);
   to[0] = a, to[1] = b;
 }
 
@@ -59,6 +61,9 @@ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
   std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
   const auto& all =
       emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
+  if (emulator::traffic::current != nullptr && lane() == 0) {
+    ++emulator::traffic::current->mmas;
+  }
   const index_t row = lane() / 4, column = lane() % 4 * 2;
   for (index_t pair = 0; pair < 4; ++pair) {  // k = 2 pair, 2 pair + 1, and both + 8
     const auto left = all.template get<operands>(row * 4 + pair);
@@ -100,9 +105,9 @@ template <class T, index_t N>
 matrices load_matrices(const shared_array<T, N>& from, index_t i,
                        const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   const index_t row = lane() / 4, column = lane() % 4 * 2;
-  return emulator::read_matrices("load_matrices", from, i,
-                                 [&](auto row_at) { return from.pair(row_at(row) + column); },
-                                 {file, line});
+  return emulator::read_matrices(
+      "load_matrices", from, i, [&](auto row_at) { return from.pair_of_row(row_at(row) + column); },
+      {file, line});
 }
 template <class T, index_t N>
 matrices load_matrices_transposed(const shared_array<T, N>& from, index_t i,
@@ -113,7 +118,7 @@ matrices load_matrices_transposed(const shared_array<T, N>& from, index_t i,
       "load_matrices_transposed", from, i,
       [&](auto row_at) {  // element `row` of the rows `column` and the next
         const auto element = [&](index_t r) {
-          return from.pair(row_at(r) + row / 2 * 2) >> row % 2 * 16 & 0xffffU;
+          return from.pair_of_row(row_at(r) + row / 2 * 2) >> row % 2 * 16 & 0xffffU;
         };
         return element(column) | element(column + 1) << 16;
       },

@@ -130,7 +130,10 @@ class shared_array {
    public:
     reference(shared_array& array, index_t i) : array_(array), i_(i) {}
     reference(const reference&) = default;
-    operator T() const { return array_.get(i_); }
+    operator T() const {
+      array_.count(i_, sizeof(T));
+      return array_.get(i_);
+    }
     const reference& operator=(T x) const {
       array_.set(i_, x);
       return *this;
@@ -147,6 +150,7 @@ class shared_array {
 
   vector_16<T> vector(index_t i) const {
     expect_vector(i);
+    count(i, 16);
     vector_16<T> x;
     for (index_t j = 0; j < x.size; ++j) {
       x[j] = get(i + j);
@@ -162,6 +166,11 @@ class shared_array {
 
   /// Two 16-bit elements as a register holds them.
   std::uint32_t pair(index_t i) const {
+    count(i, 4);
+    return pair_of_row(i);
+  }
+  /// ... of a row that `vector` has loaded for all lanes.
+  std::uint32_t pair_of_row(index_t i) const {
     static_assert(sizeof(T) == 2);
     if (i % 2 != 0) {
       emulator::now().fail("shared memory: an even index expected for a pair, " +
@@ -191,6 +200,11 @@ class shared_array {
  private:
   T get(index_t i) const { return memory_->read<T>(place(i)); }
   void set(index_t i, T x) { memory_->write(place(i), x); }
+  /// Banks go by the place in the array: arrays begin at multiples of 16 bytes, all lanes alike.
+  static void count(index_t i, std::size_t size) {
+    emulator::count(emulator::traffic::kind::shared_load,
+                    static_cast<std::uintptr_t>(i) * sizeof(T), size);
+  }
   static std::size_t place(index_t i) {
     expect_index(i);
     return static_cast<std::size_t>(i) * sizeof(T);

@@ -1,0 +1,208 @@
+// What the hot kernels move, as the emulator counts it, beside the least that there is to move:
+// rows are read no more often than they have to be, sectors are used whole, banks do not conflict.
+// Ratios to the floor have no slack: a bound that is passed is a slower kernel.
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "cuda/device_cache.hpp"
+#include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/search/match.cuh"
+#include "kvfold/cuda/workspace.cuh"
+
+namespace kvfold::cuda {
+namespace {
+
+using emulator::traffic;
+
+/// Rows of keys, values and queries, counted each for itself.
+class row_traffic : public traffic {
+ public:
+  enum plane : std::size_t { keys, values, queries };
+
+  explicit row_traffic(device_cache<half>& kv, device_buffer<half>* q = nullptr)
+      : row_bytes_(2.0 * kv.shape.dim) {
+    watch(kv.keys.data(), kv.keys.size() * sizeof(half));
+    watch(kv.values.data(), kv.values.size() * sizeof(half));
+    if (q != nullptr) {
+      watch(q->data(), q->size() * sizeof(half));
+    }
+  }
+  double loaded(plane x) const { return static_cast<double>(of(x).loaded.bytes) / row_bytes_; }
+  double stored(plane x) const { return static_cast<double>(of(x).stored.bytes) / row_bytes_; }
+  /// Sectors that rows touched, beside those that their bytes fill.
+  double sectors(plane x) const {
+    const auto bytes = of(x).loaded.bytes + of(x).stored.bytes;
+    const auto touched = of(x).loaded.sectors + of(x).stored.sectors;
+    return bytes == 0 ? 1.0 : static_cast<double>(32 * touched) / static_cast<double>(bytes);
+  }
+
+ private:
+  double row_bytes_;
+};
+
+/// Of `count` queries a query head.
+std::size_t query_elements(const cache_case& c, index_t count) {
+  return static_cast<std::size_t>(c.heads * c.group * count * c.dim);
+}
+index_t ceiling(index_t n, index_t of) { return (n + of - 1) / of; }
+
+void check_attend(const cache_case& c, const std::vector<index_t>& lengths) {
+  INFO("dim " << c.dim << ", group " << c.group << ", capacity " << c.capacity);
+  device_cache<half> kv(c, lengths, 3, {column_merge::sum});
+  device_buffer<half> q(query_elements(c, 1), 0), out(q.size());
+  device_buffer<unsigned char> memory(workspace_bytes(kv.view()));
+  row_traffic counted(kv, &q);
+  attend_observe(sum_rule{}, kv.view(), kv.state, q.data(), out.data(), nullptr,
+                 {memory.data(), memory.size()}, order());
+  const double slots = std::accumulate(lengths.begin(), lengths.end(), 0.0);
+  for (const auto plane : {row_traffic::keys, row_traffic::values}) {
+    CHECK(counted.loaded(plane) / slots <= 1);  // for the whole group
+    CHECK(counted.stored(plane) == 0);
+    CHECK(counted.sectors(plane) <= 1);
+  }
+  // Each of a block's four warps holds the queries.
+  const double splits = detail::splits_of(c.heads, c.capacity), blocks = c.heads * splits;
+  CHECK(counted.loaded(row_traffic::queries) / (blocks * 4 * c.group) <= 1);
+  // Logits and, of several splits, their outputs are written and read back once.
+  const double between = 4 * c.group * (slots + (splits > 1 ? blocks * c.dim : 0));
+  CHECK(static_cast<double>(counted.others().stored.bytes) / between <= 1);
+  CHECK(static_cast<double>(counted.others().loaded.bytes) / between <= 1);
+  CHECK(counted.bank_conflicts == 0);
+  // 16 slots at once, K in one product and V in two, for up to 8 query heads.
+  double tiles = 0;
+  for (const index_t n : lengths) {
+    tiles += ceiling(n, 16);
+  }
+  CHECK(static_cast<double>(counted.mmas) / (3 * tiles * (c.dim / 16)) <= 1);
+  // Warps meet when a block has attended to all its slots; observing meets three times.
+  CHECK(static_cast<double>(counted.barriers) / (2 * blocks + 3 * c.heads) <= 1);
+}
+
+TEST_CASE("attention reads K and V once, sectors whole, without bank conflicts") {
+  check_attend({.heads = 2, .capacity = 1024, .dim = 128, .group = 4}, {1024, 700});
+  check_attend({.heads = 3, .capacity = 255, .dim = 64, .group = 8}, {255, 33, 250});
+}
+
+void check_column_sums(const cache_case& c, index_t count) {
+  INFO("dim " << c.dim << ", group " << c.group << ", queries " << count);
+  device_cache<half> kv(c, std::vector<index_t>(static_cast<std::size_t>(c.heads), c.capacity), 3);
+  device_buffer<half> q(query_elements(c, count), 0);
+  const query_rows<half> rows{q.data(), count, std::ptrdiff_t{c.group} * count * c.dim,
+                              std::ptrdiff_t{count} * c.dim, c.dim};
+  device_buffer<float> total(kv.slots());
+  device_buffer<unsigned char> memory(
+      column_scores_workspace_bytes(c.heads, c.group, count, c.capacity));
+  row_traffic counted(kv, &q);
+  column_scores(kv.view(), rows, {}, {.total = total.data()}, {memory.data(), memory.size()},
+                order());
+  // 256 rows against tiles of 128 columns, as far as any of the rows sees them; each part of the
+  // columns holds all rows. Query i sees slots up to capacity - count + i.
+  const detail::grouped_queries line{count, c.group};
+  const auto sees = [&](index_t end) {  // what the queries before place `end` see
+    return c.capacity - count + std::min(count, 16 * ceiling(end, 16 * c.group));
+  };
+  const index_t slot_parts = detail::column_parts(c.heads, line.size(), c.capacity);
+  const index_t query_parts = detail::column_parts(c.heads, c.capacity, line.size());
+  double keys = 0, queries = 0, products = 0, tiles = 0;
+  for (index_t r = 0; r < line.size(); r += 128) {
+    tiles += ceiling(sees(r + 128), 256) + (r % 256 == 0 ? ceiling(sees(r + 256), 128) : 0);
+  }
+  for (index_t r = 0; r < line.size(); r += 256) {
+    keys += std::min(c.capacity, 128 * ceiling(sees(r + 256), 128));
+  }
+  for (index_t r = 0; r < line.size(); ++r) {
+    const auto place = line.at(r);
+    queries += place.i < count ? ceiling(sees(r / 128 * 128 + 128), 256) : 0;
+    products += place.i < count ? c.capacity - count + place.i + 1 : 0;
+  }
+  keys += c.capacity * query_parts, queries += c.group * count * slot_parts;
+  CHECK(counted.loaded(row_traffic::keys) / (c.heads * keys) <= 1);
+  CHECK(counted.loaded(row_traffic::queries) / (c.heads * queries) <= 1);
+  // Of what the mask leaves; a warp multiplies 32 rows by whole tiles.
+  CHECK(static_cast<double>(counted.mmas) / (c.heads * 2 * products / 128 * (c.dim / 16)) <= 1.25);
+  // One a tile, three when a block begins.
+  const double blocks =
+      ceiling(line.size(), 256) * slot_parts + ceiling(c.capacity, 256) * query_parts;
+  CHECK(static_cast<double>(counted.barriers) / (c.heads * (tiles + 3 * blocks)) <= 1);
+  CHECK(counted.loaded(row_traffic::values) == 0);
+  CHECK(counted.sectors(row_traffic::keys) <= 1);
+  CHECK(counted.sectors(row_traffic::queries) <= 1);
+  CHECK(counted.bank_conflicts == 0);
+}
+
+TEST_CASE("column sums read K once for 256 queries and Q once for 256 slots, by the mask") {
+  check_column_sums({.heads = 2, .capacity = 512, .dim = 128, .group = 1}, 512);
+  check_column_sums({.heads = 1, .capacity = 600, .dim = 64, .group = 4}, 150);
+}
+
+void check_match(const cache_case& c, index_t removed, index_t kept) {
+  INFO("dim " << c.dim << ", " << removed << " removed, " << kept << " kept");
+  device_cache<half> kv(c, {c.capacity}, 3);
+  std::vector<index_t> slots(kv.slots());
+  std::iota(slots.begin(), slots.end(), 0);
+  device_buffer<index_t> away(slots), stay(slots), into(kv.slots());
+  device_buffer<index_t> aways(std::vector{removed}), stays(std::vector{kept});
+  device_buffer<float> similarity(kv.slots());
+  row_traffic counted(kv);
+  match(dot_similarity{}, kv.view(), {away.data(), aways.data()}, {stay.data(), stays.data()},
+        {into.data(), similarity.data()}, {}, order());
+  const index_t tiles = ceiling(removed, 128);
+  CHECK(counted.loaded(row_traffic::keys) / (removed + tiles * kept) <= 1);
+  CHECK(counted.loaded(row_traffic::values) == 0);
+  CHECK(counted.sectors(row_traffic::keys) <= 1);
+  CHECK(counted.bank_conflicts == 0);
+  CHECK(static_cast<double>(counted.mmas) / (8 * tiles * 8 * ceiling(kept, 64) * (c.dim / 16)) <=
+        1);
+  CHECK(counted.barriers <= tiles * 2 * ceiling(kept, 64));
+}
+
+TEST_CASE("matching reads removed keys once, kept ones once for 128 removed") {
+  check_match({.heads = 1, .capacity = 600, .dim = 128}, 300, 299);
+  check_match({.heads = 1, .capacity = 300, .dim = 64}, 100, 200);
+}
+
+/// The first `staying` slots are rows as they are; of the rest every `keep`-th is kept, and moves.
+/// `merged`: it takes in those before it.
+void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged) {
+  INFO("dim " << c.dim << ", one of " << keep << " kept, merged " << merged);
+  device_cache<half> kv(c, {c.capacity}, 3, {column_merge::sum});
+  device_buffer<index_t> rows(1), begin(static_cast<std::size_t>(c.capacity + 1));
+  device_buffer<merge_source> sources(kv.slots());
+  device_buffer<float> log_mass(kv.slots(), 0);
+  index_t count = 0, last = 0;
+  for (; count < staying; ++count) {
+    begin[count] = last, sources[last++] = {count};
+  }
+  for (index_t s = staying + keep - 1; s < c.capacity; s += keep) {
+    begin[count++] = last;
+    for (index_t e = 0; e < (merged ? keep : 1); ++e) {
+      sources[last++] = merged ? merge_source{s - e, 0.5F, 0.5F} : merge_source{s};
+    }
+  }
+  begin[count] = last, rows[0] = count;
+  row_traffic counted(kv);
+  apply({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(), kv.state, order());
+  REQUIRE(kv.length[0] == count);
+  for (const auto plane : {row_traffic::keys, row_traffic::values}) {
+    CHECK(counted.loaded(plane) / (last - staying) <= 1);
+    CHECK(counted.stored(plane) / (count - staying) <= 1);
+    CHECK(counted.sectors(plane) <= 1);
+  }
+  CHECK(counted.bank_conflicts == 0);
+  // 64 bytes of all rows a block: one a chunk of 64 rows, three before; and the numbers beside
+  // rows.
+  const index_t blocks = 2 * c.dim / 32;
+  CHECK(counted.barriers <= blocks * (ceiling(count, 64) + 3) + 3 * ceiling(count, 256));
+}
+
+TEST_CASE("a plan's rows are read once and written once, and not at all where they stay") {
+  check_apply({.heads = 1, .capacity = 600, .dim = 128}, 100, 2, false);
+  check_apply({.heads = 1, .capacity = 600, .dim = 128}, 0, 3, true);
+  check_apply({.heads = 1, .capacity = 300, .dim = 64}, 30, 4, true);
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
