@@ -1,0 +1,49 @@
+// The hot kernels for `bench/resources`, compiled as an engine compiles them. Prints what the
+// compiler does not report: a kernel's name there, its type, its threads and its shared memory.
+#include <cstdio>
+#include <typeinfo>
+
+#include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/merge/observe_and_remove.cuh"
+#include "kvfold/cuda/merge/ridge.cuh"
+#include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/search/match.cuh"
+#include "kvfold/cuda/search/seeds.cuh"
+#include "kvfold/cuda/search/select.cuh"
+
+namespace kvfold::cuda::detail {
+namespace {
+
+/// Is there code of it?
+template <class Kernel>
+bool print(const char* name) {
+  std::printf("%s %s %d %zu\n", name, typeid(Kernel).name(), static_cast<int>(Kernel::threads),
+              sizeof(typename Kernel::shared_memory));
+  return reinterpret_cast<const void*>(&run<Kernel>) != nullptr;
+}
+
+template <measured What>
+using columns_of = stream_columns<half, 128, What, query_rows<half>>;
+
+bool print_all() {
+  return print<attend_tiles<half, 128, 1, log_masses>>("attend") &&
+         print<attend_tiles<half, 128, 2, log_masses>>("attend-group-16") &&
+         print<attend_tiles<half, 256, 1, log_masses>>("attend-dim-256") &&
+         print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
+         print<observe_and_remove<half, sum_rule>>("observe-h2o") &&
+         print<columns_of<measured::log_sums>>("log-sums") &&
+         print<columns_of<measured::one_sum>>("column-sums") &&
+         print<columns_of<measured::three_sums>>("column-three-sums") &&
+         print<columns_of<measured::largest>>("column-largest") &&
+         print<apply_rows<half>>("apply") && print<apply_rows<bfloat16>>("apply-bfloat16") &&
+         print<nearest_kept<half, 128, cosine_similarity>>("match") &&
+         print<select_slots<half, sum_rule, evictions>>("select") &&
+         print<farthest_first<half>>("fold-seeds") &&
+         print<nearest_centre<half, 128>>("fold-centres") && print<solve_ridge>("fold-ridge");
+}
+
+}  // namespace
+}  // namespace kvfold::cuda::detail
+
+int main() { return kvfold::cuda::detail::print_all() ? 0 : 1; }
