@@ -1,6 +1,7 @@
 #include "evaluate/budget_allocation.hpp"
 
 #include <algorithm>  // std::min, std::ranges::min_element
+#include <array>
 #include <cstdint>
 
 #include "kvfold/global_budgets.hpp"
@@ -29,6 +30,14 @@ std::vector<index_t> one_threshold(const any_policy& p, index_t slots, index_t a
     }
   }
   return kvfold::global_budgets(scores, heads, heads * (slots - alone), tokens - alone - 1);
+}
+
+/// No policy can do without one slot more than what it protects: the heads that have most give.
+void at_least(index_t least, std::vector<index_t>& budgets) {
+  for (auto fewest = std::ranges::min_element(budgets); *fewest < least;
+       fewest = std::ranges::min_element(budgets)) {
+    ++*fewest, --*std::ranges::max_element(budgets);
+  }
 }
 
 }  // namespace
@@ -87,20 +96,19 @@ std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, i
       break;
     }
     case budget_allocation::global: {
-      // fold has clusters beside its pins; the others one slot more than what they protect, which
-      // no policy can do without.
-      const index_t least = p.min_budget();
-      const index_t sinks = std::min(least - 1, index_t{4});
-      const index_t latest = p.visit([&](const auto& one) {
+      // fold has clusters beside its pins and may do without any.
+      const index_t sinks = std::min(alone, index_t{4});
+      const auto [beside, latest, least] = p.visit([&](const auto& one) {
         if constexpr (requires { one.slots_beside_pins(); }) {
-          return one.prompt_recent;
+          return std::array{alone + 1, one.prompt_recent, index_t{0}};
         } else {
-          return least - 1 - sinks;
+          return std::array{alone, alone - sinks, index_t{1}};
         }
       });
-      const auto more = one_threshold(p, slots, least, sinks, latest, measured);
+      auto more = one_threshold(p, slots, beside, sinks, latest, measured);
+      at_least(least, more);
       for (std::size_t h = 0; h < limits.size(); ++h) {
-        limits[h] = budget{least + more[layer * limits.size() + h]};
+        limits[h] = budget{beside + more[layer * limits.size() + h]};
       }
       break;
     }
@@ -113,12 +121,8 @@ std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, i
         const auto column = s.column(0).subspan(first, count);
         scores.insert(scores.end(), column.begin(), column.end());
       }
-      // At least one each, which no policy can do without.
       auto more = kvfold::ada_budgets(scores, heads, heads * (slots - alone));
-      for (auto least = std::ranges::min_element(more); *least == 0;
-           least = std::ranges::min_element(more)) {
-        ++*least, --*std::ranges::max_element(more);
-      }
+      at_least(1, more);
       for (std::size_t h = 0; h < limits.size(); ++h) {
         limits[h] = budget{alone + more[h]};
       }

@@ -64,6 +64,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   const auto text = tokens.encode(engine::read_file(o.text));
   plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape().max_positions);
   todo.set_rope(model.shape().rope);
+  todo.set_replay_words(replay_words_of(tokens));
   const auto needles = draw_needles(o, tokens, text);
   const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);

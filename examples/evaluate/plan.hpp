@@ -56,6 +56,12 @@ struct plan {
   void set_rope(const kvfold::rope& rope) {
     for_each_policy([&](any_policy& p) { evaluate::set_rope(p, rope); });
   }
+  /// What asks the model to read a prompt again.
+  void set_replay_words(const replay_words& words) {
+    for (named_policy& p : policies) {
+      p.words = words;
+    }
+  }
 };
 
 namespace detail {

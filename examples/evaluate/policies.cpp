@@ -10,6 +10,9 @@ std::vector<named_policy> all_policies() {
       list.back().queries = query_source::foresight;
     } else if (p.name() == kvfold::attention_matching::name()) {
       list.back().queries = query_source::spread;
+    } else if (p.name() == kvfold::kvzip::name()) {
+      list.back().queries = query_source::replay;
+      list.back().budgets = budget_allocation::global;
     }
   }
   list.push_back({.name = "snapkv+pyramid_kv",

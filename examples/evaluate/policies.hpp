@@ -31,6 +31,12 @@ enum class budget_allocation {
   global
 };
 
+/// Tokens that ask the model to read a prompt again.
+struct replay_words {
+  std::vector<int> whole, part;  ///< before all of it, or its beginning; before another part
+  std::vector<int> end;          ///< between these and what is read again
+};
+
 struct named_policy {
   std::string name;
   any_policy policy;
@@ -38,6 +44,13 @@ struct named_policy {
   index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
   kvfold::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
+  replay_words words = {};  ///< of a second reading
+
+  /// Does it observe all of a second reading with its keys, as KVzip, and not some of its queries?
+  bool observes_replay() const {
+    return queries == query_source::replay && queries_taken == 0 &&
+           policy.name() == kvfold::kvzip::name();
+  }
 };
 
 /// All of them, with their default parameters and sources, and every division of budgets.

@@ -47,17 +47,19 @@ kvfold::cache<float> prompt::layer(std::size_t l) const {
   return kv;
 }
 
-kvfold::query_view<float> replayed_prompt::of(const engine::config& shape,
-                                              std::size_t layer) const {
+kvfold::query_view<float> replayed_prompt::queries(const engine::config& shape,
+                                                   std::size_t layer) const {
   if (positions.empty()) {
     return {};
   }
-  auto view = kvfold::prompt_queries(queries[layer].data(), static_cast<index_t>(positions.size()),
-                                     shape.kv_heads, shape.group(), shape.dim);
+  auto view = queries_of(shape, layers[layer]);
   view.position = positions.data();
   return view;
 }
 
+namespace {
+
+/// The queries that `p` measures a layer on, if not the prompt's own; `again`: a second reading's.
 std::shared_ptr<const kvfold::reference_queries> reference_of(
     const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
     const kvfold::query_view<float>& own, const kvfold::query_view<float>& again) {
@@ -82,6 +84,61 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
       kvfold::foresight(kv, own, rope, {.count = count(256), .ahead = p.ahead}));
 }
 
+/// The states of a layer's heads after a second reading: each part is appended behind the prompt,
+/// observed and taken away again.
+std::vector<kvfold::head_state> observe_replay(const any_policy& policy,
+                                               const engine::config& shape,
+                                               const engine::layer_record& read,
+                                               const engine::layer_record& again,
+                                               std::span<const index_t> parts) {
+  const auto tokens = static_cast<index_t>(read.k.rows());
+  kvfold::cache<float> kv({.heads = shape.kv_heads,
+                           .group = shape.group(),
+                           .dim = shape.dim,
+                           .capacity = tokens + std::ranges::max(parts)});
+  append(kv, read, 0, tokens);
+  auto state = kvfold::make_state(policy, kv);
+  std::vector<kvfold::head_state> heads;
+  Eigen::Index begin = 0;
+  for (const index_t rows : parts) {
+    append(kv, again, begin, begin + rows);
+    auto queries = queries_of(shape, again);
+    queries.data += begin * queries.row;
+    queries.count = rows;
+    kvfold::observe(policy, kv, state, queries);
+    for (index_t h = 0; h < kv.heads(); ++h) {
+      kv.head(h).restore(tokens, tokens);
+      state[h].truncate(tokens);
+    }
+    begin += rows;
+  }
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    heads.push_back(std::move(state[h]));
+  }
+  return heads;
+}
+
+}  // namespace
+
+measured_layer measure_layer(const named_policy& p, const engine::config& shape,
+                             kvfold::cache<float>& kv, const engine::record& r,
+                             const replayed_prompt& again, std::size_t l) {
+  if (p.observes_replay() && !again.parts.empty()) {
+    return {observe_replay(p.policy, shape, r.layers[l], again.layers[l], again.parts), nullptr};
+  }
+  const auto own = queries_of(shape, r.layers[l]);
+  measured_layer m{{}, reference_of(p, shape.rope, kv, own, again.queries(shape, l))};
+  const auto queries = m.chosen ? m.chosen->view() : own;
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    m.heads.push_back(kvfold::make_head_state(p.policy, kv.head(h)));
+    if (m.chosen && score_column(p.policy) > 0) {  // scores are by all of the prompt's own queries
+      kvfold::observe(p.policy, kv.head(h), m.heads.back(), own.of(h));
+    }
+    kvfold::observe(p.policy, kv.head(h), m.heads.back(), queries.of(h));
+  }
+  return m;
+}
+
 prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
                const replayed_prompt& again) {
@@ -99,21 +156,11 @@ prompt measure(const engine::config& shape, const engine::record& r,
     p.tail.push_back(
         {.q = {}, .k = r.layers[l].k.bottomRows(behind), .v = r.layers[l].v.bottomRows(behind)});
     kvfold::cache<float> kv = p.layer(l);
-    const auto own = queries_of(shape, r.layers[l]);
     p.own.push_back(r.layers[l].q.bottomRows(std::min(p.tokens, own_queries)));
     for (std::size_t i = 0; i < policies.size(); ++i) {
-      const any_policy& policy = policies[i].policy;
-      auto& states = p.measured[i].emplace_back();
-      const auto chosen = reference_of(policies[i], shape.rope, kv, own, again.of(shape, l));
-      const auto queries = chosen ? chosen->view() : own;
-      for (index_t h = 0; h < kv.heads(); ++h) {
-        states.push_back(kvfold::make_head_state(policy, kv.head(h)));
-        if (chosen && score_column(policy) > 0) {  // scores are by all of the prompt's own queries
-          kvfold::observe(policy, kv.head(h), states.back(), own.of(h));
-        }
-        kvfold::observe(policy, kv.head(h), states.back(), queries.of(h));
-      }
-      p.references[i].push_back(policy.plans_on_queries() ? chosen : nullptr);
+      measured_layer m = measure_layer(policies[i], shape, kv, r, again, l);
+      p.measured[i].push_back(std::move(m.heads));
+      p.references[i].push_back(policies[i].policy.plans_on_queries() ? m.chosen : nullptr);
     }
   }
   return p;

@@ -52,20 +52,27 @@ inline kvfold::query_view<float> queries_of(const engine::config& shape,
                                 shape.group(), shape.dim);
 }
 
-/// Queries `[layers]` `[tokens, heads · dim]` of a second reading of a prompt, and their positions;
-/// empty: there was none.
+/// A second reading of a prompt, part by part; empty: there was none.
 struct replayed_prompt {
-  std::vector<row_major_matrix> queries;
-  std::vector<index_t> positions;
+  std::vector<engine::layer_record> layers;  ///< of all parts, the words before each included
+  std::vector<index_t> positions;            ///< [rows]; every part begins behind the prompt
+  std::vector<index_t> parts;                ///< rows of each
 
-  kvfold::query_view<float> of(const engine::config& shape, std::size_t layer) const;
+  /// All queries of a layer.
+  kvfold::query_view<float> queries(const engine::config& shape, std::size_t layer) const;
 };
 
-/// What a policy measures a layer on; `own` is the prompt's queries, `again` those of a second
-/// reading.
-std::shared_ptr<const kvfold::reference_queries> reference_of(
-    const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
-    const kvfold::query_view<float>& own, const kvfold::query_view<float>& again);
+/// What a policy measured of a layer.
+struct measured_layer {
+  std::vector<kvfold::head_state> heads;
+  /// The queries that it measured on; null: the prompt's own, or all of a second reading.
+  std::shared_ptr<const kvfold::reference_queries> chosen;
+};
+
+/// Layer `l` of a prompt as `p` measures it: `kv` is its cache, `r` its record.
+measured_layer measure_layer(const named_policy& p, const engine::config& shape,
+                             kvfold::cache<float>& kv, const engine::record& r,
+                             const replayed_prompt& again, std::size_t l);
 
 /// All of `r`, which begins with `body`, measured by every policy.
 prompt measure(const engine::config& shape, const engine::record& r,

@@ -1,47 +1,69 @@
 #include "evaluate/replay.hpp"
 
-#include <algorithm>  // std::min, std::ranges::any_of
+#include <algorithm>  // std::min, std::ranges::find
 
 namespace evaluate {
 
 namespace {
 
-/// Positions that a part of the second reading takes; every part begins right behind the prompt, so
-/// that no more of the model's context is needed.
-constexpr index_t replay_chunk = 256;
+/// Of the part before, so many tokens follow the words, for a part to begin behind them.
+constexpr index_t replay_overlap = 8;
 
-bool wants_replay(std::span<const named_policy> policies) {
-  return std::ranges::any_of(
-      policies, [](const named_policy& p) { return p.queries == query_source::replay; });
+/// The words before the part of `tokens` that begins at `begin`, and that part.
+std::vector<int> part_of(std::span<const int> tokens, index_t begin, index_t count,
+                         const replay_words& words) {
+  std::vector<int> part = begin == 0 ? words.whole : words.part;
+  const auto add = [&](std::span<const int> more) {
+    part.insert(part.end(), more.begin(), more.end());
+  };
+  const index_t overlap = std::min(begin, replay_overlap);
+  add(tokens.subspan(static_cast<std::size_t>(begin - overlap), static_cast<std::size_t>(overlap)));
+  add(words.end);
+  add(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+  return part;
 }
 
 }  // namespace
 
+replay_words replay_words_of(const engine::tokenizer& tokens) {
+  return {.whole = tokens.encode_fragment("\n\nRepeat the previous context exactly."),
+          .part = tokens.encode_fragment(
+              "\n\nRepeat the part of the previous context exactly, starting with"),
+          .end = tokens.encode_fragment("\n")};
+}
+
 replayed_prompt replay(const engine::decoder& model, const engine::record& r,
-                       std::span<const int> tokens) {
+                       std::span<const int> tokens, const replay_words& words, index_t chunk) {
   replayed_prompt again;
   const auto count = static_cast<index_t>(tokens.size());
-  for (const auto& layer : r.layers) {
-    again.queries.emplace_back(count, layer.q.cols());
-  }
-  for (index_t begin = 0; begin < count; begin += replay_chunk) {
-    const index_t rows = std::min(replay_chunk, count - begin);
+  again.layers.resize(r.layers.size());
+  for (index_t begin = 0; begin < count; begin += chunk) {
+    const auto part = part_of(tokens, begin, std::min(chunk, count - begin), words);
+    const auto rows = static_cast<index_t>(part.size());
     engine::record behind = r;
-    extend(model, behind,
-           tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows)));
+    extend(model, behind, part);
+    const auto before = static_cast<Eigen::Index>(again.positions.size());
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
-      again.queries[l].middleRows(begin, rows) = behind.layers[l].q.bottomRows(rows);
+      auto& all = again.layers[l];
+      const auto& read = behind.layers[l];
+      for (const auto& [to, from] :
+           {std::pair{&all.q, &read.q}, {&all.k, &read.k}, {&all.v, &read.v}}) {
+        to->conservativeResize(before + rows, from->cols());
+        to->bottomRows(rows) = from->bottomRows(rows);
+      }
     }
     for (index_t i = 0; i < rows; ++i) {
       again.positions.push_back(count + i);
     }
+    again.parts.push_back(rows);
   }
   return again;
 }
 
 replayed_prompt replay_for(std::span<const named_policy> policies, const engine::decoder& model,
                            const engine::record& r, std::span<const int> tokens) {
-  return wants_replay(policies) ? replay(model, r, tokens) : replayed_prompt{};
+  const auto reads = std::ranges::find(policies, query_source::replay, &named_policy::queries);
+  return reads == policies.end() ? replayed_prompt{} : replay(model, r, tokens, reads->words);
 }
 
 }  // namespace evaluate

@@ -10,17 +10,18 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
     double sum = 0;
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
       auto kv = read.layer(l);
-      auto state = kvfold::make_state(c.policy, kv);
-      const auto own = queries_of(shape, r.layers[l]);
+      kvfold::workspace work;
+      work.reserve(kv.head(0));
       sum += seconds_of([&] {
-        const auto chosen = reference_of(p, shape.rope, kv, own, m.again.of(shape, l));
-        if (chosen && score_column(c.policy) > 0) {
-          kvfold::observe(c.policy, kv, state, own);
-        }
+        measured_layer measured = measure_layer(p, shape, kv, r, m.again, l);
+        const auto queries =
+            measured.chosen ? measured.chosen->view() : queries_of(shape, r.layers[l]);
         const auto limits = allocate_budgets(c.budgets, c.policy, c.limit.target, read.tokens,
                                              read.measured[c.index], c.whole, l);
-        kvfold::compress(c.policy, kv, state, chosen ? chosen->view() : own,
-                         std::span<const budget>(limits));
+        for (index_t h = 0; h < kv.heads(); ++h) {
+          const auto i = static_cast<std::size_t>(h);
+          kvfold::compress(c.policy, kv.head(h), measured.heads[i], work, limits[i], queries.of(h));
+        }
       });
     }
     times.push_back(sum);

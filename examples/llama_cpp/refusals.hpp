@@ -127,6 +127,10 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
     setup.shape.capacity = o.capacity;
   }
   traits::validate(p);
+  expects(traits::decodes(p) || traits::plans_on_queries(p),
+          "llama.cpp: a policy that decodes or "
+          "plans on a prompt's queries expected, ",
+          p.name(), " came, which needs a second reading of the prompt");
   const auto heads = static_cast<std::size_t>(setup.shape.heads),
              layers = static_cast<std::size_t>(setup.layers), given = o.limits.size();
   expects(given == 1 || given == layers || given == layers * heads, "llama.cpp: 1 budget, ", layers,

@@ -241,8 +241,8 @@ void basic_any_policy<Policies...>::attend(const kv_head auto& head, const head_
 /// Every policy of the library.
 using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
-                     attention_matching, fold, random_tokens, tova, roco, scissorhands, key_diff,
-                     expected_attention, centroids, compactor, cam>;
+                     attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands,
+                     key_diff, expected_attention, centroids, compactor, cam>;
 
 static_assert(policy<any_policy>);
 

@@ -28,11 +28,13 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
   const auto policies = evaluate::all_policies();
   // Shared up to token 70, as needle prompts are.
   const auto body = std::make_shared<evaluate::prompt_body>(model.shape(), r, 70, 100);
-  const auto prompt = evaluate::measure(model.shape(), r, policies, body);
+  const auto again = evaluate::replay_for(policies, model, r, tokens);
+  const auto prompt = evaluate::measure(model.shape(), r, policies, body, again);
   for (std::size_t i = 0; i < policies.size(); ++i) {
     CAPTURE(policies[i].name);
-    if (policies[i].budgets == evaluate::budget_allocation::duo_attention) {
-      continue;  // a head that keeps all is no matter of compress
+    if (policies[i].budgets == evaluate::budget_allocation::duo_attention ||
+        policies[i].observes_replay()) {
+      continue;  // a head that keeps all, or a second reading, is no matter of compress
     }
     for (const kvfold::budget limit : {kvfold::budget{40}, kvfold::budget{60}}) {
       kvfold::index_t slots = 0;  // of all layers: what was asked for
@@ -53,7 +55,8 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
       auto kv = prompt.layer(1);
       auto state = kvfold::make_state(policies[i].policy, kv);
       const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
-      const auto chosen = evaluate::reference_of(policies[i], model.shape().rope, kv, own, {});
+      const auto chosen =
+          evaluate::measure_layer(policies[i], model.shape(), kv, r, again, 1).chosen;
       kvfold::compress(policies[i].policy, kv, state, chosen ? chosen->view() : own,
                        std::span<const kvfold::budget>(limits));
       const auto head = kv.head(0), same = ours.kv.head(0);
@@ -68,36 +71,46 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
   }
 }
 
-TEST_CASE("a replay is the prompt read again right behind itself, part by part") {
+TEST_CASE("a replay is words and the prompt read again right behind it, part by part") {
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
   const auto tokens = first_tokens(files, 300);
-  const auto again = evaluate::replay(model, engine::prefill(model, tokens), tokens);
-  REQUIRE(again.positions.size() == 300);
+  const auto r = engine::prefill(model, tokens);
+  const evaluate::replay_words words{.whole = {1, 2, 3}, .part = {4, 5}, .end = {6}};
+  const auto again = evaluate::replay(model, r, tokens, words, 256);
+  CHECK(again.parts == std::vector<kvfold::index_t>{4 + 256, 2 + 8 + 1 + 44});
+  REQUIRE(again.positions.size() == 260 + 55);
   CHECK(again.positions[0] == 300);
-  CHECK(again.positions[255] == 555);
-  CHECK(again.positions[256] == 300);  // the second part begins there too
-  for (const auto& [first, count] : {std::pair{0, 256}, std::pair{256, 44}}) {
+  CHECK(again.positions[259] == 559);
+  CHECK(again.positions[260] == 300);  // the second part begins there too
+  const auto whole = [&](std::vector<int> before, int first) {
     auto both = tokens;
-    both.insert(both.end(), tokens.begin() + first, tokens.begin() + first + count);
-    const auto read = engine::prefill(model, both);
+    both.insert(both.end(), before.begin(), before.end());
+    both.insert(both.end(), tokens.begin() + first, tokens.begin() + std::min(300, first + 256));
+    return engine::prefill(model, both);
+  };
+  std::vector<int> second = {4, 5};
+  second.insert(second.end(), tokens.begin() + 248, tokens.begin() + 256);
+  second.push_back(6);
+  for (const auto& [read, first, rows] :
+       {std::tuple{whole({1, 2, 3, 6}, 0), 0, 260}, {whole(second, 256), 260, 55}}) {
     for (std::size_t l = 0; l < read.layers.size(); ++l) {
-      CHECK(again.queries[l]
-                .middleRows(first, count)
-                .isApprox(read.layers[l].q.bottomRows(count), 1e-4F));
+      for (const auto part :
+           {&engine::layer_record::q, &engine::layer_record::k, &engine::layer_record::v}) {
+        const auto ours = (again.layers[l].*part).middleRows(first, rows);
+        CHECK(ours.isApprox((read.layers[l].*part).bottomRows(rows), 1e-4F));
+      }
     }
   }
-  auto kv =
-      evaluate::prompt_body(model.shape(), engine::prefill(model, tokens), 300, 300).layers[0];
+  auto kv = evaluate::prompt_body(model.shape(), r, 300, 300).layers[0];
   const evaluate::named_policy chosen{.name = "h2o",
                                       .policy = kvfold::h2o{},
                                       .queries = evaluate::query_source::replay,
-                                      .queries_taken = 300};
-  const auto reference =
-      evaluate::reference_of(chosen, model.shape().rope, kv, {}, again.of(model.shape(), 0));
-  REQUIRE(reference->count() == 300);
-  CHECK(reference->view().position[299] == 343);
-  CHECK(reference->view().at(1, 299)[0] == again.queries[0](299, model.shape().dim));
+                                      .queries_taken = 315};
+  const auto reference = evaluate::measure_layer(chosen, model.shape(), kv, r, again, 0).chosen;
+  REQUIRE(reference->count() == 315);
+  CHECK(reference->view().position[314] == 300 + 54);
+  CHECK(reference->view().at(1, 314)[0] == again.layers[0].q(314, model.shape().dim));
 }
 
 TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt and after it") {

@@ -141,6 +141,7 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
   CHECK(said(nothing, {.limits = {{255}}}) == "not refused");
   CHECK_THAT(said(nothing, {.limits = {{256}}}), Contains("n_ctx of at least 257"));
   CHECK(said(nothing, {.limits = {{300}}}, "full_cache") == "not refused");
+  CHECK_THAT(said(nothing, {.limits = {{96}}}, "kvzip"), Contains("a second reading"));
 }
 
 TEST_CASE(

@@ -160,6 +160,7 @@ struct column_sums {
   vec total;    // sum_i A_ij
   vec last;     // sum_{i >= n - window} A_ij
   vec decayed;  // sum_i decay^(n-1-i) A_ij   (ZSMerge eq. 5 unrolled)
+  vec largest;  // max_i A_ij, of every query head by itself
 };
 
 struct column_options {
@@ -185,7 +186,7 @@ inline column_sums column_scores(const head& h, const tensor& queries,
                                  const std::vector<int>& positions, column_options options) {
   const std::size_t n = queries.size(), slots = h.slots.size();
   const std::vector<int> at = positions_or_last(h, n, positions);
-  column_sums s{vec(slots, 0.0), vec(slots, 0.0), vec(slots, 0.0)};
+  column_sums s{vec(slots, 0.0), vec(slots, 0.0), vec(slots, 0.0), vec(slots, 0.0)};
   for (std::size_t i = 0; i < n; ++i) {
     std::vector<bool> visible;
     for (const slot& x : h.slots) visible.push_back(!options.causal || x.position <= at[i]);
@@ -194,6 +195,8 @@ inline column_sums column_scores(const head& h, const tensor& queries,
       double lse = 0;
       probabilities.push_back(softmax(logits_of(h, q), visible, lse));
     }
+    for (const vec& p : probabilities)
+      for (std::size_t j = 0; j < slots; ++j) s.largest[j] = std::max(s.largest[j], p[j]);
     const vec a = combined(probabilities, options.group);
     const bool in_window = static_cast<int>(n - i) <= options.window;
     for (std::size_t j = 0; j < slots; ++j) {

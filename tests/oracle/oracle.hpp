@@ -13,6 +13,7 @@
 #include "oracle/foresight_max.hpp"
 #include "oracle/keepkv.hpp"
 #include "oracle/kvmerger.hpp"
+#include "oracle/kvzip.hpp"
 #include "oracle/linear.hpp"
 #include "oracle/match.hpp"
 #include "oracle/nnls.hpp"

@@ -158,6 +158,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"keepkv code", 4 + 4},
                                                    {"attention_matching", 4 + 4 + 1},
                                                    {"attention_matching omp", 4 + 4 + 1},
+                                                   {"kvzip", 4 + 1},
                                                    {"fold", 4 + 2 + 2},
                                                    {"fold by scores", 4 + 8 + 2},
                                                    {"random", 4 + 8 + 1},

@@ -226,6 +226,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
                                    any_policy(centroids{.window = 20}),
                                    any_policy(compactor{.window = 20}),
                                    any_policy(attention_matching{.recent = 20}),
+                                   any_policy(kvzip{.sinks = 20}),
                                    any_policy(kvmerger{.sinks = 20}),
                                    any_policy(cam{.sinks = 20}),
                                    any_policy(tova{.sinks = 20}),

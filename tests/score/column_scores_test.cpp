@@ -16,10 +16,11 @@ using kvfold::query_view;
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
 struct sums {
-  std::vector<float> total, window, decayed;
+  std::vector<float> total, window, decayed, largest;
 
-  explicit sums(index_t length) : total(at(length), 7), window(total), decayed(total) {}
-  kvfold::column_sums spans() { return {total, window, decayed}; }
+  explicit sums(index_t length)
+      : total(at(length), 7), window(total), decayed(total), largest(total) {}
+  kvfold::column_sums spans() { return {total, window, decayed, largest}; }
 };
 
 template <class Query>
@@ -46,8 +47,8 @@ oracle::combine as_oracle(group_combine c) {
                                     : oracle::combine::max;
 }
 
-/// LAW: in one pass all three sums are the oracle's, each is the same asked for alone, and columns
-/// sum up to one for each query head that sees a slot.
+/// LAW: in one pass all sums and the largest are the oracle's, each is the same asked for alone,
+/// and columns sum up to one for each query head that sees a slot.
 template <class Query>
 void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& queries,
                     column_options options = {}) {
@@ -70,6 +71,7 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
   CHECK(off(ours.total, theirs.total, 1) < 1e-5);
   CHECK(off(ours.window, theirs.last, 1) < 1e-5);
   CHECK(off(ours.decayed, theirs.decayed, 1) < 1e-5);
+  CHECK(off(ours.largest, theirs.largest, 1) < 1e-5);
   for (std::size_t j = 0; j < at(n); ++j) {
     if (theirs.total[j] == 0) {  // a slot that no query sees; Eigen's exp ends at 3e-39
       CHECK(ours.total[j] + ours.window[j] + ours.decayed[j] < 1e-36F);
@@ -85,7 +87,8 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
   column_scores(head, queries, options, {.total = alone.total});
   column_scores(head, queries, options, {.window = alone.window});
   CHECK((alone.total == ours.total && alone.window == ours.window));
-  CHECK(alone.decayed == ours.decayed);
+  column_scores(head, queries, options, {.largest = alone.largest});
+  CHECK((alone.decayed == ours.decayed && alone.largest == ours.largest));
 }
 
 /// A head after compression: positions in any order, some of the tokens evicted.

@@ -38,6 +38,7 @@ inline std::vector<example> every_policy() {
       {"attention_matching", attention_matching{.recent = 4}, 4, false},
       {"attention_matching omp", attention_matching{.omp = true, .recent = 4}, 4, false, false,
        false},
+      {"kvzip", kvzip{}, 4, true, true, true, 0},
       {"fold", fold{}, 4, true, false},
       {"fold by scores", by_scores, 4, true, false},
       {"random", random_tokens{.window = 8}},

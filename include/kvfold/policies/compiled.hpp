@@ -16,6 +16,7 @@
 #include "kvfold/policies/keepkv.hpp"
 #include "kvfold/policies/key_diff.hpp"
 #include "kvfold/policies/kvmerger.hpp"
+#include "kvfold/policies/kvzip.hpp"
 #include "kvfold/policies/random_tokens.hpp"
 #include "kvfold/policies/roco.hpp"
 #include "kvfold/policies/scissorhands.hpp"
@@ -43,6 +44,7 @@ extern template struct hooks<kvmerger, head_ref>;
 extern template struct hooks<ems, head_ref>;
 extern template struct hooks<keepkv, head_ref>;
 extern template struct hooks<attention_matching, head_ref>;
+extern template struct hooks<kvzip, head_ref>;
 extern template struct hooks<fold, head_ref>;
 extern template struct hooks<random_tokens, head_ref>;
 extern template struct hooks<tova, head_ref>;

@@ -30,11 +30,12 @@ struct column_sums {
   std::span<float> total = {};    ///< Σ_i a_ij
   std::span<float> window = {};   ///< the same over the last `window` queries
   std::span<float> decayed = {};  ///< Σ_i λ^(n−1−i) a_ij
+  std::span<float> largest = {};  ///< the largest a_ij of all queries and query heads, not combined
 };
 
 /// `a_ij = softmax_j(scale · q_i·k_j + log_mass_j)` over the slots at or before query `i`'s
-/// position; the group's heads combined; summed over queries `i = 0 .. n−1` of one KV head.
-/// Blocked: memory `O(length)`. A query that sees no slot adds nothing.
+/// position; the group's heads combined; summed over queries `i = 0 .. n−1` of one KV head, or the
+/// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing.
 /// Refused: an empty head, spans of another size, a decay outside (0, 1].
 template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
@@ -44,8 +45,9 @@ void column_scores(const Head& head, const query_view<Query>& queries,
   expects(n > 0, "column_scores: at least 1 slot expected, an empty head came");
   expects(count > 0 && queries.data != nullptr, "column_scores: at least 1 query expected, ",
           queries.data == nullptr ? 0 : count, " came");
-  for (const auto& [what, sums] : {std::pair{"total", out.total}, std::pair{"window", out.window},
-                                   std::pair{"decayed", out.decayed}}) {
+  for (const auto& [what, sums] :
+       {std::pair{"total", out.total}, std::pair{"window", out.window},
+        std::pair{"decayed", out.decayed}, std::pair{"largest", out.largest}}) {
     expects(sums.empty() || sums.size() == static_cast<std::size_t>(n), "column_scores: ", what,
             " [", n, "] expected, ", sums.size(), " floats came");
   }
@@ -64,6 +66,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
   const index_t most = queries_a_block * group;
   matrix q(most, dim), e(most, (n + padding - 1) / padding * padding);
   matrix weight(3, most), sums = matrix::Zero(3, n);
+  Eigen::ArrayXf largest = Eigen::ArrayXf::Zero(out.largest.empty() ? 0 : e.cols());
   std::vector<float> buffer(static_cast<std::size_t>(slots_a_tile) * static_cast<std::size_t>(dim));
   const float lowest = -std::numeric_limits<float>::infinity();
 
@@ -115,6 +118,9 @@ void column_scores(const Head& head, const query_view<Query>& queries,
         }
       }
       float inverse = all.max != lowest ? 1.0F / all.sum : 0.0F;
+      if (largest.size() > 0) {
+        largest.head(padded) = largest.head(padded).max(mass.transpose() * inverse);
+      }
       if (options.combine == group_combine::mean) {
         inverse /= static_cast<float>(group);
       }
@@ -125,10 +131,10 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     if (options.combine == group_combine::max) {  // the largest of a group stands for all of it
       for (index_t i = 0; i < block; ++i) {
         const Eigen::Index first = Eigen::Index{i} * group;
-        auto largest = e.row(first).head(padded).array();
-        largest *= weight(0, first);
+        auto of_group = e.row(first).head(padded).array();
+        of_group *= weight(0, first);
         for (Eigen::Index r = first + 1; r < first + group; ++r) {
-          largest = largest.max(e.row(r).head(padded).array() * weight(0, r));
+          of_group = of_group.max(e.row(r).head(padded).array() * weight(0, r));
           weight.col(r).setZero();
         }
         const float age = static_cast<float>(std::pow(double{options.decay}, count - 1 - (i0 + i)));
@@ -142,6 +148,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     std::copy_n(sums.row(r).data(), to.size(), to.begin());
   };
   give(0, out.total), give(1, out.window), give(2, out.decayed);
+  std::copy_n(largest.data(), out.largest.size(), out.largest.begin());
 }
 
 namespace score {

@@ -1,0 +1,66 @@
+// KVzip (arXiv 2505.23416, section 3.2 and algorithm 1): the largest attention that a second
+// reading gives each slot of a prompt.
+//
+// Readings that the library follows:
+//  - The maximum is over the queries of all that is read again, the words before the prompt's
+//  tokens
+//    among them, and over the query heads of a group (the authors' code: amax over both).
+//  - The softmax is over the prompt and over what was read again so far. The authors cut a prompt
+//  of
+//    more than 2048 tokens in chunks, and normalise each over itself; the library does not.
+//  - Sinks are kept first (the authors: the system prompt), then the rest by score.
+#pragma once
+
+#include "oracle/policies.hpp"
+
+namespace oracle {
+
+struct kvzip {
+  int sinks = 4;
+
+  /// s [prompt]: `again` are the keys [n][dim] of what is read behind it, `queries`
+  /// [n][group][dim].
+  static vec scores(const head& prompt, const mat& again, const tensor& queries) {
+    const std::size_t tokens = prompt.slots.size();
+    vec s(tokens, 0.0);
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+      for (const vec& q : queries[i]) {
+        vec logits;
+        for (const slot& x : prompt.slots)
+          logits.push_back(prompt.scale * dot(q, x.key) + x.log_mass);
+        for (std::size_t t = 0; t <= i; ++t) logits.push_back(prompt.scale * dot(q, again[t]));
+        const double top = *std::max_element(logits.begin(), logits.end());
+        double sum = 0;
+        for (const double l : logits) sum += std::exp(l - top);
+        for (std::size_t j = 0; j < tokens; ++j)
+          s[j] = std::max(s[j], std::exp(logits[j] - top) / sum);
+      }
+    }
+    return s;
+  }
+
+  void evict_to(head& h, const vec& score, int target) const {
+    evict(h, protected_slots(h, sinks, 0), score, target);
+  }
+
+  /// Without a second reading: what the prompt's own queries see, each of the slots before it.
+  void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
+    const std::vector<int> at = positions_or_last(h, queries.size(), positions);
+    vec score(h.slots.size(), 0.0);
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+      std::vector<bool> visible;
+      for (const slot& x : h.slots) visible.push_back(x.position <= at[i]);
+      for (const vec& q : queries[i]) {
+        double lse = 0;
+        const vec p = softmax(logits_of(h, q), visible, lse);
+        for (std::size_t j = 0; j < p.size(); ++j) score[j] = std::max(score[j], p[j]);
+      }
+    }
+    evict_to(h, score, target);
+  }
+  mat step(head&, const mat&, const vec&, const vec&, int, int) const {
+    throw std::logic_error("oracle: kvzip compresses prompts only");
+  }
+};
+
+}  // namespace oracle
