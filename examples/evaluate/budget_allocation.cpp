@@ -1,7 +1,6 @@
 #include "evaluate/budget_allocation.hpp"
 
 #include <algorithm>  // std::min, std::ranges::min_element
-#include <array>
 #include <cstdint>
 
 #include "kvfold/global_budgets.hpp"
@@ -11,26 +10,25 @@ namespace evaluate {
 
 namespace {
 
-/// One threshold over all heads of all layers: what each of them gets of the slots that lie between
-/// the sinks and the latest, `[layers · KV heads]`. `alone`: slots that every head has beside them;
-/// `sinks` of them lie at the beginning, `latest` at the end of the prompt.
-std::vector<index_t> one_threshold(const any_policy& p, index_t slots, index_t alone, index_t sinks,
-                                   index_t latest,
-                                   const std::vector<std::vector<kvfold::head_state>>& measured) {
-  const index_t column = score_column(p);
-  std::vector<float> scores;
-  index_t heads = 0, tokens = 0;
-  for (const auto& layer : measured) {
-    for (const kvfold::head_state& s : layer) {
-      tokens = s.length();
-      const auto of_head = s.column(column).subspan(
-          static_cast<std::size_t>(sinks), static_cast<std::size_t>(tokens - sinks - latest));
-      scores.insert(scores.end(), of_head.begin(), of_head.end());
-      ++heads;
-    }
+/// How the slots of one threshold over the model lie.
+struct shared_slots {
+  index_t alone;   ///< that every head has beside them
+  index_t sinks;   ///< of these at the beginning of the prompt,
+  index_t latest;  ///< and at its end
+  index_t least;   ///< of the shared ones, that no head can do without
+
+  /// fold has clusters beside its pins, and may do without any.
+  static shared_slots of(const any_policy& p) {
+    const index_t least = p.min_budget(), sinks = std::min(least - 1, index_t{4});
+    return p.visit([&](const auto& one) {
+      if constexpr (requires { one.slots_beside_pins(); }) {
+        return shared_slots{least, sinks, one.prompt_recent, 0};
+      } else {
+        return shared_slots{least - 1, sinks, least - 1 - sinks, 1};
+      }
+    });
   }
-  return kvfold::global_budgets(scores, heads, heads * (slots - alone), tokens - alone - 1);
-}
+};
 
 /// No policy can do without one slot more than what it protects: the heads that have most give.
 void at_least(index_t least, std::vector<index_t>& budgets) {
@@ -54,13 +52,31 @@ index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least)
   return whole;
 }
 
-std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, index_t slots,
-                                     index_t tokens,
-                                     const std::vector<std::vector<kvfold::head_state>>& measured,
-                                     std::span<const char> whole, std::size_t layer) {
+std::vector<index_t> threshold_budgets(const contender& c, index_t tokens,
+                                       const measured_heads& measured) {
+  const index_t column = score_column(c.policy);
+  const auto shared = shared_slots::of(c.policy);
+  std::vector<float> scores;
+  index_t heads = 0;
+  for (const auto& layer : measured) {
+    for (const kvfold::head_state& s : layer) {
+      const auto of_head =
+          s.column(column).subspan(static_cast<std::size_t>(shared.sinks),
+                                   static_cast<std::size_t>(tokens - shared.sinks - shared.latest));
+      scores.insert(scores.end(), of_head.begin(), of_head.end());
+      ++heads;
+    }
+  }
+  return kvfold::global_budgets(scores, heads, heads * (c.limit.target - shared.alone),
+                                tokens - shared.alone - 1);
+}
+
+std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
+                                     const measured_heads& measured, std::size_t layer) {
+  const index_t slots = c.limit.target;
   const auto layers = static_cast<index_t>(measured.size());
   const auto heads = static_cast<index_t>(measured[layer].size());
-  const index_t alone = p.min_budget() - 1, total = layers * (slots - alone);
+  const index_t alone = c.policy.min_budget() - 1, total = layers * (slots - alone);
   std::vector<budget> limits(static_cast<std::size_t>(heads), budget{slots});
   if (slots >= tokens) {
     return limits;
@@ -68,7 +84,7 @@ std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, i
   const auto all_heads = [&](const std::vector<index_t>& of_layers) {
     std::fill(limits.begin(), limits.end(), budget{alone + of_layers[layer]});
   };
-  switch (d) {
+  switch (c.budgets) {
     case budget_allocation::uniform:
       break;
     case budget_allocation::pyramid_kv:
@@ -88,27 +104,21 @@ std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, i
       break;
     }
     case budget_allocation::duo_attention: {
-      const std::int64_t all = std::ranges::count(whole, 1), count = std::int64_t{layers} * heads;
+      const std::int64_t all = std::ranges::count(c.whole, 1), count = std::int64_t{layers} * heads;
       const auto rest = static_cast<index_t>((slots * count - all * tokens) / (count - all));
       for (std::size_t h = 0; h < limits.size(); ++h) {
-        limits[h] = budget{whole[layer * limits.size() + h] != 0 ? tokens : rest};
+        limits[h] = budget{c.whole[layer * limits.size() + h] != 0 ? tokens : rest};
       }
       break;
     }
     case budget_allocation::global: {
-      // fold has clusters beside its pins and may do without any.
-      const index_t sinks = std::min(alone, index_t{4});
-      const auto [beside, latest, least] = p.visit([&](const auto& one) {
-        if constexpr (requires { one.slots_beside_pins(); }) {
-          return std::array{alone + 1, one.prompt_recent, index_t{0}};
-        } else {
-          return std::array{alone, alone - sinks, index_t{1}};
-        }
-      });
-      auto more = one_threshold(p, slots, beside, sinks, latest, measured);
-      at_least(least, more);
+      const auto shared = shared_slots::of(c.policy);
+      auto more = c.profile ? c.profile->budgets(c.profile->heads() * (slots - shared.alone),
+                                                 tokens - shared.alone - 1)
+                            : threshold_budgets(c, tokens, measured);
+      at_least(shared.least, more);
       for (std::size_t h = 0; h < limits.size(); ++h) {
-        limits[h] = budget{beside + more[layer * limits.size() + h]};
+        limits[h] = budget{shared.alone + more[layer * limits.size() + h]};
       }
       break;
     }

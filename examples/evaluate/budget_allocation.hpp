@@ -7,11 +7,9 @@
 #include <utility>  // std::pair
 #include <vector>
 
-#include "evaluate/policies.hpp"
+#include "evaluate/contender.hpp"
 
 namespace evaluate {
-
-using kvfold::budget;
 
 inline constexpr std::array budget_allocations = {
     std::pair{std::string_view("pyramid_kv"), budget_allocation::pyramid_kv},
@@ -32,13 +30,19 @@ inline bool by_scores(budget_allocation d) {
 /// `least` asks for.
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least);
 
-/// The budgets of a layer's heads. All layers' together sum to `slots` times their number
-/// (duo_attention: less than a slot a head below it, so that those that share are alike); every
-/// head has what the policy protects, and the division is of the rest. `measured [layers][KV
-/// heads]` after a prompt of `tokens`; `whole [layers · KV heads]`: heads that keep all.
-std::vector<budget> allocate_budgets(budget_allocation d, const any_policy& p, index_t slots,
-                                     index_t tokens,
-                                     const std::vector<std::vector<kvfold::head_state>>& measured,
-                                     std::span<const char> whole, std::size_t layer);
+/// What the prompt was measured as, `[layers][KV heads]`.
+using measured_heads = std::vector<std::vector<kvfold::head_state>>;
+
+/// The budgets of a layer's heads after a prompt of `tokens`. All layers' together sum to the
+/// contender's slots times their number (duo_attention: less than a slot a head below it, so that
+/// those that share are alike); every head has what the policy protects, and the division is of the
+/// rest.
+std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
+                                     const measured_heads& measured, std::size_t layer);
+
+/// What one threshold over the model gives each of its heads beside what all have, `[layers · KV
+/// heads]`.
+std::vector<index_t> threshold_budgets(const contender& c, index_t tokens,
+                                       const measured_heads& measured);
 
 }  // namespace evaluate

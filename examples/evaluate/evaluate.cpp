@@ -9,6 +9,7 @@
 #include "evaluate/measure.hpp"
 #include "evaluate/pictures.hpp"
 #include "evaluate/prepare.hpp"
+#include "evaluate/profile.hpp"
 #include "evaluate/table.hpp"
 #include "evaluate/tasks.hpp"
 #include "evaluate/tasks_table.hpp"
@@ -65,6 +66,11 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape().max_positions);
   todo.set_rope(model.shape().rope);
   todo.set_replay_words(replay_words_of(tokens));
+  const index_t kv_heads = model.shape().layers * model.shape().kv_heads;
+  const bool makes_profile = !o.profile.empty() && !load_profile(todo, o.profile, kv_heads);
+  if (makes_profile) {
+    profiled(todo);
+  }
   const auto needles = draw_needles(o, tokens, text);
   const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);
@@ -85,6 +91,9 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   std::vector<task_outcome> tasks_done;
   try {
     prepare(m, o, todo, model, tokens, text, needles, on, bar);
+    if (makes_profile) {
+      save_profile(profiled(todo), m.prompts, kv_heads, o.profile);
+    }
     const auto stats = mean_head_stats(m.cases);
     todo.set_whole_heads(by_retrieval(stats, model.shape().group()), o.prompt);
     const table shown(columns_of(o.tasks), todo.policies);
@@ -131,6 +140,9 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   out << fmt::format("{:<9}  {}\n", "table", o.csv.string());
   if (tasks_csv.is_open()) {
     out << fmt::format("{:<9}  {}\n", "tasks", tasks_file(o.csv).string());
+  }
+  if (makes_profile) {
+    out << fmt::format("{:<9}  {}\n", "profile", o.profile.string());
   }
   draw_pictures(o, todo, model.shape(), m, outcomes, out);
   return interrupted ? 130 : 0;

@@ -87,6 +87,10 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--samples", o.samples, "prompts of each task of chain and ruler");
   app.add_option("--threads", o.threads, "threads; change the time it takes, not the numbers");
   app.add_option("--seed", o.seed, "of all that is drawn");
+  app.add_option(
+      "--profile", o.profile,
+      "slots of each head, for +global and kvzip: made of the prompts, or, if the file is "
+      "there, in their place");
   app.add_option("--csv", o.csv, "results as a table");
   app.add_option("--plots", o.plots, "folder for the pictures");
   try {

@@ -192,8 +192,7 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
                            ? reference->view()
                            : kvfold::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
                                                     kv.heads(), kv.shape().group, kv.shape().dim);
-  const auto after_prompt = allocate_budgets(c.budgets, c.policy, c.limit.target, p.tokens,
-                                             p.measured[c.index], c.whole, layer);
+  const auto after_prompt = allocate_budgets(c, p.tokens, p.measured[c.index], layer);
   for (index_t h = 0; h < kv.heads(); ++h) {
     const budget& b = after_prompt[static_cast<std::size_t>(h)];
     if (c.keeps_all(layer, h, kv.heads())) {

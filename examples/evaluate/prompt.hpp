@@ -84,27 +84,6 @@ prompt measure(const engine::config& shape, const engine::record& r,
 void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
             engine::logits_of kept = engine::logits_of::last);
 
-/// What is compared: one of the policies that measured the prompts, at a budget.
-struct contender {
-  std::size_t index = 0;  ///< among the policies of `measure`
-  any_policy policy;
-  budget limit;  ///< most slots between steps, of all heads on average
-  budget_allocation budgets = budget_allocation::uniform;
-  std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
-  index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
-
-  bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
-    return !whole.empty() &&
-           whole[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)] != 0;
-  }
-  /// Can it decode from an empty cache? A division needs a prompt to go by.
-  bool streams() const { return policy.decodes() && budgets == budget_allocation::uniform; }
-  /// In decode: never more slots than `slots`, with the slack that the policy likes.
-  budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
-  /// The policy that decodes: behind a method for prompts alone, all that comes is kept.
-  any_policy decoding() const { return policy.decodes() ? policy : full_cache(); }
-};
-
 /// One layer's cache, compressed, and how it goes on.
 struct compressed_layer {
   kvfold::cache<float> kv;

@@ -16,8 +16,7 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
         measured_layer measured = measure_layer(p, shape, kv, r, m.again, l);
         const auto queries =
             measured.chosen ? measured.chosen->view() : queries_of(shape, r.layers[l]);
-        const auto limits = allocate_budgets(c.budgets, c.policy, c.limit.target, read.tokens,
-                                             read.measured[c.index], c.whole, l);
+        const auto limits = allocate_budgets(c, read.tokens, read.measured[c.index], l);
         for (index_t h = 0; h < kv.heads(); ++h) {
           const auto i = static_cast<std::size_t>(h);
           kvfold::compress(c.policy, kv.head(h), measured.heads[i], work, limits[i], queries.of(h));

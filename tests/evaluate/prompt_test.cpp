@@ -37,27 +37,24 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
       continue;  // a head that keeps all, or a second reading, is no matter of compress
     }
     for (const kvfold::budget limit : {kvfold::budget{40}, kvfold::budget{60}}) {
+      const evaluate::contender chosen{i, policies[i].policy, limit, policies[i].budgets};
       kvfold::index_t slots = 0;  // of all layers: what was asked for
       for (std::size_t l = 0; l < prompt.tail.size(); ++l) {
         for (const kvfold::budget& b :
-             evaluate::allocate_budgets(policies[i].budgets, policies[i].policy, limit.target,
-                                        prompt.tokens, prompt.measured[i], {}, l)) {
+             evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], l)) {
           slots += b.target;
           CHECK(b.target >= policies[i].policy.min_budget());
         }
       }
       CHECK(slots == limit.target * model.shape().layers * model.shape().kv_heads);
-      evaluate::compressed_layer ours({i, policies[i].policy, limit, policies[i].budgets}, prompt,
-                                      1);
-      const auto limits =
-          evaluate::allocate_budgets(policies[i].budgets, policies[i].policy, limit.target,
-                                     prompt.tokens, prompt.measured[i], {}, 1);
+      evaluate::compressed_layer ours(chosen, prompt, 1);
+      const auto limits = evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], 1);
       auto kv = prompt.layer(1);
       auto state = kvfold::make_state(policies[i].policy, kv);
       const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
-      const auto chosen =
+      const auto reference =
           evaluate::measure_layer(policies[i], model.shape(), kv, r, again, 1).chosen;
-      kvfold::compress(policies[i].policy, kv, state, chosen ? chosen->view() : own,
+      kvfold::compress(policies[i].policy, kv, state, reference ? reference->view() : own,
                        std::span<const kvfold::budget>(limits));
       const auto head = kv.head(0), same = ours.kv.head(0);
       REQUIRE(same.length() == head.length());

@@ -1,0 +1,63 @@
+#include "evaluate/profile.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+
+namespace evaluate {
+
+namespace {
+
+/// `f` on each contender that goes by one threshold over the model.
+template <class Plan, class F>
+void for_each_threshold(Plan& todo, F f) {
+  for (auto& g : todo.groups) {
+    for (auto& e : g.entries) {
+      if (e.chosen.budgets == budget_allocation::global && e.refusal.empty()) {
+        f(e.chosen);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in.is_open()) {
+    return false;
+  }
+  auto loaded = std::make_shared<kvfold::budget_profile>(heads);
+  try {
+    load(in, *loaded);
+  } catch (const kvfold::error& e) {
+    throw usage_error(fmt::format("--profile: '{}': {}", file.string(), e.what()));
+  }
+  for_each_threshold(todo, [&](contender& c) { c.profile = loaded; });
+  return true;
+}
+
+const contender& profiled(const plan& todo) {
+  const contender* one = nullptr;
+  int count = 0;
+  for_each_threshold(todo, [&](const contender& c) { one = &c, ++count; });
+  detail::require(count == 1, fmt::format("--profile: to make the file, one policy by one "
+                                          "threshold over the model (+global, kvzip) at one budget "
+                                          "expected, {} came",
+                                          count));
+  return *one;
+}
+
+void save_profile(const contender& c, const std::vector<text_prompt>& prompts, index_t heads,
+                  const std::filesystem::path& file) {
+  kvfold::budget_profile made(heads);
+  for (const text_prompt& p : prompts) {
+    made.add(threshold_budgets(c, p.read.tokens, p.read.measured[c.index]));
+  }
+  std::ofstream out(file, std::ios::binary);
+  detail::require(out.is_open(),
+                  "--profile: a file to write expected, '" + file.string() + "' is none");
+  save(out, made);
+}
+
+}  // namespace evaluate

@@ -1,0 +1,23 @@
+/// `--profile`: how a model's slots are divided between its heads, in a file. It is made of the
+/// thresholds of a run's prompts, or takes the place of the thresholds in a later run.
+#pragma once
+
+#include <filesystem>
+
+#include "evaluate/dataset.hpp"
+#include "evaluate/plan.hpp"
+
+namespace evaluate {
+
+/// Gives the profile in `file`, of so many heads, to every contender that has one threshold over
+/// the model; false: there is no such file. Throws `usage_error`: something else, another model's.
+bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads);
+
+/// The one contender whose thresholds a file can be made of. Throws `usage_error`: none, several.
+const contender& profiled(const plan& todo);
+
+/// Makes `file` of the thresholds of the prompts.
+void save_profile(const contender& c, const std::vector<text_prompt>& prompts, index_t heads,
+                  const std::filesystem::path& file);
+
+}  // namespace evaluate
