@@ -5,6 +5,7 @@
 #include <span>
 
 #include "evaluate/dataset.hpp"
+#include "evaluate/estimate.hpp"
 
 namespace evaluate {
 
@@ -24,11 +25,11 @@ inline double relative_errors(std::span<const float> compressed, std::span<const
   return sum;
 }
 
-/// Mean over layers, query heads, prompts and the first 64 true future queries.
-inline double attention_error(const contender& c, const engine::config& shape,
-                              const std::vector<text_prompt>& prompts, const workers& on) {
+/// Mean over layers, query heads, prompts and the true future queries.
+inline estimate attention_error(const contender& c, const engine::config& shape,
+                                const std::vector<text_prompt>& prompts, const workers& on) {
   const auto n = static_cast<index_t>(prompts.size());
-  return on.mean(n * shape.layers, [&](index_t i) {
+  const auto of_layers = on.map(n * shape.layers, [&](index_t i) {
     const text_prompt& p = prompts[static_cast<std::size_t>(i / shape.layers)];
     const auto layer = static_cast<std::size_t>(i % shape.layers);
     compressed_layer l(c, p.read, layer);
@@ -39,6 +40,11 @@ inline double attention_error(const contender& c, const engine::config& shape,
     return relative_errors({attended.data(), count}, {full.data(), count}, shape.dim) /
            static_cast<double>(full.rows() * shape.heads);
   });
+  std::vector<double> of_prompts(prompts.size());
+  for (std::size_t i = 0; i < of_layers.size(); ++i) {
+    of_prompts[i / static_cast<std::size_t>(shape.layers)] += of_layers[i] / shape.layers;
+  }
+  return estimate_of(of_prompts);
 }
 
 }  // namespace evaluate

@@ -40,13 +40,13 @@ inline std::vector<std::string> by_error(const std::vector<row>& rows,
 /// panels have the same: what is without loss is not shown. Empty: nothing to show.
 inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   struct panel {
-    std::optional<double> row::*value;
+    std::optional<double> row::*value, row::*standard_error;
     std::string title;
     bool any = false;
   };
-  std::array panels = {
-      panel{&row::attention_error, fmt::format("after a prompt of {} tokens", prompt)},
-      panel{&row::stream_error, "while decoding 10 times the budget"}};
+  std::array panels = {panel{&row::attention_error, &row::attention_error_se,
+                             fmt::format("after a prompt of {} tokens", prompt)},
+                       panel{&row::stream_error, nullptr, "while decoding 10 times the budget"}};
   const auto shows = [](const row& r, const panel& p) { return (r.*p.value).value_or(0) > 0; };
   std::vector<std::string> policies;
   std::set<index_t> budgets;
@@ -118,12 +118,17 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
       script += fmt::format("$panel{}_{} << end\n", k, i);
       for (const row& r : rows) {
         if (r.policy == policies[i] && shows(r, panels[k])) {
-          script += fmt::format("{} {:.6g}\n", r.slots, *(r.*panels[k].value));
+          const auto error =
+              panels[k].standard_error != nullptr ? r.*panels[k].standard_error : std::nullopt;
+          script +=
+              fmt::format("{} {:.6g} {:.3g}\n", r.slots, *(r.*panels[k].value), error.value_or(0));
         }
       }
       script += "end\n";
-      plots += fmt::format("{}$panel{}_{} with linespoints linestyle {}", plots.empty() ? "" : ", ",
-                           k, i, std::min(i, most) + 1);
+      plots += fmt::format(
+          "{}$panel{}_{} with {} linestyle {}", plots.empty() ? "" : ", ", k, i,
+          i < most && panels[k].standard_error != nullptr ? "yerrorlines" : "linespoints",
+          std::min(i, most) + 1);
     }
     const double right = both ? left + 0.412 : 0.97;
     script += fmt::format(

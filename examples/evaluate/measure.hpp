@@ -38,23 +38,29 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
   const auto stage = [&](const char* task, double weight) {
     bar.stage(fmt::format("{}, {} slots: {}", e.name, c.limit.target, task), weight);
   };
+  const auto give = [](const estimate& of, auto& mean, auto& error) {
+    mean = of.mean, error = of.error;
+  };
   r.bytes = bytes_held(c, m.prompts.front().read);
   if (o.tasks.error) {
     stage("error", weight::error * todo.prompts);
-    r.attention_error = attention_error(c, model.shape(), m.prompts, on);
+    give(attention_error(c, model.shape(), m.prompts, on), r.attention_error, r.attention_error_se);
   }
   if (o.tasks.nll) {
     stage("nll", weight::nll * todo.prompts);
-    const prediction predicted = predict(c, model, m.prompts, on);
-    r.nll = predicted.nll;
-    r.kl = c.policy.bounded() ? predicted.kl : 0;  // by definition: the others' reference
+    auto [nll, kl] = predict(c, model, m.prompts, on);
+    give(nll, r.nll, r.nll_se);
+    if (!c.policy.bounded()) {  // by definition: the others' reference
+      kl.mean = 0, kl.error = kl.error ? std::optional(0.0) : std::nullopt;
+    }
+    give(kl, r.kl, r.kl_se);
   }
   if (o.tasks.needle) {
     stage("needle", weight::needle * o.cases / 2);
     x.needle_after = needle(c, model, tokens, m.cases, false, on);
-    r.needle_after = x.needle_after.share();
+    give(x.needle_after.share(), r.needle_after, r.needle_after_se);
     stage("needle inside", weight::needle * o.cases / 2);
-    r.needle_inside = needle(c, model, tokens, m.cases, true, on).share();
+    give(needle(c, model, tokens, m.cases, true, on).share(), r.needle_inside, r.needle_inside_se);
   }
   if (o.tasks.stream && !c.policy.bounded()) {
     r.stream_error = 0;  // by definition: it is what the others are measured against

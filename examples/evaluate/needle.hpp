@@ -1,6 +1,7 @@
 /// Task `needle`: is a fact planted in the prompt still there after compression?
 #pragma once
 
+#include <algorithm>  // std::fill_n
 #include <array>
 #include <numeric>  // std::accumulate
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "evaluate/dataset.hpp"
+#include "evaluate/estimate.hpp"
 
 namespace evaluate {
 
@@ -17,9 +19,11 @@ namespace evaluate {
 struct recall {
   std::array<index_t, depth_bins> right = {}, asked = {};
 
-  double share() const {
-    return static_cast<double>(std::accumulate(right.begin(), right.end(), index_t{0})) /
-           std::accumulate(asked.begin(), asked.end(), index_t{0});
+  /// The share of cases that were answered right.
+  estimate share() const {
+    std::vector<double> cases(std::accumulate(asked.begin(), asked.end(), std::size_t{0}), 0.0);
+    std::fill_n(cases.begin(), std::accumulate(right.begin(), right.end(), index_t{0}), 1.0);
+    return estimate_of(cases);
   }
 };
 

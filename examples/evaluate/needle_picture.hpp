@@ -35,7 +35,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   const panel first = panels.front();
   std::erase_if(panels, [&](const panel& p) {
     const bool found = std::ranges::any_of(
-        p.budgets, [](const outcome* x) { return x->needle_after.share() > 0; });
+        p.budgets, [](const outcome* x) { return x->needle_after.share().mean > 0; });
     if (!found) {
       const bool full = letters + p.policy.size() > 100;
       none += (none.empty() ? "none found: " : full ? ",\\n" : ", ") + p.policy;

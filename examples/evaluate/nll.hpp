@@ -6,6 +6,7 @@
 #include <cmath>      // std::log
 
 #include "evaluate/dataset.hpp"
+#include "evaluate/estimate.hpp"
 
 namespace evaluate {
 
@@ -50,18 +51,22 @@ inline prediction predict(const contender& c, const engine::decoder& model, cons
   return {sum.nll / count, sum.kl / count};
 }
 
+/// A prediction's means over prompts.
+struct mean_prediction {
+  estimate nll, kl;
+};
+
 /// That of the 256 true tokens behind each prompt.
-inline prediction predict(const contender& c, const engine::decoder& model,
-                          const std::vector<text_prompt>& prompts, const workers& on) {
-  prediction mean;
+inline mean_prediction predict(const contender& c, const engine::decoder& model,
+                               const std::vector<text_prompt>& prompts, const workers& on) {
+  std::vector<double> nll, kl;
   for (const prediction& x : on.map(static_cast<index_t>(prompts.size()), [&](index_t i) {
          const text_prompt& p = prompts[static_cast<std::size_t>(i)];
          return predict(c, model, p.read, p.next, p.predicted);
        })) {
-    mean.nll += x.nll / static_cast<double>(prompts.size());
-    mean.kl += x.kl / static_cast<double>(prompts.size());
+    nll.push_back(x.nll), kl.push_back(x.kl);
   }
-  return mean;
+  return {estimate_of(nll), estimate_of(kl)};
 }
 
 }  // namespace evaluate

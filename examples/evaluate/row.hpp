@@ -23,6 +23,9 @@ struct row {
   std::optional<double> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
                         stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},
                         decode_vs_full = {}, kl = {};
+  /// Standard errors over prompts or cases.
+  std::optional<double> attention_error_se = {}, nll_se = {}, needle_after_se = {},
+                        needle_inside_se = {}, kl_se = {};
 };
 
 enum class best { none, lowest, highest };
@@ -32,28 +35,55 @@ struct column {
   std::optional<double> row::*value;
   std::array<std::string_view, 2> heading;  ///< in the table: what, and its unit
   evaluate::best best;
-  int digits;  ///< behind the point, in the table
+  int digits;                                            ///< behind the point, in the table
+  std::optional<double> row::*standard_error = nullptr;  ///< `name`_se in the file; null: none
 };
 
 inline constexpr std::array columns = {
-    column{"attention_error", &row::attention_error, {"attention", "error"}, best::lowest, 3},
-    column{"nll", &row::nll, {"nll", "nats/token"}, best::lowest, 3},
-    column{"needle_after", &row::needle_after, {"needle", "after, %"}, best::highest, 0},
-    column{"needle_inside", &row::needle_inside, {"needle", "inside, %"}, best::highest, 0},
+    column{"attention_error",
+           &row::attention_error,
+           {"attention", "error"},
+           best::lowest,
+           3,
+           &row::attention_error_se},
+    column{"nll", &row::nll, {"nll", "nats/token"}, best::lowest, 3, &row::nll_se},
+    column{"needle_after",
+           &row::needle_after,
+           {"needle", "after, %"},
+           best::highest,
+           0,
+           &row::needle_after_se},
+    column{"needle_inside",
+           &row::needle_inside,
+           {"needle", "inside, %"},
+           best::highest,
+           0,
+           &row::needle_inside_se},
     column{"stream_error", &row::stream_error, {"stream", "error"}, best::lowest, 3},
     column{"bytes", &row::bytes, {"cache and", "state"}, best::lowest, 0},
     column{"prefill_ms", &row::prefill_ms, {"prefill", "ms"}, best::lowest, 0},
     column{
         "decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},
     column{"decode_vs_full", &row::decode_vs_full, {"decode", "vs full"}, best::highest, 2},
-    column{"kl", &row::kl, {"kl to full", "nats/token"}, best::lowest, 4},
+    column{"kl", &row::kl, {"kl to full", "nats/token"}, best::lowest, 4, &row::kl_se},
 };
+
+/// `f(column)` for those that have a standard error, which come behind all others in the file.
+template <class F>
+void for_each_standard_error(F f) {
+  for (const column& c : columns) {
+    if (c.standard_error != nullptr) {
+      f(c);
+    }
+  }
+}
 
 inline void write_csv_header(std::ostream& out) {
   out << "policy,budget,slots";
   for (const column& c : columns) {
     out << ',' << c.name;
   }
+  for_each_standard_error([&](const column& c) { out << ',' << c.name << "_se"; });
   out << std::endl;
 }
 
@@ -72,10 +102,13 @@ inline std::string csv_field(std::string text) {
 /// Flushed, so that whatever happens next, the rows done are there.
 inline void write_csv(std::ostream& out, const row& r) {
   out << fmt::format("{},{},{}", csv_field(r.policy), r.budget, r.slots);
-  for (const column& c : columns) {
-    const auto& x = r.*c.value;
+  const auto write = [&](const std::optional<double>& x) {
     out << ',' << (x ? fmt::format("{:.{}g}", *x, *x >= 1e6 ? 12 : 6) : "");
+  };
+  for (const column& c : columns) {
+    write(r.*c.value);
   }
+  for_each_standard_error([&](const column& c) { write(r.*c.standard_error); });
   out << std::endl;
 }
 

@@ -34,6 +34,17 @@ inline std::string cell(const column& c, double x) {
   return fmt::format("{:.{}f}", shown(c, x), c.digits);
 }
 
+/// ... and its standard error, if there is one, in the last digit shown: "0.122 ±4".
+inline std::string cell(const column& c, const row& r) {
+  const auto& x = r.*c.value;
+  if (!x) {
+    return "-";
+  }
+  const auto error = c.standard_error != nullptr ? r.*c.standard_error : std::nullopt;
+  return cell(c, *x) +
+         (error ? fmt::format(" ±{:.0f}", shown(c, *error) * std::pow(10, c.digits)) : "");
+}
+
 /// Equal to what is shown are equally good.
 inline bool is_best(const column& c, double x, const std::vector<table_line>& group) {
   const double sign = c.best == best::lowest ? 1 : -1, unit = std::pow(10, c.digits);
@@ -102,7 +113,7 @@ class table {
       } else {
         for (const column& c : columns_) {
           const auto& x = r.*c.value;
-          text += fmt::format("  {:>{}}{}", x ? detail::cell(c, *x) : "-", width(c),
+          text += fmt::format("  {:>{}}{}", detail::cell(c, r), width(c),
                               x && detail::is_best(c, *x, lines) ? '*' : ' ');
         }
       }
@@ -114,7 +125,8 @@ class table {
 
  private:
   static std::size_t width(const column& c) {
-    return std::max({c.heading[0].size(), c.heading[1].size(), std::size_t{6}});
+    const int error = c.standard_error != nullptr ? c.digits + 8 : 6;
+    return std::max({c.heading[0].size(), c.heading[1].size(), static_cast<std::size_t>(error)});
   }
 
   std::vector<column> columns_;

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>  // setenv
 
+#include "evaluate/needle.hpp"
 #include "evaluate/nll.hpp"
 #include "evaluate/parallel.hpp"
 #include "support/tiny_model.hpp"
@@ -28,8 +29,11 @@ TEST_CASE("evaluate writes a row for each policy and budget, and what was not as
     CHECK(std::stod(row["nll"]) > 0);
     CHECK((std::stod(row["kl"]) > 0) == (row["policy"] == "h2o"));
     CHECK(std::stod(row["bytes"]) > 0);
+    CHECK(std::stod(row["nll_se"]) > 0);
+    CHECK((std::stod(row["kl_se"]) > 0) == (row["policy"] == "h2o"));
     for (const char* empty : {"attention_error", "needle_after", "needle_inside", "stream_error",
-                              "prefill_ms", "decode_tokens_per_s", "decode_vs_full"}) {
+                              "prefill_ms", "decode_tokens_per_s", "decode_vs_full",
+                              "attention_error_se", "needle_after_se", "needle_inside_se"}) {
       CHECK(row[empty].empty());
     }
   }
@@ -96,6 +100,33 @@ TEST_CASE("nats and divergences of logits are those of their softmax, in double"
   CHECK(evaluate::surprise(rows[0], 7) == Approx(std::log(sums[0]) - logits[0](7)).epsilon(1e-6));
   CHECK(evaluate::kl_divergence(rows[0], rows[1]) == Approx(divergence).epsilon(1e-5));
   CHECK(evaluate::kl_divergence(rows[0], rows[0]) == 0);
+}
+
+TEST_CASE("standard errors are the samples' spread over the root of their number") {
+  const std::vector<double> samples = {1, 2, 3, 6};
+  const auto [mean, error] = evaluate::estimate_of(samples);
+  CHECK(mean == Approx(3));
+  CHECK(error.value() == Approx(std::sqrt((4 + 1 + 0 + 9) / 3.0 / 4)));
+  CHECK(!evaluate::estimate_of(std::span(samples).first(1)).error);
+  evaluate::recall r;
+  r.asked[0] = 5, r.asked[7] = 3, r.right[0] = 1, r.right[7] = 1;
+  CHECK(r.share().mean == Approx(0.25));
+  CHECK(r.share().error.value() == Approx(std::sqrt(0.25 * 0.75 / 7)));
+}
+
+TEST_CASE("one prompt has no standard error, and the table shows those that there are") {
+  const tiny_model model;
+  const auto one = model.run({"--tasks", "error,nll", "--policies", "h2o", "--prompts", "1"});
+  REQUIRE(one.csv.size() == 2);
+  CHECK(fields(one.csv[1])["attention_error_se"].empty());
+  CHECK(fields(one.csv[1])["kl_se"].empty());
+  CHECK_THAT(one.table, !Catch::Contains("±"));
+  const auto two = model.run({"--tasks", "error", "--policies", "h2o"});
+  REQUIRE(two.csv.size() == 2);
+  auto row = fields(two.csv[1]);
+  CHECK_THAT(two.table,
+             Catch::Contains(fmt::format("{:.3f} ±{:.0f}", std::stod(row["attention_error"]),
+                                         1000 * std::stod(row["attention_error_se"]))));
 }
 
 TEST_CASE("a policy that evicts nothing predicts as the full cache does") {
