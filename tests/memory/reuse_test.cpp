@@ -172,6 +172,55 @@ TEST_CASE("a shrunk cache goes on as it was", "[reuse]") {
   }
 }
 
+TEST_CASE("a state over the caller's memory is what one of its own is", "[reuse]") {
+  const text x;
+  for (const auto& example : policies()) {
+    INFO(example.name);
+    const auto& p = example.policy;
+    heads own(p), over(p);
+    const auto kinds = p.columns();
+    const std::size_t size = p.memory(text::dim, text::group, 100);
+    std::vector<float> columns(kinds.size() * 100);
+    std::vector<float, Eigen::aligned_allocator<float>> memory(size);
+    const auto at = [&](index_t length, std::int64_t queries) {
+      return kvfold::head_state(kinds, {columns, memory, 100, 0, length, queries}, p.name());
+    };
+    over.state[0] = at(0, 0);
+    own.prompt(0, x), over.prompt(0, x);
+    // As in an engine that keeps numbers and lengths alone from call to call.
+    over.state[0] = at(over.state[0].length(), over.state[0].observed());
+    kvfold::state fork = over.state;
+    const auto before = everything(over.kv, over.state);
+    CHECK(over.decode(0, x, 0, text::steps) == own.decode(0, x, 0, text::steps));
+    CHECK(everything(over.kv, over.state) == everything(own.kv, own.state));
+    if (!columns.empty()) {
+      CHECK(over.state[0].column(0).data() == columns.data());
+      CHECK(fork[0].column(0).data() != columns.data());
+    }
+    over.state[0].clear();
+    heads restored(p);
+    restored.prompt(0, x);
+    CHECK(everything(restored.kv, fork) == before);  // a copy owns its numbers
+  }
+}
+
+TEST_CASE("a state over memory that does not fit is refused", "[reuse][errors]") {
+  const auto kinds = kvfold::h2o{}.columns();
+  std::vector<float> columns(100);
+  const auto at = [&](std::size_t floats, index_t length, std::int64_t queries) {
+    return kvfold::head_state(
+        kinds, {std::span(columns).first(floats), {}, 100, 0, length, queries}, "h2o");
+  };
+  refuses(errc::invalid_argument, "state: columns [1, 100] expected, 99 floats came",
+          [&] { at(99, 0, 0); });
+  refuses(errc::invalid_argument, "state: 0 to 100 slots expected, 101 came",
+          [&] { at(100, 101, 0); });
+  refuses(errc::invalid_argument, "state: 0 to 100 slots expected, -1 came",
+          [&] { at(100, -1, 0); });
+  refuses(errc::invalid_argument, "state: at least 0 queries expected, -1 came",
+          [&] { at(100, 0, -1); });
+}
+
 TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[reuse][errors]") {
   const text x;
   heads three(kvfold::h2o{}, 3), two(kvfold::h2o{}, 2), other(kvfold::zsmerge{}, 3);

@@ -23,6 +23,17 @@ struct column {
   bool operator==(const column&) const = default;
 };
 
+/// A head's state in memory of the caller's, as where an engine's allocator holds all. It is as a
+/// `head_state` left it; for a head without tokens: 0 in all of `memory`.
+struct state_memory {
+  std::span<float> columns;     ///< [columns, capacity]
+  std::span<float> memory;      ///< the policy's, aligned as vectors are
+  index_t capacity = 0;         ///< slots
+  index_t memory_capacity = 0;  ///< the capacity that `memory` was laid out for; 0: `capacity`
+  index_t length = 0;           ///< slots that have numbers
+  std::int64_t queries = 0;     ///< observed so far
+};
+
 /// Per-head state of a policy: columns of one float per slot, which move with the slots, and a flat
 /// block of floats that does not. Being plain numbers it can be saved and restored.
 class head_state {
@@ -32,10 +43,49 @@ class head_state {
              std::string_view policy = {})
       : policy_(policy),
         kinds_(kinds.begin(), kinds.end()),
-        columns_(kinds.size() * static_cast<std::size_t>(capacity)),
-        memory_(memory),
+        own_columns_(kinds.size() * static_cast<std::size_t>(capacity)),
+        own_memory_(memory),
+        columns_(own_columns_),
+        memory_(own_memory_),
         capacity_(capacity),
         memory_capacity_(capacity) {}
+
+  /// The same over the caller's memory, which must live as long. Refused: columns of another size,
+  /// a length beyond the capacity, less than no queries.
+  head_state(std::span<const kvfold::column> kinds, const state_memory& over,
+             std::string_view policy)
+      : policy_(policy),
+        kinds_(kinds.begin(), kinds.end()),
+        columns_(over.columns),
+        memory_(over.memory),
+        capacity_(over.capacity),
+        memory_capacity_(over.memory_capacity == 0 ? over.capacity : over.memory_capacity),
+        length_(over.length),
+        observed_(over.queries) {
+    const std::size_t wanted = kinds.size() * static_cast<std::size_t>(capacity_);
+    expects(columns_.size() == wanted, "state: columns [", kinds.size(), ", ", capacity_,
+            "] expected, ", columns_.size(), " floats came");
+    expects(length_ >= 0 && length_ <= capacity_, "state: 0 to ", capacity_, " slots expected, ",
+            length_, " came");
+    expects(observed_ >= 0, "state: at least 0 queries expected, ", observed_, " came");
+  }
+
+  /// A copy owns its numbers, whoever owned those of `from`.
+  head_state(const head_state& from)
+      : policy_(from.policy_),
+        kinds_(from.kinds_),
+        own_columns_(from.columns_.begin(), from.columns_.end()),
+        own_memory_(from.memory_.begin(), from.memory_.end()),
+        columns_(own_columns_),
+        memory_(own_memory_),
+        capacity_(from.capacity_),
+        memory_capacity_(from.memory_capacity_),
+        length_(from.length_),
+        observed_(from.observed_) {}
+  head_state(head_state&&) noexcept = default;
+  head_state& operator=(const head_state& from) { return *this = head_state(from); }
+  head_state& operator=(head_state&&) noexcept = default;
+  ~head_state() = default;
 
   /// The name of the policy that it was made for.
   std::string_view policy() const { return policy_; }
@@ -47,10 +97,10 @@ class head_state {
 
   /// Column `c` `[length]`.
   std::span<float> column(index_t c) {
-    return std::span(columns_).subspan(offset(c), static_cast<std::size_t>(length_));
+    return columns_.subspan(offset(c), static_cast<std::size_t>(length_));
   }
   std::span<const float> column(index_t c) const {
-    return std::span(columns_).subspan(offset(c), static_cast<std::size_t>(length_));
+    return columns_.subspan(offset(c), static_cast<std::size_t>(length_));
   }
   std::span<float> memory() { return memory_; }
   std::span<const float> memory() const { return memory_; }
@@ -106,7 +156,8 @@ class head_state {
     length_ = from.length_;
     observed_ = from.observed_;
   }
-  /// Gives columns beyond `capacity` slots back; `memory` is unchanged.
+  /// Gives columns beyond `capacity` slots back; `memory` is unchanged. Columns over the caller's
+  /// memory become the state's own.
   void shrink(index_t capacity) {
     expects(capacity >= length_ && capacity <= capacity_, "shrink: a capacity of ", length_, " to ",
             capacity_, " slots expected, ", capacity, " came");
@@ -115,7 +166,8 @@ class head_state {
       std::copy_n(columns_.data() + offset(c), length_,
                   smaller.data() + std::ptrdiff_t{c} * capacity);
     }
-    columns_ = std::move(smaller);
+    own_columns_ = std::move(smaller);
+    columns_ = own_columns_;
     capacity_ = capacity;
   }
 
@@ -126,9 +178,12 @@ class head_state {
 
   std::string policy_;
   std::vector<kvfold::column> kinds_;
-  std::vector<float> columns_;  // [columns, capacity]
-  // Aligned, so that sums over it do not depend on where it happens to lie.
-  std::vector<float, Eigen::aligned_allocator<float>> memory_;
+  // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
+  // depend on where it happens to lie.
+  std::vector<float> own_columns_;
+  std::vector<float, Eigen::aligned_allocator<float>> own_memory_;
+  std::span<float> columns_;  // [columns, capacity]
+  std::span<float> memory_;
   index_t capacity_, memory_capacity_;
   index_t length_ = 0;
   std::int64_t observed_ = 0;
