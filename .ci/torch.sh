@@ -1,0 +1,33 @@
+# shellcheck shell=bash
+# PyTorch, transformers and kvpress at pinned versions, and the extension of examples/torch. To be sourced behind setup.sh.
+
+torch=${KVFOLD_TORCH:-$root/build/torch} # kept from run to run: some 5 GB, of which NVIDIA's libraries are 4
+export KVFOLD_TORCH_LIBRARY=$torch/extension/libkvfold_torch.so
+export PYTHONPATH=$root/examples/torch${PYTHONPATH:+:$PYTHONPATH}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # threads that spin take a busy machine's cores from one another
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} TRANSFORMERS_VERBOSITY=${TRANSFORMERS_VERBOSITY:-error}
+
+# fetch_torch: the virtual environment; nothing to do where it is there already.
+fetch_torch() {
+  local log=$torch/log requirements=$root/examples/torch/requirements.txt
+  mkdir -p "$torch"
+  cmp -s "$requirements" "$torch/stamp" && return 0
+  echo "fetching: PyTorch (some minutes, once)"
+  {
+    [[ -x $torch/venv/bin/pip ]] || python3 -m venv "$torch/venv"
+    "$torch/venv/bin/pip" install -q --disable-pip-version-check -r "$requirements"
+  } >"$log" 2>&1 || fail "$log" "PyTorch could not be installed:"
+  cp "$requirements" "$torch/stamp"
+}
+
+# build_torch: the extension, with this machine's instructions; silent when all is up to date.
+build_torch() {
+  local dir=$torch/extension log=$torch/build.log
+  : >"$log"
+  if [[ ! $dir/build.ninja -nt $torch/stamp ]]; then
+    cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
+      -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
+  fi
+  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvfold_torch 2>&1 | follow_ninja "$log" ||
+    fail "$log" "the extension does not build:"
+}

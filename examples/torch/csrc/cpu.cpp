@@ -1,0 +1,265 @@
+// The operators on the CPU (schema.cpp says what they are).
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "tensors.hpp"
+
+namespace kvfold_torch {
+namespace cpu {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using ints = at::IntArrayRef;
+using maybe = std::optional<Tensor>;
+using maybe_heads = at::OptionalIntArrayRef;
+using numbers = c10::ArrayRef<double>;
+using text = std::string;
+
+/// PyTorch's threads, as an executor.
+threads torch_threads() {
+  const auto count = static_cast<index_t>(at::in_parallel_region() ? 1 : at::get_num_threads());
+  return {count, [count](index_t n, const threads::task& f) {
+            std::atomic<index_t> next = 0;
+            at::parallel_for(0, std::min(n, count), 1, [&](std::int64_t first, std::int64_t last) {
+              for (std::int64_t worker = first; worker < last; ++worker) {
+                for (index_t i; (i = next++) < n;) {
+                  f(i, static_cast<index_t>(worker));
+                }
+              }
+            });
+          }};
+}
+
+std::span<const std::int64_t> span_of(ints x) { return {x.data(), x.size()}; }
+std::span<const double> span_of(numbers x) { return {x.data(), x.size()}; }
+
+/// The heads that a call is for: all, or those listed.
+class selection {
+ public:
+  selection(index_t all, const maybe_heads& listed) : all_(!listed.has_value()), count_(all) {
+    if (!all_) {
+      for (const std::int64_t h : *listed) {
+        kvfold::expects(h >= 0 && h < all, "heads: 0 to ", all - 1, " expected, ", h, " came");
+        list_.push_back(static_cast<index_t>(h));
+      }
+      count_ = static_cast<index_t>(list_.size());
+    }
+  }
+  index_t count() const { return count_; }
+  operator kvfold::head_selection() const {  // NOLINT: it is one
+    return all_ ? kvfold::head_selection(kvfold::head_range{0, count_})
+                : kvfold::head_selection(list_);
+  }
+
+ private:
+  bool all_;
+  index_t count_;
+  std::vector<index_t> list_;
+};
+
+void compress(const text& policy, TensorList cache, const maybe& queries, ints budget, ints trigger,
+              const maybe& positions, std::int64_t before, maybe_heads heads, std::int64_t group,
+              double scale, numbers rope) {
+  guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const selection chosen(kv.heads(), heads);
+    const query_tensors reference(kv, chosen.count(), queries, positions, before);
+    const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
+    kvfold_torch::compress(p, kv, reference.view(), budgets, chosen, torch_threads());
+  });
+}
+
+void observe(const text& policy, TensorList cache, const Tensor& queries, const maybe& positions,
+             std::int64_t before, maybe_heads heads, std::int64_t group, double scale,
+             numbers rope) {
+  guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const selection chosen(kv.heads(), heads);
+    const query_tensors reference(kv, chosen.count(), queries, positions, before);
+    kvfold_torch::observe(p, kv, reference.view(), chosen, torch_threads());
+  });
+}
+
+void observe_step(const text& policy, TensorList cache, const Tensor& probabilities,
+                  const maybe& log_sum_exp, const maybe& query, std::int64_t group, double scale,
+                  numbers rope) {
+  guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& s = kv.tensors().shape;
+    const auto given = [&](const char* what, const maybe& x, ints sizes) {
+      return x ? floats_of(what, *x, sizes) : nullptr;
+    };
+    kvfold_torch::observe_step(
+        p, kv, floats_of("probabilities", probabilities, {s.heads, s.group, s.capacity}),
+        given("log_sum_exp", log_sum_exp, {s.heads, s.group}),
+        given("query", query, {s.heads, s.group, s.dim}));
+  });
+}
+
+Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor& k, const Tensor& v,
+            ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
+            numbers rope) {
+  return guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& s = kv.tensors().shape;
+    const selection chosen(kv.heads(), heads);
+    const std::int64_t count = chosen.count();
+    expect_rows("q", q, {count, s.group, s.dim});
+    expect_rows("k", k, {count, s.dim});
+    expect_rows("v", v, {count, s.dim});
+    const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
+    Tensor out = at::empty({count, s.group, s.dim}, at::kFloat);
+    kvfold_torch::step(
+        p, kv, {numbers_of(q), numbers_of(k), numbers_of(v)}, budgets, chosen,
+        std::span(out.mutable_data_ptr<float>(), static_cast<std::size_t>(out.numel())),
+        torch_threads());
+    return out;
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, const Tensor& q,
+                                          bool probabilities, std::int64_t group, double scale,
+                                          numbers rope) {
+  return guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& s = kv.tensors().shape;
+    const float* const query = floats_of("q", q, {s.heads, s.group, s.dim});
+    Tensor out = at::empty({s.heads, s.group, s.dim}, at::kFloat);
+    Tensor log_sum_exp = at::empty({s.heads, s.group}, at::kFloat);
+    Tensor mass = at::empty({s.heads, s.group, probabilities ? s.capacity : 0}, at::kFloat);
+    kvfold_torch::attend(p, kv, query, out.mutable_data_ptr<float>(),
+                         log_sum_exp.mutable_data_ptr<float>(),
+                         probabilities ? mass.mutable_data_ptr<float>() : nullptr, torch_threads());
+    return std::tuple(out, log_sum_exp, mass);
+  });
+}
+
+kvfold::group_combine combine_of(const text& name) {
+  using kvfold::group_combine;
+  kvfold::expects(name == "sum" || name == "mean" || name == "max",
+                  "combine: sum, mean or max expected, ", name, " came");
+  return name == "sum"    ? group_combine::sum
+         : name == "mean" ? group_combine::mean
+                          : group_combine::max;
+}
+
+Tensor column_scores(TensorList cache, const Tensor& queries, const maybe& positions,
+                     std::int64_t window, double decay, const text& combine, std::int64_t group,
+                     double scale) {
+  return guarded([&] {
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& s = kv.tensors().shape;
+    const query_tensors reference(kv, s.heads, queries, positions, 0);
+    kvfold::expects(window >= 0 && window < 1'000'000'000, "window: 0 to 1e9 expected, ", window,
+                    " came");
+    Tensor out = at::empty({3, s.heads, s.capacity}, at::kFloat);
+    kvfold_torch::column_scores(kv, reference.view(), static_cast<index_t>(window),
+                                static_cast<float>(decay), combine_of(combine),
+                                out.mutable_data_ptr<float>(), torch_threads());
+    return out;
+  });
+}
+
+using plan_list = std::vector<Tensor>;
+
+plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& queries,
+               const maybe& positions, std::int64_t group, double scale, numbers rope) {
+  return guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& s = kv.tensors().shape;
+    const query_tensors reference(kv, s.heads, queries, positions, 0);
+    const auto budgets = budgets_of(kv.heads(), span_of(budget), {});
+    const std::int64_t n = s.heads, slots = s.capacity;
+    plan_list out = {at::zeros({n, 2}, at::kInt),       at::zeros({n, slots + 1}, at::kInt),
+                     at::zeros({n, slots}, at::kInt),   at::zeros({n, slots, 2}, at::kFloat),
+                     at::zeros({n, slots}, at::kFloat), at::zeros({n}, at::kFloat)};
+    const corrections delta = plan(p, kv, reference.view(), budgets,
+                                   {.rows = out[0].mutable_data_ptr<int>(),
+                                    .begin = out[1].mutable_data_ptr<int>(),
+                                    .source = out[2].mutable_data_ptr<int>(),
+                                    .weight = out[3].mutable_data_ptr<float>(),
+                                    .log_mass = out[4].mutable_data_ptr<float>(),
+                                    .note = out[5].mutable_data_ptr<float>()});
+    for (const auto* rows : {&delta.keys, &delta.values}) {
+      out.push_back(at::empty({n, delta.most, s.dim}, at::kFloat));
+      std::ranges::copy(*rows, out.back().mutable_data_ptr<float>());
+    }
+    return out;
+  });
+}
+
+void apply(const text& policy, TensorList cache, TensorList plan, ints budget, std::int64_t group,
+           double scale, numbers rope) {
+  guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& s = kv.tensors().shape;
+    const std::int64_t n = s.heads, slots = s.capacity;
+    kvfold::expects(plan.size() == 8, "plan: 8 tensors expected, ", plan.size(), " came");
+    kvfold::expects(plan[6].dim() == 3, "plan: corrections [heads, rows, dim] expected");
+    const std::int64_t most = plan[6].size(1);
+    std::vector<kvfold::budget> budgets;
+    if (!budget.empty()) {
+      budgets = budgets_of(kv.heads(), span_of(budget), {});
+    }
+    kvfold_torch::apply(
+        p, kv,
+        {.rows = whole_of("rows", plan[0], {n, 2}),
+         .begin = whole_of("begin", plan[1], {n, slots + 1}),
+         .source = whole_of("source", plan[2], {n, slots}),
+         .weight = floats_of("weight", plan[3], {n, slots, 2}),
+         .log_mass = floats_of("log_mass", plan[4], {n, slots}),
+         .note = floats_of("note", plan[5], {n}),
+         .most = static_cast<index_t>(most),
+         .key_correction = floats_of("key_correction", plan[6], {n, most, s.dim}),
+         .value_correction = floats_of("value_correction", plan[7], {n, most, s.dim})},
+        budgets, torch_threads());
+  });
+}
+
+std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, std::int64_t count,
+                                     std::int64_t group, numbers rope) {
+  return guarded([&] {
+    tensor_cache kv = cache_of(cache, {group, 0});
+    const auto& s = kv.tensors().shape;
+    const query_tensors own(kv, s.heads, queries, {}, 0);
+    kvfold::expects(count > 0 && count < 1'000'000'000, "count: 1 to 1e9 expected, ", count,
+                    " came");
+    auto made = kvfold::foresight(kv, own.view(), rope_of(span_of(rope)),
+                                  {.count = static_cast<index_t>(count)});
+    const std::int64_t n = made.count();
+    Tensor out = at::empty({s.heads, s.group, n, s.dim}, at::kFloat),
+           position = at::empty({n}, at::kInt);
+    std::copy_n(made.at(0, 0, 0), out.numel(), out.mutable_data_ptr<float>());
+    std::copy_n(&made.position(0), n, position.mutable_data_ptr<int>());
+    return std::tuple(out, position);
+  });
+}
+
+}  // namespace
+}  // namespace cpu
+
+TORCH_LIBRARY_IMPL(kvfold, CPU, m) {
+  m.impl("compress", cpu::compress);
+  m.impl("observe", cpu::observe);
+  m.impl("observe_step", cpu::observe_step);
+  m.impl("step", cpu::step);
+  m.impl("attend", cpu::attend);
+  m.impl("column_scores", cpu::column_scores);
+  m.impl("plan", cpu::plan);
+  m.impl("apply", cpu::apply);
+  m.impl("foresight", cpu::foresight);
+}
+
+}  // namespace kvfold_torch

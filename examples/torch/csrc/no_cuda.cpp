@@ -1,0 +1,21 @@
+// Where there is no nvcc: tensors on a GPU are refused in words.
+#include <torch/library.h>
+
+namespace kvfold_torch {
+namespace {
+
+void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(false, op.operator_name().name,
+              ": built without CUDA: tensors on the CPU expected, some on a GPU came");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(kvfold, CUDA, m) {
+  for (const char* name : {"compress", "observe", "observe_step", "step", "attend", "column_scores",
+                           "plan", "apply", "foresight"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
+  }
+}
+
+}  // namespace kvfold_torch

@@ -1,0 +1,96 @@
+/// What the operators do, without a word of PyTorch: compiled once, for tensors of every scalar.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tensor_cache.hpp"
+
+namespace kvfold_torch {
+
+/// An executor (kvfold/executor.hpp) on threads of the framework's.
+struct threads {
+  using task = std::function<void(index_t, index_t)>;
+
+  index_t count = 1;
+  std::function<void(index_t count, const task& f)> run;
+
+  index_t workers() const { return count; }
+  template <class F>
+  void operator()(index_t n, F f) const {
+    run(n, f);
+  }
+};
+
+static_assert(kvfold::executor<threads>);
+
+/// The policy of that text (kvfold/make_policy.hpp) with the model's RoPE: none, `[base]`, or
+/// `[base, factor, low_freq_factor, high_freq_factor, original_context]` as Llama 3.1 scales it.
+/// What was made before is remembered.
+const kvfold::any_policy& policy_of(std::string_view text, std::span<const double> rope);
+kvfold::rope rope_of(std::span<const double> rope);
+
+/// One for all heads, or one for each. `triggers`: none is `target + 1`.
+std::vector<kvfold::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
+                                       std::span<const std::int64_t> triggers);
+
+using query_rows = kvfold::query_view<float>;
+
+void compress(const kvfold::any_policy& policy, tensor_cache cache, const query_rows& reference,
+              std::span<const kvfold::budget> budgets, const kvfold::head_selection& heads,
+              const threads& run);
+
+void observe(const kvfold::any_policy& policy, tensor_cache cache, const query_rows& reference,
+             const kvfold::head_selection& heads, const threads& run);
+
+/// A decode step's attention: `probabilities [heads, group, capacity]` of which a head's length is
+/// used, `log_sum_exp [heads, group]` and `query [heads, group, dim]` or null.
+void observe_step(const kvfold::any_policy& policy, tensor_cache cache, const float* probabilities,
+                  const float* log_sum_exp, const float* query);
+
+void step(const kvfold::any_policy& policy, tensor_cache cache, const kvfold::step_input& in,
+          std::span<const kvfold::budget> budgets, const kvfold::head_selection& heads,
+          std::span<float> out, const threads& run);
+
+/// `query`, `out` `[heads, group, dim]`, `log_sum_exp [heads, group]`; `probabilities [heads,
+/// group, capacity]`, 0 behind a head's length, or null.
+void attend(const kvfold::any_policy& policy, tensor_cache cache, const float* query, float* out,
+            float* log_sum_exp, float* probabilities, const threads& run);
+
+/// `out [3, heads, capacity]`: total, window, decayed; 0 behind a head's length.
+void column_scores(tensor_cache cache, const query_rows& reference, index_t window, float decay,
+                   kvfold::group_combine combine, float* out, const threads& run);
+
+/// A plan of every head. `rows [heads, 2]`: slots after and before; row `r` of head `h` has the
+/// sources `begin[h, r]` to `begin[h, r + 1] − 1` of `source [heads, capacity]` and `weight [heads,
+/// capacity, 2]` (key, value); `log_mass [heads, capacity]`; `note [heads]`, NaN for none.
+/// Corrections `[heads, most, dim]`; `most` 0: none.
+template <class Index, class Float>
+struct plan_tensors {
+  Index* rows = nullptr;
+  Index* begin = nullptr;
+  Index* source = nullptr;
+  Float* weight = nullptr;
+  Float* log_mass = nullptr;
+  Float* note = nullptr;
+  index_t most = 0;
+  const float* key_correction = nullptr;
+  const float* value_correction = nullptr;
+};
+using plan_output = plan_tensors<index_t, float>;
+using plan_input = plan_tensors<const index_t, const float>;
+
+/// Fills `out` but the corrections, and returns those: `[heads, most, dim]` each, or empty.
+struct corrections {
+  index_t most = 0;
+  std::vector<float> keys, values;
+};
+corrections plan(const kvfold::any_policy& policy, tensor_cache cache, const query_rows& reference,
+                 std::span<const kvfold::budget> budgets, const plan_output& out);
+/// `budgets`: those that the plan returns to, for what a policy does then; none: nothing.
+void apply(const kvfold::any_policy& policy, tensor_cache cache, const plan_input& plan,
+           std::span<const kvfold::budget> budgets, const threads& run);
+
+}  // namespace kvfold_torch

@@ -1,0 +1,158 @@
+/// A cache and its policy's state in an engine's tensors: nothing of it is kept here.
+#pragma once
+
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
+#include <span>
+#include <vector>
+
+#include "kvfold/kvfold.hpp"
+
+namespace kvfold_torch {
+
+using kvfold::index_t;
+
+/// Where the numbers of a cache lie. All but keys and values is contiguous.
+struct cache_tensors {
+  kvfold::cache_shape shape;
+  kvfold::scalar_type type = kvfold::scalar_type::float32;
+  kvfold::layout<std::byte> keys, values;  ///< [heads, capacity, dim], strides in bytes
+  float* log_mass = nullptr;               ///< [heads, capacity]
+  index_t* position = nullptr;             ///< [heads, capacity]
+  index_t* length = nullptr;               ///< [heads] slots in use
+  index_t* seen = nullptr;                 ///< [heads] tokens ever appended
+  float* columns = nullptr;                ///< [heads, column_count, capacity]
+  index_t column_count = 0;
+  float* memory = nullptr;  ///< [heads, memory_row]: a policy's own, rows of whole cache lines
+  std::ptrdiff_t memory_row = 0;
+  /// [heads, 3] slots with columns, queries observed, the capacity that `memory` was laid out for
+  std::int64_t* measured = nullptr;
+};
+
+/// A head of any scalar that tokens can be appended to.
+class tensor_head : public kvfold::head_ref {
+ public:
+  using head_ref::head_ref;
+  using own_type = tensor_head;
+
+  head_ref ref() const { return *this; }
+
+  template <class T>
+  void push(const T* key, const T* value) const {
+    const index_t s = push_metadata();
+    kvfold::detail::store_row(key, this->key(s), dim());
+    kvfold::detail::store_row(value, this->value(s), dim());
+  }
+};
+
+static_assert(kvfold::kv_head<tensor_head>);
+
+/// A `kv_cache` over tensors. A view.
+class tensor_cache {
+ public:
+  /// Refused: lengths that cannot be.
+  explicit tensor_cache(const cache_tensors& at) : at_(at) {
+    for (index_t h = 0; h < heads(); ++h) {
+      kvfold::expects(at.length[h] >= 0 && at.length[h] <= at.shape.capacity, "length: 0 to ",
+                      at.shape.capacity, " slots expected, ", at.length[h], " of head ", h,
+                      " came");
+      kvfold::expects(at.seen[h] >= at.length[h], "seen: at least ", at.length[h],
+                      " tokens expected, ", at.seen[h], " of head ", h, " came");
+    }
+  }
+
+  const cache_tensors& tensors() const { return at_; }
+  index_t heads() const { return at_.shape.heads; }
+
+  tensor_head head(index_t h) const {
+    const std::ptrdiff_t first = std::ptrdiff_t{h} * at_.shape.capacity;
+    const kvfold::slot_metadata slots{at_.log_mass + first, at_.position + first, at_.length + h,
+                                      at_.seen + h};
+    return {kvfold::head_base(slots, {at_.shape.capacity, at_.shape.dim, at_.shape.group,
+                                      at_.shape.scale, at_.shape.check_finite}),
+            at_.type, at_.keys.of(h), at_.values.of(h)};
+  }
+
+ private:
+  cache_tensors at_;
+};
+
+static_assert(kvfold::kv_cache<tensor_cache>);
+
+/// The state of all heads over their tensors for one call; its lengths are written back at the end.
+class tensor_states {
+ public:
+  /// Refused: tensors of another size than `policy` needs, lengths that cannot be.
+  tensor_states(const kvfold::any_policy& policy, const tensor_cache& cache, index_t workers)
+      : at_(cache.tensors()), all_(made(policy, at_), workspaces(at_, workers)) {}
+  tensor_states(const tensor_states&) = delete;
+  tensor_states& operator=(const tensor_states&) = delete;
+  ~tensor_states() {
+    for (index_t h = 0; h < all_.heads(); ++h) {
+      at_.measured[3 * h] = all_[h].length();
+      at_.measured[3 * h + 1] = all_[h].observed();
+    }
+    for (index_t w = 0; w < all_.workers(); ++w) {
+      kept()[static_cast<std::size_t>(w)] = std::move(all_.workspace(w));
+    }
+  }
+
+  kvfold::state& all() { return all_; }
+  kvfold::head_state& operator[](index_t h) { return all_[h]; }
+
+ private:
+  /// Memory to work in stays from call to call: a decode step allocates none.
+  static std::vector<kvfold::workspace>& kept() {
+    thread_local std::vector<kvfold::workspace> all;
+    return all;
+  }
+  static std::vector<kvfold::workspace> workspaces(const cache_tensors& at, index_t workers) {
+    auto& all = kept();
+    all.resize(std::max(all.size(), static_cast<std::size_t>(workers)));
+    std::vector<kvfold::workspace> used;
+    for (index_t w = 0; w < workers; ++w) {
+      used.push_back(std::move(all[static_cast<std::size_t>(w)]));
+      used.back().reserve(at.shape.group, at.shape.dim, at.shape.capacity);
+    }
+    return used;
+  }
+  static std::vector<kvfold::head_state> made(const kvfold::any_policy& policy,
+                                              const cache_tensors& at) {
+    kvfold::traits::validate(policy);
+    const auto kinds = policy.columns();
+    kvfold::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
+                    ": columns [heads, ", kinds.size(), ", capacity] expected, ", at.column_count,
+                    " of each head came");
+    const std::size_t floats = kinds.size() * static_cast<std::size_t>(at.shape.capacity);
+    std::vector<kvfold::head_state> all;
+    all.reserve(static_cast<std::size_t>(at.shape.heads));
+    for (index_t h = 0; h < at.shape.heads; ++h) {
+      const std::int64_t* const row = at.measured + 3 * h;
+      kvfold::expects(row[0] >= 0 && row[0] <= at.length[h], "measured: 0 to ", at.length[h],
+                      " slots expected, ", row[0], " of head ", h, " came");
+      kvfold::expects(row[2] > 0 && row[2] <= std::numeric_limits<index_t>::max(),
+                      "measured: a capacity above 0 expected, ", row[2], " of head ", h, " came");
+      const auto laid_out = static_cast<index_t>(row[2]);
+      const std::size_t memory = policy.memory(at.shape.dim, at.shape.group, laid_out);
+      kvfold::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),
+                      ": memory of at least ", memory, " floats a head expected, ", at.memory_row,
+                      " came");
+      all.emplace_back(
+          kinds,
+          kvfold::state_memory{
+              .columns = std::span(at.columns + static_cast<std::size_t>(h) * floats, floats),
+              .memory = std::span(at.memory + h * at.memory_row, memory),
+              .capacity = at.shape.capacity,
+              .memory_capacity = laid_out,
+              .length = static_cast<index_t>(row[0]),
+              .queries = row[1]},
+          policy.name());
+    }
+    return all;
+  }
+
+  cache_tensors at_;
+  kvfold::state all_;
+};
+
+}  // namespace kvfold_torch

@@ -1,0 +1,189 @@
+#include "tensors.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>  // std::ranges::sort
+#include <array>
+#include <string>
+
+namespace kvfold_torch {
+
+using kvfold::expects;
+
+namespace {
+
+std::string text_of(at::IntArrayRef sizes) {
+  std::string text = "[";
+  for (const std::int64_t n : sizes) {
+    text += (text.size() > 1 ? ", " : "") + std::to_string(n);
+  }
+  return text + "]";
+}
+
+void expect_cpu(const char* what, const at::Tensor& x) {
+  expects(x.defined() && x.device().is_cpu(), what, ": a tensor on the CPU expected, one on ",
+          x.defined() ? x.device().str() : std::string("nothing"), " came");
+}
+
+void expect_sizes(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
+  expects(x.sizes() == sizes, what, " ", text_of(sizes), " expected, ", text_of(x.sizes()),
+          " came");
+}
+
+void expect_type(const char* what, const at::Tensor& x, at::ScalarType type) {
+  expects(x.scalar_type() == type, what, ": ", at::toString(type), " expected, ",
+          at::toString(x.scalar_type()), " came");
+}
+
+kvfold::scalar_type scalar_of(const char* what, const at::Tensor& x) {
+  using kvfold::scalar_type;
+  const auto type = x.scalar_type();
+  expects(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, what,
+          ": Float, Half or BFloat16 expected, ", at::toString(type), " came");
+  return type == at::kFloat  ? scalar_type::float32
+         : type == at::kHalf ? scalar_type::half
+                             : scalar_type::bfloat16;
+}
+
+/// `[heads, capacity, dim]` of any strides, but no two elements in one place.
+kvfold::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
+  std::array<std::size_t, 3> axis = {0, 1, 2};
+  std::ranges::sort(axis, {}, [&](std::size_t i) { return x.strides()[i]; });
+  std::int64_t reach = 1;
+  for (const std::size_t i : axis) {
+    expects(x.sizes()[i] <= 1 || x.strides()[i] >= reach, what,
+            ": strides that do not overlap expected, ", text_of(x.strides()), " for ",
+            text_of(x.sizes()), " came");
+    reach += (x.sizes()[i] - 1) * x.strides()[i];
+  }
+  const auto size = static_cast<std::int64_t>(x.element_size());
+  return {static_cast<std::byte*>(x.data_ptr()), x.stride(0) * size, x.stride(1) * size,
+          x.stride(2) * size};
+}
+
+template <class T>
+T* data_of(const char* what, const at::Tensor& x, at::ScalarType type, at::IntArrayRef sizes) {
+  expect_cpu(what, x);
+  expect_type(what, x, type);
+  expect_sizes(what, x, sizes);
+  expects(x.is_contiguous(), what, ": a contiguous tensor expected, strides ", text_of(x.strides()),
+          " came");
+  return static_cast<T*>(x.data_ptr());
+}
+
+index_t index_of(const char* what, std::int64_t x, std::int64_t least) {
+  expects(x >= least && x <= std::numeric_limits<index_t>::max(), what, ": at least ", least,
+          " expected, ", x, " came");
+  return static_cast<index_t>(x);
+}
+
+}  // namespace
+
+tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
+  expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(), " came");
+  const auto at = [&](part p) -> const at::Tensor& { return cache[static_cast<std::size_t>(p)]; };
+  const at::Tensor &keys = at(part::keys), &values = at(part::values);
+  cache_tensors out;
+  for (const auto& [what, x] : {std::pair<const char*, const at::Tensor&>{"keys", keys},
+                                std::pair<const char*, const at::Tensor&>{"values", values}}) {
+    expect_cpu(what, x);
+    out.type = scalar_of(what, x);
+    expects(x.dim() == 3, what, ": [heads, capacity, dim] expected, ", text_of(x.sizes()), " came");
+  }
+  expect_type("values", values, keys.scalar_type());
+  expect_sizes("values", values, keys.sizes());
+  const std::int64_t heads = keys.size(0), capacity = keys.size(1);
+  expects(model.scale >= 0 && std::isfinite(model.scale),
+          "scale: a finite number from 0 expected, ", model.scale, " came");
+  out.shape = {.heads = index_of("heads", heads, 1),
+               .group = index_of("group", model.group, 1),
+               .dim = index_of("dim", keys.size(2), 1),
+               .capacity = index_of("capacity", capacity, 1),
+               .scale = static_cast<float>(model.scale > 0 ? model.scale
+                                                           : 1 / std::sqrt(double(keys.size(2))))};
+  expects(keys.size(2) <= 4096, "dim: at most 4096 expected, ", keys.size(2), " came");
+  out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
+  out.log_mass = data_of<float>("log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
+  out.position = data_of<index_t>("position", at(part::position), at::kInt, {heads, capacity});
+  out.length = data_of<index_t>("length", at(part::length), at::kInt, {heads});
+  out.seen = data_of<index_t>("seen", at(part::seen), at::kInt, {heads});
+  const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
+  expects(columns.dim() == 3, "columns: [heads, columns, capacity] expected, ",
+          text_of(columns.sizes()), " came");
+  out.column_count = index_of("columns", columns.size(1), 0);
+  out.columns = data_of<float>("columns", columns, at::kFloat, {heads, columns.size(1), capacity});
+  expects(memory.dim() == 2, "memory: [heads, floats] expected, ", text_of(memory.sizes()),
+          " came");
+  constexpr std::int64_t line = 16;  // floats
+  expects(
+      memory.size(1) % line == 0 && reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % 64 == 0,
+      "memory: rows of whole cache lines (", line, " floats) expected, ", memory.size(1), " came");
+  out.memory = data_of<float>("memory", memory, at::kFloat, {heads, memory.size(1)});
+  out.memory_row = memory.size(1);
+  out.measured = data_of<std::int64_t>("measured", at(part::measured), at::kLong, {heads, 3});
+  return tensor_cache(out);
+}
+
+query_tensors::query_tensors(const tensor_cache& cache, index_t heads,
+                             const std::optional<at::Tensor>& queries,
+                             const std::optional<at::Tensor>& positions, std::int64_t before) {
+  if (!queries || !queries->defined() || queries->numel() == 0) {
+    return;
+  }
+  const auto& shape = cache.tensors().shape;
+  expect_cpu("queries", *queries);
+  scalar_of("queries", *queries);
+  expects(queries->dim() == 4, "queries: [heads, group, count, dim] expected, ",
+          text_of(queries->sizes()), " came");
+  const std::int64_t all = queries->size(2);
+  expect_sizes("queries", *queries, {heads, shape.group, all, shape.dim});
+  expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
+          " came");
+  data_ = queries->to(at::kFloat);
+  if (data_.stride(3) != 1) {
+    data_ = data_.contiguous();
+  }
+  const auto count = index_of("queries", all - before, 0);
+  view_ = {.data = data_.const_data_ptr<float>() + before * data_.stride(2),
+           .count = count,
+           .head = data_.stride(0),
+           .group = data_.stride(1),
+           .row = data_.stride(2),
+           .position = nullptr,
+           .before = static_cast<index_t>(before)};
+  if (positions && positions->defined()) {
+    expects(before == 0, "queries: positions, or queries before, but not both expected");
+    positions_ = *positions;
+    view_.position = data_of<index_t>("positions", positions_, at::kInt, {all});
+  }
+}
+
+void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
+  expect_cpu(what, x);
+  scalar_of(what, x);
+  expect_sizes(what, x, sizes);
+  expects(x.is_contiguous(), what, ": a contiguous tensor expected, strides ", text_of(x.strides()),
+          " came");
+}
+
+const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
+  return data_of<float>(what, x, at::kFloat, sizes);
+}
+
+const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
+  return data_of<index_t>(what, x, at::kInt, sizes);
+}
+
+kvfold::any_span numbers_of(const at::Tensor& x) {
+  const auto span = [&]<class T>(const T*) {
+    return std::span(static_cast<const T*>(x.const_data_ptr()),
+                     static_cast<std::size_t>(x.numel()));
+  };
+  if (x.scalar_type() == at::kFloat) {
+    return span(static_cast<const float*>(nullptr));
+  }
+  return x.scalar_type() == at::kHalf ? kvfold::any_span(span(static_cast<Eigen::half*>(nullptr)))
+                                      : span(static_cast<Eigen::bfloat16*>(nullptr));
+}
+
+}  // namespace kvfold_torch

@@ -1,0 +1,57 @@
+/// PyTorch's tensors as the operators take them, and what is refused before anything is written.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "operators.hpp"
+
+namespace kvfold_torch {
+
+/// Where in the list `cache` which tensor is.
+enum class part { keys, values, log_mass, position, length, seen, columns, memory, measured };
+inline constexpr std::size_t parts = 9;
+
+/// What is not in the tensors: the model's.
+struct model_shape {
+  std::int64_t group = 1;
+  double scale = 0;  ///< 0: 1/sqrt(dim)
+};
+
+/// Refused: another number of tensors, dtype, device, rank, size or strides than `Heads` has.
+tensor_cache cache_of(at::TensorList cache, const model_shape& model);
+
+/// Reference queries, which live as long as this: `[heads, group, count, dim]` of `dim` in a row,
+/// or none. 16-bit ones become floats here, for policies measure in float.
+class query_tensors {
+ public:
+  query_tensors(const tensor_cache& cache, index_t heads, const std::optional<at::Tensor>& queries,
+                const std::optional<at::Tensor>& positions, std::int64_t before);
+  const query_rows& view() const { return view_; }
+
+ private:
+  at::Tensor data_, positions_;
+  query_rows view_;
+};
+
+/// What kvfold refuses becomes a RuntimeError with its message.
+template <class F>
+auto guarded(F f) {
+  try {
+    return f();
+  } catch (const kvfold::error& refused) {
+    TORCH_CHECK(false, refused.what());
+  }
+}
+
+/// `x` of these sizes and of one of the cache's dtypes, contiguous, on the CPU; refused otherwise.
+void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
+/// ... of floats.
+const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
+const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
+/// The numbers of such a tensor.
+kvfold::any_span numbers_of(const at::Tensor& x);
+
+}  // namespace kvfold_torch

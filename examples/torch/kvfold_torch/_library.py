@@ -1,0 +1,91 @@
+"""torch.ops.kvfold: the operators of csrc/, and what torch.compile has to know of them."""
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def _path() -> Path:
+    named = os.environ.get("KVFOLD_TORCH_LIBRARY")
+    built = Path(__file__).parents[3] / "build/torch/extension/libkvfold_torch.so"
+    path = Path(named) if named else built
+    if not path.exists():
+        raise ImportError(f"kvfold_torch: {path} expected; `bash examples/torch/run` builds it")
+    return path
+
+
+torch.ops.load_library(str(_path()))
+
+
+def _same_device(*tensors: torch.Tensor | None) -> None:
+    found = {x.device.type for x in tensors if x is not None}
+    if len(found) > 1:
+        raise RuntimeError(f"kvfold: tensors on one device expected, some on {', '.join(sorted(found))} came")
+
+
+@torch.library.register_fake("kvfold::compress")
+def _compress(policy, cache, queries, budget, *, positions=None, **_):
+    _same_device(*cache, queries, positions)
+
+
+@torch.library.register_fake("kvfold::observe")
+def _observe(policy, cache, queries, *, positions=None, **_):
+    _same_device(*cache, queries, positions)
+
+
+@torch.library.register_fake("kvfold::observe_step")
+def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **_):
+    _same_device(*cache, probabilities, log_sum_exp, query)
+
+
+@torch.library.register_fake("kvfold::apply")
+def _apply(policy, cache, plan, **_):
+    _same_device(*cache, *plan)
+
+
+@torch.library.register_fake("kvfold::step")
+def _step(policy, cache, q, k, v, budget, **_):
+    _same_device(*cache, q, k, v)
+    return torch.empty_like(q, dtype=torch.float32)
+
+
+@torch.library.register_fake("kvfold::attend")
+def _attend(policy, cache, q, *, probabilities=False, **_):
+    _same_device(*cache, q)
+    heads, group, _dim = q.shape
+    slots = cache[0].shape[1] if probabilities else 0
+    return torch.empty_like(q), q.new_empty(heads, group), q.new_empty(heads, group, slots)
+
+
+@torch.library.register_fake("kvfold::column_scores")
+def _column_scores(cache, queries, **_):
+    _same_device(*cache, queries)
+    heads, slots, _dim = cache[0].shape
+    return queries.new_empty(3, heads, slots, dtype=torch.float32)
+
+
+@torch.library.register_fake("kvfold::plan")
+def _plan(policy, cache, budget, *, queries=None, positions=None, **_):
+    _same_device(*cache, queries, positions)
+    heads, slots, dim = cache[0].shape
+    most = torch.library.get_ctx().new_dynamic_size()  # rows with corrections: the policy's choice
+    ints = [(heads, 2), (heads, slots + 1), (heads, slots)]
+    floats = [(heads, slots, 2), (heads, slots), (heads,), (heads, most, dim), (heads, most, dim)]
+    return [cache[0].new_empty(size, dtype=torch.int32) for size in ints] + [
+        cache[0].new_empty(size, dtype=torch.float32) for size in floats
+    ]
+
+
+@torch.library.register_fake("kvfold::foresight")
+def _foresight(cache, queries, *, count=256, **_):
+    _same_device(*cache, queries)
+    heads, group, tokens, dim = queries.shape
+    n = min(count, tokens - min(4, tokens - 1))
+    return (
+        queries.new_empty(heads, group, n, dim, dtype=torch.float32),
+        queries.new_empty(n, dtype=torch.int32),
+    )
+
+
+ops = torch.ops.kvfold
