@@ -1,6 +1,7 @@
 """kvfold's cache compression inside PyTorch and transformers."""
 
 from ._library import ops
+from .cache import Cache
 from .heads import Heads, Policy
 
-__all__ = ["Heads", "Policy", "ops"]
+__all__ = ["Cache", "Heads", "Policy", "ops"]

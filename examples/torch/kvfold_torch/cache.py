@@ -1,0 +1,217 @@
+"""A transformers cache whose heads are compressed by a policy."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin
+
+from ._library import ops
+from .attention import attach, later_prompt, own_prompt
+from .heads import Heads, Policy
+from .rope import rope_of
+
+_FULL = "full_cache"
+_GROWTH = 256  # slots more where a head is full and nothing is evicted
+
+
+class Layer(CacheLayerMixin):
+    """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
+
+    is_sliding = False
+
+    def __init__(self, policy: str, budget: float, queries: str):
+        super().__init__()
+        self.text, self.budget, self.queries = policy, budget, queries
+        self.tokens = 0  # with padding, as the model counts
+        self.heads: Heads | None = None
+        self.target: list[int] = []  # slots a head in decode
+        self.trigger: list[int] = []
+        self._waiting = False  # for the attention of the tokens that came last
+
+    # ------------------------------------------------------------------ what transformers calls
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if self._waiting:
+            raise RuntimeError('kvfold_torch.Cache: attn_implementation="kvfold" expected, another one came')
+        if key_states.requires_grad:
+            raise RuntimeError("kvfold_torch.Cache: inference expected (torch.no_grad), a gradient came")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._waiting = True
+        return attach(key_states, self), value_states
+
+    def get_mask_sizes(self, cache_position: Tensor) -> tuple[int, int]:
+        return cache_position.shape[0], self.tokens  # of the new tokens alone
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.tokens, self.heads, self._waiting = 0, None, False
+
+    def crop(self, max_length: int) -> None:
+        tokens = self.tokens + max_length if max_length < 0 else max_length
+        if tokens < self.tokens:
+            raise RuntimeError(
+                "kvfold_torch.Cache: tokens cannot be taken back once rows stand for several of them "
+                f"(crop from {self.tokens} to {tokens}: no assisted or contrastive decoding)"
+            )
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.heads is not None:
+            self.batch_select_indices(torch.arange(self.batch, device=self.device).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.heads is None:
+            return
+        each = self.heads.heads // self.batch
+        index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
+        self.heads, self.batch = self.heads.chosen(index), len(indices)
+        chosen = index.tolist()
+        self.target = [self.target[i] for i in chosen]
+        self.trigger = [self.trigger[i] for i in chosen]
+
+    # ------------------------------------------------------------------ what the attention calls
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+    ) -> Tensor:
+        """Attention of the new tokens `[batch, tokens, heads, dim]`, which are taken in."""
+        self._waiting = False
+        batch, kv_heads, tokens, dim = key.shape
+        scale = scaling if scaling is not None else dim**-0.5
+        # Of left-padded sequences; the last token sees all that are there.
+        real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
+        if self.heads is None:
+            self.policy = Policy(self.text, rope_of(module.config, self.text))
+            self.batch = batch
+            out = own_prompt(module, query, key, value, mask, scale)
+            self._first_prompt(query, key, value, real, scale)
+        elif tokens == 1:
+            out = self._step(query, key, value, real)
+        else:
+            out = self._later_prompt(query, key, value, real, scale)
+        self.tokens += tokens
+        return out
+
+    def _slots(self, seen: int) -> int:
+        """The budget of a head that has seen so many tokens."""
+        wanted = self.budget if self.budget > 1 else math.ceil(self.budget * seen)
+        return max(int(wanted), self.policy.describe()["min_budget"])
+
+    def _compress(self, heads: Heads, query: Tensor) -> int:
+        """The end of a prompt of one sequence: query [KV heads, group, tokens, dim]. Its slots."""
+        slots = self._slots(int(heads.seen[0]))
+        if self.queries == "foresight":
+            moved, positions = heads.foresight(query)
+            heads.compress(moved, slots, positions=positions)
+        else:
+            heads.compress(query, slots)
+        return slots
+
+    def _first_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> None:
+        """Compresses each sequence where the model has its keys and values, then moves what is left."""
+        batch, kv_heads, tokens, _ = key.shape
+        group = query.shape[1] // kv_heads
+        sequences, slots = [], []
+        for b in range(batch):
+            pad = 0 if real is None else tokens - int(real[b].sum())
+            heads = Heads.over(
+                self.policy, key[b, :, pad:], value[b, :, pad:], group=group, scale=scale, tokens=tokens - pad
+            )
+            if (least := self._slots(tokens - pad)) > tokens - pad:
+                heads = heads.moved(least + 1, self.policy)
+            slots.append(self._compress(heads, query[b, :, pad:].unflatten(0, (kv_heads, group))))
+            sequences.append(heads)
+        self._settle(sequences, slots)
+
+    def _later_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
+        """A further turn: its attention over slots and itself, then a compression of all."""
+        batch, kv_heads, tokens, _ = key.shape
+        group = query.shape[1] // kv_heads
+        out = torch.zeros_like(query)
+        sequences, slots = [], []
+        for b in range(batch):
+            pad = 0 if real is None else tokens - int(real[b].sum())
+            heads = self.heads.rows(b * kv_heads, kv_heads)
+            q = query[b, :, pad:].unflatten(0, (kv_heads, group))
+            k, v = key[b, :, pad:], value[b, :, pad:]
+            out[b, :, pad:] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
+            policy = self.policy if heads.policy != self.policy else None  # what decoded in its place
+            seen = int(heads.seen[0]) + tokens - pad
+            heads = heads.moved(max(int(heads.length.max()) + tokens - pad, self._slots(seen) + 1), policy)
+            heads.append(k, v)
+            slots.append(self._compress(heads, q) if tokens > pad else self._slots(int(heads.seen[0])))
+            sequences.append(heads)
+        self._settle(sequences, slots)
+        return out.transpose(1, 2).contiguous()
+
+    def _settle(self, sequences: list[Heads], slots: list[int]) -> None:
+        """All sequences in one set of tensors, with budgets for decoding."""
+        about = self.policy.describe()
+        decodes = about["decodes"] and about["bounded"]
+        policy = self.policy if about["decodes"] else Policy(_FULL)
+        held = max(int(s.length.max()) for s in sequences)
+        capacity = max(max(slots) + 1, held) if decodes else held + _GROWTH
+        self.heads = Heads.joined([s.moved(capacity, None if about["decodes"] else policy) for s in sequences])
+        each = sequences[0].heads
+        limits = [ops.budget_within(policy.text, n) if decodes else (0, 0) for n in slots]
+        self.target = [target for target, _ in limits for _ in range(each)]
+        self.trigger = [trigger for _, trigger in limits for _ in range(each)] if decodes else []
+        if not decodes:
+            self.target = [capacity] * len(self.target)
+
+    def _step(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> Tensor:
+        batch, kv_heads, _, dim = key.shape
+        if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
+            self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
+        active = None if real is None else real[:, 0].repeat_interleave(kv_heads)
+        q = query.reshape(batch * kv_heads, -1, dim)
+        k, v = key.reshape(-1, dim), value.reshape(-1, dim)
+        if active is None or bool(active.all()):
+            out = self.heads.step(q, k, v, self.target, self.trigger)
+        else:
+            chosen = active.nonzero().flatten()
+            out = torch.zeros_like(q, dtype=torch.float32)
+            out[chosen] = self.heads.step(
+                q[chosen], k[chosen], v[chosen], self.target, self.trigger, heads=chosen.tolist()
+            )
+        return out.to(query.dtype).view(batch, 1, -1, dim)
+
+
+class Cache(TransformersCache):
+    """`model.generate(..., past_key_values=Cache("fold", budget=0.1))`, attn_implementation="kvfold".
+
+    policy: as kvfold::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
+    seen that a head keeps, above 1 its slots. queries: what a prompt is measured on, "own" or
+    "foresight"; by default what the policy is made for.
+    """
+
+    def __init__(self, policy: str = "fold", budget: float = 0.1, queries: str | None = None):
+        name = policy.partition(":")[0]
+        Policy(policy).describe()  # refuses what is none
+        if not budget > 0 or (budget > 1 and budget != int(budget)):
+            raise ValueError(f"Cache: a budget of a share up to 1 or of whole slots expected, {budget} came")
+        queries = queries or ("foresight" if name == "fold" else "own")
+        if queries not in ("own", "foresight"):
+            raise ValueError(f"Cache: queries own or foresight expected, {queries} came")
+        super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries))
+
+    def nbytes(self) -> int:
+        """Of slots in use and the policy's state, all layers."""
+        return sum(layer.heads.nbytes() for layer in self.layers if layer.heads is not None)

@@ -1,0 +1,187 @@
+"""model.generate with a kvfold_torch.Cache, on the bundled model."""
+
+import pytest
+import torch
+from conftest import POLICIES
+from kvfold_torch import Cache
+from transformers import DynamicCache
+
+GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+def generate(model, tokens, cache=None, new=24, mask=None):
+    x = torch.as_tensor(tokens)
+    x = x if x.ndim == 2 else x[None]
+    return model.generate(x, attention_mask=mask, past_key_values=cache, max_new_tokens=new, **GREEDY)
+
+
+def padded(text, lengths):
+    """Sequences of these lengths, padded on the left, and their mask."""
+    width = max(lengths)
+    tokens = torch.zeros(len(lengths), width, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for b, n in enumerate(lengths):
+        tokens[b, width - n :] = torch.tensor(text[400 * b : 400 * b + n])
+        mask[b, width - n :] = 1
+    return tokens, mask
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_greedy_tokens_are_those_of_generate_while_nothing_is_evicted(model, plain, text, policy):
+    cache = Cache(policy, budget=200)
+    assert torch.equal(generate(model, text[:150], cache), generate(plain, text[:150]))
+    assert cache.layers[0].heads.length.tolist() == [150 + 23] * 4
+
+
+def test_a_batch_of_different_lengths_is_each_of_them_alone(model, plain, text):
+    lengths = [150, 60, 111]
+    tokens, mask = padded(text, lengths)
+    wanted = generate(plain, tokens, mask=mask)
+    assert torch.equal(generate(model, tokens, Cache("h2o", budget=200), mask=mask), wanted)
+    for policy in ("h2o", "fold", "ems", "snapkv:window=8", "attention_matching"):
+        cache = Cache(policy, budget=0.5)
+        together = generate(model, tokens, cache, mask=mask)
+        for b, n in enumerate(lengths):
+            alone = Cache(policy, budget=0.5)
+            assert torch.equal(generate(model, tokens[b, -n:], alone)[0, n:], together[b, max(lengths) :]), policy
+            mine = cache.layers[1].heads.rows(4 * b, 4)
+            assert mine.length.tolist() == alone.layers[1].heads.length.tolist()
+
+
+def two_turns(model, text, cache):
+    first = generate(model, text[:150], cache)
+    more = torch.cat([first, torch.tensor([text[600:640]])], 1)
+    return generate(model, more, cache)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "fold", "ems", "attention_matching", "full_cache"])
+def test_a_second_turn_is_generate_s_while_nothing_is_evicted(model, plain, text, policy):
+    wanted = two_turns(plain, text, DynamicCache())
+    assert torch.equal(two_turns(model, text, Cache(policy, budget=300)), wanted)
+
+
+def test_a_second_turn_in_a_batch(model, plain, text):
+    """Sequences of different lengths, and second prompts of different lengths."""
+
+    def turns(m, cache):
+        tokens, mask = padded(text, [150, 60])
+        first = generate(m, tokens, cache, mask=mask)
+        more, more_mask = padded(text[900:], [20, 35])
+        tokens = torch.cat([first, more], 1)
+        mask = torch.cat([mask, torch.ones(2, first.shape[1] - mask.shape[1], dtype=torch.long), more_mask], 1)
+        return generate(m, tokens, cache, mask=mask)
+
+    assert torch.equal(turns(model, Cache("h2o", budget=300)), turns(plain, DynamicCache()))
+
+
+def test_a_second_turn_keeps_the_budget(model, text):
+    for policy in ("h2o", "fold", "zsmerge", "attention_matching"):
+        cache = Cache(policy, budget=60)
+        two_turns(model, text, cache)
+        heads = cache.layers[0].heads
+        assert heads.seen.tolist() == [150 + 24 + 40 + 23] * 4
+        assert int(heads.length.max()) <= (60 if policy != "attention_matching" else 60 + 23)
+
+
+def test_evicting_all_but_a_share_still_tells_the_text(model, plain, text):
+    """The next token's distribution under a compressed cache is near the full cache's."""
+    prompt = torch.tensor([text[:900]])
+    with torch.no_grad():
+        wanted = plain(prompt).logits[0, -1].log_softmax(-1)
+        near = {}
+        for policy, budget in (("fold", 0.2), ("streaming_llm", 0.02)):
+            cache = Cache(policy, budget)
+            model(prompt[:, :-1], past_key_values=cache)
+            logits = model(prompt[:, -1:], past_key_values=cache).logits[0, -1].log_softmax(-1)
+            near[policy] = float((wanted.exp() * (wanted - logits)).sum())
+    assert near["fold"] < 0.1 < near["streaming_llm"], near
+
+
+def test_beams_move_with_their_caches(model, plain, text):
+    options = GREEDY | {"num_beams": 3, "max_new_tokens": 12}
+    x = torch.tensor([text[:80], text[300:380]])
+    wanted = plain.generate(x, **options)
+    assert torch.equal(model.generate(x, past_key_values=Cache("h2o", budget=150), **options), wanted)
+
+
+def test_bytes_follow_the_budget(model, text):
+    sizes = {}
+    for budget in (1.0, 0.1):
+        cache = Cache("h2o", budget)
+        generate(model, text[:900], cache, new=2)
+        sizes[budget] = cache.nbytes()
+    assert sizes[0.1] < 0.12 * sizes[1.0]
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        (lambda: Cache("h3o"), "make_policy: one of"),
+        (lambda: Cache("h2o", budget=0), "a share up to 1 or of whole slots"),
+        (lambda: Cache("h2o", budget=10.5), "a share up to 1 or of whole slots"),
+        (lambda: Cache("h2o", queries="mine"), "own or foresight"),
+    ],
+)
+def test_bad_caches_are_refused(cache, message):
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        cache()
+
+
+def test_what_a_model_must_not_do_is_refused(model, plain, text):
+    x = torch.tensor([text[:100]])
+    with pytest.raises(RuntimeError, match='attn_implementation="kvfold" expected'):
+        generate(plain, x, Cache("h2o"))
+    with pytest.raises(RuntimeError, match="inference expected"):
+        model(x, past_key_values=Cache("h2o"))
+    with pytest.raises(RuntimeError, match="cannot be taken back"):
+        cache = Cache("h2o")
+        generate(model, x, cache)
+        cache.crop(50)
+
+
+def test_models_that_are_not_full_attention_are_refused(text):
+    from transformers import MistralConfig, MistralForCausalLM, PhiConfig, PhiForCausalLM
+
+    size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    x = torch.tensor([text[:100]])
+    with_window = MistralConfig(**size, vocab_size=512, num_key_value_heads=1, sliding_window=16)
+    with pytest.raises(RuntimeError, match="full attention expected, sliding_window came"):
+        generate(MistralForCausalLM._from_config(with_window, attn_implementation="kvfold").eval(), x, Cache("h2o"))
+    half_turned = PhiConfig(**size, vocab_size=512, partial_rotary_factor=0.5)
+    phi = PhiForCausalLM._from_config(half_turned, attn_implementation="kvfold").eval()
+    with pytest.raises(RuntimeError, match="fold turns keys or queries: RoPE of type default or llama3"):
+        generate(phi, x, Cache("fold"))
+    generate(phi, x, Cache("h2o", budget=0.5))  # which turns nothing
+
+
+def test_attention_of_a_later_prompt_is_that_of_its_tokens_in_turn():
+    from kvfold_torch import Heads, Policy
+    from kvfold_torch.attention import later_prompt
+
+    heads, group, dim, slots, tokens = 3, 2, 8, 20, 7
+    cache = Heads.empty(Policy("full_cache"), heads, slots + tokens, dim, group=group)
+    cache.keys.normal_(), cache.values.normal_(), cache.log_mass.normal_()
+    cache.length[:] = torch.tensor([5, 20, 11])  # ragged, as after budgets of their own
+    cache.seen[:] = 40
+    q, k, v = (torch.randn(heads, *n, tokens, dim) for n in ((group,), (), ()))
+    out = later_prompt(cache, q, k, v, dim**-0.5)
+    for t in range(tokens):
+        cache.append(k[:, t : t + 1], v[:, t : t + 1])
+        assert cache.position.gather(1, cache.length[:, None].long() - 1).flatten().tolist() == [40 + t] * heads
+        torch.testing.assert_close(out[:, :, t], cache.attend(q[:, :, t].contiguous())[0], atol=1e-5, rtol=0)
+
+
+def test_sequences_of_a_batch_move_with_their_budgets(model, text):
+    tokens, mask = padded(text, [150, 60, 111])
+    cache = Cache("h2o", budget=0.5)
+    generate(model, tokens, cache, mask=mask)
+    layer = cache.layers[2]
+    before = (layer.heads.length.tolist(), layer.target)
+    keys = layer.heads.keys.clone()
+    cache.reorder_cache(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    for new, old in enumerate([2, 2, 0, 0]):
+        mine, then = slice(4 * new, 4 * new + 4), slice(4 * old, 4 * old + 4)
+        assert torch.equal(layer.heads.keys[mine], keys[then])
+        assert layer.heads.length[mine].tolist() == before[0][then] and layer.target[mine] == before[1][then]
+    assert before[1][0] != before[1][8]
