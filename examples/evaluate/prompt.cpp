@@ -201,7 +201,9 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
       kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
       decoding.push_back(c.decoding());
     }
-    limits.push_back(c.in_decode(b.target + c.room));
+    // A head that holds nearly all of its prompt has no room for more than the cache has.
+    limits.push_back(
+        c.in_decode(std::max(b.target, std::min(b.target + c.room, kv.shape().capacity - 1))));
     if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
       state[h] = kvfold::make_head_state(decoding.back(), kv.head(h));
     }

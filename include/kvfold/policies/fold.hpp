@@ -122,16 +122,18 @@ struct fold {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     if (pins == pin_rule::scores && queries.position == nullptr) {
-      // With all queries of the prompt so far these are the scores of one pass; with fewer a slot
-      // keeps the largest that it had.
+      // With all queries since the first that scored these are the scores of one pass; with fewer a
+      // slot keeps the largest that it had.
       const auto score = state.column(prompt_score);
       std::vector<float> now(score.size());
       prompt_scores(head, queries.last(queries.count + queries.before), rope, {}, now);
-      const bool all = queries.before >= memory_of(head, state).scored();
+      const index_t begin = head.tokens_total() - queries.count - queries.before;
+      const auto scored = memory_of(head, state).scored();
+      const bool all = scored.count() == 0 || begin <= scored.begin;
       std::ranges::transform(score, now, score.begin(), [&](float held, float of_now) {
         return all ? of_now : std::max(held, of_now);
       });
-      memory_of(head, state).set_scored(head.tokens_total());
+      memory_of(head, state).set_scored({all ? begin : scored.begin, head.tokens_total()});
     }
     memory_of(head, state)
         .remember(queries.reference(queries.count + queries.before), head.tokens_total());
@@ -165,26 +167,28 @@ struct fold {
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
-    const index_t scored = pins == pin_rule::scores ? memory.scored() : 0;
+    const auto scored = memory.scored();
+    const bool by_scores = pins == pin_rule::scores && scored.count() > 0;
     index_t most = outliers(slots);
-    if (scored > 0) {
-      // A prompt that was scored and what was decoded behind it have pins by their lengths: the
-      // prompt the best of its own by score, the rest by leverage.
+    if (by_scores) {
+      // What was scored and all else have pins by their lengths: the prompt the best of its own by
+      // score, what was decoded behind it by leverage.
       const index_t latest = recent_behind_prompt(slots);
       most = std::max(index_t{0}, std::min(scored_pins(slots), target - sinks - latest - 2));
-      const index_t of_prompt =
-          share_of(static_cast<float>(scored) / static_cast<float>(head.tokens_total()), most);
+      const index_t of_prompt = share_of(
+          static_cast<float>(scored.count()) / static_cast<float>(head.tokens_total()), most);
       pin_scored(head, state, latest, of_prompt, work);
       work.row_of.assign(work.marks.begin(), work.marks.end());
       most -= of_prompt;
     }
     const auto kept = [&, always = protected_slots(head, sinks, recent_of(slots))](index_t s) {
-      return scored > 0 ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
+      return by_scores ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
     };
     const auto candidate = [&, held = state.column(tokens)](index_t s) {
-      return held[static_cast<std::size_t>(s)] == 1.0F && head.position(s) >= scored && !kept(s);
+      return held[static_cast<std::size_t>(s)] == 1.0F &&
+             !(by_scores && scored.has(head.position(s))) && !kept(s);
     };
-    if (most > 0 || scored == 0) {
+    if (most > 0 || !by_scores) {
       const auto leverage = decode.leverage(head, memory, rope, candidate, work);
       pin(
           head, most, kept,

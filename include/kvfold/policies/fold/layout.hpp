@@ -22,7 +22,17 @@ KVFOLD_HD inline index_t fold_recent(index_t recent, float recent_share, index_t
 /// fold's memory of a head, in floats: integers by their bits, the positions of the remembered
 /// queries `[queries]`, the queries `[queries, group, dim]`, the moments of un-rotated keys.
 struct fold_layout {
-  enum field : index_t { counted, keys, held, newest, next, steps, prompt, header };
+  enum field : index_t {
+    counted,
+    keys,
+    held,
+    newest,
+    next,
+    steps,
+    prompt_begin,
+    prompt_end,
+    header
+  };
 
   index_t queries, group, dim;
 

@@ -17,7 +17,8 @@ namespace detail {
 /// Floats that `fold_memory` takes, for so many queries per query head.
 inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
   const auto w = static_cast<std::size_t>(queries), d = static_cast<std::size_t>(dim);
-  return fold_layout::header + w * (static_cast<std::size_t>(group) * d + 1) + score::key_moments::floats(dim);
+  return fold_layout::header + w * (static_cast<std::size_t>(group) * d + 1) +
+         score::key_moments::floats(dim);
 }
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const.
@@ -27,9 +28,15 @@ class fold_memory {
   fold_memory(std::span<Float> floats, index_t queries, index_t group, index_t dim)
       : floats_(floats), layout_{queries, group, dim} {}
 
-  /// The tokens of the prompt that has been scored; 0: none has.
-  index_t scored() const { return get(fold_layout::prompt); }
-  void set_scored(index_t tokens_total) { set(fold_layout::prompt, tokens_total); }
+  /// The positions of the prompts that have been scored, from the first one's queries on.
+  struct positions {
+    index_t begin, end;
+
+    index_t count() const { return end - begin; }
+    bool has(index_t position) const { return begin <= position && position < end; }
+  };
+  positions scored() const { return {get(prompt_begin), get(prompt_end)}; }
+  void set_scored(const positions& p) { set(prompt_begin, p.begin), set(prompt_end, p.end); }
 
   /// Queries held per query head.
   index_t count() const { return get(held); }
