@@ -47,8 +47,7 @@ struct dataset {
   std::vector<stream_record> streams;
   engine::record timed;        ///< the first prompt's, with its queries
   double prefill_seconds = 0;  ///< that the full model takes to read it
-  replayed_prompt again;       ///< of the first prompt, for policies that measure on it
-  double again_seconds = 0;
+  second_readings again;       ///< of the first prompt, for policies that measure on them
 };
 
 /// `count` tokens of the text, from a place drawn for piece `i` of kind `what`.

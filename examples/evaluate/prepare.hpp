@@ -50,8 +50,7 @@ inline void prepare(dataset& m, const options& o, const plan& todo, const engine
     const auto first = draw_text(text, o.seed, 1, 0, o.prompt + todo.behind)
                            .first(static_cast<std::size_t>(o.prompt));
     m.prefill_seconds = prefill_seconds(model, first);
-    m.again_seconds =
-        seconds_of([&] { m.again = replay_for(todo.policies, model, m.timed, first); });
+    m.again = replay_for(todo.policies, model, m.timed, first);
   }
 }
 

@@ -122,7 +122,8 @@ std::vector<kvfold::head_state> observe_replay(const any_policy& policy,
 
 measured_layer measure_layer(const named_policy& p, const engine::config& shape,
                              kvfold::cache<float>& kv, const engine::record& r,
-                             const replayed_prompt& again, std::size_t l) {
+                             const second_readings& both, std::size_t l) {
+  const replayed_prompt& again = both.of(p);
   if (p.observes_replay() && !again.parts.empty()) {
     return {observe_replay(p.policy, shape, r.layers[l], again.layers[l], again.parts), nullptr};
   }
@@ -141,7 +142,7 @@ measured_layer measure_layer(const named_policy& p, const engine::config& shape,
 
 prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
-               const replayed_prompt& again) {
+               const second_readings& again) {
   prompt p{.body = std::move(body),
            .tail = {},
            .measured = {},

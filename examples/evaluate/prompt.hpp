@@ -57,9 +57,20 @@ struct replayed_prompt {
   std::vector<engine::layer_record> layers;  ///< of all parts, the words before each included
   std::vector<index_t> positions;            ///< [rows]; every part begins behind the prompt
   std::vector<index_t> parts;                ///< rows of each
+  double seconds = 0;                        ///< that it took
 
   /// All queries of a layer.
   kvfold::query_view<float> queries(const engine::config& shape, std::size_t layer) const;
+};
+
+/// The second readings of a prompt that policies measure on.
+struct second_readings {
+  replayed_prompt repeated;  ///< as KVzip has it, all of which is observed
+  replayed_prompt behind;    ///< right behind the prompt, for some of its queries
+
+  const replayed_prompt& of(const named_policy& p) const {
+    return p.observes_replay() ? repeated : behind;
+  }
 };
 
 /// What a policy measured of a layer.
@@ -72,12 +83,12 @@ struct measured_layer {
 /// Layer `l` of a prompt as `p` measures it: `kv` is its cache, `r` its record.
 measured_layer measure_layer(const named_policy& p, const engine::config& shape,
                              kvfold::cache<float>& kv, const engine::record& r,
-                             const replayed_prompt& again, std::size_t l);
+                             const second_readings& again, std::size_t l);
 
 /// All of `r`, which begins with `body`, measured by every policy.
 prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
-               const replayed_prompt& again = {});
+               const second_readings& again = {});
 
 /// Goes on where `r` ends, through the full cache; `r.logits` are the last token's, or those of
 /// all `tokens`.

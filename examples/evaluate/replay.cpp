@@ -1,6 +1,7 @@
 #include "evaluate/replay.hpp"
 
-#include <algorithm>  // std::min, std::ranges::find
+#include <algorithm>  // std::min
+#include <chrono>
 
 namespace evaluate {
 
@@ -16,7 +17,7 @@ std::vector<int> part_of(std::span<const int> tokens, index_t begin, index_t cou
   const auto add = [&](std::span<const int> more) {
     part.insert(part.end(), more.begin(), more.end());
   };
-  const index_t overlap = std::min(begin, replay_overlap);
+  const index_t overlap = words.part.empty() ? 0 : std::min(begin, replay_overlap);
   add(tokens.subspan(static_cast<std::size_t>(begin - overlap), static_cast<std::size_t>(overlap)));
   add(words.end);
   add(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
@@ -34,6 +35,7 @@ replay_words replay_words_of(const engine::tokenizer& tokens) {
 
 replayed_prompt replay(const engine::decoder& model, const engine::record& r,
                        std::span<const int> tokens, const replay_words& words, index_t chunk) {
+  const auto started = std::chrono::steady_clock::now();
   replayed_prompt again;
   const auto count = static_cast<index_t>(tokens.size());
   again.layers.resize(r.layers.size());
@@ -57,13 +59,22 @@ replayed_prompt replay(const engine::decoder& model, const engine::record& r,
     }
     again.parts.push_back(rows);
   }
+  again.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   return again;
 }
 
-replayed_prompt replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+second_readings replay_for(std::span<const named_policy> policies, const engine::decoder& model,
                            const engine::record& r, std::span<const int> tokens) {
-  const auto reads = std::ranges::find(policies, query_source::replay, &named_policy::queries);
-  return reads == policies.end() ? replayed_prompt{} : replay(model, r, tokens, reads->words);
+  second_readings both;
+  for (const named_policy& p : policies) {
+    if (p.observes_replay() && both.repeated.parts.empty()) {
+      both.repeated = replay(model, r, tokens, p.words, repeated_chunk);
+    } else if (p.queries == query_source::replay && !p.observes_replay() &&
+               both.behind.parts.empty()) {
+      both.behind = replay(model, r, tokens, {}, behind_chunk);
+    }
+  }
+  return both;
 }
 
 }  // namespace evaluate

@@ -1,4 +1,4 @@
-/// Replay: the model reads the prompt once more behind itself, as KVzip has it repeat the context.
+/// Replay: the model reads the prompt once more behind itself.
 #pragma once
 
 #include <span>
@@ -11,17 +11,17 @@ namespace evaluate {
 /// KVzip's words, of a model without a chat template.
 replay_words replay_words_of(const engine::tokenizer& tokens);
 
-/// Tokens of the prompt that are read again at a time, as in KVzip's code. Every part begins right
-/// behind the prompt.
-inline constexpr index_t replay_chunk = 2048;
+/// Tokens of the prompt that are read again at a time, as in KVzip's code; and for reference
+/// queries, so that they stay near what is to come and within the model's context.
+inline constexpr index_t repeated_chunk = 2048, behind_chunk = 256;
 
-/// Reads `tokens`, of which `r` is the record, once more, `chunk` at a time.
+/// Reads `tokens`, of which `r` is the record, once more, `chunk` at a time: every part begins
+/// right behind the prompt, with `words` if there are any.
 replayed_prompt replay(const engine::decoder& model, const engine::record& r,
-                       std::span<const int> tokens, const replay_words& words,
-                       index_t chunk = replay_chunk);
+                       std::span<const int> tokens, const replay_words& words, index_t chunk);
 
-/// The second reading if one of the policies measures on it; else nothing.
-replayed_prompt replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+/// The second readings that some of the policies measure on.
+second_readings replay_for(std::span<const named_policy> policies, const engine::decoder& model,
                            const engine::record& r, std::span<const int> tokens);
 
 }  // namespace evaluate

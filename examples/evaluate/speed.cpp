@@ -25,7 +25,7 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
     }
     times.push_back(sum);
   }
-  return median(times) + (p.queries == query_source::replay ? m.again_seconds : 0);
+  return median(times) + (p.queries == query_source::replay ? m.again.of(p).seconds : 0);
 }
 
 speed decode_speed(const contender& c, const contender& full, const engine::decoder& model,

@@ -44,12 +44,14 @@ TEST_CASE("a prompt that is read again part by part is scored as the oracle does
   }
   const auto r = engine::prefill(model, tokens);
   const auto policy = kvzip_with({.whole = {10, 11}, .part = {12}, .end = {13}});
-  const auto again = evaluate::replay(model, r, tokens, policy.words, 60);
+  const evaluate::second_readings both{
+      .repeated = evaluate::replay(model, r, tokens, policy.words, 60), .behind = {}};
+  const auto& again = both.repeated;
   REQUIRE(again.parts == std::vector<index_t>{63, 40});
   const evaluate::prompt_body body(shape, r, 90, 90);
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
     auto kv = body.layers[l];
-    const auto measured = evaluate::measure_layer(policy, shape, kv, r, again, l);
+    const auto measured = evaluate::measure_layer(policy, shape, kv, r, both, l);
     CHECK(!measured.chosen);
     oracle::head h = oracle::make_head(shape.dim, shape.group());
     const auto keys = rows_of(r.layers[l].k, 0, shape.dim, 0, 90);

@@ -104,10 +104,12 @@ TEST_CASE("a replay is words and the prompt read again right behind it, part by 
                                       .policy = kvfold::h2o{},
                                       .queries = evaluate::query_source::replay,
                                       .queries_taken = 315};
-  const auto reference = evaluate::measure_layer(chosen, model.shape(), kv, r, again, 0).chosen;
+  const evaluate::second_readings both{.repeated = {}, .behind = again};
+  const auto reference = evaluate::measure_layer(chosen, model.shape(), kv, r, both, 0).chosen;
   REQUIRE(reference->count() == 315);
   CHECK(reference->view().position[314] == 300 + 54);
   CHECK(reference->view().at(1, 314)[0] == again.layers[0].q(314, model.shape().dim));
+  CHECK(evaluate::replay(model, r, tokens, {}, 256).parts == std::vector<kvfold::index_t>{256, 44});
 }
 
 TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt and after it") {

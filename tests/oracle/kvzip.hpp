@@ -8,7 +8,7 @@
 //  - The softmax is over the prompt and over what was read again so far. The authors cut a prompt
 //  of
 //    more than 2048 tokens in chunks, and normalise each over itself; the library does not.
-//  - Sinks are kept first (the authors: the system prompt), then the rest by score.
+//  - Sinks and the latest are kept first (the authors: the system prompt), then the rest by score.
 #pragma once
 
 #include "oracle/policies.hpp"
@@ -17,6 +17,7 @@ namespace oracle {
 
 struct kvzip {
   int sinks = 4;
+  int recent = 0;
 
   /// s [prompt]: `again` are the keys [n][dim] of what is read behind it, `queries`
   /// [n][group][dim].
@@ -40,7 +41,7 @@ struct kvzip {
   }
 
   void evict_to(head& h, const vec& score, int target) const {
-    evict(h, protected_slots(h, sinks, 0), score, target);
+    evict(h, protected_slots(h, sinks, recent), score, target);
   }
 
   /// Without a second reading: what the prompt's own queries see, each of the slots before it.

@@ -20,7 +20,8 @@ inline namespace v0 {
 /// KVzip (Kim et al. 2025, arXiv 2505.23416): what the model looks up when it repeats the prompt.
 ///   score   the largest attention that any query of the second reading gives a slot, of all query
 ///           heads of the group
-///   select  sinks, then the top by s; the paper: by one threshold over all heads of all layers,
+///   select  sinks and the latest, then the top by s; the paper: by one threshold over all heads of
+///   all layers,
 ///           which is `global_budgets` of column 0
 ///   match   none: the others are evicted
 /// Prompt only. The second reading is the engine's: it appends "Repeat the previous context" and
@@ -30,15 +31,19 @@ inline namespace v0 {
 /// The authors' code takes chunks of 2048 tokens, and normalises over the sinks, the chunk of the
 /// prompt and its repetition; here over all that a query sees, the same for prompts of one chunk.
 struct kvzip {
-  index_t sinks = 4;  ///< first tokens that are never evicted (the authors: the system prompt)
+  index_t sinks = 4;   ///< first tokens that are never evicted (the authors: the system prompt)
+  index_t recent = 0;  ///< latest tokens that are never evicted (the paper: 0)
 
   static constexpr std::string_view name() { return "kvzip"; }
-  static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
+  static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("recent", p.recent); }
   static constexpr bool decodes = false;
   static constexpr group_combine combine = group_combine::max;
   static constexpr std::array<column, 1> columns() { return {column{column_merge::max, 0}}; }
-  index_t min_budget() const { return sinks + 1; }
-  void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
+  index_t min_budget() const { return sinks + recent + 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "recent tokens", recent, 0);
+  }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     raise(state.column(0), observed.attention);
@@ -52,7 +57,7 @@ struct kvzip {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, 0), search::column_score(state.column(0)),
+    evict(head, target, protected_slots(head, sinks, recent), search::column_score(state.column(0)),
           work, out);
   }
 
