@@ -75,7 +75,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);
   std::ofstream csv = open_csv(o.csv, write_csv_header), tasks_csv;
-  if (o.tasks.chain || o.tasks.ruler || o.tasks.stream_needle) {
+  if (o.tasks.second_table()) {
     tasks_csv = open_csv(tasks_file(o.csv), write_tasks_header);
   }
 

@@ -35,9 +35,11 @@ task_set parse_tasks(const std::string& list) {
                        : word == "chain"         ? &tasks.chain
                        : word == "ruler"         ? &tasks.ruler
                        : word == "stream_needle" ? &tasks.stream_needle
+                       : word == "copy"          ? &tasks.copy
                                                  : nullptr;
     require(task != nullptr,
-            "--tasks: some of error,nll,needle,stream,speed,chain,ruler,stream_needle expected, '" +
+            "--tasks: some of error,nll,needle,stream,speed,chain,ruler,stream_needle,copy "
+            "expected, '" +
                 word + "' came");
     *task = true;
   }
@@ -78,13 +80,13 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
   app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
   app.add_option("--tasks", tasks,
-                 "columns to fill; chain,ruler,stream_needle: a table of their own");
+                 "columns to fill; chain,ruler,stream_needle,copy: a table of their own");
   app.add_option("--needle", o.needle, "a fact planted in the text");
   app.add_option("--question", o.question, "what is asked about it");
   app.add_option("--digits", o.digits, "digits of a value");
   app.add_option("--needles", o.needles, "facts in a prompt, one of them asked for");
   app.add_option("--cases", o.cases, "needle prompts");
-  app.add_option("--samples", o.samples, "prompts of each task of chain and ruler");
+  app.add_option("--samples", o.samples, "prompts of each task of the second table");
   app.add_option("--threads", o.threads, "threads; change the time it takes, not the numbers");
   app.add_option("--seed", o.seed, "of all that is drawn");
   app.add_option(

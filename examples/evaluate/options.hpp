@@ -31,7 +31,10 @@ struct budget_option {
 
 struct task_set {
   bool error = false, nll = false, needle = false, stream = false, speed = false, chain = false,
-       ruler = false, stream_needle = false;
+       ruler = false, stream_needle = false, copy = false;
+
+  /// Is there anything for the second table?
+  bool second_table() const { return chain || ruler || stream_needle || copy; }
 };
 
 struct options {

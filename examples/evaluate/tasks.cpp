@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "evaluate/chain.hpp"
+#include "evaluate/copy.hpp"
 #include "evaluate/ruler.hpp"
 #include "evaluate/stream_needle.hpp"
 #include "evaluate/weights.hpp"
@@ -66,6 +67,14 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
                        return chain(model, draw_chain_text(o.seed, o.prompt, letters, i), policies,
                                     contenders, slots + chain_tokens + 1);
                      }});
+  }
+  if (o.tasks.copy) {
+    tasks.push_back(
+        {"copy", task_measure::nats, weight::prompt, weight::chain, false,
+         [&model, &o, text, slots](index_t i, const auto& policies, const auto& contenders) {
+           return copy(model, draw_text(text, o.seed, 5, i, o.prompt), policies, contenders,
+                       slots + copied_tokens + 1);
+         }});
   }
   for (std::size_t which = 0; o.tasks.ruler && which < ruler_tasks.size(); ++which) {
     const std::string name(ruler_tasks[which].name);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/test_files.hpp"
+#include "evaluate/copy.hpp"
 #include "evaluate/evaluate.hpp"
 #include "evaluate/needle.hpp"
 #include "evaluate/tasks_table.hpp"
@@ -109,6 +110,45 @@ TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens 
                           Catch::Contains("note: tracking_4 is left out"));
 }
 
+TEST_CASE("copy counts the nats of the passage in the middle, where it comes again") {
+  const test::tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  std::vector<int> tokens;
+  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 96)) {
+    tokens.push_back(c);
+  }
+  const std::vector<evaluate::named_policy> policies = {
+      {.name = "full_cache", .policy = evaluate::full_cache()},
+      {.name = "h2o", .policy = kvfold::h2o{}}};
+  const std::vector<evaluate::contender> contenders = {
+      {.index = 0, .policy = policies[0].policy, .limit = {96}},
+      {.index = 1, .policy = policies[1].policy, .limit = {20}}};
+  const auto scores = evaluate::copy(model, tokens, policies, contenders, 200);
+  auto both = tokens;  // half of so short a prompt
+  both.insert(both.end(), tokens.begin() + 24, tokens.begin() + 72);
+  const auto logits = engine::prefill(model, both, engine::logits_of::all).logits;
+  double sum = 0;
+  for (Eigen::Index i = 0; i < 48; ++i) {
+    sum += evaluate::surprise(logits.row(95 + i), both[static_cast<std::size_t>(96 + i)]);
+  }
+  REQUIRE(scores.size() == 2);
+  CHECK(scores[0].after == Approx(sum / 48).epsilon(1e-5));
+  CHECK(scores[1].after != Approx(sum / 48).epsilon(1e-5));
+  CHECK(!scores[0].inside);
+}
+
+TEST_CASE("copy has a column in the second table") {
+  const output o = run({"--tasks", "copy", "--policies", "full_cache,streaming_llm", "--budgets",
+                        "40", "--prompt", "128", "--samples", "2"});
+  CHECK(o.code == 0);
+  REQUIRE(o.tasks.size() == 3);
+  const auto full = fields(o.tasks[1]), latest = fields(o.tasks[2]);
+  CHECK(std::vector{full[0], full[3]} == std::vector<std::string>{"full_cache", "copy"});
+  CHECK(full[5] == full[6]);
+  CHECK((full[7].empty() && full[8].empty()));
+  CHECK(std::stod(latest[6]) > std::stod(full[6]));
+}
+
 TEST_CASE("the same seed gives the tasks the same bytes for any number of threads") {
   std::vector<std::string> words = {"--tasks",    "chain,ruler",   "--samples", "2",
                                     "--policies", "streaming_llm", "--budgets", "40",
@@ -139,7 +179,7 @@ TEST_CASE("no second file is written, nor any sample drawn, when its tasks are n
 TEST_CASE("no samples and unknown tasks are refused") {
   CHECK_THROWS_WITH(run({"--samples", "0"}), Catch::Contains("--samples: 1 to "));
   CHECK_THROWS_WITH(run({"--tasks", "chains"}),
-                    Catch::Contains("chain,ruler,stream_needle expected"));
+                    Catch::Contains("chain,ruler,stream_needle,copy expected"));
 }
 
 TEST_CASE("the tasks' table marks the least loss of a group") {
