@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,11 @@
 #include "engine/matrix.hpp"
 
 namespace engine {
+
+/// What a chat template puts around what a user says, up to where the answer begins.
+struct chat_turn {
+  std::vector<int> before, after;
+};
 
 /// How one kind of vocabulary reads and writes. Safe to use from several threads.
 class text_codec {
@@ -26,6 +32,8 @@ class text_codec {
   virtual std::vector<int> encode(std::string_view text, bool fragment) const = 0;
   /// Of tokens `0 .. size() - 1`.
   virtual std::string decode(std::span<const int> tokens) const = 0;
+  /// By the model's chat template; none: it has none, or one that is not known.
+  virtual std::optional<chat_turn> chat() const { return {}; }
 };
 
 /// No begin or end of sequence is ever added. Text may be any bytes: SentencePiece reads invalid
@@ -47,6 +55,9 @@ class tokenizer {
   std::vector<int> encode_fragment(std::string_view text) const { return by_->encode(text, true); }
 
   std::string decode(std::span<const int> tokens) const;
+
+  /// By the model's chat template; none: it has none, or one that is not known.
+  std::optional<chat_turn> chat() const { return by_->chat(); }
 
  private:
   std::unique_ptr<const text_codec> by_;

@@ -2,10 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>  // std::ranges::find
+#include <algorithm>  // std::min, std::ranges::find
 #include <utility>    // std::pair
 
 namespace evaluate {
+
+engine::chat_turn chat_turn_of(const options& o, const engine::tokenizer& tokens) {
+  const auto turn = o.chat ? tokens.chat() : engine::chat_turn{};
+  detail::require(turn.has_value(),
+                  "--chat: a GGUF file with a chat template that libllama knows expected, '" +
+                      o.model.string() + "' has none");
+  return *turn;
+}
 
 std::string fill_in(std::string text, const std::string& key, const std::string& value) {
   for (const auto& [field, word] :
@@ -15,6 +23,22 @@ std::string fill_in(std::string text, const std::string& key, const std::string&
     }
   }
   return text;
+}
+
+std::vector<int> encode_question(const std::string& text, const engine::tokenizer& tokens,
+                                 const engine::chat_turn& turn) {
+  const std::string field = "{turn}";
+  const auto at = std::min(text.find(field), text.size());
+  const std::string asked = text.substr(0, at),
+                    answer = text.substr(std::min(at + field.size(), text.size()));
+  if (turn.after.empty()) {
+    return tokens.encode_fragment(asked + answer);
+  }
+  auto question = tokens.encode_fragment(asked);
+  const auto begun = tokens.encode_fragment(answer);
+  question.insert(question.end(), turn.after.begin(), turn.after.end());
+  question.insert(question.end(), begun.begin(), begun.end());
+  return question;
 }
 
 namespace detail {
@@ -72,20 +96,22 @@ std::vector<index_t> draw_places(random_source& random, std::span<const index_t>
 needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
                         std::span<const int> text, index_t i, index_t bin) {
   random_source random(o.seed, 2, i);
+  const engine::chat_turn turn = chat_turn_of(o, tokens);
+  const auto begin = static_cast<index_t>(turn.before.size());
   const auto keys = detail::draw_names(random, o.needles);  // the first one is asked for
-  needle_text result{.body = {}, .question = {}, .value = {}, .bin = bin};
+  needle_text result{.body = turn.before, .question = {}, .value = {}, .bin = bin};
   std::vector<std::vector<int>> needles;
   std::vector<index_t> lengths;
   for (const std::string& key : keys) {
     const std::string value = random.digits(o.digits);
     if (needles.empty()) {
       result.value = value;
-      result.question = tokens.encode_fragment(fill_in(o.question, key, value));
+      result.question = encode_question(fill_in(o.question, key, value), tokens, turn);
     }
     needles.push_back(tokens.encode_fragment(fill_in(o.needle, key, value)));
     lengths.push_back(static_cast<index_t>(needles.back().size()));
   }
-  const index_t room = o.prompt - static_cast<index_t>(result.question.size());
+  const index_t room = o.prompt - begin - static_cast<index_t>(result.question.size());
   index_t planted = 0;
   for (const index_t length : lengths) {
     planted += length;
@@ -95,11 +121,11 @@ needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
                               "question of {} tokens, {} came",
                               2 * planted + o.prompt - room, planted, o.prompt - room, o.prompt));
   const auto places = draw_places(random, lengths, room, result.bin);
-  result.fact = places.front(), result.fact_tokens = lengths.front();
+  result.fact = begin + places.front(), result.fact_tokens = lengths.front();
   const auto first = static_cast<std::size_t>(
       random.below(static_cast<index_t>(text.size()) - (o.prompt - planted) + 1));
   auto prose = text.subspan(first);
-  for (index_t at = 0; at < o.prompt;) {
+  for (index_t at = 0; at < o.prompt - begin;) {
     const auto found = std::ranges::find(places, at);
     if (found == places.end()) {
       result.body.push_back(prose.front());

@@ -83,6 +83,7 @@ options parse(int count, const char* const* arguments) {
                  "columns to fill; chain,ruler,stream_needle,copy: a table of their own");
   app.add_option("--needle", o.needle, "a fact planted in the text");
   app.add_option("--question", o.question, "what is asked about it");
+  app.add_flag("--chat", o.chat, "needle cases as a user's turn, by the model's chat template");
   app.add_option("--digits", o.digits, "digits of a value");
   app.add_option("--needles", o.needles, "facts in a prompt, one of them asked for");
   app.add_option("--cases", o.cases, "needle prompts");

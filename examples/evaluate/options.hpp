@@ -53,6 +53,7 @@ struct options {
   kvfold::future_positions ahead = {};  ///< where foreseen queries go
   std::string needle = " The secret code of {key} is {value}. ";
   std::string question = "\nQuestion: what is the secret code of {key}? Answer:";
+  bool chat = false;  ///< needle cases are a user's turn, by the model's chat template
   index_t threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::uint64_t seed = 1;
   std::filesystem::path profile = {};  ///< empty: none

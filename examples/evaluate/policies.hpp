@@ -33,8 +33,9 @@ enum class budget_allocation {
 
 /// Tokens that ask the model to read a prompt again.
 struct replay_words {
-  std::vector<int> whole, part;  ///< before all of it, or its beginning; before another part
-  std::vector<int> end;          ///< between these and what is read again
+  std::vector<int> whole, part;   ///< before all of it, or its beginning; before another part
+  std::vector<int> end;           ///< between these and what is read again
+  std::vector<int> skipped = {};  ///< a prompt's beginning that is not read again: of a chat's turn
 };
 
 struct named_policy {

@@ -1,6 +1,6 @@
 #include "evaluate/replay.hpp"
 
-#include <algorithm>  // std::min
+#include <algorithm>  // std::min, std::ranges::mismatch
 #include <chrono>
 
 namespace evaluate {
@@ -26,11 +26,12 @@ std::vector<int> part_of(std::span<const int> tokens, index_t begin, index_t cou
 
 }  // namespace
 
-replay_words replay_words_of(const engine::tokenizer& tokens) {
+replay_words replay_words_of(const engine::tokenizer& tokens, const engine::chat_turn& turn) {
   return {.whole = tokens.encode_fragment("\n\nRepeat the previous context exactly."),
           .part = tokens.encode_fragment(
               "\n\nRepeat the part of the previous context exactly, starting with"),
-          .end = tokens.encode_fragment("\n")};
+          .end = turn.after.empty() ? tokens.encode_fragment("\n") : turn.after,
+          .skipped = turn.before};
 }
 
 replayed_prompt replay(const engine::decoder& model, const engine::record& r,
@@ -39,17 +40,20 @@ replayed_prompt replay(const engine::decoder& model, const engine::record& r,
   replayed_prompt again;
   const auto count = static_cast<index_t>(tokens.size());
   again.layers.resize(r.layers.size());
-  for (index_t begin = 0; begin < count; begin += chunk) {
-    const auto part = part_of(tokens, begin, std::min(chunk, count - begin), words);
+  const bool skips = std::ranges::mismatch(words.skipped, tokens).in1 == words.skipped.end();
+  const auto first = skips ? static_cast<index_t>(words.skipped.size()) : 0;
+  const auto read = tokens.subspan(static_cast<std::size_t>(first));
+  for (index_t begin = 0; begin < count - first; begin += chunk) {
+    const auto part = part_of(read, begin, std::min(chunk, count - first - begin), words);
     const auto rows = static_cast<index_t>(part.size());
     engine::record behind = r;
     extend(model, behind, part);
     const auto before = static_cast<Eigen::Index>(again.positions.size());
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
       auto& all = again.layers[l];
-      const auto& read = behind.layers[l];
+      const auto& layer = behind.layers[l];
       for (const auto& [to, from] :
-           {std::pair{&all.q, &read.q}, {&all.k, &read.k}, {&all.v, &read.v}}) {
+           {std::pair{&all.q, &layer.q}, {&all.k, &layer.k}, {&all.v, &layer.v}}) {
         to->conservativeResize(before + rows, from->cols());
         to->bottomRows(rows) = from->bottomRows(rows);
       }

@@ -8,8 +8,8 @@
 
 namespace evaluate {
 
-/// KVzip's words, of a model without a chat template.
-replay_words replay_words_of(const engine::tokenizer& tokens);
+/// KVzip's words; `turn`: what the model's chat template has around them, or nothing.
+replay_words replay_words_of(const engine::tokenizer& tokens, const engine::chat_turn& turn);
 
 /// Tokens of the prompt that are read again at a time, as in KVzip's code; and for reference
 /// queries, so that they stay near what is to come and within the model's context.

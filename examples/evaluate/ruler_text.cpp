@@ -144,7 +144,7 @@ std::optional<ruler_text> draw_ruler(const options& o, const engine::tokenizer& 
       planted += static_cast<index_t>(pieces.back().size());
     }
     for (const auto& [key, values] : asked) {
-      r.asks.push_back({tokens.encode_fragment(fill_in(o.question, key, values[0])), values});
+      r.asks.push_back({encode_question(fill_in(o.question, key, values[0]), tokens, {}), values});
     }
     room = o.prompt - static_cast<index_t>(r.asks[0].question.size());
     if (3 * planted > 2 * room) {

@@ -109,6 +109,13 @@ TEST_CASE("a replay is words and the prompt read again right behind it, part by 
   REQUIRE(reference->count() == 315);
   CHECK(reference->view().position[314] == 300 + 54);
   CHECK(reference->view().at(1, 314)[0] == again.layers[0].q(314, model.shape().dim));
+  auto chat = words;  // the beginning of a turn is not repeated, where a prompt has it
+  chat.skipped = {tokens[0], tokens[1]};
+  CHECK(evaluate::replay(model, r, tokens, chat, 300).parts ==
+        std::vector<kvfold::index_t>{4 + 298});
+  chat.skipped = {tokens[0] + 1};
+  CHECK(evaluate::replay(model, r, tokens, chat, 300).parts ==
+        std::vector<kvfold::index_t>{4 + 300});
   CHECK(evaluate::replay(model, r, tokens, {}, 256).parts == std::vector<kvfold::index_t>{256, 44});
 }
 

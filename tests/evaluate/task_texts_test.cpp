@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>  // std::log
 #include <map>
+#include <memory>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -10,6 +11,7 @@
 
 #include "engine/test_files.hpp"
 #include "evaluate/chain_text.hpp"
+#include "evaluate/replay.hpp"
 #include "evaluate/ruler_text.hpp"
 #include "support/paths.hpp"
 
@@ -49,6 +51,57 @@ std::string key_of(const evaluate::ruler_ask& ask) {
 }
 
 }  // namespace
+
+namespace {
+
+/// The bundled vocabulary with a chat template around what is said.
+class chatting : public engine::text_codec {
+ public:
+  index_t size() const override { return tokenizer().vocab_size(); }
+  std::vector<int> encode(std::string_view text, bool fragment) const override {
+    return fragment ? tokenizer().encode_fragment(text) : tokenizer().encode(text);
+  }
+  std::string decode(std::span<const int> tokens) const override {
+    return tokenizer().decode(tokens);
+  }
+  std::optional<engine::chat_turn> chat() const override {
+    return engine::chat_turn{.before = {1, 2, 1}, .after = {2, 1}};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a needle case is a turn of a chat, where that is asked for") {
+  const engine::tokenizer chat(std::make_unique<chatting>());
+  evaluate::options o;
+  const auto plain = evaluate::draw_needle(o, chat, prose(), 0, 3);
+  o.chat = true;
+  const auto turn = evaluate::draw_needle(o, chat, prose(), 0, 3);
+  CHECK(turn.body.size() == static_cast<std::size_t>(o.prompt));
+  CHECK(std::vector(turn.body.begin(), turn.body.begin() + 3) == std::vector{1, 2, 1});
+  auto question = plain.question;
+  question.insert(question.end(), {2, 1});
+  CHECK(turn.question == question);
+  CHECK(turn.value == plain.value);
+  o.question = "What of {key}?{turn}It is";
+  auto ends = chat.encode_fragment("It is");
+  const auto begun = evaluate::draw_needle(o, chat, prose(), 0, 3).question;
+  ends.insert(ends.begin(), {2, 1});
+  REQUIRE(begun.size() > ends.size());
+  CHECK(std::equal(ends.rbegin(), ends.rend(), begun.rbegin()));
+  o.chat = false;
+  CHECK_THAT(chat.decode(evaluate::draw_needle(o, chat, prose(), 0, 3).question),
+             Catch::Contains("?It is"));
+  o.chat = true;
+  const auto fact = std::span(turn.body).subspan(static_cast<std::size_t>(turn.fact),
+                                                 static_cast<std::size_t>(turn.fact_tokens));
+  CHECK_THAT(chat.decode(fact), Catch::Contains(turn.value));
+  const auto words = evaluate::replay_words_of(chat, evaluate::chat_turn_of(o, chat));
+  CHECK(words.end == std::vector{2, 1});
+  CHECK(words.skipped == std::vector{1, 2, 1});
+  CHECK_THROWS_WITH(evaluate::draw_needle(o, tokenizer(), prose(), 0, 3),
+                    Catch::Contains("--chat: a GGUF file with a chat template"));
+}
 
 TEST_CASE("ruler prompts hold their facts before the question, and answer it") {
   const evaluate::options o;

@@ -111,6 +111,13 @@ TEST_CASE("gguf: SmolLM2's logits are llama.cpp's, and its text comes back as it
   const auto tokens = ours.tokens.encode(text);
   CHECK(ours.tokens.decode(tokens) == text);
   CHECK(ours.tokens.encode_fragment(text) == tokens);
+  // The template's names are tokens of their own, and text that looks like them is not.
+  const auto turn = ours.tokens.chat().value();
+  CHECK(turn.before.front() == 1);  // <|im_start|>
+  CHECK(ours.tokens.decode(turn.before) == "user\n");
+  CHECK(std::vector(turn.after.begin(), turn.after.begin() + 1) == std::vector{2});  // <|im_end|>
+  CHECK(ours.tokens.decode(turn.after) == "\nassistant\n");
+  CHECK(ours.tokens.encode_fragment("<|im_start|>").size() > 1);
   // Its second token's activations are so large that 8 bits of them are off by 3 nats.
   expect_same_logits(file, std::span(tokens).first(256), 1e-3F, 0.05);
 }

@@ -23,6 +23,16 @@ llama_model_ptr load(const std::filesystem::path& file, const llama_model_kv_ove
   return model;
 }
 
+/// `special`: names of control tokens stand for these.
+std::vector<int> tokenize(const llama_vocab* vocab, std::string_view text, bool special) {
+  std::vector<int> tokens(text.size() + 8);
+  const int n = llama_tokenize(vocab, text.data(), static_cast<int>(text.size()), tokens.data(),
+                               static_cast<int>(tokens.size()), false, special);
+  expects(n >= 0, "encode: ", tokens.size(), " tokens at most expected, ", -n, " came");
+  tokens.resize(static_cast<std::size_t>(n));
+  return tokens;
+}
+
 }  // namespace
 
 vocabulary::vocabulary(const std::filesystem::path& file) : whole_(load(file, nullptr)) {
@@ -36,13 +46,28 @@ vocabulary::vocabulary(const std::filesystem::path& file) : whole_(load(file, nu
 }
 
 std::vector<int> vocabulary::encode(std::string_view text, bool fragment) const {
-  const auto* const vocab = of(fragment && fragment_ ? fragment_ : whole_);
-  std::vector<int> tokens(text.size() + 8);
-  const int n = llama_tokenize(vocab, text.data(), static_cast<int>(text.size()), tokens.data(),
-                               static_cast<int>(tokens.size()), false, false);
-  expects(n >= 0, "encode: ", tokens.size(), " tokens at most expected, ", -n, " came");
-  tokens.resize(static_cast<std::size_t>(n));
-  return tokens;
+  return tokenize(of(fragment && fragment_ ? fragment_ : whole_), text, false);
+}
+
+std::optional<chat_turn> vocabulary::chat() const {
+  const char* const form = llama_model_chat_template(whole_.get(), nullptr);
+  if (form == nullptr) {
+    return {};
+  }
+  constexpr std::string_view said = "what is said";
+  const llama_chat_message message{"user", said.data()};
+  std::string text(1 << 14, '\0');
+  const int n = llama_chat_apply_template(form, &message, 1, true, text.data(),
+                                          static_cast<int>(text.size()));
+  text.resize(n < 0 || n > static_cast<int>(text.size()) ? 0 : static_cast<std::size_t>(n));
+  const auto at = text.find(said);
+  if (at == std::string::npos) {
+    return {};
+  }
+  const auto tokens = [&](const std::string& part) {
+    return tokenize(of(fragment_ ? fragment_ : whole_), part, true);
+  };
+  return chat_turn{tokens(text.substr(0, at)), tokens(text.substr(at + said.size()))};
 }
 
 std::string vocabulary::decode(std::span<const int> tokens) const {

@@ -16,6 +16,7 @@ class vocabulary : public text_codec {
   index_t size() const override { return llama_vocab_n_tokens(of(whole_)); }
   std::vector<int> encode(std::string_view text, bool fragment) const override;
   std::string decode(std::span<const int> tokens) const override;
+  std::optional<chat_turn> chat() const override;
 
   /// Has the file one? A model of bytes has none.
   bool is_there() const { return llama_vocab_type(of(whole_)) != LLAMA_VOCAB_TYPE_NONE; }
