@@ -28,6 +28,6 @@ build_torch() {
     cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
       -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
-  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvfold_torch 2>&1 | follow_ninja "$log" ||
+  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvfold_torch step_bench 2>&1 | follow_ninja "$log" ||
     fail "$log" "the extension does not build:"
 }

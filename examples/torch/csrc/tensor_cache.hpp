@@ -134,6 +134,10 @@ class tensor_states {
                       "measured: a capacity above 0 expected, ", row[2], " of head ", h, " came");
       const auto laid_out = static_cast<index_t>(row[2]);
       const std::size_t memory = policy.memory(at.shape.dim, at.shape.group, laid_out);
+      kvfold::expects(at.length[h] < laid_out ||
+                          policy.memory(at.shape.dim, at.shape.group, at.shape.capacity) <= memory,
+                      policy.name(), ": memory laid out for more than ", at.length[h],
+                      " slots expected, for ", laid_out, " came");
       kvfold::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),
                       ": memory of at least ", memory, " floats a head expected, ", at.memory_row,
                       " came");

@@ -20,14 +20,23 @@ std::string text_of(at::IntArrayRef sizes) {
   return text + "]";
 }
 
+/// Its words are put together where a call is refused alone: a decode step checks thirty things.
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  kvfold::detail::refuse(kvfold::errc::invalid_argument, {parts...});
+}
+
 void expect_cpu(const char* what, const at::Tensor& x) {
-  expects(x.defined() && x.device().is_cpu(), what, ": a tensor on the CPU expected, one on ",
-          x.defined() ? x.device().str() : std::string("nothing"), " came");
+  if (!x.defined() || !x.device().is_cpu()) {
+    refuse(what, ": a tensor on the CPU expected, one on ",
+           x.defined() ? x.device().str() : std::string("nothing"), " came");
+  }
 }
 
 void expect_sizes(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
-  expects(x.sizes() == sizes, what, " ", text_of(sizes), " expected, ", text_of(x.sizes()),
-          " came");
+  if (x.sizes() != sizes) {
+    refuse(what, " ", text_of(sizes), " expected, ", text_of(x.sizes()), " came");
+  }
 }
 
 void expect_type(const char* what, const at::Tensor& x, at::ScalarType type) {
@@ -51,9 +60,10 @@ kvfold::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
   std::ranges::sort(axis, {}, [&](std::size_t i) { return x.strides()[i]; });
   std::int64_t reach = 1;
   for (const std::size_t i : axis) {
-    expects(x.sizes()[i] <= 1 || x.strides()[i] >= reach, what,
-            ": strides that do not overlap expected, ", text_of(x.strides()), " for ",
-            text_of(x.sizes()), " came");
+    if (x.sizes()[i] > 1 && x.strides()[i] < reach) {
+      refuse(what, ": strides that do not overlap expected, ", text_of(x.strides()), " for ",
+             text_of(x.sizes()), " came");
+    }
     reach += (x.sizes()[i] - 1) * x.strides()[i];
   }
   const auto size = static_cast<std::int64_t>(x.element_size());
@@ -66,8 +76,9 @@ T* data_of(const char* what, const at::Tensor& x, at::ScalarType type, at::IntAr
   expect_cpu(what, x);
   expect_type(what, x, type);
   expect_sizes(what, x, sizes);
-  expects(x.is_contiguous(), what, ": a contiguous tensor expected, strides ", text_of(x.strides()),
-          " came");
+  if (!x.is_contiguous()) {
+    refuse(what, ": a contiguous tensor expected, strides ", text_of(x.strides()), " came");
+  }
   return static_cast<T*>(x.data_ptr());
 }
 
@@ -88,7 +99,9 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
                                 std::pair<const char*, const at::Tensor&>{"values", values}}) {
     expect_cpu(what, x);
     out.type = scalar_of(what, x);
-    expects(x.dim() == 3, what, ": [heads, capacity, dim] expected, ", text_of(x.sizes()), " came");
+    if (x.dim() != 3) {
+      refuse(what, ": [heads, capacity, dim] expected, ", text_of(x.sizes()), " came");
+    }
   }
   expect_type("values", values, keys.scalar_type());
   expect_sizes("values", values, keys.sizes());
@@ -108,12 +121,14 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
   out.length = data_of<index_t>("length", at(part::length), at::kInt, {heads});
   out.seen = data_of<index_t>("seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
-  expects(columns.dim() == 3, "columns: [heads, columns, capacity] expected, ",
-          text_of(columns.sizes()), " came");
+  if (columns.dim() != 3) {
+    refuse("columns: [heads, columns, capacity] expected, ", text_of(columns.sizes()), " came");
+  }
   out.column_count = index_of("columns", columns.size(1), 0);
   out.columns = data_of<float>("columns", columns, at::kFloat, {heads, columns.size(1), capacity});
-  expects(memory.dim() == 2, "memory: [heads, floats] expected, ", text_of(memory.sizes()),
-          " came");
+  if (memory.dim() != 2) {
+    refuse("memory: [heads, floats] expected, ", text_of(memory.sizes()), " came");
+  }
   constexpr std::int64_t line = 16;  // floats
   expects(
       memory.size(1) % line == 0 && reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % 64 == 0,
@@ -133,8 +148,9 @@ query_tensors::query_tensors(const tensor_cache& cache, index_t heads,
   const auto& shape = cache.tensors().shape;
   expect_cpu("queries", *queries);
   scalar_of("queries", *queries);
-  expects(queries->dim() == 4, "queries: [heads, group, count, dim] expected, ",
-          text_of(queries->sizes()), " came");
+  if (queries->dim() != 4) {
+    refuse("queries: [heads, group, count, dim] expected, ", text_of(queries->sizes()), " came");
+  }
   const std::int64_t all = queries->size(2);
   expect_sizes("queries", *queries, {heads, shape.group, all, shape.dim});
   expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
@@ -162,8 +178,9 @@ void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
   expect_cpu(what, x);
   scalar_of(what, x);
   expect_sizes(what, x, sizes);
-  expects(x.is_contiguous(), what, ": a contiguous tensor expected, strides ", text_of(x.strides()),
-          " came");
+  if (!x.is_contiguous()) {
+    refuse(what, ": a contiguous tensor expected, strides ", text_of(x.strides()), " came");
+  }
 }
 
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {

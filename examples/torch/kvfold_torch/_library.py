@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 
-def _path() -> Path:
+def path() -> Path:
+    """Where the built library is."""
     named = os.environ.get("KVFOLD_TORCH_LIBRARY")
     built = Path(__file__).parents[3] / "build/torch/extension/libkvfold_torch.so"
     path = Path(named) if named else built
@@ -15,7 +16,7 @@ def _path() -> Path:
     return path
 
 
-torch.ops.load_library(str(_path()))
+torch.ops.load_library(str(path()))
 
 
 def _same_device(*tensors: torch.Tensor | None) -> None:

@@ -1,0 +1,116 @@
+"""python -m kvfold_torch.speed: what the way through PyTorch costs, and what a smaller cache saves.
+
+A decode step through the operator beside the C++ step that it calls, which `examples/torch/run` builds; and
+`generate` with a model of random weights, where --context says so.
+"""
+
+import argparse
+import subprocess
+import time
+from collections.abc import Callable
+from statistics import quantiles
+
+import torch
+
+from ._library import ops, path
+from .heads import Heads, Policy
+
+
+def through_operator(policy: str, heads: int, group: int, dim: int, slots: int, steps: int) -> list[float]:
+    """Microseconds of every step."""
+    cache = Heads.empty(Policy(policy), heads, slots + 1, dim, group=group)
+    tensors, taken = cache.tensors, []
+    q = torch.randn(heads, group, dim)
+    target, trigger = ops.budget_within(policy, slots)
+    for i in range(slots + steps):
+        k, v = torch.randn(2, heads, dim)
+        begin = time.perf_counter()
+        ops.step(policy, tensors, q, k, v, [target], trigger=[trigger], group=group)
+        if i >= slots:
+            taken.append(1e6 * (time.perf_counter() - begin))
+    return taken
+
+
+def in_cpp(policy: str, *sizes: int) -> list[float]:
+    command = [path().parent / "step_bench", policy, *map(str, sizes)]
+    return [float(x) for x in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()]
+
+
+def steps(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)  # as the C++ step runs
+    print(f"{'policy':12} {'heads x group x dim x slots':28} {'C++, us':>9} {'operator':>9} {'ratio':>6}")
+    for size in options.sizes.split(","):
+        numbers = [int(n) for n in size.split("x")] + [options.steps]
+        for policy in options.policies.split(","):
+            runs = [(in_cpp(policy, *numbers), through_operator(policy, *numbers)) for _ in range(options.rounds)]
+            cpp, operator = (min(quantiles(run[i], n=10)[0] for run in runs) for i in (0, 1))
+            print(f"{policy:12} {size:28} {cpp:9.1f} {operator:9.1f} {operator / cpp:6.3f}", flush=True)
+
+
+@torch.no_grad()
+def generation(model, attention: str, prompt: torch.Tensor, cache: Callable, tokens: int) -> tuple[float, float, float]:
+    """Seconds of the prompt, milliseconds of a decode step (the best decile), MiB of the cache."""
+    model.set_attn_implementation(attention)
+    past = cache()
+    begin = time.perf_counter()
+    x = model(prompt, past_key_values=past, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    prefill = time.perf_counter() - begin
+    taken = []
+    for _ in range(tokens):
+        begin = time.perf_counter()
+        x = model(x, past_key_values=past).logits.argmax(-1)
+        taken.append(1e3 * (time.perf_counter() - begin))
+    if hasattr(past, "nbytes"):
+        size = past.nbytes()
+    else:
+        size = sum(layer.keys.nbytes + layer.values.nbytes for layer in past.layers)
+    return prefill, quantiles(taken, n=10)[0], size / 2**20
+
+
+def generate(options: argparse.Namespace) -> None:
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    from .cache import Cache
+
+    layers, hidden, heads, kv_heads = (int(n) for n in options.model.split("x"))
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=options.context + options.tokens,
+    )
+    model = LlamaForCausalLM._from_config(config).eval()
+    prompt = torch.randint(1024, (options.batch, options.context))
+    print(f"{'cache':16} {'prompt, s':>10} {'step, ms':>9} {'tokens/s':>9} {'MiB':>8}")
+    caches = {"sdpa, full": ("sdpa", DynamicCache)} | {
+        f"{policy}, {options.budget:g}": ("kvfold", lambda policy=policy: Cache(policy, options.budget))
+        for policy in options.policies.split(",")
+    }
+    for name, (attention, cache) in caches.items():
+        seconds, step, size = generation(model, attention, prompt, cache, options.tokens)
+        print(f"{name:16} {seconds:10.1f} {step:9.2f} {1e3 * options.batch / step:9.1f} {size:8.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="kvfold_torch.speed", description=__doc__.splitlines()[0])
+    parser.add_argument("--policies", default="h2o,tova,fold,zsmerge")
+    parser.add_argument("--sizes", default="8x4x128x820,4x2x32x820", help="heads x group x dim x slots, ...")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5, help="of each, in turn: the best one counts")
+    parser.add_argument("--context", type=int, default=0, help="generate: tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="generate: decoded")
+    parser.add_argument("--batch", type=int, default=1, help="generate: sequences")
+    parser.add_argument("--budget", type=float, default=0.1, help="generate: Cache's")
+    parser.add_argument("--model", default="8x1024x16x4", help="generate: layers x width x heads x KV heads")
+    options = parser.parse_args()
+    if options.context:
+        generate(options)
+    else:
+        steps(options)
+
+
+if __name__ == "__main__":
+    main()

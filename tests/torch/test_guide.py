@@ -1,0 +1,17 @@
+"""What docs/torch.md says is run as it stands."""
+
+import re
+from pathlib import Path
+
+from conftest import ROOT
+
+
+def test_the_guide_s_program_runs(monkeypatch, capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/torch.md").read_text(), re.DOTALL)
+    assert len([line for line in program.splitlines() if line]) <= 10
+    monkeypatch.chdir(ROOT)
+    names: dict = {}
+    exec(compile(program, str(Path("docs/torch.md")), "exec"), names)  # noqa: S102
+    assert names["tokens"].shape == (1, 920)
+    assert int(names["cache"].layers[0].heads.length.max()) <= 90
+    assert capsys.readouterr().out
