@@ -71,11 +71,12 @@ def test_a_second_turn_in_a_batch(model, plain, text):
         mask = torch.cat([mask, torch.ones(2, first.shape[1] - mask.shape[1], dtype=torch.long), more_mask], 1)
         return generate(m, tokens, cache, mask=mask)
 
-    assert torch.equal(turns(model, Cache("h2o", budget=300)), turns(plain, DynamicCache()))
+    for policy in ("h2o", "ems"):
+        assert torch.equal(turns(model, Cache(policy, budget=300)), turns(plain, DynamicCache()))
 
 
 def test_a_second_turn_keeps_the_budget(model, text):
-    for policy in ("h2o", "fold", "zsmerge", "attention_matching"):
+    for policy in ("h2o", "fold", "zsmerge", "ems", "attention_matching"):
         cache = Cache(policy, budget=60)
         two_turns(model, text, cache)
         heads = cache.layers[0].heads

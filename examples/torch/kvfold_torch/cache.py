@@ -4,16 +4,20 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 from ._library import ops
+from . import budgets
 from .attention import attach, later_prompt, own_prompt
 from .heads import Heads, Policy
 from .rope import rope_of
 
 _FULL = "full_cache"
+_OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
+_WINDOW = 32  # last queries of a prompt, whose attention divides slots over heads
 _GROWTH = 256  # slots more where a head is full and nothing is evicted
 
 
@@ -22,9 +26,9 @@ class Layer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, policy: str, budget: float, queries: str):
+    def __init__(self, policy: str, budget: float, queries: str, divide: str, group: dist.ProcessGroup | None):
         super().__init__()
-        self.text, self.budget, self.queries = policy, budget, queries
+        self.text, self.budget, self.queries, self.divide, self.group = policy, budget, queries, divide, group
         self.tokens = 0  # with padding, as the model counts
         self.heads: Heads | None = None
         self.target: list[int] = []  # slots a head in decode
@@ -100,10 +104,15 @@ class Layer(CacheLayerMixin):
         if self.heads is None:
             self.policy = Policy(self.text, rope_of(module.config, self.text))
             self.batch = batch
+            self.sharded = kv_heads < module.config.num_key_value_heads
             out = own_prompt(module, query, key, value, mask, scale)
             self._first_prompt(query, key, value, real, scale)
         elif tokens == 1:
             out = self._step(query, key, value, real)
+        elif self.policy.name == _OWN_MASS:
+            parts = [x.split(1, -2) for x in (query, key, value)]
+            masks = [None] * tokens if real is None else real.split(1, 1)
+            out = torch.cat([self._step(*x) for x in zip(*parts, masks)], 1)
         else:
             out = self._later_prompt(query, key, value, real, scale)
         self.tokens += tokens
@@ -114,15 +123,30 @@ class Layer(CacheLayerMixin):
         wanted = self.budget if self.budget > 1 else math.ceil(self.budget * seen)
         return max(int(wanted), self.policy.describe()["min_budget"])
 
-    def _compress(self, heads: Heads, query: Tensor) -> int:
-        """The end of a prompt of one sequence: query [KV heads, group, tokens, dim]. Its slots."""
-        slots = self._slots(int(heads.seen[0]))
+    def _compress(self, heads: Heads, query: Tensor) -> list[int]:
+        """The end of a prompt of one sequence: query [KV heads, group, tokens, dim]. Slots of each head."""
+        slots = self._divided(heads, query)
+        fit = [min(n, heads.capacity) for n in slots]
         if self.queries == "foresight":
             moved, positions = heads.foresight(query)
-            heads.compress(moved, slots, positions=positions)
+            heads.compress(moved, fit, positions=positions)
         else:
-            heads.compress(query, slots)
+            heads.compress(query, fit)
         return slots
+
+    def _divided(self, heads: Heads, query: Tensor) -> list[int]:
+        """Slots of each head. On all ranks the same is known when they decide to speak to one another."""
+        seen = int(heads.seen[0])
+        slots = self._slots(seen)
+        if self.divide == "even" or slots >= seen:
+            return [slots] * heads.heads
+        counts = budgets.histogram(heads.column_scores(query[:, :, -_WINDOW:])[0], heads.length)
+        first = 0
+        if self.sharded:
+            counts = budgets.all_heads(counts, self.group)
+            first = dist.get_rank(self.group) * heads.heads
+        floor = max(slots // 5, min(slots, self.policy.describe()["min_budget"]))
+        return budgets.divide(counts, slots * counts.shape[0], floor)[first : first + heads.heads]
 
     def _first_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> None:
         """Compresses each sequence where the model has its keys and values, then moves what is left."""
@@ -156,25 +180,26 @@ class Layer(CacheLayerMixin):
             seen = int(heads.seen[0]) + tokens - pad
             heads = heads.moved(max(int(heads.length.max()) + tokens - pad, self._slots(seen) + 1), policy)
             heads.append(k, v)
-            slots.append(self._compress(heads, q) if tokens > pad else self._slots(int(heads.seen[0])))
+            kept = [self._slots(int(heads.seen[0]))] * kv_heads
+            slots.append(self._compress(heads, q) if tokens > pad else kept)
             sequences.append(heads)
         self._settle(sequences, slots)
         return out.transpose(1, 2).contiguous()
 
-    def _settle(self, sequences: list[Heads], slots: list[int]) -> None:
+    def _settle(self, sequences: list[Heads], slots: list[list[int]]) -> None:
         """All sequences in one set of tensors, with budgets for decoding."""
         about = self.policy.describe()
         decodes = about["decodes"] and about["bounded"]
-        policy = self.policy if about["decodes"] else Policy(_FULL)
+        policy = None if about["decodes"] else Policy(_FULL)  # another one than the prompt's
+        each = [n for of_sequence in slots for n in of_sequence]
         held = max(int(s.length.max()) for s in sequences)
-        capacity = max(max(slots) + 1, held) if decodes else held + _GROWTH
-        self.heads = Heads.joined([s.moved(capacity, None if about["decodes"] else policy) for s in sequences])
-        each = sequences[0].heads
-        limits = [ops.budget_within(policy.text, n) if decodes else (0, 0) for n in slots]
-        self.target = [target for target, _ in limits for _ in range(each)]
-        self.trigger = [trigger for _, trigger in limits for _ in range(each)] if decodes else []
-        if not decodes:
-            self.target = [capacity] * len(self.target)
+        capacity = max(max(each) + 1, held) if decodes else held + _GROWTH
+        self.heads = Heads.joined([s.moved(capacity, policy) for s in sequences])
+        if decodes:
+            limits = [ops.budget_within(self.text, n) for n in each]
+            self.target, self.trigger = [b[0] for b in limits], [b[1] for b in limits]
+        else:
+            self.target, self.trigger = [capacity] * len(each), []
 
     def _step(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> Tensor:
         batch, kv_heads, _, dim = key.shape
@@ -199,10 +224,18 @@ class Cache(TransformersCache):
 
     policy: as kvfold::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
     seen that a head keeps, above 1 its slots. queries: what a prompt is measured on, "own" or
-    "foresight"; by default what the policy is made for.
+    "foresight"; by default what the policy is made for. divide: "even", or "scores", by which a layer's
+    heads get more or fewer slots; ranks of `group` that share a model divide as one process does.
     """
 
-    def __init__(self, policy: str = "fold", budget: float = 0.1, queries: str | None = None):
+    def __init__(
+        self,
+        policy: str = "fold",
+        budget: float = 0.1,
+        queries: str | None = None,
+        divide: str = "even",
+        group: dist.ProcessGroup | None = None,
+    ):
         name = policy.partition(":")[0]
         Policy(policy).describe()  # refuses what is none
         if not budget > 0 or (budget > 1 and budget != int(budget)):
@@ -210,7 +243,9 @@ class Cache(TransformersCache):
         queries = queries or ("foresight" if name == "fold" else "own")
         if queries not in ("own", "foresight"):
             raise ValueError(f"Cache: queries own or foresight expected, {queries} came")
-        super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries))
+        if divide not in ("even", "scores"):
+            raise ValueError(f"Cache: divide even or scores expected, {divide} came")
+        super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries, divide, group))
 
     def nbytes(self) -> int:
         """Of slots in use and the policy's state, all layers."""
