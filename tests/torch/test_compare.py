@@ -1,0 +1,56 @@
+"""python -m kvfold_torch.compare on few prompts."""
+
+import csv
+
+import torch
+from conftest import MODEL
+from kvfold_torch import compare, measures
+
+
+def test_the_table_says_what_was_measured(tmp_path, capsys):
+    compare.main(
+        "--policies full_cache,h2o --presses KnormPress --budgets 0.5 --prompt 300 --prompts 1 --cases 2 "
+        f"--out {tmp_path}".split()
+    )
+    with (tmp_path / "compare.csv").open() as file:
+        table = {r["method"]: r for r in csv.DictReader(file)}
+    assert list(table) == ["full cache", "full_cache", "h2o", "KnormPress"]
+    assert list(table["h2o"]) == compare.FIELDS
+    full, same, h2o, press = ({k: float(x) for k, x in r.items() if k != "method"} for r in table.values())
+    assert full["error"] == 0 and same["error"] < 1e-4 < h2o["error"] < press["error"] + 1
+    assert abs(full["nll"] - same["nll"]) < 1e-4
+    assert full["needles"] == same["needles"]
+    # 4 layers, 4 KV heads, 32 numbers of a key and of a value, in float32; kvfold's slots have 8 or 12 bytes more.
+    assert full["bytes"] == 300 * 4 * 4 * 64 * 4
+    assert press["bytes"] == full["bytes"] / 2
+    assert h2o["bytes"] == full["bytes"] / 2 * (256 + 12) / 256
+    assert (tmp_path / "compare.svg").read_text().startswith("<?xml")
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_a_needle_is_in_its_prompt(text):
+    encode, decode = compare.tokenizer(MODEL)
+    for seed in range(5):
+        body, question, code = compare.needle_case(encode, text, 600, 4, seed)
+        assert len(body) == 600
+        name = decode(question).split(" of ")[1].split("?")[0]
+        assert decode(body).count(f"The secret code of {name} is {code}.") == 1
+        assert decode(body).count("The secret code of") == 4
+
+
+def test_a_question_is_answered_from_the_full_cache(plain, text):
+    """Most of them, as the bundled model does; read behind a press's cache of all tokens as behind a policy's."""
+    encode, decode = compare.tokenizer(MODEL)
+    answers = {}
+    with torch.no_grad():
+        for method in (measures.FULL, measures.policy("full_cache", 1.0), measures.press("KnormPress", 1.0)):
+            right = []
+            for seed in range(4):
+                body, question, code = compare.needle_case(encode, text, 500, 2, seed)
+                cache, _, _ = method.prefill(plain, torch.tensor([body]))
+                answer = method.answer(plain, cache, torch.tensor([question]), len(body), 12)
+                right.append(decode(answer).strip().startswith(code))
+            answers[method.name] = right
+    plain.set_attn_implementation("sdpa")
+    assert sum(answers["full cache"]) >= 3
+    assert answers["full_cache"] == answers["KnormPress"] == answers["full cache"]
