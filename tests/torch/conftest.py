@@ -12,8 +12,8 @@ sys.path.insert(0, str(ROOT / "examples/torch"))
 
 # Every policy, with a budget that it accepts of 60 tokens.
 POLICIES = (
-    "full_cache streaming_llm h2o snapkv:window=8 zsmerge d2o kvmerger ems keepkv attention_matching fold random tova "
-    "roco scissorhands:history=16 key_diff expected_attention centroids compactor cam"
+    "full_cache streaming_llm h2o snapkv:window=8 zsmerge d2o kvmerger ems keepkv attention_matching kvzip fold "
+    "random tova roco scissorhands:history=16 key_diff expected_attention centroids compactor cam"
 ).split()
 
 
@@ -31,12 +31,12 @@ def text() -> list[int]:
     return tokens.encode((ROOT / "examples/models/held-out.txt").read_text()[20_000:26_000])
 
 
-def load(attention: str):
+def load(attention: str, dtype: torch.dtype = torch.float32):
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation=attention).eval()
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype, attn_implementation=attention).eval()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import POLICIES
+from conftest import POLICIES, load
 from kvfold_torch import Cache
 from transformers import DynamicCache
 
@@ -96,6 +96,22 @@ def test_evicting_all_but_a_share_still_tells_the_text(model, plain, text):
             logits = model(prompt[:, -1:], past_key_values=cache).logits[0, -1].log_softmax(-1)
             near[policy] = float((wanted.exp() * (wanted - logits)).sum())
     assert near["fold"] < 0.1 < near["streaming_llm"], near
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_in_16_bits(text, dtype):
+    """Rows stay as they come; logits are the full cache's to the rounding of 16 bits."""
+    x = torch.tensor([text[:120]])
+    logits = {}
+    with torch.no_grad():
+        for name, attention, cache in (("mine", "kvfold", Cache("h2o", 200)), ("full", "sdpa", DynamicCache())):
+            m = load(attention, dtype)
+            m(x[:, :80], past_key_values=cache)
+            m(x[:, 80:110], past_key_values=cache)
+            each = [m(t, past_key_values=cache).logits for t in x[:, 110:].split(1, 1)]
+            logits[name] = torch.cat(each, 1).float()
+    assert cache.layers[0].keys.dtype == dtype
+    torch.testing.assert_close(logits["mine"], logits["full"], atol=0.3 if dtype == torch.bfloat16 else 0.04, rtol=0)
 
 
 def test_beams_move_with_their_caches(model, plain, text):

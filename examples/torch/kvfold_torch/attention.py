@@ -46,7 +46,9 @@ def attention(
     return layer.attend(module, query, key, value, attention_mask, scaling), None
 
 
-def own_prompt(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def own_prompt(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
     """Attention of a prompt that nothing came before."""
     return sdpa_attention_forward(module, query, key, value, mask, 0.0, scale)[0]
 

@@ -1,8 +1,8 @@
 """A layer's slots divided over its KV heads by scores, also where the heads lie on several ranks.
 
-AdaKV's rule (arXiv 2407.11550): each head its own `floor` best slots, then the best of all heads. Scores are compared by
-their exponent and four bits more, so that a histogram says all: ranks add theirs in one all-reduce, and every rank, or
-one process with all heads, divides the same counts in the same way. Within the bin where the budget ends, heads get
+AdaKV's rule (arXiv 2407.11550): each head its own `floor` best slots, then the best of all heads. Scores are compared
+by their exponent and four bits more, so that a histogram says all: ranks add theirs in one all-reduce, and every rank,
+or one process with all heads, divides the same counts in the same way. Within the bin where the budget ends, heads get
 shares of what is left in proportion to their slots there.
 """
 

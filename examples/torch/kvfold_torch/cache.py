@@ -104,7 +104,7 @@ class Layer(CacheLayerMixin):
         if self.heads is None:
             self.policy = Policy(self.text, rope_of(module.config, self.text))
             self.batch = batch
-            self.sharded = kv_heads < module.config.num_key_value_heads
+            self.sharded = kv_heads < (getattr(module.config, "num_key_value_heads", None) or kv_heads)
             out = own_prompt(module, query, key, value, mask, scale)
             self._first_prompt(query, key, value, real, scale)
         elif tokens == 1:

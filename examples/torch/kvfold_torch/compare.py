@@ -21,6 +21,7 @@ from . import measures
 from .measures import BEHIND, FULL, Method
 
 ROOT = Path(__file__).parents[3]
+NAMES = "Aldo Berit Cyrus Dagny Edwin Freya Gideon Hilda Ivor Juno Klaus Livia Magnus Nora".split()
 FIELDS = "method budget error nll needles bytes prompt_time tokens_per_s".split()
 
 
@@ -55,7 +56,7 @@ def tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[
 def needle_case(encode: Callable, text: list[int], prompt: int, needles: int, seed: int):
     """A prompt with facts in it, a question about one of them, and its answer."""
     draw = random.Random(seed)
-    names = draw.sample("Aldo Berit Cyrus Dagny Edwin Freya Gideon Hilda Ivor Juno Klaus Livia Magnus Nora".split(), needles)
+    names = draw.sample(NAMES, needles)
     codes = ["".join(draw.choices("0123456789", k=5)) for _ in names]
     facts = [encode(f" The secret code of {name} is {code}. ") for name, code in zip(names, codes)]
     free = prompt - sum(map(len, facts))
@@ -151,7 +152,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", default=ROOT / "examples/models/kvfold-2m", help="a Hugging Face folder")
     parser.add_argument("--text", default=ROOT / "examples/models/held-out.txt")
     parser.add_argument("--policies", default="fold,snapkv,h2o,expected_attention,tova,streaming_llm")
-    parser.add_argument("--presses", default="SnapKVPress,ExpectedAttentionPress,TOVAPress,KeyDiffPress,StreamingLLMPress")
+    parser.add_argument(
+        "--presses", default="SnapKVPress,ExpectedAttentionPress,TOVAPress,KeyDiffPress,StreamingLLMPress"
+    )
     parser.add_argument("--budgets", default="0.05,0.1,0.2", help="shares of the prompt's tokens")
     parser.add_argument("--prompt", type=int, default=896, help="tokens")
     parser.add_argument("--prompts", type=int, default=4, help="for error and nll")
@@ -159,6 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--needles", type=int, default=4, help="facts in each, of which one is asked for")
     parser.add_argument("--out", type=Path, default=ROOT / "build/results", help="for compare.csv and compare.svg")
     options = parser.parse_args(arguments)
+    if not 1 <= options.needles <= len(NAMES):
+        parser.error(f"--needles: 1 to {len(NAMES)} expected, {options.needles} came")
     table = rows(options)
     show(table)
     options.out.mkdir(parents=True, exist_ok=True)

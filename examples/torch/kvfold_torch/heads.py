@@ -130,7 +130,13 @@ class Heads:
         ops.observe(self.policy.text, self.tensors, queries, positions=positions, before=before, **self._options)
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, target: list[int], trigger: list[int] = (), heads: list[int] | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        target: list[int],
+        trigger: list[int] = (),
+        heads: list[int] | None = None,
     ) -> Tensor:
         """A decode step: q [heads, group, dim], k and v [heads, dim]; its attention, in float32."""
         return ops.step(
@@ -149,7 +155,9 @@ class Heads:
         """The prompt's queries moved to positions to come, and these positions."""
         return ops.foresight(self.tensors, queries, count=count, group=self.group, rope=list(self.policy.rope))
 
-    def plan(self, budget: int | list[int], queries: Tensor | None = None, positions: Tensor | None = None) -> list[Tensor]:
+    def plan(
+        self, budget: int | list[int], queries: Tensor | None = None, positions: Tensor | None = None
+    ) -> list[Tensor]:
         """What becomes of every head, as tensors; nothing is changed."""
         target = [budget] if isinstance(budget, int) else budget
         return ops.plan(self.policy.text, self.tensors, target, queries=queries, positions=positions, **self._options)

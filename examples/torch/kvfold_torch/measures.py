@@ -39,7 +39,9 @@ class Method:
         at = torch.arange(position, position + tokens.shape[1])[None]
         return model(tokens, past_key_values=cache, position_ids=at).logits
 
-    def answer(self, model: PreTrainedModel, cache: TransformersCache, question: Tensor, position: int, n: int) -> list[int]:
+    def answer(
+        self, model: PreTrainedModel, cache: TransformersCache, question: Tensor, position: int, n: int
+    ) -> list[int]:
         """The next `n` greedy tokens, the question read token by token as a prompt that has ended is."""
         answer: list[int] = []
         tokens = question.split(1, 1)

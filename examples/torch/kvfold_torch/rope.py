@@ -12,7 +12,9 @@ def rope_of(config: PreTrainedConfig, policy: str) -> tuple[float, ...]:
     if policy.partition(":")[0] not in _TURNS:
         return ()
     if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise RuntimeError(f"kvfold: {policy} turns keys or queries: RoPE of type default or llama3 expected, {rope} came")
+        raise RuntimeError(
+            f"kvfold: {policy} turns keys or queries: RoPE of type default or llama3 expected, {rope} came"
+        )
     base = float(rope.get("rope_theta", 10000.0))
     if kind == "default":
         return (base,)
