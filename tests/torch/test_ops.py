@@ -107,6 +107,21 @@ def test_heads_of_a_call_are_those_of_one_call_each(policy):
     assert alone.seen.tolist() == [TOKENS + 1, TOKENS, TOKENS + 1]
 
 
+@pytest.mark.parametrize("policy", ["h2o", "fold", "d2o"])
+def test_threads_change_no_bit(policy):
+    one, queries = prompt(policy)
+    many = copied(one)
+    q, k, v = rows(HEADS, GROUP, DIM), rows(HEADS, DIM), rows(HEADS, DIM)
+    threads, out = torch.get_num_threads(), []
+    for heads, count in ((one, 1), (many, 3)):
+        torch.set_num_threads(count)
+        heads.compress(queries, BUDGET)
+        out.append(heads.step(q, k, v, [BUDGET]))
+    torch.set_num_threads(threads)
+    assert torch.equal(*out)
+    same(one, many)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plan_and_apply_are_compress(policy):
     whole, queries = prompt(policy)
