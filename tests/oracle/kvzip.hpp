@@ -3,11 +3,9 @@
 //
 // Readings that the library follows:
 //  - The maximum is over the queries of all that is read again, the words before the prompt's
-//  tokens
-//    among them, and over the query heads of a group (the authors' code: amax over both).
+//    tokens too, and over the query heads of a group (the authors' code: amax over both).
 //  - The softmax is over the prompt and over what was read again so far. The authors cut a prompt
-//  of
-//    more than 2048 tokens in chunks, and normalise each over itself; the library does not.
+//    of more than 2048 tokens in chunks, and normalise each over itself; the library does not.
 //  - Sinks and the latest are kept first (the authors: the system prompt), then the rest by score.
 #pragma once
 
