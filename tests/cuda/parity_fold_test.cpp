@@ -87,7 +87,8 @@ TEST_CASE("compress: fold with other parameters and shapes") {
 }
 
 TEST_CASE("compress refuses fold's polish") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 626);
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum},
+                         static_cast<index_t>(fold{}.memory(8, 1, 40)));
   float x = 0;
   const fold p{.prompt = {.polish = 3}};
   kv.state.initial[0] = p.columns()[0].initial;
@@ -110,7 +111,8 @@ TEST_CASE("step refuses a state without fold's memory") {
   CHECK_THROWS_WITH(
       cuda::step(fold{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()},
                  budget{.target = 32}, x.data(), {}, order()),
-      Catch::Contains("cuda fold: a state of 626 floats of memory a head expected"));
+      Catch::Contains("cuda fold: a state of " + std::to_string(fold{}.memory(8, 1, 40)) +
+                      " floats of memory a head expected"));
 }
 
 }  // namespace
