@@ -250,7 +250,7 @@ TEST_CASE("room behind a prompt changes what is decoded, not what is compressed"
     REQUIRE(csv.size() == 2);
     return fields(csv[1]);
   };
-  auto none = row("0"), some = row("300");
+  auto none = row("0"), some = row("100000");  // more than any cache has
   CHECK(none["attention_error"] == some["attention_error"]);
   CHECK(none["nll"] != some["nll"]);
 }

@@ -70,7 +70,7 @@ class head_state {
     expects(observed_ >= 0, "state: at least 0 queries expected, ", observed_, " came");
   }
 
-  /// A copy owns its numbers, whoever owned those of `from`.
+  /// A copy owns its numbers, whether or not `from` owns its own.
   head_state(const head_state& from)
       : policy_(from.policy_),
         kinds_(from.kinds_),

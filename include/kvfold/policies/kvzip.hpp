@@ -21,8 +21,7 @@ inline namespace v0 {
 ///   score   the largest attention that any query of the second reading gives a slot, of all query
 ///           heads of the group
 ///   select  sinks and the latest, then the top by s; the paper: by one threshold over all heads of
-///   all layers,
-///           which is `global_budgets` of column 0
+///           all layers, which is `global_budgets` of column 0
 ///   match   none: the others are evicted
 /// Prompt only. The second reading is the engine's: it appends "Repeat the previous context" and
 /// the prompt, as a whole or in chunks, behind the prompt's cache, and observes the queries of what
