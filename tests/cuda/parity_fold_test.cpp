@@ -69,6 +69,15 @@ TEST_CASE("compress: fold") {
   check_compress<float>(p, c, what, 1e-5, 226);
 }
 
+TEST_CASE("compress and step: fold that remembers no query") {
+  const fold p{.recent = 6, .decode = {.queries = 0}};
+  const cache_case c{.heads = 2, .capacity = 30, .dim = 32, .group = 2};
+  check_steps<float>(p, c, 20, {24, 27}, 14, data::random, 1e-5, 227);
+  check_compress<float>(
+      p, {.heads = 2, .dim = 32, .group = 2},
+      {.queries = 40, .target = 24, .random = true, .rounding = 2e-5F, .steps = 6}, 1e-5, 228);
+}
+
 TEST_CASE("compress: fold with other parameters and shapes") {
   const fold p{.rope = {.layout = rope::pairing::interleaved},
                .sinks = 0,

@@ -28,9 +28,6 @@ struct ems_member {
 /// fold, while decoding: the latest queries, and running sums over all un-rotated keys.
 struct fold_memory {
   std::vector<std::pair<int, mat>> queries = {};  // position, [group][dim]
-  int keys = 0, last = -1;                        // how many keys are in the sums, and the newest
-  vec sum = {};                                   // [dim]
-  mat squares = {};                               // [dim][dim]
 };
 
 /// expected_attention: running sums over all un-rotated queries, for each query head.

@@ -48,7 +48,7 @@ struct fold {
   double score_share = 0.7;
   // decode
   int period = 8;   // slots folded away at a time
-  int window = 64;  // queries kept ...
+  int window = 16;  // queries kept ...
   int stride = 4;   // ... every so many steps
   int decode_recent = 8;
 
@@ -184,7 +184,7 @@ struct fold {
 
   /// Scores of the slots by a prompt's (or a chunk's) own queries [n][group][dim].
   void score(head& h, const tensor& own) const {
-    const vec s = foresight_max{.rotation = rotation}(h, own, {}, newest(h) + 1);
+    const vec s = foresight_max{.rotation = rotation, .leverage_ridge = leverage_ridge}(h, own, {}, newest(h) + 1);
     for (std::size_t j = 0; j < s.size(); ++j) h.slots[j].score = std::max(h.slots[j].score, s[j]);
   }
 
@@ -254,7 +254,6 @@ struct fold {
 
   void remember(head& h, const placed_queries& latest) const;
   mat remembered(const head& h) const;
-  vec running_leverage(const head& h) const;
   void compress_step(head& h, int budget, int keep) const;
 };
 

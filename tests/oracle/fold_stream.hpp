@@ -5,9 +5,9 @@
 //    down to target + 1 - period, as the prototype does. With a trigger it goes down to `target`
 //    when there are `trigger` slots. The budget that the share of outliers is taken of is the most
 //    slots that stay: `target`, or trigger - 1.
-//  - The memory: queries of the last window * stride steps with their positions, and the sums of
-//    all un-rotated keys and of their outer products. A prompt goes into it too: its last queries,
-//    and the keys of the slots newer than any before.
+//  - The memory: queries of the last window * stride steps with their positions, rounded to
+//    bfloat16. A prompt goes into it too: its last queries.
+//  - Leverage is among the slots that there are, each counted once, as after a prompt.
 //  - Masses are tied as they are computed: "a slot of larger mass" includes one of equal mass.
 #pragma once
 
@@ -15,26 +15,21 @@
 
 namespace oracle {
 
-/// Adds the latest queries, and the keys of slots newer than those that are in the sums.
+/// The number with eight bits that is nearest, ties to an even last one.
+inline double in_bfloat16(double x) {
+  int exponent = 0;
+  const double fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
+}
+
 inline void fold::remember(head& h, const placed_queries& latest) const {
   fold_memory& m = h.memory;
-  const auto d = static_cast<std::size_t>(h.dim);
-  if (m.sum.empty()) {
-    m.sum = vec(d, 0.0);
-    m.squares = zeros(d, d);
+  for (std::size_t i = 0; i < latest.queries.size(); ++i) {
+    mat rounded = latest.queries[i];
+    for (vec& q : rounded)
+      for (double& x : q) x = in_bfloat16(x);
+    m.queries.push_back({latest.positions[i], rounded});
   }
-  for (const slot& s : h.slots) {
-    if (s.position <= m.last) continue;
-    const vec x = rotated(s.key, -s.position, rotation);
-    ++m.keys;
-    for (std::size_t i = 0; i < d; ++i) {
-      m.sum[i] += x[i];
-      for (std::size_t j = 0; j < d; ++j) m.squares[i][j] += x[i] * x[j];
-    }
-  }
-  m.last = std::max(m.last, newest(h));
-  for (std::size_t i = 0; i < latest.queries.size(); ++i)
-    m.queries.push_back({latest.positions[i], latest.queries[i]});
   const auto most = static_cast<std::ptrdiff_t>(window * stride);
   const auto held = static_cast<std::ptrdiff_t>(m.queries.size());
   if (held > most) m.queries.erase(m.queries.begin(), m.queries.begin() + (held - most));
@@ -71,23 +66,12 @@ inline mat fold::remembered(const head& h) const {
   return foreseen(some, newest(h) + 1, where, rotation);
 }
 
-/// Leverage of the un-rotated keys under the covariance of all keys so far.
-inline vec fold::running_leverage(const head& h) const {
-  const fold_memory& m = h.memory;
-  vec mean = m.sum;
-  for (double& e : mean) e /= m.keys;
-  mat c = m.squares;
-  for (std::size_t i = 0; i < c.size(); ++i)
-    for (std::size_t j = 0; j < c.size(); ++j) c[i][j] = c[i][j] / m.keys - mean[i] * mean[j];
-  return leverage(unrotated_keys(h, rotation), mean, c);
-}
-
 /// Folds slots away until `keep` are left; outliers are a share of `budget`.
 inline void fold::compress_step(head& h, int budget, int keep) const {
   const std::size_t n = h.slots.size();
-  const std::vector<bool> fixed =
-      pinned(h, protected_slots(h, sinks, decode_recent), running_leverage(h),
-             outlier_count(outliers, budget, sinks, decode_recent));
+  const std::vector<bool> fixed = pinned(h, protected_slots(h, sinks, decode_recent),
+                                         leverage(unrotated_keys(h, rotation), leverage_ridge),
+                                         outlier_count(outliers, budget, sinks, decode_recent));
   const measure m = measured(h, remembered(h));
   const auto cost = [&](std::size_t i, std::size_t j) {  // Ward
     return m.mass[i] * m.mass[j] / (m.mass[i] + m.mass[j]) *

@@ -20,7 +20,7 @@ struct foresight_max {
   int horizon = 64;
   rope rotation = {};
   bool outliers = true;  // times the leverage
-  double leverage_ridge = 0.01;
+  double leverage_ridge = 1;
 
   /// ln of the sum of exp over the logits that are `visible`; -infinity if none is.
   static double log_sum(const vec& logits, const std::vector<bool>& visible) {

@@ -101,10 +101,11 @@ TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
   const auto head = kv.head(0);
   REQUIRE(head.position(4) == 64);
-  const auto keys = kvfold::score::unrotated_keys(head, rope);
+  kvfold::dense::matrix keys(dim, 30);
+  kvfold::score::unrotated_keys(head, rope, keys);
   for (index_t s = 0; s < 30; ++s) {
     for (index_t i = 0; i < dim; ++i) {
-      CHECK(keys(s, i) ==
+      CHECK(keys(i, s) ==
             Approx(content[static_cast<std::size_t>(head.position(s) * dim + i)]).margin(1e-5));
     }
   }

@@ -12,6 +12,7 @@
 #include "kvfold/policies/fold/decode.hpp"
 #include "kvfold/policies/fold/layout.hpp"
 #include "kvfold/policies/fold/prompt.hpp"
+#include "kvfold/score/leverage.hpp"
 #include "kvfold/score/observation.hpp"
 #include "kvfold/score/prompt_scores.hpp"
 #include "kvfold/score/queries.hpp"
@@ -40,6 +41,7 @@ struct fold {
   index_t recent = 24;         ///< latest tokens that stay unmerged ...
   float recent_share = 0.25F;  ///< ... at most this share of the slots (of those that heads share)
   float share = 0.5F;          ///< of the other slots at most, for outliers
+  float leverage_ridge = 1;    ///< relative to the mean variance of the keys' dimensions
   fold_prompt prompt = {};
   fold_decode decode = {};
   /// What stays unmerged besides sinks and the latest: outliers among keys, or the best by
@@ -56,7 +58,7 @@ struct fold {
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("recent", p.recent), f("share", p.share),
         f("recent_share", p.recent_share), f("pool", p.prompt.pool),
-        f("leverage_ridge", p.prompt.leverage_ridge), f("outlier", p.prompt.outlier),
+        f("leverage_ridge", p.leverage_ridge), f("outlier", p.prompt.outlier),
         f("rounds", p.prompt.rounds), f("floor", p.prompt.floor), f("ridge", p.prompt.ridge),
         f("polish", p.prompt.polish), f("rate", p.prompt.rate), f("queries", p.decode.queries),
         f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
@@ -71,7 +73,7 @@ struct fold {
     return std::span(all).first(pins == pin_rule::scores ? 2 : 1);
   }
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return detail::fold_memory_size(decode.queries, group, dim);
+    return static_cast<std::size_t>(detail::fold_layout{decode.queries, group, dim}.size());
   }
   index_t min_budget() const {
     index_t slots = sinks + 2;
@@ -106,6 +108,8 @@ struct fold {
     expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
     expects(recent_share >= 0 && recent_share <= 1, "fold: a recent share in [0, 1] expected, ",
             recent_share, " came");
+    expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
+            "fold: a leverage ridge of at least 0 expected, ", leverage_ridge, " came");
     search::expect_count(name(), "clusters", clusters, 0);
     search::expect_count(name(), "recent tokens of a prompt", prompt_recent, 0);
     expects(score_share >= 0 && score_share < 1, "fold: a score share in [0, 1) expected, ",
@@ -126,7 +130,8 @@ struct fold {
       // slot keeps the largest that it had.
       const auto score = state.column(prompt_score);
       std::vector<float> now(score.size());
-      prompt_scores(head, queries.last(queries.count + queries.before), rope, {}, now);
+      prompt_scores(head, queries.last(queries.count + queries.before), rope,
+                    {.leverage_ridge = leverage_ridge}, now);
       const index_t begin = head.tokens_total() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();
       const bool all = scored.count() == 0 || begin <= scored.begin;
@@ -145,11 +150,11 @@ struct fold {
             index_t target, slot_scratch& work, merge_plan& out) const {
     if (pins != pin_rule::scores ||
         !pin_scored(head, state, prompt_recent, scored_pins(target), work)) {
-      dense::vector leverage = score::leverage_of_keys(head, rope, prompt.leverage_ridge);
-      const std::span<float> of_slots(leverage.data(), static_cast<std::size_t>(leverage.size()));
+      const auto of_slots = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
       score::average_pool(
           head, [](index_t) { return true; }, prompt.pool, false, of_slots);
-      const float least = prompt.outlier * leverage.mean();
+      const float least =
+          prompt.outlier * Eigen::Map<const dense::vector>(of_slots.data(), head.length()).mean();
       pin(
           head, outliers(target), protected_slots(head, sinks, recent_of(target)),
           [&, held = state.column(tokens)](index_t s) {
@@ -189,7 +194,7 @@ struct fold {
              !(by_scores && scored.has(head.position(s))) && !kept(s);
     };
     if (most > 0 || !by_scores) {
-      const auto leverage = decode.leverage(head, memory, rope, candidate, work);
+      const auto leverage = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
       pin(
           head, most, kept,
           [&](index_t s) {
@@ -198,12 +203,6 @@ struct fold {
           work);
     }
     decode.plan(head, memory, rope, target, work, out);
-  }
-
-  /// The moments of keys, before slots are merged.
-  void update_memory(const kv_head auto& head, head_state& state, const merge_plan&,
-                     slot_scratch&) const {
-    memory_of(head, state).count_keys(head, rope);
   }
 
  private:

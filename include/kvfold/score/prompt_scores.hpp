@@ -14,8 +14,8 @@ struct prompt_score_options {
   /// Queries are moved so many positions behind the prompt at most, evenly: about where a question
   /// will stand.
   index_t horizon = 64;
-  bool leverage = true;          ///< times the leverage of the un-rotated key, over its mean
-  float leverage_ridge = 0.01F;  ///< relative to the mean variance of the keys' dimensions
+  bool leverage = true;      ///< times the leverage of the un-rotated key, over its mean
+  float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
   std::span<const float> log_sum_exp = {};  ///< [group, queries] of the prefill's own attention
 };
 
@@ -46,11 +46,11 @@ void prompt_scores(const kv_head auto& any, const query_view<Query>& queries, co
   if (!options.leverage) {
     return;
   }
-  const dense::vector leverage = score::leverage_of_keys(head, rope, options.leverage_ridge);
-  if (const float mean = leverage.mean(); mean > 0) {  // 0: all keys are alike
-    for (index_t s = 0; s < n; ++s) {
-      out[static_cast<std::size_t>(s)] *= leverage[s] / mean;
-    }
+  std::vector<float> scratch;
+  const auto leverage = score::leverage_of_keys(head, rope, options.leverage_ridge, scratch);
+  const float mean = Eigen::Map<const dense::vector>(leverage.data(), n).mean();
+  for (std::size_t s = 0; mean > 0 && s < out.size(); ++s) {  // 0: all keys are alike
+    out[s] *= leverage[s] / mean;
   }
 }
 

@@ -21,12 +21,13 @@ struct device_policy<fold> {
             policy.recent,
             policy.recent_share,
             policy.share,
+            policy.leverage_ridge,
             decode.queries,
             decode.stride,
             decode.period,
             decode.ahead.horizon,
             double{decode.ahead.fade},
-            {p.pool, p.leverage_ridge, p.outlier, p.rounds, p.floor, p.ridge},
+            {p.pool, p.outlier, p.rounds, p.floor, p.ridge},
             rope_params_of(policy.rope, dim)};
   }
   template <class Scalar>

@@ -1,7 +1,7 @@
 /// fold while decoding: the cheapest pairs of slots, on queries moved to the positions to come.
 #pragma once
 
-#include <algorithm>  // std::copy_n
+#include <algorithm>  // std::ranges::fill
 #include <cmath>      // std::exp
 #include <span>
 
@@ -12,7 +12,6 @@
 #include "kvfold/policies/fold/layout.hpp"
 #include "kvfold/policies/fold/memory.hpp"
 #include "kvfold/score/future_positions.hpp"
-#include "kvfold/score/leverage.hpp"
 #include "kvfold/score/softmax.hpp"
 #include "kvfold/search/protection.hpp"
 #include "kvfold/search/select.hpp"
@@ -26,69 +25,16 @@ inline namespace v0 {
 /// use.
 struct fold_decode {
   future_positions ahead = {};  ///< where the queries are moved to
-  index_t queries = 64;         ///< remembered, per query head
+  index_t queries = 16;         ///< remembered, per query head; 0 if only prompts are compressed
   index_t stride = 4;           ///< every so many steps one is remembered
   index_t period = 0;           ///< slots freed at once; 0: a sixteenth of the budget
 
   index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
   void validate() const {
     ahead.validate("fold");
-    search::expect_count("fold", "remembered queries", queries, 1);
+    search::expect_count("fold", "remembered queries", queries, 0);
     search::expect_count("fold", "steps in the stride", stride, 1);
     search::expect_count("fold", "slots freed at once", period, 0);
-  }
-
-  /// Leverage `[length]` of un-rotated keys under the moments of all that came, of the slots for
-  /// which `wanted(s)`; 0 of the others.
-  template <class Memory, class Wanted>
-  std::span<const float> leverage(const kv_head auto& head, const Memory& memory, const rope& rope,
-                                  Wanted wanted, slot_scratch& work) const {
-    const index_t n = head.length(), dim = head.dim();
-    auto& order = work.order;
-    order.clear();
-    for (index_t s = 0; s < n; ++s) {
-      if (wanted(s)) {
-        order.push_back(s);
-      }
-    }
-    const auto rows = static_cast<index_t>(order.size());
-    const auto d = static_cast<std::size_t>(dim);
-    constexpr index_t some = 16;  // keys transposed at a time, a line of each element
-    detail::arena scratch(work.numbers, 2 * static_cast<std::size_t>(n) +
-                                            (order.size() + some + d) * d +
-                                            score::key_moments::floats(dim));
-    auto leverage = scratch.column(n), of_row = scratch.column(rows);
-    auto x = scratch.rows(dim, rows), keys = scratch.rows(some, dim);
-    Eigen::Map<Eigen::MatrixXf> covariance(scratch.rows(dim, dim).data(), dim, dim);
-    const score::key_moments moments = memory.counting_keys(
-        head, rope, scratch.column(static_cast<index_t>(score::key_moments::floats(dim))).data());
-    const Eigen::Map<const dense::vector> mean(moments.mean, dim);
-    rotation turn(rope, dim);
-    for (index_t first = 0; first < rows; first += some) {
-      const index_t count = std::min(some, rows - first);
-      for (index_t r = 0; r < count; ++r) {
-        const index_t s = order[static_cast<std::size_t>(first + r)];
-        to_floats(head.key(s), dim, &keys(r, 0));
-        turn.by(-head.position(s));
-        turn(&keys(r, 0));
-      }
-      for (index_t i = 0; i < dim; ++i) {
-        for (index_t r = 0; r < count; ++r) {
-          x(i, first + r) = keys(r, i) - mean[i];
-        }
-      }
-    }
-    for (index_t i = 0; i < dim; ++i) {  // the lower triangle is all that a factor takes
-      covariance.row(i).head(i + 1) =
-          Eigen::Map<const dense::vector>(moments.row_of_second(i), i + 1).transpose() -
-          mean[i] * mean.head(i + 1).transpose();
-    }
-    score::leverage(x, covariance, 0.01F, of_row);
-    leverage.setZero();
-    for (index_t r = 0; r < rows; ++r) {
-      leverage[order[static_cast<std::size_t>(r)]] = of_row[r];
-    }
-    return {leverage.data(), static_cast<std::size_t>(n)};
   }
 
   /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
@@ -170,7 +116,7 @@ struct fold_decode {
       turn.by(head.tokens_total() + ahead(i, count) - memory.position(i));
       for (index_t g = 0; g < head.group(); ++g) {
         float* q = &foreseen(Eigen::Index{g} * count + i, 0);
-        std::copy_n(memory.query(g, i), head.dim(), q);
+        memory.query(g, i, q);
         turn(q);
       }
     }

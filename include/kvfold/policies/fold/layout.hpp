@@ -20,19 +20,10 @@ KVFOLD_HD inline index_t fold_recent(index_t recent, float recent_share, index_t
 }
 
 /// fold's memory of a head, in floats: integers by their bits, the positions of the remembered
-/// queries `[queries]`, the queries `[queries, group, dim]`, the moments of un-rotated keys.
+/// queries `[queries]`, the queries `[queries, group, dim]` in bfloat16 (two in the place of a
+/// float), which holds what float does.
 struct fold_layout {
-  enum field : index_t {
-    counted,
-    keys,
-    held,
-    newest,
-    next,
-    steps,
-    prompt_begin,
-    prompt_end,
-    header
-  };
+  enum field : index_t { held, newest, next, steps, prompt_begin, prompt_end, header };
 
   index_t queries, group, dim;
 
@@ -41,9 +32,10 @@ struct fold_layout {
     return held_now < queries ? i : (newest_slot + 1 + i) % queries;
   }
   KVFOLD_HD std::ptrdiff_t query(index_t g, index_t slot) const {
-    return std::ptrdiff_t{header} + queries + (std::ptrdiff_t{slot} * group + g) * dim;
+    const std::ptrdiff_t row = (dim + 1) / 2;
+    return std::ptrdiff_t{header} + queries + (std::ptrdiff_t{slot} * group + g) * row;
   }
-  KVFOLD_HD std::ptrdiff_t moments() const { return query(0, queries); }
+  KVFOLD_HD std::ptrdiff_t size() const { return query(0, queries); }
   /// The slot after one that a step's query was written to: every `stride`-th query is held.
   KVFOLD_HD index_t next_slot(index_t slot, index_t step, index_t stride) const {
     return step % stride == 0 ? (slot + 1) % queries : slot;

@@ -1,25 +1,19 @@
-/// What `fold` remembers of a head: the last few hundred steps' queries, and the moments of all
-/// un-rotated keys.
+/// What `fold` remembers of a head: some of the last steps' queries.
 #pragma once
 
 #include <bit>  // std::bit_cast
+#include <cstdint>
+#include <cstring>  // std::memcpy
 #include <span>
 
 #include "kvfold/memory/head_state.hpp"
+#include "kvfold/memory/rope.hpp"
 #include "kvfold/policies/fold/layout.hpp"
-#include "kvfold/score/key_moments.hpp"
 #include "kvfold/score/queries.hpp"
 
 namespace kvfold {
 inline namespace v0 {
 namespace detail {
-
-/// Floats that `fold_memory` takes, for so many queries per query head.
-inline std::size_t fold_memory_size(index_t queries, index_t group, index_t dim) {
-  const auto w = static_cast<std::size_t>(queries), d = static_cast<std::size_t>(dim);
-  return fold_layout::header + w * (static_cast<std::size_t>(group) * d + 1) +
-         score::key_moments::floats(dim);
-}
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const.
 template <class Float>
@@ -40,14 +34,25 @@ class fold_memory {
 
   /// Queries held per query head.
   index_t count() const { return get(held); }
-  /// Query `i` of group member `g` `[dim]`, the oldest first.
-  const float* query(index_t g, index_t i) const { return at(g, slot_of(i)); }
+  /// Query `i` of group member `g`, the oldest first, into `out [dim]`.
+  void query(index_t g, index_t i, float* out) const {
+    std::uint16_t bits[rotation::max_dim];
+    std::memcpy(bits, at(g, slot_of(i)), bytes());
+    std::transform(bits, bits + layout_.dim, out, [](std::uint16_t upper) {
+      return std::bit_cast<float>(std::uint32_t{upper} << 16);
+    });
+  }
   index_t position(index_t i) const { return get(header + static_cast<std::size_t>(slot_of(i))); }
 
   /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest.
   void remember(const float* q, index_t position, index_t stride) {
+    if (layout_.queries == 0) {
+      return;
+    }
     const index_t slot = get(next);
-    std::copy_n(q, std::ptrdiff_t{layout_.group} * layout_.dim, at(0, slot));
+    for (index_t g = 0; g < layout_.group; ++g) {
+      put(q + std::ptrdiff_t{g} * layout_.dim, at(g, slot));
+    }
     set(header + static_cast<std::size_t>(slot), position);
     set(held, std::max(get(held), slot + 1));
     const index_t step = get(steps);
@@ -59,30 +64,18 @@ class fold_memory {
   /// Reference queries: as many as there is room for, evenly spread. `seen`: tokens so far.
   template <class T>
   void remember(const query_view<T>& reference, index_t tokens_total) {
+    if (layout_.queries == 0) {
+      return;
+    }
     const index_t n = std::min(layout_.queries, reference.count);
     for (index_t i = 0; i < n; ++i) {
       const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
       set(header + static_cast<std::size_t>(i), reference.position_of(from, tokens_total));
       for (index_t g = 0; g < layout_.group; ++g) {
-        const T* q = reference.at(g, from);
-        std::transform(q, q + layout_.dim, at(g, i), [](T x) { return static_cast<float>(x); });
+        put(reference.at(g, from), at(g, i));
       }
     }
     set(held, n), set(newest, n - 1), set(next, n % layout_.queries), set(steps, 0);
-  }
-
-  /// Takes the keys of the tokens that came since the last call into the moments. Called before
-  /// slots are merged: until then they are all there to be read.
-  void count_keys(const kv_head auto& head, const rope& rope) {
-    set(keys, score::key_moments(moments(), layout_.dim).add(head, rope, get(counted), get(keys)));
-    set(counted, head.tokens_total());
-  }
-  /// The moments as they would be then, in `to [score::key_moments::floats(dim)]`.
-  score::key_moments counting_keys(const kv_head auto& head, const rope& rope, float* to) const {
-    std::copy_n(moments(), score::key_moments::floats(layout_.dim), to);
-    const score::key_moments now(to, layout_.dim);
-    now.add(head, rope, get(counted), get(keys));
-    return now;
   }
 
  private:
@@ -90,8 +83,17 @@ class fold_memory {
   index_t get(std::size_t i) const { return std::bit_cast<index_t>(floats_[i]); }
   void set(std::size_t i, index_t x) { floats_[i] = std::bit_cast<float>(x); }
   index_t slot_of(index_t i) const { return layout_.slot_of(i, get(held), get(newest)); }
-  Float* moments() const { return floats_.data() + layout_.moments(); }
   Float* at(index_t g, index_t slot) const { return floats_.data() + layout_.query(g, slot); }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(layout_.dim) * sizeof(std::uint16_t);
+  }
+  template <class T>
+  void put(const T* q, Float* to) const {
+    std::uint16_t bits[rotation::max_dim];
+    std::transform(q, q + layout_.dim, bits,
+                   [](T x) { return static_cast<Eigen::bfloat16>(static_cast<float>(x)).value; });
+    std::memcpy(to, bits, bytes());
+  }
 
   std::span<Float> floats_;
   fold_layout layout_;

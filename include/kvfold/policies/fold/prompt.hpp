@@ -16,19 +16,16 @@ inline namespace v0 {
 
 /// The slots that are not marked become clusters, `target` rows in all.
 struct fold_prompt {
-  index_t pool = 5;          ///< neighbours that leverage is averaged over, itself included
-  float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
-  float outlier = 1.6F;      ///< an outlier's leverage, times the mean: in many heads none has it
-  index_t rounds = 4;        ///< Lloyd's
-  float floor = 0.1F;        ///< weight of a slot without attention, times the number of slots
-  float ridge = 0.01F;       ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
-  index_t polish = 0;        ///< gradient steps on the clusters; wants about 900 queries a head
-  float rate = 0.01F;        ///< of a step, relative to the mean norms of keys and values
+  index_t pool = 5;      ///< neighbours that leverage is averaged over, itself included
+  float outlier = 1.6F;  ///< an outlier's leverage, times the mean: in many heads none has it
+  index_t rounds = 4;    ///< Lloyd's
+  float floor = 0.1F;    ///< weight of a slot without attention, times the number of slots
+  float ridge = 0.01F;   ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+  index_t polish = 0;    ///< gradient steps on the clusters; wants about 900 queries a head
+  float rate = 0.01F;    ///< of a step, relative to the mean norms of keys and values
 
   void validate() const {
     search::expect_count("fold", "neighbours", pool, 1);
-    expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
-            "fold: a leverage ridge of at least 0 expected, ", leverage_ridge, " came");
     expects(outlier >= 0 && std::isfinite(outlier), "fold: an outlier of at least 0 expected, ",
             outlier, " came");
     search::expect_count("fold", "rounds", rounds, 1);

@@ -78,7 +78,7 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
 
 /// Clusters of all slots but the outliers, fitted on the reference queries; those before them are
 /// remembered with them. What was pinned, then the seeds, the last round's centres and at last the
-/// rows lie in `prompt.centres`. Twenty-two launches, three for every round but the first, and
+/// rows lie in `prompt.centres`. Twenty-one launches, three for every round but the first, and
 /// eight to fit values.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
@@ -94,24 +94,15 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const prompt_options& options = rule.prompt;
 
   // Slots that keep their bytes.
-  const key_memory memory{state.memory, state.memory_stride, rule.queries};
-  const key_memory all{more.moments, key_memory::size(cache.dim)};
   launch(remember_reference<Scalar>{cache, state, rule,
-                                    reference.reference(reference.count + reference.before), all},
+                                    reference.reference(reference.count + reference.before)},
          {heads}, stream);
-  using moments = add_moments<Scalar>;
-  const extent rows{heads, shares(cache.dim, moments::rows)};
-  launch(moments{cache, memory, rule.turn, limits, d.rows}, rows, stream);
-  launch(moments{cache, all, rule.turn, limits, d.rows}, rows, stream);
-  launch(invert_covariance<Scalar>{cache, all, memory, d.rows, own.factor, options.leverage_ridge},
+  leverage_of_keys(cache, state, rule, limits, false, d.rows, own.leverage, stream);
+  launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage.leverage,
+                               more.least},
          {heads}, stream);
-  using leverage = measure_leverage<Scalar>;
-  const extent slots{heads, shares(cache.capacity, leverage::slots)};
-  launch(leverage{cache, state, false, all, rule.turn, d.rows, own.factor, own.leverage}, slots,
-         stream);
-  launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage, more.least},
-         {heads}, stream);
-  select_into(d, pin_rule{rule, own.leverage, more.least, false}, cache, state, limits, stream);
+  select_into(d, pin_rule{rule, own.leverage.leverage, more.least, false}, cache, state, limits,
+              stream);
 
   // The mass of slots, and the space.
   const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};
@@ -122,11 +113,13 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   using metric = query_metric<Scalar>;
   launch(metric{cache, queries, more.space.metric}, {heads, shares(cache.dim, metric::rows)},
          stream);
-  launch(space_squares<Scalar>{cache, d.rows, more.space.metric, own.leverage, more.distance},
-         slots, stream);
-  launch(weigh_space<Scalar>{cache, d.rows, own.leverage, more.distance, own.mass, options.floor,
-                             more.space.inverse, more.space.square, more.space.weight},
-         {heads}, stream);
+  using squares = space_squares<Scalar>;
+  launch(squares{cache, d.rows, more.space.metric, own.leverage.leverage, more.distance},
+         {heads, shares(cache.capacity, squares::slots)}, stream);
+  launch(
+      weigh_space<Scalar>{cache, d.rows, own.leverage.leverage, more.distance, own.mass,
+                          options.floor, more.space.inverse, more.space.square, more.space.weight},
+      {heads}, stream);
 
   // Seeds, then rounds of Lloyd's.
   const auto place = [&](const slot_lists& members, const index_t* begin) {

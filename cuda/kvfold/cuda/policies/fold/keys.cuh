@@ -1,4 +1,4 @@
-/// fold: the moments of un-rotated keys, and what stands out by them.
+/// fold: leverage of un-rotated keys, what stands out among a head's slots.
 #pragma once
 
 #include "kvfold/cuda/device/cholesky.cuh"
@@ -8,139 +8,143 @@
 
 namespace kvfold::cuda::detail {
 
-/// Adds to the moments the keys that came since they were last counted, 32 slots at a time: E[x]
-/// and E[x xᵀ] of all. Each block has 16 rows of the triangle, and un-rotates the keys itself.
+/// What leverage is computed in, and leverage.
+struct leverage_scratch {
+  float* moments;   ///< [heads, key_moments::size(dim)]
+  float* factor;    ///< [heads, dim, dim] covariance, then L⁻¹, column by column
+  float* leverage;  ///< [heads, capacity]
+};
+
+/// Floats of a head's mean key `E[x] [dim]`, and of `E[x xᵀ]`, the lower triangle row by row.
+struct key_moments {
+  float* mean;
+
+  KVFOLD_HD static index_t size(index_t dim) { return dim + dim * (dim + 1) / 2; }
+  /// Row `i` of the triangle `[i + 1]`.
+  KVFOLD_DEVICE float* row_of_second(index_t i, index_t dim) const {
+    return mean + dim + std::ptrdiff_t{i} * (i + 1) / 2;
+  }
+};
+
+/// The moments of a head's un-rotated keys, every slot counted once. A block has 32 rows of the
+/// triangle, a warp four of them, and un-rotates 32 keys at a time itself.
 template <class Scalar>
-struct add_moments {
+struct measure_moments {
   static constexpr index_t threads = 256;
-  static constexpr index_t some = 32;  // slots at a time
-  static constexpr index_t rows = 16;  // of the triangle, a block
-  static constexpr index_t most = 1 << 24;
+  static constexpr index_t some = 32;                  // slots at a time
+  static constexpr index_t own = 4;                    // rows of a warp
+  static constexpr index_t rows = threads / 32 * own;  // of the triangle, a block
+  static constexpr index_t columns = max_dim / 32;     // of a lane
   struct shared_memory {
     shared_array<float, some * max_dim> x;
   };
 
   cache_view<Scalar> cache;
-  key_memory moments;
   rope_params turn;
   head_budgets limits;
   index_t* planned;  // [heads] 0: the head is brought back to the budget; −1: it is not
+  float* moments;    // [heads, key_moments::size(dim)]
 
   /// Grid: heads, stretches of `rows`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
-    const index_t first = static_cast<index_t>(block_index().y) * rows, n = cache.length[h];
+    const index_t h = cache.head(), n = cache.length[h], dim = cache.dim;
+    const index_t first = static_cast<index_t>(block_index().y) * rows + warp() * own;
     const bool plans = limits.of(h).reached(n);
-    if (first == 0 && thread_index() == 0) {
+    if (block_index().y == 0 && thread_index() == 0) {
       planned[h] = plans ? 0 : -1;
     }
     if (!plans) {
       return;
     }
-    const fold_floats memory = moments.of(cache, h);
     const index_t* const position = cache.position + cache.slot(h, 0);
-    const index_t from = memory.get(fold_floats::counted);
-    const index_t end = first + rows < cache.dim ? first + rows : cache.dim;
     const auto keys = cache.keys.of(h);
-    index_t count = memory.get(fold_floats::keys);
+    const index_t pairs = rope_params::pairs(dim);
+    float second[own][columns] = {}, sum[own] = {};
     for (index_t s0 = 0; s0 < n; s0 += some) {
-      const index_t own = s0 + lane();
-      const unsigned fresh = ballot(own < n && position[own] >= from);
-      if (fresh == 0) {
-        continue;  // the same in every warp
-      }
-      const index_t held = count_lanes(fresh);
-      const index_t pairs = rope_params::pairs(cache.dim);
+      const index_t held = n - s0 < some ? n - s0 : some;
       sync_block();  // the last keys are used up
-      for (index_t e = thread_index(); e < some * pairs; e += threads) {
+      for (index_t e = thread_index(); e < held * pairs; e += threads) {
         const index_t r = e / pairs;
-        if ((fresh >> r & 1U) != 0) {
-          turn.pair(keys.at(s0 + r), cache.dim, e % pairs, -position[s0 + r],
-                    [&](index_t i, float x) { shared.x[r * max_dim + i] = x; });
-        }
+        turn.pair(keys.at(s0 + r), dim, e % pairs, -position[s0 + r],
+                  [&](index_t i, float x) { shared.x[r * max_dim + i] = x; });
       }
       sync_block();
-      count = count + held < most ? count + held : most;
-      const float share = 1.0F / static_cast<float>(count);
-      const float lost = static_cast<float>(held) * share;
-      for (index_t i = first + warp(); i < end; i += threads / 32) {
-        float* const row = memory.row_of_second(i);
-        for (index_t j = lane(); j <= i; j += 32) {
-          float sum = 0;
-          for (unsigned left = fresh; left != 0; left &= left - 1) {
-            const index_t r = lowest_lane(left);
-            sum += share * shared.x[r * max_dim + i] * shared.x[r * max_dim + j];
+      for (index_t r = 0; r < held; ++r) {
+        float x[own];
+        KVFOLD_UNROLL
+        for (index_t u = 0; u < own; ++u) {
+          x[u] = first + u < dim ? float{shared.x[r * max_dim + first + u]} : 0.0F;
+          sum[u] += x[u];
+        }
+        KVFOLD_UNROLL
+        for (index_t c = 0; c < columns; ++c) {
+          if (const index_t j = 32 * c + lane(); j < dim) {
+            const float y = shared.x[r * max_dim + j];
+            KVFOLD_UNROLL
+            for (index_t u = 0; u < own; ++u) {
+              second[u][c] += x[u] * y;
+            }
           }
-          row[j] += sum - lost * row[j];
         }
-        float sum = 0;
-        for (unsigned left = fresh; left != 0; left &= left - 1) {
-          sum += share * shared.x[lowest_lane(left) * max_dim + i];
+      }
+    }
+    const key_moments to{moments + std::ptrdiff_t{h} * key_moments::size(dim)};
+    const float share = 1.0F / static_cast<float>(n > 0 ? n : 1);
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < own; ++u) {
+      const index_t i = first + u;
+      KVFOLD_UNROLL
+      for (index_t c = 0; c < columns; ++c) {
+        if (const index_t j = 32 * c + lane(); i < dim && j <= i) {
+          to.row_of_second(i, dim)[j] = share * second[u][c];
         }
-        if (lane() == 0) {
-          float& mean = memory.mean()[i];
-          mean += sum - lost * mean;
-        }
+      }
+      if (lane() == 0 && i < dim) {
+        to.mean[i] = share * sum[u];
       }
     }
   }
 };
 
 /// The covariance `E[x xᵀ] − E[x] E[x]ᵀ`, with `ridge` of its mean diagonal added to it, its
-/// Cholesky factor, and the inverse of that: a block a head. What was counted is noted.
+/// Cholesky factor, and the inverse of that: a block a head.
 template <class Scalar>
 struct invert_covariance {
   static constexpr index_t threads = 256;
   struct shared_memory {
     factor_memory factor;
     of_warps<float, threads> sum;
-    of_warps<index_t, threads> number;
   };
 
   cache_view<Scalar> cache;
-  key_memory moments;  // whose covariance it is
-  key_memory noted;    // what was counted
+  float* moments;  // [heads, key_moments::size(dim)]
   const index_t* planned;
   float* factor;  // [heads, dim, dim]
   float ridge;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
+    const index_t h = cache.head(), dim = cache.dim;
     if (planned[h] < 0) {
       return;
     }
-    const fold_floats memory = moments.of(cache, h);
-    float* const a = factor + std::ptrdiff_t{h} * cache.dim * cache.dim;
-    const float* const mean = memory.mean();
+    const key_moments of{moments + std::ptrdiff_t{h} * key_moments::size(dim)};
+    float* const a = factor + std::ptrdiff_t{h} * dim * dim;
     float trace = 0;
-    for (index_t i = warp(); i < cache.dim; i += threads / 32) {
-      const float* const row = memory.row_of_second(i);
+    for (index_t i = warp(); i < dim; i += threads / 32) {
+      const float* const row = of.row_of_second(i, dim);
       for (index_t j = lane(); j <= i; j += 32) {
-        const float x = row[j] - mean[i] * mean[j];
-        a[std::ptrdiff_t{j} * cache.dim + i] = x;
+        const float x = row[j] - of.mean[i] * of.mean[j];
+        a[std::ptrdiff_t{j} * dim + i] = x;
         trace += i == j ? x : 0.0F;
       }
     }
     trace = block_sum(shared.sum, trace);
-    const float more = ridge * (trace / static_cast<float>(cache.dim));
-    for (index_t i = thread_index(); i < cache.dim; i += threads) {
-      a[std::ptrdiff_t{i} * cache.dim + i] += more > 1e-20F ? more : 1e-20F;
+    const float more = ridge * (trace / static_cast<float>(dim));
+    for (index_t i = thread_index(); i < dim; i += threads) {
+      a[std::ptrdiff_t{i} * dim + i] += more > 1e-20F ? more : 1e-20F;
     }
-    factor_inverse<threads>(shared.factor, a, cache.dim);
-    const fold_floats note = noted.of(cache, h);
-    const index_t from = note.get(fold_floats::counted);
-    index_t count = 0;
-    for (index_t s = thread_index(); s < cache.length[h]; s += threads) {
-      count += cache.position[cache.slot(h, s)] >= from ? 1 : 0;
-    }
-    count = block_sum(shared.number, count);
-    if (thread_index() == 0) {
-      constexpr index_t most = add_moments<Scalar>::most;
-      count += note.get(fold_floats::keys);
-      note.set(fold_floats::keys, count < most ? count : most);
-      note.set(fold_floats::counted, cache.tokens_total[h]);
-    }
+    factor_inverse<threads>(shared.factor, a, dim);
   }
 };
 
@@ -157,8 +161,8 @@ struct measure_leverage {
 
   cache_view<Scalar> cache;
   state_view state;
-  bool single;  // only slots that hold one token
-  key_memory moments;
+  bool single;     // only slots that hold one token
+  float* moments;  // [heads, key_moments::size(dim)]
   rope_params turn;
   const index_t* planned;
   const float* factor;  // [heads, dim, dim] L⁻¹
@@ -171,7 +175,7 @@ struct measure_leverage {
     if (planned[h] < 0 || s0 >= n) {
       return;
     }
-    const float* const mean = moments.of(cache, h).mean();
+    const float* const mean = moments + std::ptrdiff_t{h} * key_moments::size(cache.dim);
     const auto wanted = [&](index_t s) {
       return s < n && (!single || state.column(fold_rule::tokens, h)[s] == 1.0F);
     };
@@ -214,5 +218,26 @@ struct measure_leverage {
     }
   }
 };
+
+/// `leverage [heads, capacity]` of the heads that are brought back to their budgets, which
+/// `planned` then says. Three launches.
+template <class Scalar>
+void leverage_of_keys(const cache_view<Scalar>& cache, const state_view& state,
+                      const fold_rule& rule, const head_budgets& limits, bool single,
+                      index_t* planned, const leverage_scratch& work, stream stream) {
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  const auto heads = cache.blocks();
+  using moments = measure_moments<Scalar>;
+  launch(moments{cache, rule.turn, limits, planned, work.moments},
+         {heads, shares(cache.dim, moments::rows)}, stream);
+  launch(invert_covariance<Scalar>{cache, work.moments, planned, work.factor, rule.leverage_ridge},
+         {heads}, stream);
+  using leverage = measure_leverage<Scalar>;
+  launch(
+      leverage{cache, state, single, work.moments, rule.turn, planned, work.factor, work.leverage},
+      {heads, shares(cache.capacity, leverage::slots)}, stream);
+}
 
 }  // namespace kvfold::cuda::detail

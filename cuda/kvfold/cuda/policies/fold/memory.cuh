@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/memory/column_memory.cuh"
 #include "kvfold/cuda/memory/plan_memory.cuh"
+#include "kvfold/cuda/policies/fold/keys.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 
@@ -10,8 +11,7 @@ namespace kvfold::cuda::detail {
 
 /// What plans of fold's work in, beside the partition.
 struct fold_scratch {
-  float* factor;    ///< [heads, dim, dim] covariance, then L⁻¹, column by column
-  float* leverage;  ///< [heads, capacity]
+  leverage_scratch leverage;
   float* sum;       ///< [heads, capacity] probabilities summed over the queries
   float* mass;      ///< [heads, capacity]
   float* foreseen;  ///< [heads, group, queries, pitch]
@@ -26,7 +26,7 @@ struct prompt_scratch {
   float* missing;                     ///< [heads, group · queries, dim]
   float* correction;                  ///< [heads, capacity, dim]
   double *gram, *solution, *vectors;  ///< [heads, size, size], [heads, size, dim], [heads, 2, size]
-  float *moments, *least;             ///< of the prompt's keys [heads, floats]; [heads]
+  float* least;                       ///< [heads]
   float* distance;                    ///< [heads, capacity]
   index_t *seeds_compared, *members, *centre;  ///< [heads, capacity]
 };
@@ -42,7 +42,6 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
              from.take<float>(slots)};
   m.centres = {from.take<float>(slots * pitch), from.take<float>(slots * pitch),
                from.take<float>(slots), shape.capacity, pitch_of(shape.dim)};
-  m.moments = from.take<float>(n * static_cast<std::size_t>(key_memory::size(shape.dim)));
   m.least = from.take<float>(n);
   m.distance = from.take<float>(slots);
   m.seeds_compared = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
@@ -72,8 +71,9 @@ struct fold_plan_memory : plan_memory {
                pitch = static_cast<std::size_t>(pitch_of(shape.dim));
     const auto all = static_cast<std::size_t>(shape.group) * n,
                queries = all * static_cast<std::size_t>(rule.queries);
-    fold.factor = from.take<float>(n * d * d);
-    fold.leverage = from.take<float>(slots), fold.sum = from.take<float>(slots);
+    fold.leverage = {from.take<float>(n * static_cast<std::size_t>(key_moments::size(shape.dim))),
+                     from.take<float>(n * d * d), from.take<float>(slots)};
+    fold.sum = from.take<float>(slots);
     fold.mass = from.take<float>(slots), fold.foreseen = from.take<float>(queries * pitch);
     fold.measure.allocate(from, shape.heads, shape.group,
                           rule.queries > shape.queries ? rule.queries : shape.queries,

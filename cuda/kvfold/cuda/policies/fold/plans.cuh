@@ -21,16 +21,9 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   };
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
-  using moments = add_moments<Scalar>;
-  const key_memory memory{state.memory, state.memory_stride, rule.queries};
-  launch(moments{cache, memory, rule.turn, limits, d.rows},
-         {heads, shares(cache.dim, moments::rows)}, stream);
-  launch(invert_covariance<Scalar>{cache, memory, memory, d.rows, own.factor, 0.01F}, {heads},
-         stream);
-  using leverage = measure_leverage<Scalar>;
-  launch(leverage{cache, state, true, memory, rule.turn, d.rows, own.factor, own.leverage},
-         {heads, shares(cache.capacity, leverage::slots)}, stream);
-  select_into(d, pin_rule{rule, own.leverage, nullptr, true}, cache, state, limits, stream);
+  leverage_of_keys(cache, state, rule, limits, true, d.rows, own.leverage, stream);
+  select_into(d, pin_rule{rule, own.leverage.leverage, nullptr, true}, cache, state, limits,
+              stream);
 
   const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),
                               d.rows,       state.memory, state.memory_stride};

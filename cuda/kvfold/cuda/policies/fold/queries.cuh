@@ -52,8 +52,7 @@ struct foresee {
     if (!of.asks(h)) {
       return;
     }
-    const fold_floats memory =
-        key_memory{state.memory, state.memory_stride, rule.queries}.of(cache, h);
+    const fold_floats memory = rule.memory_of(cache, state, h);
     const index_t count = memory.count(), pairs = rope_params::pairs(cache.dim);
     for (index_t e = thread_index(); e < count * pairs; e += threads) {
       const index_t i = e / pairs, slot = memory.slot_of(i);

@@ -23,8 +23,7 @@ struct chosen_rows {
   bool aligned() const { return rows.aligned(); }
 };
 
-/// As many of them as there is room for, evenly spread, into fold's memory; and the moments of a
-/// prompt's own keys begin at 0. A block a head.
+/// As many of them as there is room for, evenly spread, into fold's memory. A block a head.
 template <class Scalar>
 struct remember_reference {
   static constexpr index_t threads = 256;
@@ -34,26 +33,22 @@ struct remember_reference {
   state_view state;
   fold_rule rule;
   query_rows<Scalar> queries;
-  key_memory fresh;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    for (index_t i = thread_index(); i < key_memory::size(cache.dim); i += threads) {
-      fresh.data[h * fresh.stride + i] = 0;
-    }
-    if (cache.length[h] == 0) {
+    if (cache.length[h] == 0 || rule.queries == 0) {
       return;
     }
-    const fold_floats memory =
-        key_memory{state.memory, state.memory_stride, rule.queries}.of(cache, h);
+    const fold_floats memory = rule.memory_of(cache, state, h);
     const index_t n = memory.queries < queries.count ? memory.queries : queries.count;
     const auto place = [&](index_t i) {
       return static_cast<index_t>(static_cast<long long>(i) * queries.count / n);
     };
     for (index_t e = thread_index(); e < n * cache.group * cache.dim; e += threads) {
       const index_t row = e / cache.dim, g = row % cache.group, i = row / cache.group;
-      memory.at(g, i)[e % cache.dim] = to_float(queries.at(h, g, place(i))[e % cache.dim]);
+      memory.at(g, i)[e % cache.dim] =
+          from_float<bfloat16>(to_float(queries.at(h, g, place(i))[e % cache.dim]));
     }
     for (index_t i = thread_index(); i < n; i += threads) {
       memory.set(fold_floats::header + i, queries.position_of(h, place(i), cache.tokens_total[h]));

@@ -13,7 +13,7 @@ namespace kvfold::cuda {
 /// `kvfold::fold_prompt` but for the polish.
 struct prompt_options {
   index_t pool = 5;
-  float leverage_ridge = 1, outlier = 1.6F;
+  float outlier = 1.6F;
   index_t rounds = 4;
   float floor = 0.1F, ridge = 0.01F;
 };
@@ -36,19 +36,19 @@ struct fold_floats : kvfold::detail::fold_layout {
   KVFOLD_DEVICE index_t slot_of(index_t i) const {
     return fold_layout::slot_of(i, get(held), get(newest));
   }
-  KVFOLD_DEVICE float* at(index_t g, index_t slot) const { return floats + query(g, slot); }
-  KVFOLD_DEVICE float* mean() const { return floats + moments(); }
-  /// Row `i` of the lower triangle of E[x xᵀ] `[i + 1]`.
-  KVFOLD_DEVICE float* row_of_second(index_t i) const {
-    return mean() + dim + std::ptrdiff_t{i} * (i + 1) / 2;
+  KVFOLD_DEVICE bfloat16* at(index_t g, index_t slot) const {
+    return reinterpret_cast<bfloat16*>(floats + query(g, slot));
   }
 
   /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest. By a block.
   template <index_t Threads, class Scalar>
   KVFOLD_DEVICE void remember(const Scalar* q, index_t position, index_t stride) const {
+    if (queries == 0) {
+      return;
+    }
     const index_t slot = get(next), step = get(steps), count = get(held);
     for (index_t i = thread_index(); i < group * dim; i += Threads) {
-      at(0, slot)[i] = to_float(q[i]);
+      at(i / dim, slot)[i % dim] = from_float<bfloat16>(to_float(q[i]));
     }
     sync_block();  // all have read
     if (thread_index() == 0) {
@@ -58,22 +58,6 @@ struct fold_floats : kvfold::detail::fold_layout {
       set(next, next_slot(slot, step, stride));
       set(steps, (step + 1) % stride);
     }
-  }
-};
-
-/// Such floats of all heads: fold's own, or, without queries, moments alone.
-struct key_memory {
-  float* data;
-  std::ptrdiff_t stride;  // floats, head to head
-  index_t queries = 0;
-
-  /// Floats of a head without queries.
-  KVFOLD_HD static index_t size(index_t dim) {
-    return fold_floats::header + dim + dim * (dim + 1) / 2;
-  }
-  template <class Scalar>
-  KVFOLD_DEVICE fold_floats of(const cache_view<Scalar>& cache, index_t h) const {
-    return {{queries, cache.group, cache.dim}, data + h * stride};
   }
 };
 
@@ -92,7 +76,8 @@ struct fold_rule {
   group_combine combine = group_combine::sum;
   index_t sinks = 4, recent = 24;
   float recent_share = 0.25F, share = 0.5F;
-  index_t queries = 64, stride = 4, period = 0;
+  float leverage_ridge = 1;
+  index_t queries = 16, stride = 4, period = 0;
   index_t horizon = 256;
   double fade = 16;
   prompt_options prompt = {};
@@ -109,15 +94,19 @@ struct fold_rule {
 
   /// Floats of the state's memory, a head.
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return static_cast<std::size_t>(detail::key_memory::size(dim) + queries * (1 + group * dim));
+    return static_cast<std::size_t>(kvfold::detail::fold_layout{queries, group, dim}.size());
+  }
+  /// What it remembers of head `h`.
+  template <class Scalar>
+  KVFOLD_DEVICE detail::fold_floats memory_of(const cache_view<Scalar>& cache,
+                                              const state_view& state, index_t h) const {
+    return {{queries, cache.group, cache.dim}, state.memory + h * state.memory_stride};
   }
   /// Of a step, `query [group, dim]` at `position`. By a block.
   template <index_t Threads, class Scalar>
   KVFOLD_DEVICE void remember(const cache_view<Scalar>& cache, const state_view& state, index_t h,
                               const Scalar* query, index_t position) const {
-    detail::key_memory{state.memory, state.memory_stride, queries}
-        .of(cache, h)
-        .template remember<Threads>(query, position, stride);
+    memory_of(cache, state, h).template remember<Threads>(query, position, stride);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
