@@ -1,11 +1,17 @@
 #include "evaluate/options.hpp"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <cmath>  // std::floor
 
 #include "evaluate/names.hpp"
 
 namespace evaluate {
+
+std::string budget_option::text() const {
+  return of_bytes ? fmt::format("{:g}%", 100 * given) : fmt::format("{:g}", given);
+}
 
 namespace detail {
 namespace {
@@ -15,10 +21,14 @@ std::vector<budget_option> parse_budgets(const std::string& list) {
   std::vector<budget_option> budgets;
   for (const std::string& word : split(list)) {
     double x = 0;
-    const bool number = CLI::detail::lexical_cast(word, x);
-    require(number && x > 0 && x <= most && (x < 1 || x == std::floor(x)),
-            "--budgets: shares of the prompt below 1 or whole slots expected, '" + word + "' came");
-    budgets.push_back({x});
+    const bool percent = word.ends_with('%');
+    const bool number =
+        CLI::detail::lexical_cast(percent ? word.substr(0, word.size() - 1) : word, x);
+    require(number && x > 0 && (percent ? x < 100 : x <= most && (x < 1 || x == std::floor(x))),
+            "--budgets: shares of the prompt below 1, whole slots or percents of the full cache's "
+            "bytes (10%) expected, '" +
+                word + "' came");
+    budgets.push_back({percent ? x / 100 : x, percent});
   }
   require(!budgets.empty(), "--budgets: at least one expected, none came");
   return budgets;
@@ -75,7 +85,9 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--horizon", o.ahead.horizon, "positions to come that @foresight looks at");
   app.add_option("--fade", o.ahead.fade, "positions ahead where it looks half as closely; or inf");
   app.add_option("--future", o.future, "future queries that attention_error is the mean of");
-  app.add_option("--budgets", budgets, "below 1: a share of the prompt; from 1 on: slots");
+  app.add_option(
+      "--budgets", budgets,
+      "below 1: a share of the prompt; from 1 on: slots; 10%: of the full cache's bytes");
   app.add_option("--room", o.room, "slots beside the budget for what comes behind a prompt");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
   app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "evaluate/bytes_picture.hpp"
 #include "evaluate/error_picture.hpp"
 #include "evaluate/heads_picture.hpp"
 #include "evaluate/needle_picture.hpp"
@@ -23,6 +24,7 @@ inline void draw_pictures(const options& o, const plan& todo, const engine::conf
   }
   for (const auto& [name, script] :
        {std::pair<std::string, std::string>{"error", error_picture(rows, o.prompt)},
+        {"bytes", bytes_picture(rows)},
         {"needle", needle_picture(outcomes)},
         {"stream", stream_picture(outcomes)},
         {"heads", heads_picture(mean_head_stats(m.cases), shape.heads)},

@@ -3,11 +3,30 @@
 #include <fmt/format.h>
 
 #include <algorithm>  // std::max, std::ranges::find_if
-#include <utility>    // std::move
+#include <set>
+#include <utility>  // std::move
 
 namespace evaluate {
 
 namespace detail {
+
+index_t slots_within(const any_policy& p, double share, index_t prompt, index_t dim,
+                     index_t group) {
+  const auto bytes = [&](const any_policy& of, index_t slots) {
+    const std::size_t slot =
+        sizeof(float) * (2 * static_cast<std::size_t>(dim) + 1 + of.columns().size()) +
+        sizeof(index_t);
+    return static_cast<double>(slot * static_cast<std::size_t>(slots) +
+                               sizeof(float) * of.memory(dim, group, slots));
+  };
+  const double most = share * bytes(full_cache(), prompt);
+  index_t fit = 0;
+  for (index_t above = prompt + 1; fit + 1 < above;) {
+    const index_t slots = fit + (above - fit) / 2;
+    (bytes(p, slots) <= most ? fit : above) = slots;
+  }
+  return fit;
+}
 
 std::string refusal_of(const any_policy& p, index_t slots) {
   try {
@@ -41,6 +60,9 @@ void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
 namespace {
 
 std::string title_of(const budget_option& b, index_t prompt) {
+  if (b.of_bytes) {
+    return fmt::format("{:g} % of the full cache's bytes", 100 * b.given);
+  }
   const index_t slots = b.slots(prompt);
   return b.is_share() ? fmt::format("{:g} % of the prompt: {} slots a head", 100 * b.given, slots)
                       : fmt::format("{} slots a head", slots);
@@ -48,7 +70,7 @@ std::string title_of(const budget_option& b, index_t prompt) {
 
 }  // namespace
 
-plan make_plan(const options& o, index_t text_tokens, index_t positions) {
+plan make_plan(const options& o, index_t text_tokens, const engine::config& shape) {
   plan p{.policies = o.policies,
          .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}},
          .groups = {},
@@ -69,31 +91,36 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
                   fmt::format("--text: at least {} tokens expected (a prompt and {} to come), {} "
                               "came",
                               wanted, p.behind, text_tokens));
+  std::set<index_t> too_long;  // slots whose streams the text is too short for
   for (const budget_option& b : o.budgets) {
-    const index_t slots = b.slots(o.prompt);
-    p.most_slots = std::max(p.most_slots, slots);
-    index_t stream_tokens = o.tasks.stream ? stream_budgets * slots : 0;
-    if (stream_tokens > text_tokens) {
-      p.notes.push_back(
-          fmt::format("no stream at {} slots: it would take {} tokens, the text has {}", slots,
-                      stream_tokens, text_tokens));
-      stream_tokens = 0;
-    }
-    p.longest_stream = std::max(p.longest_stream, stream_tokens);
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
-        contender chosen{i, p.policies[i].policy, {slots}, p.policies[i].budgets, {}, o.room};
+        const named_policy& n = p.policies[i];
+        const index_t slots =
+            b.of_bytes ? detail::slots_within(n.policy, b.given, o.prompt, shape.dim, shape.group())
+                       : b.slots(o.prompt);
+        p.most_slots = std::max(p.most_slots, slots);
+        contender chosen{i, n.policy, {slots}, n.budgets, {}, o.room};
         std::string refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
                                   ? "refused: --tasks needle finds its heads"
                                   : detail::refusal_of(chosen.policy, slots);
         if (chosen.budgets == budget_allocation::global && refusal.empty() && slots < o.prompt) {
           set_sharing(chosen.policy, slots);
         }
+        const index_t stream_tokens =
+            o.tasks.stream && chosen.streams() ? stream_budgets * slots : 0;
+        const bool streams = stream_tokens <= text_tokens;
+        if (!streams && too_long.insert(slots).second) {
+          p.notes.push_back(
+              fmt::format("no stream at {} slots: it would take {} tokens, the text has {}", slots,
+                          stream_tokens, text_tokens));
+        }
+        p.longest_stream = std::max(p.longest_stream, streams ? stream_tokens : 0);
         g.entries.push_back({.chosen = chosen,
-                             .name = p.policies[i].name,
-                             .given = b.given,
-                             .stream_tokens = chosen.streams() ? stream_tokens : 0,
+                             .name = n.name,
+                             .given = b.text(),
+                             .stream_tokens = streams ? stream_tokens : 0,
                              .refusal = std::move(refusal)});
       }
     }
@@ -101,6 +128,7 @@ plan make_plan(const options& o, index_t text_tokens, index_t positions) {
   p.for_each_policy([&](any_policy& x) { set_table(x, p.most_slots); });
   p.prompts = o.tasks.error || o.tasks.nll ? o.prompts : 1;
   p.streams = p.longest_stream > 0 ? o.prompts : 0;
+  const index_t positions = shape.max_positions;  // 0: not said
   if (const index_t longest = std::max(wanted, p.longest_stream);
       positions > 0 && longest > positions) {
     p.notes.push_back(

@@ -18,7 +18,7 @@ inline constexpr index_t stream_budgets = 10;
 struct entry {
   contender chosen;
   std::string name;
-  double given = 1;
+  std::string given = "1";    ///< the budget, as it was
   index_t stream_tokens = 0;  ///< 0: no stream
   std::string refusal = {};
 };
@@ -66,12 +66,16 @@ struct plan {
 
 namespace detail {
 
+/// The most slots of a head that take `share` of the bytes of a full head of `prompt` tokens, the
+/// policy's state included; 0: not one does.
+index_t slots_within(const any_policy& p, double share, index_t prompt, index_t dim, index_t group);
+
 /// Why `p` cannot hold a head of `slots`; empty when it can.
 std::string refusal_of(const any_policy& p, index_t slots);
 
 }  // namespace detail
 
-/// For a text of so many tokens, and a model made for `positions` (0: not said).
-plan make_plan(const options& o, index_t text_tokens, index_t positions);
+/// For a text of so many tokens.
+plan make_plan(const options& o, index_t text_tokens, const engine::config& shape);
 
 }  // namespace evaluate

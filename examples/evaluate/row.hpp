@@ -18,7 +18,7 @@ using kvfold::index_t;
 /// A policy at a budget. What was not asked for is empty.
 struct row {
   std::string policy;
-  double budget = 1;  ///< as it was given
+  std::string budget = "1";  ///< as it was given
   index_t slots = 0;
   std::optional<double> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
                         stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},

@@ -3,6 +3,8 @@
 
 #include <catch2/catch.hpp>
 #include <cstdlib>  // setenv
+#include <map>
+#include <string>
 
 #include "evaluate/needle.hpp"
 #include "evaluate/nll.hpp"
@@ -161,6 +163,29 @@ TEST_CASE("a policy that refuses a budget is left out of the file and says what 
                         fmt::format("needs at least {} slots", kvfold::snapkv{}.min_budget())));
 }
 
+TEST_CASE("a budget in percent gives every policy what fits beside its state") {
+  const tiny_model model;
+  const auto [code, table, progress, csv] =
+      model.run({"--tasks", "error", "--budgets", "60%", "--policies",
+                 "full_cache,streaming_llm,h2o,fold,fold:queries=1"});
+  REQUIRE(csv.size() == 6);
+  const double most = 0.6 * std::stod(fields(csv[1])["bytes"]);
+  std::map<std::string, int> slots;
+  for (std::size_t i = 2; i < csv.size(); ++i) {
+    auto row = fields(csv[i]);
+    CAPTURE(csv[i]);
+    CHECK(row["budget"] == "60%");
+    slots[row["policy"]] = std::stoi(row["slots"]);
+    const double bytes = std::stod(row["bytes"]);
+    CHECK(bytes <= most);
+    CHECK(bytes > most - 1.02 * bytes / slots[row["policy"]]);  // another slot would not fit
+  }
+  CHECK(slots["streaming_llm"] > slots["h2o"]);  // h2o has a number for each slot
+  CHECK(slots["h2o"] > slots["fold"]);
+  CHECK(slots["fold:queries=1"] > slots["fold"]);
+  CHECK_THAT(table, Catch::Contains("60 % of the full cache's bytes"));
+}
+
 TEST_CASE("a stream that is longer than the text is said to be, and its column is empty") {
   const tiny_model model;
   const auto [code, table, progress, csv] =
@@ -198,8 +223,8 @@ TEST_CASE("evaluate draws pictures with gnuplot, and says so when there is none"
   setenv("PATH", path.c_str(), 1);
   const auto table = model.measure(options).table;
   if (table.find("gnuplot is not installed") == std::string::npos) {
-    for (const char* name : {"plots/error.svg", "plots/needle.svg", "plots/stream.svg",
-                             "plots/heads.svg", "plots/retention.svg"}) {
+    for (const char* name : {"plots/error.svg", "plots/bytes.svg", "plots/needle.svg",
+                             "plots/stream.svg", "plots/heads.svg", "plots/retention.svg"}) {
       CAPTURE(name);
       CHECK_THAT(engine::read_file(model.file(name)), Catch::Contains("</svg>"));
       CHECK_THAT(table, Catch::Contains(name));

@@ -28,6 +28,8 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--budgets", "0"},
                                                      {"--budgets", "a"},
                                                      {"--budgets", "2.5"},
+                                                     {"--budgets", "100%"},
+                                                     {"--budgets", "%"},
                                                      {"--budgets", "0.1,-3"},
                                                      {"--budgets", "nan"},
                                                      {"--tasks", "errors"},
