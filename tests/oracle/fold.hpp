@@ -225,7 +225,7 @@ struct fold {
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
     const mat x = fold_clusters::points(h, rows);
-    const std::vector<std::size_t> seed = fold_clusters::seeds(x, w, pin, target - pins);
+    std::vector<std::size_t> seed = fold_clusters::seeds(x, w, pin, target - pins);
     const std::vector<int> near = fold_clusters::assigned(x, w, pin, seed, rounds);
 
     head made = h;

@@ -132,7 +132,8 @@ struct centroids {
       seeds.push_back(static_cast<index_t>(std::int64_t{c} * x.rows() / count));
     }
     dense::matrix centres = x(seeds, Eigen::all);
-    search::lloyd(x, tokens, rounds, centres, cluster);
+    search::nearest(x, centres, cluster);
+    search::lloyd<float>(x, tokens, rounds - 1, centres, cluster);
     for (index_t c = 0; c < count; ++c) {
       cluster[static_cast<std::size_t>(seeds[static_cast<std::size_t>(c)])] = c;
     }

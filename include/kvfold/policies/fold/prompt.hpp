@@ -159,8 +159,8 @@ struct fold_prompt {
   }
 
  private:
-  /// The space in which squared distance is D²: `[scale · k L | v / mean‖v‖]`, `L Lᵀ` the queries'
-  /// covariance.
+  /// The space in which squared distance is D²: `[scale · (k − mean k) L | v / mean‖v‖]`, `L Lᵀ`
+  /// the queries' covariance, in numbers that a half holds: what tensor cores multiply, exactly.
   static dense::matrix space(const kv_head auto& head, const dense::stored auto& queries,
                              const dense::stored auto& keys, const dense::stored auto& values) {
     const dense::matrix centred = queries.rowwise() - queries.colwise().mean();
@@ -173,9 +173,11 @@ struct fold_prompt {
     covariance = factor.matrixL();
     const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
     dense::matrix x(keys.rows(), keys.cols() + values.cols());
-    x.leftCols(keys.cols()).setZero();
+    x.leftCols(keys.cols()).rowwise() = -head.scale() * (keys.colwise().mean() * covariance).eval();
     dense::add_product(head.scale(), keys, covariance, x.leftCols(keys.cols()));
     x.rightCols(values.cols()) = values / norm;
+    constexpr float most = 65504;  // of halfs
+    x = x.cwiseMin(most).cwiseMax(-most).template cast<Eigen::half>().template cast<float>();
     return x;
   }
 };

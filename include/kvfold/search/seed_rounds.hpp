@@ -1,0 +1,34 @@
+/// How seeds of clusters are chosen in rounds. For host and device.
+#pragma once
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+inline namespace v0 {
+namespace search {
+
+/// A round chooses its seeds among the `pool` slots that would gain most, at most half as many, so
+/// that those that come next are there. Few seeds take several rounds too, of 32 at least.
+struct seed_rounds {
+  static constexpr index_t pool = 256;  ///< slots
+  static constexpr index_t most = 128;  ///< seeds of a round
+
+  /// Seeds of each round but the last, of `count` in all: a quarter, in steps of 32.
+  KVFOLD_HD static constexpr index_t quota(index_t count) {
+    const index_t quarter = (count + most - 1) / most * (most / 4);
+    return quarter < most ? quarter : most;
+  }
+  KVFOLD_HD static constexpr index_t rounds(index_t count) {
+    return count > 0 ? (count + quota(count) - 1) / quota(count) : 0;
+  }
+
+  /// Within a round gains are compared as half, times this: `largest` of the pool becomes 2¹⁴.
+  KVFOLD_HD static constexpr float scale(float largest) {
+    return largest > 1e-30F ? 16384.0F / largest : 1.0F;
+  }
+  static constexpr float most_scaled = 60000;  ///< a larger gain counts as this
+};
+
+}  // namespace search
+}  // namespace v0
+}  // namespace kvfold
