@@ -40,7 +40,10 @@ bool print_all() {
          print<nearest_kept<half, 128, cosine_similarity>>("match") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<farthest_first<half>>("fold-seeds") &&
-         print<nearest_centre<half, 128>>("fold-centres") && print<solve_ridge>("fold-ridge");
+         print<nearest_centre<half, 128>>("fold-centres") &&
+         print<multiply_rows<1>>("ridge-products") && print<multiply_rows<2>>("ridge-float") &&
+         print<update_column>("ridge-update") && print<solve_column>("ridge-solve") &&
+         print<substitute_back>("ridge-back");
 }
 
 }  // namespace

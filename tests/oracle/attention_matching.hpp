@@ -21,7 +21,7 @@
 //    does not drop them (their beta is at least -30).
 //  - Values: ridge least squares around the kept tokens' own values, with
 //    X = softmax(scale q.k_r + beta_r) over the kept and the full cache's outputs as the target;
-//    ridge 1e-3 times the largest eigenvalue of X^T X. The paper regularises towards nothing.
+//    ridge 2e-4 times the trace of X^T X. The paper regularises towards nothing.
 //  - Positions and order are the kept slots' own. Prompt only: in decode, tokens are appended.
 #pragma once
 
@@ -34,7 +34,7 @@ struct attention_matching {
   bool omp = false;
   int sinks = 4;
   int recent = 0;
-  double ridge = 1e-3;
+  double ridge = 2e-4;
   int a_round = 4;
   double drop = -7;    // omp: log-mass below which a chosen slot is dropped
   double least = -30;  // of log-mass

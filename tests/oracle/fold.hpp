@@ -12,8 +12,8 @@
 //  - A pinned slot keeps its bytes: key, value and log-mass.
 //  - A cluster's slot takes its seed's position; rows are in the order of pins and seeds. A cluster
 //    of one token is still `single`, though its value may have been fitted.
-//  - The ridge is solved for all slots, pinned ones included, and used for the clusters. With pins
-//    by scores it is solved for the clusters alone, around what the pins give.
+//  - The ridge is solved for the clusters alone, around what the pins give; it is relative to the
+//    trace of what is solved.
 //  - Pins by scores (a slot's largest foresight-max times leverage): all slots but the protected
 //  and
 //    `clusters` of them (0: round((1 - score_share) free), at least 1) go to the best that hold one
@@ -40,7 +40,7 @@ struct fold {
   double outlying = 0;  // after a prompt: an outlier's leverage, times the mean
   double floor = 0.1;   // weight of a slot that nothing attends to, in 1/N
   int rounds = 4;
-  double ridge = 0.01;
+  double ridge = 0.002;
   bool foresight = true;  // false: the queries as they are
   rope rotation = {};
   bool by_scores = false;  // pins
@@ -159,27 +159,21 @@ struct fold {
           o[i] += m.probabilities[q][j] * before.slots[j].value[i];
       outputs.push_back(o);
     }
-    if (by_scores) {
-      mat free_values;
-      for (std::size_t q = 0; q < x.size(); ++q) {
-        vec free_x;
-        for (std::size_t r = 0; r < pin.size(); ++r) {
-          if (!pin[r]) free_x.push_back(x[q][r]);
-          for (std::size_t i = 0; pin[r] && i < outputs[q].size(); ++i)
-            outputs[q][i] -= x[q][r] * values[r][i];
-        }
-        x[q] = free_x;
+    mat free_values;
+    for (std::size_t q = 0; q < x.size(); ++q) {
+      vec free_x;
+      for (std::size_t r = 0; r < pin.size(); ++r) {
+        if (!pin[r]) free_x.push_back(x[q][r]);
+        for (std::size_t i = 0; pin[r] && i < outputs[q].size(); ++i)
+          outputs[q][i] -= x[q][r] * values[r][i];
       }
-      for (std::size_t r = 0; r < pin.size(); ++r)
-        if (!pin[r]) free_values.push_back(values[r]);
-      const mat fitted = ridge_around(x, outputs, free_values, ridge);
-      for (std::size_t r = 0, next = 0; r < pin.size(); ++r)
-        if (!pin[r]) made.slots[r].value = fitted[next++];
-      return;
+      x[q] = free_x;
     }
-    const mat fitted = ridge_around(x, outputs, values, ridge);
     for (std::size_t r = 0; r < pin.size(); ++r)
-      if (!pin[r]) made.slots[r].value = fitted[r];
+      if (!pin[r]) free_values.push_back(values[r]);
+    const mat fitted = ridge_around(x, outputs, free_values, ridge);
+    for (std::size_t r = 0, next = 0; r < pin.size(); ++r)
+      if (!pin[r]) made.slots[r].value = fitted[next++];
   }
 
   /// Scores of the slots by a prompt's (or a chunk's) own queries [n][group][dim].

@@ -1,4 +1,4 @@
-// Small dense linear algebra, by the book: elimination, Cholesky, Jacobi's eigenvalues.
+// Small dense linear algebra, by the book: elimination, Cholesky.
 #pragma once
 
 #include "oracle/attention.hpp"
@@ -83,41 +83,8 @@ inline mat cholesky(const mat& a) {
   return l;
 }
 
-/// The largest eigenvalue of a symmetric matrix, by Jacobi's rotations.
-inline double largest_eigenvalue(mat a) {
-  const std::size_t n = a.size();
-  double all = 0;
-  for (const vec& row : a) all += dot(row, row);
-  for (int sweep = 0; sweep < 60; ++sweep) {
-    double off = 0;
-    for (std::size_t p = 0; p < n; ++p)
-      for (std::size_t q = p + 1; q < n; ++q) off += a[p][q] * a[p][q];
-    if (off <= 1e-28 * all) break;
-    for (std::size_t p = 0; p < n; ++p)
-      for (std::size_t q = p + 1; q < n; ++q) {
-        if (a[p][q] == 0) continue;
-        const double theta = (a[q][q] - a[p][p]) / (2 * a[p][q]);
-        const double t = (theta >= 0 ? 1 : -1) / (std::abs(theta) + std::sqrt(theta * theta + 1));
-        const double c = 1 / std::sqrt(t * t + 1), s = t * c;
-        for (std::size_t i = 0; i < n; ++i) {
-          const double ip = a[i][p], iq = a[i][q];
-          a[i][p] = c * ip - s * iq;
-          a[i][q] = s * ip + c * iq;
-        }
-        for (std::size_t i = 0; i < n; ++i) {
-          const double pi = a[p][i], qi = a[q][i];
-          a[p][i] = c * pi - s * qi;
-          a[q][i] = s * pi + c * qi;
-        }
-      }
-  }
-  double most = n == 0 ? 0 : a[0][0];
-  for (std::size_t i = 0; i < n; ++i) most = std::max(most, a[i][i]);
-  return most;
-}
-
 /// Ridge least squares: the x nearest `x0` in the sense of
-///   min |a x - b|^2 + l |x - x0|^2,  l = `ridge` times the largest eigenvalue of a^T a.
+///   min |a x - b|^2 + l |x - x0|^2,  l = `ridge` times the trace of a^T a.
 /// a [rows][n], b [rows][columns], x0 [n][columns].
 inline mat ridge_around(const mat& a, const mat& b, const mat& x0, double ridge) {
   const mat at = transposed(a), guess = times(a, x0);
@@ -125,7 +92,9 @@ inline mat ridge_around(const mat& a, const mat& b, const mat& x0, double ridge)
   for (std::size_t i = 0; i < b.size(); ++i)
     for (std::size_t j = 0; j < b[i].size(); ++j) rest[i][j] -= guess[i][j];
   mat normal_matrix = times(at, a);
-  const double l = ridge * largest_eigenvalue(normal_matrix);
+  double trace = 0;
+  for (std::size_t i = 0; i < normal_matrix.size(); ++i) trace += normal_matrix[i][i];
+  const double l = ridge * trace;
   for (std::size_t i = 0; i < normal_matrix.size(); ++i) normal_matrix[i][i] += l;
   mat x = solve(normal_matrix, times(at, rest));
   for (std::size_t i = 0; i < x.size(); ++i)

@@ -50,34 +50,9 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
   return p;
 }
 
-/// The largest eigenvalue of a symmetric positive matrix, by power iteration. Only the lower
-/// triangle is read.
-double largest_eigenvalue(const dense::stored auto& a) {
-  const auto whole = a.template selfadjointView<Eigen::Lower>();
-  Eigen::VectorXd x = whole * Eigen::VectorXd::Ones(a.rows());  // close to it, of positive matrices
-  if (x.norm() == 0) {
-    return 0;
-  }
-  x.normalize();
-  double eigenvalue = 0;
-  for (int i = 0; i < 1000; ++i) {
-    Eigen::VectorXd y = whole * x;
-    const double next = y.norm();
-    if (next == 0) {
-      return 0;
-    }
-    x = y / next;
-    if (std::abs(next - eigenvalue) <= 1e-9 * next) {
-      return next;
-    }
-    eigenvalue = next;
-  }
-  return eigenvalue;
-}
-
 /// `Δ [slots, dim]` such that `P (V + Δ)` comes close to what is wanted, at least squares: solves
-/// `(PᵀP + λI) Δ = Pᵀ missing` with `λ = ridge` times the largest eigenvalue of `PᵀP`.
-/// `missing [queries, dim]` is what `P V` lacks. The smaller of the two equal forms is solved.
+/// `(PᵀP + λI) Δ = Pᵀ missing` with `λ = ridge` times the trace of `PᵀP`. `missing [queries, dim]`
+/// is what `P V` lacks. The smaller of the two equal forms is solved.
 dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
                            float ridge) {
   const bool primal = p.cols() <= p.rows();
@@ -87,7 +62,7 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
   matrix y = missing.template cast<double>();
   Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
   gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
-  const double lambda = double{ridge} * largest_eigenvalue(gram);
+  const double lambda = double{ridge} * gram.trace();
   if (lambda == 0) {
     return dense::matrix::Zero(p.cols(), missing.cols());
   }

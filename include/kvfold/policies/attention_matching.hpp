@@ -33,7 +33,7 @@ struct attention_matching {
   bool omp = false;
   index_t sinks = 4;
   index_t recent = 0;   ///< latest tokens that are kept in any case
-  float ridge = 1e-3F;  ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+  float ridge = 2e-4F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
   index_t a_round = 4;  ///< omp: slots that join before the next fit
   float drop = -7;      ///< omp: log-mass below which a chosen slot is dropped
   float floor = -30;    ///< log-mass of a slot whose fit is less, or 0: it must be finite

@@ -163,8 +163,7 @@ struct fold {
           },
           work);
     }
-    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target,
-                pins == pin_rule::scores, work, out);
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
   }
 
   /// Decode, on the queries remembered.

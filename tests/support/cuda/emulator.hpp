@@ -231,6 +231,9 @@ inline float log2_approx(float x) { return emulator::coarse(std::log2(emulator::
 inline double exponential(double x) { return std::exp(x); }
 inline double logarithm(double x) { return std::log(x); }
 inline float square_root(float x) { return std::sqrt(x); }
+inline float inverse_square_root(float x) {
+  return emulator::rounded_otherwise(1 / std::sqrt(x), x);
+}
 inline double square_root(double x) { return std::sqrt(x); }
 inline float cosine(float x) { return emulator::rounded_otherwise(std::cos(x), x); }
 inline float sine(float x) { return emulator::rounded_otherwise(std::sin(x), x); }

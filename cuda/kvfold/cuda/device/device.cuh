@@ -57,6 +57,7 @@
 ///                                                 result or an x below 2^-126 is 0
 ///     exponential(x), logarithm(x), square_root(x)
 ///                                                 of float, double
+///     inverse_square_root(x)                      of float, to about 2^-22
 ///     cosine(x), sine(x)                          of float, |x| ≤ π
 ///     power(x, y), nearest_integer(x)             of double
 ///     let_next_start(), wait_for_previous()       see `launch_early`

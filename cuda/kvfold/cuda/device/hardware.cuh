@@ -266,6 +266,7 @@ __device__ inline float log2_approx(float x) {
 __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
+__device__ inline float inverse_square_root(float x) { return rsqrtf(x); }
 __device__ inline double square_root(double x) { return sqrt(x); }
 __device__ inline float cosine(float x) { return cosf(x); }
 __device__ inline float sine(float x) { return sinf(x); }

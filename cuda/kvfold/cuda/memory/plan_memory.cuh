@@ -13,6 +13,7 @@ struct work_shape {
   index_t heads = 0, capacity = 0, group = 1, dim = 0;
   index_t queries = 0;  ///< reference queries of a prompt, a query head; 0: a step
   index_t target = 0;   ///< slots a head after a prompt
+  index_t scalar_bytes = 4;
 
   std::size_t all_heads() const { return static_cast<std::size_t>(heads); }
   std::size_t slots() const { return all_heads() * static_cast<std::size_t>(capacity); }
@@ -20,7 +21,13 @@ struct work_shape {
 
 template <class Scalar>
 work_shape shape_of(const cache_view<Scalar>& cache, index_t queries = 0, index_t target = 0) {
-  return {cache.heads, cache.capacity, cache.group, cache.dim, queries, target};
+  return {cache.heads,
+          cache.capacity,
+          cache.group,
+          cache.dim,
+          queries,
+          target,
+          static_cast<index_t>(sizeof(Scalar))};
 }
 
 /// Floats between rows of a scratch matrix: rows begin at multiples of 16 bytes.

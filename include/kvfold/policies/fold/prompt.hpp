@@ -20,7 +20,7 @@ struct fold_prompt {
   float outlier = 1.6F;  ///< an outlier's leverage, times the mean: in many heads none has it
   index_t rounds = 4;    ///< Lloyd's
   float floor = 0.1F;    ///< weight of a slot without attention, times the number of slots
-  float ridge = 0.01F;   ///< of the values' fit, relative to its largest eigenvalue; 0: no fit
+  float ridge = 0.002F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
   index_t polish = 0;    ///< gradient steps on the clusters; wants about 900 queries a head
   float rate = 0.01F;    ///< of a step, relative to the mean norms of keys and values
 
@@ -38,10 +38,9 @@ struct fold_prompt {
             " came");
   }
 
-  /// `queries [queries, dim]`; `work.marks` says which slots keep their bytes. `around_pins`: the
-  /// ridge is solved for the clusters alone, what the pins give being given; else for all slots.
+  /// `queries [queries, dim]`; `work.marks` says which slots keep their bytes.
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
-            bool around_pins, slot_scratch& work, merge_plan& out) const {
+            slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
     const dense::matrix keys = dense::keys(head), values = dense::values(head);
     const dense::attention full =
@@ -115,13 +114,8 @@ struct fold_prompt {
           merged.push_back(r);
         }
       }
-      if (around_pins) {
-        const dense::matrix of_merged = p(Eigen::all, merged);
-        fitted.value(merged, Eigen::all) += merge::ridge_values(of_merged, missing, ridge);
-      } else {
-        const dense::matrix delta = merge::ridge_values(p, missing, ridge);
-        fitted.value(merged, Eigen::all) += delta(merged, Eigen::all);
-      }
+      fitted.value(merged, Eigen::all) +=
+          merge::ridge_values(p(Eigen::all, merged).eval(), missing, ridge);
     }
     if (polish > 0) {
       merge::polish({queries, full, head.scale()}, fixed, polish, rate, fitted);

@@ -1,10 +1,9 @@
 /// fold's plan of a prompt, launch by launch.
 #pragma once
 
-#include "kvfold/cuda/merge/ridge.cuh"
 #include "kvfold/cuda/policies/fold/plans.cuh"
-#include "kvfold/cuda/policies/fold/reference_output.cuh"
 #include "kvfold/cuda/policies/fold/space.cuh"
+#include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 #include "kvfold/cuda/search/seeds.cuh"
 
@@ -21,65 +20,10 @@ void find_centres(const cache_view<Scalar>& cache, const keep_evict_partition& d
          {cache.blocks(), static_cast<unsigned>((cache.capacity + tile - 1) / tile)}, stream);
 }
 
-/// Corrections of the rows' values by ridge, for which outputs on the queries come closer to the
-/// full head's. The smaller of two equal forms is solved, as on the CPU. Eight launches.
-template <class Scalar>
-void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache,
-                const chosen_rows<Scalar>& queries, index_t target, const fold_plan_memory& work,
-                stream stream) {
-  const auto heads = cache.blocks();
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
-  const keep_evict_partition& d = work.divided;
-  const prompt_scratch& own = work.prompt;
-  const index_t all = queries.count * cache.group, dim = cache.dim;
-  const bool primal = target <= all;
-  const index_t size = primal ? target : all;
-  const extent tiles{heads, shares(all, query_tile::queries)}, some{heads, shares(target, 64)};
-  launch(reference_output<Scalar>{cache, queries, work.fold.measure.log_sum_exp, own.missing},
-         tiles, stream);
-  launch(merge_rows<Scalar>{cache, work.plan, own.centres}, some, stream);
-  launch(row_probabilities<Scalar>{cache, queries, work.plan, own.centres, target,
-                                   own.probabilities, own.missing},
-         tiles, stream);
-
-  const planned_heads planned{d.rows, {cache.active}};
-  using floats = matrices<const float>;
-  const std::ptrdiff_t rows = target, wide = dim, high = size;
-  const floats p{own.probabilities, all * rows, rows, 1}, by_row{p.data, p.head, 1, rows};
-  const floats missing{own.missing, all * wide, 1, wide};
-  const matrices<double> gram{own.gram, high * high, high, 1};
-  const matrices<double> x{own.solution, high * wide, wide, 1};
-  const matrices<float> out{own.correction, std::ptrdiff_t{cache.capacity} * wide, wide, 1};
-  const auto multiply = [&](const auto& a, const auto& b, const auto& to, index_t n, index_t m,
-                            index_t depth) {
-    const auto kernel = products_by(planned, a, b, to, n, m, depth);
-    launch(kernel, {heads, shares(n, kernel.side), shares(m, kernel.side)}, stream);
-  };
-  if (primal) {
-    multiply(by_row, by_row, gram, size, size, all);
-    multiply(by_row, missing, x, size, dim, all);
-  } else {
-    multiply(p, p, gram, size, size, target);
-    launch(copies_by(planned, floats{own.missing, all * wide, wide, 1}, x, size, dim), {heads},
-           stream);
-  }
-  launch(solve_ridge{planned, own.gram, own.solution, own.vectors, size, dim,
-                     double{rule.prompt.ridge}},
-         {heads}, stream);
-  if (primal) {
-    launch(copies_by(planned, x, out, size, dim), {heads}, stream);
-  } else {
-    multiply(by_row, matrices<const double>{x.data, x.head, 1, wide}, out, target, dim, all);
-  }
-  launch(spare_pinned<Scalar>{cache, work.plan, d.into, own.correction}, some, stream);
-}
-
 /// Clusters of all slots but the outliers, fitted on the reference queries; those before them are
-/// remembered with them. What was pinned, then the seeds, the last round's centres and at last the
-/// rows lie in `prompt.centres`. Twenty-one launches, three for every round but the first, and
-/// eight to fit values.
+/// remembered with them. What was pinned, then the seeds, and at last the last round's centres lie
+/// in `prompt.centres`. Twenty-one launches, three for every round but the first, and those of
+/// `fit_values`.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& reference, const head_budgets& limits,
@@ -155,8 +99,9 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          {heads, shares(limits.most_target(), 64)}, stream);
   plan_view plan = work.plan;
   if (options.ridge > 0) {
-    fit_values(rule, cache, queries, limits.most_target(), work, stream);
-    plan.value_correction = more.correction;
+    fit_values(rule, cache, work.plan, d.into, queries, own.measure.log_sum_exp, more.values,
+               stream);
+    plan.value_correction = more.values.correction;
   }
   apply(plan, cache, state, stream);
 }

@@ -5,6 +5,7 @@
 #include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/policies/fold/keys.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
+#include "kvfold/cuda/policies/fold/value_memory.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 
 namespace kvfold::cuda::detail {
@@ -22,18 +23,15 @@ struct fold_scratch {
 struct prompt_scratch {
   cluster_space space;
   centre_rows centres;
-  float* probabilities;               ///< [heads, group · queries, rows]
-  float* missing;                     ///< [heads, group · queries, dim]
-  float* correction;                  ///< [heads, capacity, dim]
-  double *gram, *solution, *vectors;  ///< [heads, size, size], [heads, size, dim], [heads, 2, size]
-  float* least;                       ///< [heads]
-  float* distance;                    ///< [heads, capacity]
+  value_scratch values;
+  float* least;                                ///< [heads]
+  float* distance;                             ///< [heads, capacity]
   index_t *seeds_compared, *members, *centre;  ///< [heads, capacity]
 };
 
-/// `max_rows`: of the plan, whose values are fitted; 0: none are.
+/// `fits`: are values fitted?
 inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const work_shape& shape,
-                                              index_t max_rows) {
+                                              bool fits) {
   const std::size_t n = shape.all_heads(), slots = shape.slots();
   const auto d = static_cast<std::size_t>(shape.dim),
              pitch = static_cast<std::size_t>(pitch_of(shape.dim));
@@ -46,16 +44,8 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
   m.distance = from.take<float>(slots);
   m.seeds_compared = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
   m.centre = from.take<index_t>(slots);
-  if (max_rows > 0) {
-    const auto all =
-                   static_cast<std::size_t>(shape.group) * static_cast<std::size_t>(shape.queries),
-               rows = static_cast<std::size_t>(max_rows), size = all < rows ? all : rows;
-    m.probabilities = from.take<float>(n * all * rows);
-    m.missing = from.take<float>(n * all * d);
-    m.correction = from.take<float>(slots * d);
-    m.gram = from.take<double>(n * size * size);
-    m.solution = from.take<double>(n * size * d);
-    m.vectors = from.take<double>(n * 2 * size);
+  if (fits) {
+    m.values = allocate_values(from, shape);
   }
   return m;
 }
@@ -79,7 +69,7 @@ struct fold_plan_memory : plan_memory {
                           rule.queries > shape.queries ? rule.queries : shape.queries,
                           shape.capacity);
     if (shape.queries > 0) {
-      prompt = allocate_prompt_scratch(from, shape, rule.prompt.ridge > 0 ? shape.target : 0);
+      prompt = allocate_prompt_scratch(from, shape, rule.prompt.ridge > 0);
     }
   }
 };

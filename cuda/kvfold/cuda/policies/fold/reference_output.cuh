@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/policies/fold/reference.cuh"
-#include "kvfold/cuda/search/clusters.cuh"
+#include "kvfold/cuda/policies/fold/value_memory.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -13,10 +13,11 @@ struct query_tile {
   static constexpr index_t own = queries / (threads / 32);  // queries of a warp
   static constexpr index_t parts = max_dim / 32;            // elements of a row in a lane
   static constexpr index_t pitch = max_dim + 1;             // lanes meet different banks
+  static constexpr index_t weights = some + 2;              // 8 queries further on are 16 banks
   struct memory {
     shared_array<float, queries * max_dim> query;
     shared_array<float, some * pitch> row;
-    shared_array<float, queries * some> weight;
+    shared_array<float, queries * weights> weight;
   };
   using sums = float[own][parts];
 
@@ -59,7 +60,7 @@ struct query_tile {
       for (index_t w = 0; w < parts; ++w) {
         const index_t i = w * 32 + lane();
         for (index_t r = 0; r < some && i < dim; ++r) {
-          sum[u][w] += shared.weight[query(u) * some + r] * shared.row[r * pitch + i];
+          sum[u][w] += shared.weight[query(u) * weights + r] * shared.row[r * pitch + i];
         }
       }
     }
@@ -118,7 +119,7 @@ struct reference_output {
       KVFOLD_UNROLL
       for (index_t u = 0; u < tile::own; ++u) {
         const float dot = tile::product(shared, cache.dim, u);
-        shared.weight[tile::query(u) * tile::some + lane()] =
+        shared.weight[tile::query(u) * tile::weights + lane()] =
             s < n ? exponential(cache.scale * dot + cache.log_mass[cache.slot(h, s)] - z[u]) : 0.0F;
       }
       tile::load_rows(shared, cache.dim,
@@ -139,7 +140,7 @@ struct merge_rows {
 
   cache_view<Scalar> cache;
   plan_view plan;
-  centre_rows to;
+  plan_rows to;
 
   /// Grid: heads, any number of blocks that share the rows.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
@@ -160,32 +161,36 @@ struct merge_rows {
   }
 };
 
-/// `P = softmax(scale · q·k_r + β_r)` over the rows, 0 behind the last, and what `P V` lacks of the
-/// output.
-template <class Scalar>
+/// `P = softmax(scale · q·k_r + β_r)` over the rows, as rows of the ridge's system those that it
+/// knows, and what `P V` lacks of the output. Of a block's queries also P's squares in the system,
+/// and the largest number that is lacking.
+template <class Scalar, index_t Halves>
 struct row_probabilities {
   using tile = query_tile;
   static constexpr index_t threads = tile::threads;
-  using shared_memory = tile::memory;
+  struct shared_memory {
+    tile::memory rows;
+    of_warps<float, threads> number;
+  };
 
   cache_view<Scalar> cache;
   chosen_rows<Scalar> queries;
   plan_view plan;
-  centre_rows rows;
-  index_t most;    // rows of a head, between queries of `p`
-  float* p;        // [heads, group · count, most]
-  float* missing;  // [heads, group · count, dim], the output before
+  plan_rows rows;
+  ridge_system system;
+  value_scratch to;  // `missing`: the output before
 
-  /// Grid: heads, tiles of queries.
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  /// Grid: heads, tiles of queries, those that there are not included: they are zeros.
+  KVFOLD_DEVICE void operator()(shared_memory& memory) const {
     const index_t h = cache.head();
     if (!queries.asks(h)) {
       return;
     }
+    tile::memory& shared = memory.rows;
     const index_t q0 = static_cast<index_t>(block_index().y) * tile::queries;
     const index_t all = queries.count * cache.group, n = plan.rows[h];
     const auto at = [&](index_t u, index_t r) -> float& {
-      return p[(std::ptrdiff_t{h} * all + q0 + tile::query(u)) * most + r];
+      return to.probabilities[(std::ptrdiff_t{h} * all + q0 + tile::query(u)) * rows.most + r];
     };
     tile::load_queries(shared, queries, h, q0, all, cache.dim);
     float max[tile::own], total[tile::own];
@@ -216,30 +221,63 @@ struct row_probabilities {
         at(u, r) = e, total[u] += e;
       }
       total[u] = reduce_sum(total[u]);
-      for (index_t r = n + lane(); r < most && q0 + tile::query(u) < all; r += 32) {
-        at(u, r) = 0;
-      }
     }
     tile::sums sum = {};
+    float squares = 0, largest = 0;
     for (index_t r0 = 0; r0 < n; r0 += tile::some) {
       const index_t r = r0 + lane();
+      const bool known = r < n && to.place[cache.slot(h, r)] >= 0;
       KVFOLD_UNROLL
       for (index_t u = 0; u < tile::own; ++u) {
         const bool is = r < n && q0 + tile::query(u) < all;
         const float x = is ? at(u, r) / total[u] : 0.0F;
-        if (is) {
-          at(u, r) = x;
-        }
-        shared.weight[tile::query(u) * tile::some + lane()] = x;
+        squares += known ? x * x : 0.0F;
+        shared.weight[tile::query(u) * tile::weights + lane()] = x;
       }
+      sync_block();
+      store_rows(shared, h, q0, r0, n);
       tile::load_rows(shared, cache.dim, [&](index_t x) {
         return r0 + x < n ? rows.value + rows.at(h, r0 + x) : nullptr;
       });
       tile::add_rows(shared, cache.dim, sum);
     }
+    store_zeros(h, q0);
     tile::each_sum(sum, q0, all, cache.dim, [&](index_t q, index_t i, float x) {
-      missing[(std::ptrdiff_t{h} * all + q) * cache.dim + i] -= x;
+      float& y = to.missing[(std::ptrdiff_t{h} * all + q) * cache.dim + i];
+      y -= x;
+      const float size = y < 0 ? -y : y;
+      largest = size > largest ? size : largest;
     });
+    squares = block_sum(memory.number, squares), largest = block_max(memory.number, largest);
+    if (thread_index() == 0) {
+      const std::ptrdiff_t part = std::ptrdiff_t{h} * grid().y + block_index().y;
+      to.squares[part] = squares, to.largest[part] = largest;
+    }
+  }
+
+ private:
+  /// The weights of those that the system knows: eight queries of a row a thread.
+  KVFOLD_DEVICE void store_rows(tile::memory& shared, index_t h, index_t q0, index_t r0,
+                                index_t n) const {
+    const index_t r = r0 + thread_index() / 2, pack = thread_index() % 2;
+    if (thread_index() < 2 * tile::some && r < n && to.place[cache.slot(h, r)] >= 0) {
+      float x[8];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < 8; ++u) {
+        x[u] = system.p_scale * shared.weight[(pack * 8 + u) * tile::weights + r - r0];
+      }
+      store(x, h, to.place[cache.slot(h, r)], q0 + pack * 8);
+    }
+  }
+  /// Rows of the system up to whole tiles.
+  KVFOLD_DEVICE void store_zeros(index_t h, index_t q0) const {
+    const index_t from = to.unknowns[h], rest = system.tiles_of(h) * system.side - from;
+    for (index_t e = thread_index(); e < 2 * rest; e += threads) {
+      store({}, h, from + e / 2, q0 + e % 2 * 8);
+    }
+  }
+  KVFOLD_DEVICE void store(const float (&x)[8], index_t h, index_t unknown, index_t query) const {
+    store_halves<Halves>(x, system.row(h, unknown) + query, system.low());
   }
 };
 

@@ -15,7 +15,7 @@ struct prompt_options {
   index_t pool = 5;
   float outlier = 1.6F;
   index_t rounds = 4;
-  float floor = 0.1F, ridge = 0.01F;
+  float floor = 0.1F, ridge = 0.002F;
 };
 
 namespace detail {

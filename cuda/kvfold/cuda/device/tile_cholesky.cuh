@@ -1,0 +1,189 @@
+/// The Cholesky factor of a tile in shared memory and its inverse, by a block.
+#pragma once
+
+#include "kvfold/cuda/device/device.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// A symmetric tile `[side, side]` of floats, of which the lower triangle is used. 8 warps, 32
+/// columns at a time; `side` is 128.
+struct tile_cholesky {
+  static constexpr index_t threads = 256, side = 128, pitch = side + 4, some = 32;
+  using array = shared_array<float, side * pitch>;
+
+  KVFOLD_DEVICE static index_t at(index_t row, index_t column) { return row * pitch + column; }
+
+  /// `a`, all of whose eigenvalues are at least 1, becomes `L⁻¹`, `L Lᵀ = a`; above its diagonal
+  /// lies whatever there was. A barrier before and after.
+  KVFOLD_DEVICE static void invert_factor(array& a) {
+    sync_block();
+    KVFOLD_ROLLED
+    for (index_t b = 0; b < side; b += some) {
+      if (warp() == 0) {
+        invert_diagonal(a, b);
+      }
+      sync_block();
+      solve_below(a, b);
+      sync_block();
+      subtract(a, b);
+      sync_block();
+    }
+    KVFOLD_ROLLED
+    for (index_t j = side / some - 2; j >= 0; --j) {
+      invert_column(a, j);
+      sync_block();
+    }
+  }
+
+ private:
+  using row_numbers = float[some];
+
+  /// `x · own`, of 32 numbers from `from` on.
+  KVFOLD_DEVICE static float product(const array& a, index_t from, const row_numbers& own) {
+    float sum = 0;
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < some; k += 4) {
+      const auto x = a.vector(from + k);
+      sum += x[0] * own[k] + x[1] * own[k + 1] + x[2] * own[k + 2] + x[3] * own[k + 3];
+    }
+    return sum;
+  }
+  KVFOLD_DEVICE static void load_row(const array& a, index_t from, row_numbers& own) {
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < some; k += 4) {
+      const auto x = a.vector(from + k);
+      own[k] = x[0], own[k + 1] = x[1], own[k + 2] = x[2], own[k + 3] = x[3];
+    }
+  }
+
+  /// The 32 × 32 at `b` on the diagonal becomes the inverse of its factor, zeros above. A warp,
+  /// whose lanes have a row each, then a column each.
+  KVFOLD_DEVICE static void invert_diagonal(array& a, index_t b) {
+    row_numbers r;
+    load_row(a, at(b + lane(), b), r);
+    float own = 0;  // of the lane's pivot
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < some; ++k) {
+      const float pivot = shuffle(r[k], k);  // at least 1 but for rounding
+      const float inverse = inverse_square_root(pivot > 1 ? pivot : 1.0F);
+      own = lane() == k ? inverse : own;
+      r[k] *= inverse;
+      KVFOLD_UNROLL
+      for (index_t c = k + 1; c < some; ++c) {
+        r[c] -= r[k] * shuffle(r[k], c);
+      }
+    }
+    sync_warp();
+    KVFOLD_UNROLL
+    for (index_t c = 0; c < some; ++c) {
+      a[at(b + lane(), b + c)] = r[c];
+    }
+    sync_warp();
+    row_numbers x;
+    KVFOLD_UNROLL
+    for (index_t i = 0; i < some; ++i) {
+      float sum[2] = {i == lane() ? 1.0F : 0.0F, 0};
+      KVFOLD_UNROLL
+      for (index_t k = 0; k < i; k += 4) {
+        const auto y = a.vector(at(b + i, b + k));
+        KVFOLD_UNROLL
+        for (index_t e = 0; e < 4; ++e) {
+          sum[e % 2] -= k + e < i ? y[e] * x[k + e] : 0.0F;
+        }
+      }
+      x[i] = (sum[0] + sum[1]) * shuffle(own, i);
+    }
+    sync_warp();
+    KVFOLD_UNROLL
+    for (index_t i = 0; i < some; ++i) {
+      a[at(b + i, b + lane())] = x[i];
+    }
+  }
+
+  /// The factor's rows below: times the inverse, transposed. A lane a column, four rows at a time.
+  KVFOLD_DEVICE static void solve_below(array& a, index_t b) {
+    row_numbers own;
+    load_row(a, at(b + lane(), b), own);
+    KVFOLD_ROLLED
+    for (index_t r = b + some + warp() * 4; r < side; r += some) {
+      float sum[4];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < 4; ++u) {
+        sum[u] = product(a, at(r + u, b), own);
+      }
+      sync_warp();
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < 4; ++u) {
+        a[at(r + u, b + lane())] = sum[u];
+      }
+    }
+  }
+
+  /// What those take from the lower triangle of what is left.
+  KVFOLD_DEVICE static void subtract(array& a, index_t b) {
+    KVFOLD_ROLLED
+    for (index_t c = b + some; c < side; c += some) {
+      row_numbers own;
+      load_row(a, at(c + lane(), b), own);
+      KVFOLD_ROLLED
+      for (index_t r = c + warp() * 4; r < side; r += some) {
+        KVFOLD_UNROLL
+        for (index_t u = 0; u < 4; ++u) {
+          a[at(r + u, c + lane())] += -product(a, at(r + u, b), own);
+        }
+      }
+    }
+  }
+
+  /// Blocks `i > j` of column `j` become `−(Σ_k V_ik L_kj) V_jj`, where `V`, the inverse, lies on
+  /// the diagonal and in later columns. A warp has four rows of every block.
+  KVFOLD_DEVICE static void invert_column(array& a, index_t j) {
+    constexpr index_t most = side / some - 1;
+    float sum[most][4] = {};
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < most; ++u) {
+      const index_t i = j + 1 + u;
+      KVFOLD_ROLLED
+      for (index_t k = (j + 1) * some; i <= most && k < (i + 1) * some; k += 4) {
+        float y[4];
+        KVFOLD_UNROLL
+        for (index_t e = 0; e < 4; ++e) {
+          y[e] = a[at(k + e, j * some + lane())];
+        }
+        KVFOLD_UNROLL
+        for (index_t q = 0; q < 4; ++q) {
+          const auto x = a.vector(at(i * some + warp() * 4 + q, k));
+          sum[u][q] += x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3];
+        }
+      }
+    }
+    sync_block();  // all have read
+    row_numbers own;
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < some; ++k) {
+      own[k] = a[at(j * some + k, j * some + lane())];
+    }
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < most; ++u) {
+      const index_t r = (j + 1 + u) * some + warp() * 4;
+      if (r < side) {
+        KVFOLD_UNROLL
+        for (index_t q = 0; q < 4; ++q) {
+          a[at(r + q, j * some + lane())] = sum[u][q];
+        }
+        sync_warp();
+        KVFOLD_UNROLL
+        for (index_t q = 0; q < 4; ++q) {
+          sum[u][q] = -product(a, at(r + q, j * some), own);
+        }
+        sync_warp();
+        KVFOLD_UNROLL
+        for (index_t q = 0; q < 4; ++q) {
+          a[at(r + q, j * some + lane())] = sum[u][q];
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,206 @@
+/// Products of tiles of halfs on tensor cores, for matrices that lie in global memory.
+#pragma once
+
+#include "kvfold/cuda/device/device.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// A matrix of halfs, row by row. Where numbers are two halfs each, the second ones lie `low`
+/// elements further on. Rows begin at multiples of 16 bytes.
+struct half_rows {
+  const half* data;
+  std::ptrdiff_t pitch, low;
+};
+
+/// `x` as a half and as what that leaves, a half too: 22 bits together.
+struct split_number {
+  half high, low;
+
+  KVFOLD_HD static split_number of(float x) {
+    const half high = from_float<half>(x);
+    return {high, from_float<half>(x - to_float(high))};
+  }
+};
+
+/// A block of 8 warps multiplies 128 rows by 128 others, `depth` elements of both at a time, which
+/// stream through a ring of stages. Numbers are a half (`Halves` 1) or two; then
+/// `high·high + high·low + low·high` is summed, so that a product errs by about 2^-22. A warp has
+/// 64 × 32 sums.
+template <index_t Halves>
+struct tile_product {
+  static_assert(Halves == 1 || Halves == 2);
+  static constexpr index_t threads = 256, side = 128, size = side * side;
+  static constexpr index_t depth = 64 / Halves, packs = depth / 8, stages = 3;
+  static constexpr index_t piece = side * depth, stage = 2 * Halves * piece;
+  using ring = shared_array<half, stages * stage>;
+  /// A lane's part: element `[m][n][i]` is of `row(m, i)` and `column(n, i)`.
+  using sums = float[4][4][4];
+
+  KVFOLD_DEVICE static index_t row(index_t m, index_t i) {
+    return warp() / 4 * 64 + m * 16 + lane() / 4 + (i >= 2 ? 8 : 0);
+  }
+  KVFOLD_DEVICE static index_t column(index_t n, index_t i) {
+    return warp() % 4 * 32 + n * 8 + lane() % 4 * 2 + (i & 1);
+  }
+
+  /// `sum += Σ_s a_s b_sᵀ` over `steps` pieces; `at(s, a, b)` names the halfs at which the 128 rows
+  /// of both begin. `same`: b is a. Every thread is done with the ring at the end, and comes with
+  /// it at its disposal.
+  template <class At>
+  KVFOLD_DEVICE static void add(ring& shared, index_t steps, bool same, At at, sums& sum) {
+    const auto load = [&](index_t s) {
+      if (s < steps) {
+        half_rows a{}, b{};
+        at(s, a, b);
+        const index_t to = s % stages * stage;
+        copy(shared, to, a);
+        if (!same) {
+          copy(shared, to + Halves * piece, b);
+        }
+      }
+      commit_async();
+    };
+    KVFOLD_UNROLL
+    for (index_t s = 0; s < stages - 1; ++s) {
+      load(s);
+    }
+    KVFOLD_ROLLED
+    for (index_t s = 0; s < steps; ++s) {
+      wait_async<stages - 2>();
+      sync_block();
+      load(s + stages - 1);
+      const index_t a = s % stages * stage;
+      multiply(shared, a, same ? a : a + Halves * piece, sum);
+    }
+    wait_async<0>();
+    sync_block();
+  }
+
+  /// The sums in the order of threads, as `load_sums` takes them back: `to [size]`.
+  KVFOLD_DEVICE static void store_sums(const sums& sum, float* to) {
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < 4; ++n) {
+        const auto& x = sum[m][n];
+        store_16(to + place_of(m, n), vector_16<float>{{x[0], x[1], x[2], x[3]}});
+      }
+    }
+  }
+  /// A lane's four sums `[m][n]` of those.
+  KVFOLD_DEVICE static vector_16<float> load_sums(const float* from, index_t m, index_t n) {
+    return load_16(from + place_of(m, n));
+  }
+
+  /// The sums as split numbers, row by row: `to [2, side, side]`.
+  KVFOLD_DEVICE static void store_split(const sums& sum, half* to) {
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < 4; i += 2) {
+        unsigned high[4], low[4];
+        KVFOLD_UNROLL
+        for (index_t n = 0; n < 4; ++n) {
+          const auto a = split_number::of(sum[m][n][i]), b = split_number::of(sum[m][n][i + 1]);
+          high[n] = pair_of(a.high, b.high), low[n] = pair_of(a.low, b.low);
+        }
+        store_quad(high, to + row(m, i) * side);
+        store_quad(low, to + size + row(m, i) * side);
+      }
+    }
+  }
+
+ private:
+  KVFOLD_DEVICE static index_t place_of(index_t m, index_t n) {
+    return ((m * 4 + n) * threads + thread_index()) * 4;
+  }
+  /// Where eight halfs of a row lie: so that the eight rows of a matrix lie in different banks.
+  KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {
+    return row * depth + (pack ^ (Halves == 1 ? row & 7 : row >> 1 & 3)) * 8;
+  }
+  KVFOLD_DEVICE static void copy(ring& shared, index_t to, const half_rows& from) {
+    KVFOLD_UNROLL
+    for (index_t part = 0; part < Halves; ++part) {
+      KVFOLD_UNROLL
+      for (index_t e = 0; e < side * packs; e += threads) {
+        const index_t r = (e + thread_index()) / packs, p = (e + thread_index()) % packs;
+        copy_async(shared, to + part * piece + place(r, p),
+                   from.data + part * from.low + r * from.pitch + p * 8);
+      }
+    }
+  }
+  KVFOLD_DEVICE static matrices rows_of(const ring& shared, index_t at, index_t m, index_t k) {
+    const index_t r = warp() / 4 * 64 + m * 16 + lane() % 16;
+    return load_matrices(shared, at + place(r, k * 2 + lane() / 16));
+  }
+  KVFOLD_DEVICE static matrices columns_of(const ring& shared, index_t at, index_t pair,
+                                           index_t k) {
+    const index_t r = warp() % 4 * 32 + pair * 16 + lane() % 8 + lane() / 16 * 8;
+    return load_matrices(shared, at + place(r, k * 2 + lane() / 8 % 2));
+  }
+  KVFOLD_DEVICE static void multiply(const ring& shared, index_t a, index_t b, sums& sum) {
+    if constexpr (Halves == 1) {
+      KVFOLD_UNROLL
+      for (index_t k = 0; k < depth / 16; ++k) {
+        multiply_sixteen(shared, a, b, k, sum);
+      }
+    } else {  // unrolled it wants more registers than there are
+      KVFOLD_ROLLED
+      for (index_t k = 0; k < depth / 16; ++k) {
+        multiply_sixteen(shared, a, b, k, sum);
+      }
+    }
+  }
+  KVFOLD_DEVICE static void multiply_sixteen(const ring& shared, index_t a, index_t b, index_t k,
+                                             sums& sum) {
+    matrices right[Halves][2];
+    KVFOLD_UNROLL
+    for (index_t part = 0; part < Halves; ++part) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < 2; ++n) {
+        right[part][n] = columns_of(shared, b + part * piece, n, k);
+      }
+    }
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      const matrices left = rows_of(shared, a, m, k);
+      if constexpr (Halves == 2) {
+        const matrices low = rows_of(shared, a + piece, m, k);
+        multiply_row(low, right[0], sum[m]);
+        multiply_row(left, right[1], sum[m]);
+      }
+      multiply_row(left, right[0], sum[m]);
+    }
+  }
+  KVFOLD_DEVICE static void multiply_row(const matrices& left, const matrices (&right)[2],
+                                         float (&sum)[4][4]) {
+    KVFOLD_UNROLL
+    for (index_t n = 0; n < 4; ++n) {
+      const unsigned columns[2] = {right[n / 2].of[n % 2 * 2], right[n / 2].of[n % 2 * 2 + 1]};
+      mma_16x8x16<half>(sum[n], left.of, columns);
+    }
+  }
+  /// Of a row that four lanes hold in pairs, word `n` of each being of columns `8 n ...`: each
+  /// lane stores eight columns.
+  KVFOLD_DEVICE static void store_quad(unsigned (&x)[4], half* row) {
+    KVFOLD_UNROLL
+    for (index_t d = 1; d <= 2; d *= 2) {
+      const bool upper = (lane() & d) != 0;
+      KVFOLD_UNROLL
+      for (index_t k = 0; k < 2; ++k) {
+        unsigned& a = x[d == 1 ? 2 * k : k];
+        unsigned& b = x[d == 1 ? 2 * k + 1 : k + 2];
+        const unsigned theirs = shuffle_xor(upper ? a : b, d);
+        (upper ? a : b) = theirs;
+      }
+    }
+    vector_16<half> packed;
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < 4; ++k) {
+      packed[2 * k] = low_of<half>(x[k]), packed[2 * k + 1] = high_of<half>(x[k]);
+    }
+    store_16(row + warp() % 4 * 32 + lane() % 4 * 8, packed);
+  }
+};
+
+}  // namespace kvfold::cuda::detail

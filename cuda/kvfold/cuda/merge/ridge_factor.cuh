@@ -1,0 +1,162 @@
+/// A ridge's products and their Cholesky factor, tile by tile.
+#pragma once
+
+#include "kvfold/cuda/merge/ridge_system.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// The tiles of PᵀP and of PᵀY, a block each.
+template <index_t Halves>
+struct multiply_rows {
+  using tile = tile_product<Halves>;
+  static constexpr index_t threads = tile::threads, resident = 2;
+  struct shared_memory {
+    typename tile::ring ring;
+  };
+
+  ridge_system of;
+
+  /// Grid: heads, tiles.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = of.active.head(), have = of.tiles_of(h);
+    const auto at = static_cast<index_t>(block_index().y);
+    index_t i = 0, j = at;
+    for (; i < of.tiles && j > i; ++i) {
+      j -= i + 1;
+    }
+    if (i == of.tiles) {
+      i += j / of.tiles, j %= of.tiles;
+    }
+    if (j >= have || (i >= have && i < of.tiles)) {
+      return;
+    }
+    typename tile::sums sum = {};
+    const half* const left = of.row(h, i * of.side);
+    const half* const right = of.row(h, j * of.side);
+    tile::add(
+        shared.ring, of.depth / tile::depth, i == j,
+        [&](index_t s, half_rows& a, half_rows& b) {
+          a = {left + s * tile::depth, of.depth, of.low()};
+          b = {right + s * tile::depth, of.depth, of.low()};
+        },
+        sum);
+    tile::store_sums(sum, of.sums(h, i, j));
+  }
+};
+
+/// Column `j` of tiles, scaled and with ones on the diagonal, less the products of the columns
+/// before it. Of the diagonal tile the factor's inverse is made.
+struct update_column {
+  using tile = ridge_system::tile;
+  static constexpr index_t threads = tile::threads, resident = 2;
+  struct shared_memory {
+    shared_union<tile::ring, tile_cholesky::array> memory;
+  };
+
+  ridge_system of;
+  index_t j;
+
+  /// Grid: heads, tiles from the diagonal on: it takes longest.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = of.active.head(), have = of.tiles_of(h);
+    const index_t i = j + static_cast<index_t>(block_index().y);
+    if (j >= have || (i >= have && i < of.tiles)) {
+      return;
+    }
+    constexpr index_t pieces = tile::side / tile::depth;
+    tile::sums sum = {};
+    const half* const left = of.numbers(h, i, 0);  // tiles of a row lie one behind another
+    const half* const right = of.numbers(h, j, 0);
+    tile::add(
+        shared.memory.first, j * pieces, i == j,
+        [&](index_t s, half_rows& a, half_rows& b) {
+          const index_t from = s / pieces * 2 * tile::size + s % pieces * tile::depth;
+          a = {left + from, tile::side, tile::size};
+          b = {right + from, tile::side, tile::size};
+        },
+        sum);
+    const float scale = of.scale[2 * h + (i < of.tiles ? 0 : 1)];
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < 4; ++n) {
+        const auto x = tile::load_sums(of.sums(h, i, j), m, n);
+        KVFOLD_UNROLL
+        for (index_t u = 0; u < 4; ++u) {
+          const bool one = i == j && tile::row(m, u) == tile::column(n, u);
+          sum[m][n][u] = multiply_add(scale, x[u], (one ? 1.0F : 0.0F) - sum[m][n][u]);
+        }
+      }
+    }
+    if (i != j) {
+      sync_block();  // all have read what is overwritten
+      tile::store_split(sum, of.numbers(h, i, j));
+      return;
+    }
+    auto& a = shared.memory.then;
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < 4; ++n) {
+        KVFOLD_UNROLL
+        for (index_t u = 0; u < 4; ++u) {
+          a[tile_cholesky::at(tile::row(m, u), tile::column(n, u))] = sum[m][n][u];
+        }
+      }
+    }
+    tile_cholesky::invert_factor(a);
+    store(a, of.inverse_of(h, j));
+  }
+
+ private:
+  KVFOLD_DEVICE static void store(const tile_cholesky::array& a, half* to) {
+    constexpr index_t packs = tile::side / 8;
+    for (index_t e = thread_index(); e < tile::size / 8; e += threads) {
+      const index_t r = e / packs, c = e % packs * 8;
+      const index_t first = e % 8 / 4 * 4;  // lanes meet different banks
+      const auto y = a.vector(tile_cholesky::at(r, c + first));
+      const auto z = a.vector(tile_cholesky::at(r, c + 4 - first));
+      float x[8];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < 4; ++u) {
+        x[u] = c + u > r ? 0.0F : first == 0 ? y[u] : z[u];
+        x[u + 4] = c + u + 4 > r ? 0.0F : first == 0 ? z[u] : y[u];
+      }
+      store_halves<2>(x, to + r * tile::side + c, tile::size);
+    }
+  }
+};
+
+/// The factor's tiles below diagonal tile `j`.
+struct solve_column {
+  using tile = ridge_system::tile;
+  static constexpr index_t threads = tile::threads, resident = 2;
+  struct shared_memory {
+    tile::ring ring;
+  };
+
+  ridge_system of;
+  index_t j;
+
+  /// Grid: heads, tiles below it.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = of.active.head(), have = of.tiles_of(h);
+    const index_t i = j + 1 + static_cast<index_t>(block_index().y);
+    if (j >= have || (i >= have && i < of.tiles)) {
+      return;
+    }
+    half* const own = of.numbers(h, i, j);
+    const half* const inverse = of.inverse_of(h, j);
+    tile::sums sum = {};
+    tile::add(
+        shared.ring, tile::side / tile::depth, false,
+        [&](index_t s, half_rows& a, half_rows& b) {
+          a = {own + s * tile::depth, tile::side, tile::size};
+          b = {inverse + s * tile::depth, tile::side, tile::size};
+        },
+        sum);
+    tile::store_split(sum, own);
+  }
+};
+
+}  // namespace kvfold::cuda::detail
