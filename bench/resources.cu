@@ -5,8 +5,8 @@
 
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/observe_and_remove.cuh"
-#include "kvfold/cuda/merge/ridge.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/seeds.cuh"
@@ -41,6 +41,8 @@ bool print_all() {
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<farthest_first<half>>("fold-seeds") &&
          print<nearest_centre<half, 128>>("fold-centres") &&
+         print<reference_tiles<half, 128>>("fold-outputs") &&
+         print<reference_tiles<half, 256>>("fold-outputs-256") &&
          print<multiply_rows<1>>("ridge-products") && print<multiply_rows<2>>("ridge-float") &&
          print<update_column>("ridge-update") && print<solve_column>("ridge-solve") &&
          print<substitute_back>("ridge-back");

@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/merge/ridge.cuh"
 #include "kvfold/cuda/policies/fold/reference_output.cuh"
+#include "kvfold/cuda/policies/fold/reference_tiles.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -52,6 +53,35 @@ struct list_unknowns {
   }
 };
 
+/// `Σ_s exp(ℓ_s − Z) v_s` for every reference query into `out [heads, group, count, dim]`: on
+/// tensor cores where rows are of 16-bit elements, aligned.
+template <class Scalar>
+void outputs_of(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& queries,
+                const float* log_sum_exp, float* out, stream stream) {
+  const auto heads = cache.blocks();
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  const index_t all = queries.count * cache.group;
+  if constexpr (sizeof(Scalar) == 2) {
+    if (cache.aligned() && queries.aligned() && cache.dim % 8 == 0) {
+      const auto multiply = [&](auto kernel) {
+        launch(kernel,
+               {heads, shares(all, kernel.queries_a_block), shares(cache.dim, kernel.columns)},
+               stream);
+      };
+      if (cache.dim <= 128) {
+        multiply(reference_tiles<Scalar, 128>{cache, queries, log_sum_exp, out});
+      } else {
+        multiply(reference_tiles<Scalar, 256>{cache, queries, log_sum_exp, out});
+      }
+      return;
+    }
+  }
+  launch(reference_output<Scalar>{cache, queries, log_sum_exp, out},
+         {heads, shares(all, query_tile::queries)}, stream);
+}
+
 /// Corrections `work.correction` of the rows' values by ridge, for which outputs on the queries
 /// come closer to the full head's. Probabilities and outputs have as many bits in the ridge as the
 /// cache's rows: a half, or two. Seven launches, and two for every 128 slots of the target.
@@ -64,12 +94,10 @@ void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache, const pl
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
-  const index_t all = queries.count * cache.group;
   ridge_system system = work.system;
   system.active = {cache.active};
   launch(list_unknowns<Scalar>{cache, plan, into, work}, {heads}, stream);
-  launch(reference_output<Scalar>{cache, queries, log_sum_exp, work.missing},
-         {heads, shares(all, query_tile::queries)}, stream);
+  outputs_of(cache, queries, log_sum_exp, work.missing, stream);
   launch(merge_rows<Scalar>{cache, plan, work.rows}, {heads, shares(work.rows.most, 64)}, stream);
   launch(row_probabilities<Scalar, halves>{cache, queries, plan, work.rows, system, work},
          {heads, static_cast<unsigned>(work.parts())}, stream);
