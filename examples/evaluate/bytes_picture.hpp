@@ -79,10 +79,12 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
   const double pitch = 0.93 / static_cast<double>(panels.size());
   for (std::size_t k = 0; k < panels.size(); ++k) {
     std::string plots;
+    std::set<double> values;
     for (std::size_t i = policies.size(); i-- > 0;) {  // the best on top
       std::string data;
       for (const row& r : rows) {
         if (r.policy == policies[i] && shows(r, panels[k])) {
+          values.insert(*(r.*panels[k].value));
           data += fmt::format("{:.6g} {:.6g}\n", *r.bytes / (1 << 20),
                               *(r.*panels[k].value) * (panels[k].share ? 100 : 1));
         }
@@ -101,9 +103,12 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
         "set title '{}' offset 0,-0.4\n"
         "plot {}\n",
         left, left + pitch - 0.06,
-        panels[k].share ? "unset logscale y\nset yrange [-3:103]\nset ytics 25"
-                        : "set logscale y\nset autoscale y\nset ytics (0.001, 0.002, 0.005, 0.01, "
-                          "0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)",
+        panels[k].share
+            ? "unset logscale y\nset yrange [-3:103]\nset ytics 25"
+            : fmt::format(
+                  "set logscale y\nset yrange [{:.3g}:{:.3g}]\n"
+                  "set ytics (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)",
+                  0.8 * *values.begin(), 1.25 * *values.rbegin()),
         panels[k].title, plots);
     script += "unset label\n";
   }
