@@ -6,9 +6,11 @@
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/observe_and_remove.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/search/match.cuh"
+#include "kvfold/cuda/search/nearest_centre.cuh"
 #include "kvfold/cuda/search/seeds.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
@@ -39,8 +41,10 @@ bool print_all() {
          print<apply_rows<half>>("apply") && print<apply_rows<bfloat16>>("apply-bfloat16") &&
          print<nearest_kept<half, 128, cosine_similarity>>("match") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
-         print<farthest_first<half>>("fold-seeds") &&
-         print<nearest_centre<half, 128>>("fold-centres") &&
+         print<pick_seeds>("fold-seeds") && print<nearest_centre<256>>("fold-nearest") &&
+         print<nearest_centre<512>>("fold-nearest-256") && print<mean_centres>("fold-means") &&
+         print<make_points<half, 128>>("fold-points") &&
+         print<make_points<half, 256>>("fold-points-256") &&
          print<reference_tiles<half, 128>>("fold-outputs") &&
          print<reference_tiles<half, 256>>("fold-outputs-256") &&
          print<multiply_rows<1>>("ridge-products") && print<multiply_rows<2>>("ridge-float") &&

@@ -21,6 +21,11 @@ struct seed_rounds {
   KVFOLD_HD static constexpr index_t rounds(index_t count) {
     return count > 0 ? (count + quota(count) - 1) / quota(count) : 0;
   }
+  /// The most of any number of seeds up to `count`.
+  KVFOLD_HD static constexpr index_t most_rounds(index_t count) {
+    const index_t steps = (count + most / 4 - 1) / (most / 4), full = (count + most - 1) / most;
+    return steps < 4 ? steps : full > 4 ? full : 4;
+  }
 
   /// Within a round gains are compared as half, times this: `largest` of the pool becomes 2¹⁴.
   KVFOLD_HD static constexpr float scale(float largest) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>  // std::nth_element
 #include <limits>     // std::numeric_limits
-#include <numeric>    // std::iota
 #include <span>
 #include <vector>
 

@@ -41,6 +41,11 @@ template <class T>
 T high_of(unsigned x) {
   return low_of<T>(x >> 16);
 }
+template <class T>
+unsigned min_pairs(unsigned x, unsigned y) {
+  const auto least = [](T a, T b) { return to_float(b) < to_float(a) ? b : a; };
+  return pair_of(least(low_of<T>(x), low_of<T>(y)), least(high_of<T>(x), high_of<T>(y)));
+}
 inline void prefetch(const void*) {}
 inline void store_pair(float* to, float a, float b) {
   emulator::expect_aligned(to, 8);

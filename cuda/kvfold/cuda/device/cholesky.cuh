@@ -5,17 +5,17 @@
 
 namespace kvfold::cuda::detail {
 
-/// Scratch of `factor_inverse`.
+/// Scratch of `factor_lower`.
 struct factor_memory {
   shared_array<float, 1> pivot;
 };
 
 /// Of a symmetric positive `a [n, n]`, whose lower triangle lies column by column (element `i, j`
-/// at `a[j · n + i]`), makes `L⁻¹`, `L Lᵀ = a`, in the same place: a thread a row, so `n` is at
-/// most `Threads`. By a block, in memory that it alone sees; n³/3 products. A barrier before and
-/// after.
+/// at `a[j · n + i]`), makes `L`, `L Lᵀ = a`, in the same place, but for the diagonal, which
+/// becomes its inverse: a thread a row, so `n` is at most `Threads`. By a block, in memory that it
+/// alone sees; n³/3 products. A barrier before and after.
 template <index_t Threads>
-KVFOLD_DEVICE void factor_inverse(factor_memory& shared, float* a, index_t n) {
+KVFOLD_DEVICE void factor_lower(factor_memory& shared, float* a, index_t n) {
   const index_t i = thread_index();
   const auto at = [a, n](index_t row, index_t column) -> float& {
     return a[std::ptrdiff_t{column} * n + row];
@@ -39,6 +39,16 @@ KVFOLD_DEVICE void factor_inverse(factor_memory& shared, float* a, index_t n) {
     }
     sync_block();
   }
+}
+
+/// ... and makes `L⁻¹` of it, in the same place too.
+template <index_t Threads>
+KVFOLD_DEVICE void factor_inverse(factor_memory& shared, float* a, index_t n) {
+  const index_t i = thread_index();
+  const auto at = [a, n](index_t row, index_t column) -> float& {
+    return a[std::ptrdiff_t{column} * n + row];
+  };
+  factor_lower<Threads>(shared, a, n);
   // Its inverse from the last column on; the diagonal is already there.
   for (index_t j = n - 2; j >= 0; --j) {
     float x = 0;

@@ -41,6 +41,7 @@
 ///     prefetch(p)                                 the bytes about p will be read soon
 ///     array.pair(i), load_pair(p), pair_of(a, b)  two 16-bit elements in a register
 ///     low_of<T>(x), high_of<T>(x)                 ... and each of them
+///     min_pairs<half>(x, y)                       the lesser of each; no NaN
 ///     store_pair(p, a, b)                         two floats at a multiple of 8 bytes
 ///     load_matrices(array, i)                     four 8 × 8 matrices of 16-bit elements: `i` of
 ///                                                 lane l is where row l mod 8 of matrix l / 8

@@ -149,6 +149,15 @@ template <class T>
 __device__ T high_of(unsigned x) {
   return low_of<T>(x >> 16);
 }
+template <class T>
+__device__ unsigned min_pairs(unsigned x, unsigned y) {
+  static_assert(std::is_same_v<T, half>);
+  __half2 a, b;
+  memcpy(&a, &x, sizeof a), memcpy(&b, &y, sizeof b);
+  a = __hmin2(a, b);
+  memcpy(&x, &a, sizeof x);
+  return x;
+}
 __device__ inline void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }

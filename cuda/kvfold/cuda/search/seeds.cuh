@@ -1,179 +1,244 @@
-/// Farthest-first seeds of clusters.
+/// Seeds of clusters, chosen in pools.
 #pragma once
 
-#include "kvfold/cuda/memory/head_budgets.cuh"
-#include "kvfold/cuda/search/clusters.cuh"
+#include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/device/half_tile.cuh"
+#include "kvfold/cuda/search/points.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// Farthest-first (Gonzalez 1985), weighted: repeatedly the slot with the largest `weight · D²` to
-/// the nearest of the pinned and the seeds so far, ties to the lower slot. Lazily, as on the CPU: a
-/// distance only falls, so what it was is a bound, and a slot is compared with the seeds since only
-/// when its bound comes first: first among those of a warp here, for all warps compare at once. A
-/// block a head. The seeds get `fresh` in `into`, and then the list of those kept, ascending.
-template <class Scalar>
-struct farthest_first {
+/// With nothing pinned the heaviest slot is the first seed. A block a head.
+struct seed_heaviest {
   static constexpr index_t threads = 512;
-  static constexpr index_t own = max_dim / 32;  // elements of a row in a lane
   struct shared_memory {
     of_warps<candidate, threads> best;
-    of_warps<float, threads> sum;
-    shared_array<index_t, 2 * threads / 32> fresh;  // of two turns
-    shared_array<float, max_dim> key;
-    prefix_memory<threads> prefix;
   };
 
-  cache_view<Scalar> cache;
-  cluster_space space;
-  keep_evict_partition of;
-  centre_rows seeds;
-  float* distance;          // [heads, capacity] by place in the list of removed slots
-  index_t* seeds_compared;  // [heads, capacity] how many; −1: it is a seed
-  head_budgets limits;
+  clustered_points x;
+  const index_t* length;  // [heads]
+  seed_lists seeds;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
-    if (of.rows[h] < 0) {
+    const index_t h = x.active.head();
+    if (x.of.rows[h] < 0 || seed_lists::before(x.of, h) == 0) {
       return;
     }
-    const index_t* const list = of.removed + cache.slot(h, 0);
-    const index_t size = of.removed_count[h];
-    const index_t count = limits.of(h).target - of.kept_count[h];
-    for (index_t e = thread_index(); e < size; e += threads) {
-      const bool any = of.nearest.into[cache.slot(h, e)] >= 0;
-      const float d =
-          space.square[cache.slot(h, list[e])] - 2 * of.nearest.similarity[cache.slot(h, e)];
-      distance[cache.slot(h, e)] = !any ? ward_similarity::no_cost : d > 0 ? d : 0.0F;
-      seeds_compared[cache.slot(h, e)] = 0;
+    candidate best = 0;
+    for (index_t s = thread_index(); s < length[h]; s += threads) {
+      const candidate it = most_candidate(ordered(x.weight[x.at(h, s)]), s);
+      best = it > best ? it : best;
     }
-    sync_block();
-    const index_t share = (size + threads / 32 - 1) / (threads / 32);
-    candidate best = farthest(h, list, size, share);
-    for (index_t now = 0, turn = 0; now < count;) {
-      const bool known = best != 0 && seeds_compared[cache.slot(h, most_slot(best))] == now;
-      if (lane() == 0) {
-        shared.fresh[turn * (threads / 32) + warp()] = known ? 1 : 0;
-      }
-      const candidate top = block_max(shared.best, best);
-      if (top == 0) {
-        break;
-      }
-      const index_t e = most_slot(top), its = e / share;
-      const bool chosen = shared.fresh[turn * (threads / 32) + its] != 0;
-      turn ^= 1;
-      if (!chosen) {
-        if (best != 0 && !known) {
-          compare(h, list, most_slot(best), now);
-          best = farthest(h, list, size, share);
-        }
-        continue;
-      }
-      if (warp() == its) {
-        if (lane() == 0) {
-          seeds_compared[cache.slot(h, e)] = -1;
-        }
-        sync_warp();
-        best = farthest(h, list, size, share);
-      }
-      seed(shared, h, list[e], now);
-      ++now;
+    const index_t s = most_slot(block_max(shared.best, best));
+    if (thread_index() == 0) {
+      seeds.slots[x.at(h, 0)] = s, x.of.into[x.at(h, s)] = s | keep_evict_partition::fresh;
     }
+  }
+};
+
+/// A round of `kvfold::search::pool_seeds`: among the 256 slots that gain most the farthest from
+/// each other. A block a head has what each of them would let the others' gains fall to in shared
+/// memory, as half, and one warp picks. The seeds get `fresh` in `into`.
+struct pick_seeds {
+  using rounds = seed_lists::rounds;
+  using tile = half_tile<32>;
+  static constexpr index_t threads = 512, pool = rounds::pool, stages = 4;
+  static constexpr index_t side = pool / 2, pitch = side + 8, of_side = pool * pitch;
+  static constexpr index_t stage = pool * tile::depth, lanes = 32, own = pool / lanes;
+  static_assert(stages * stage <= of_side && own == 8 && threads == 2 * pool);
+  using sums = warp_sums<4, 4>;
+  struct shared_memory {
+    shared_array<half, 2 * of_side> falls;  // [2, pool, pitch]; at first stages in the second
+    shared_array<index_t, pool> place, slot;
+    shared_array<float, pool> square, weight;
+    shared_array<half, pool> gain;
+    of_warps<float, threads> largest;
+    radix_select_memory radix;
+    prefix_memory<threads> prefix;
+  };
+
+  clustered_points x;
+  seed_lists seeds;
+  index_t round;
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = x.active.head();
+    if (x.of.rows[h] < 0) {
+      return;
+    }
+    const auto now = seeds.of_round(x.of, h, round);
+    if (now.count == 0) {
+      return;
+    }
+    const index_t left = x.of.removed_count[h] - now.begin;
+    const index_t wanted = left < pool ? left : pool;
+    multiply(shared, h, wanted, fill_pool(shared, h, wanted));
     sync_block();
-    keep(shared, h);
+    if (warp() == 0) {
+      pick(shared, h, now);
+    }
   }
 
  private:
-  /// The warp's first by what is known.
-  KVFOLD_DEVICE candidate farthest(index_t h, const index_t* list, index_t size,
-                                   index_t share) const {
-    candidate best = 0;
-    const index_t begin = warp() * share, end = begin + share < size ? begin + share : size;
-    for (index_t e = begin + lane(); e < end; e += 32) {
-      if (seeds_compared[cache.slot(h, e)] >= 0) {
-        const float gain = space.weight[cache.slot(h, list[e])] * distance[cache.slot(h, e)];
-        const candidate c = most_candidate(ordered(gain), e);
-        best = c > best ? c : best;
+  /// The `wanted` slots that gain most, ties to the lower, in their order; what gains are times.
+  KVFOLD_DEVICE float fill_pool(shared_memory& shared, index_t h, index_t wanted) const {
+    const index_t* const slots = x.of.removed + x.at(h, 0);
+    const float* const gains = seeds.gain + x.at(h, 0);
+    const index_t size = x.of.removed_count[h], t = thread_index();
+    const auto is_free = [gains](index_t e) { return gains[e] >= 0; };
+    const auto order = [gains](index_t e) { return ordered(gains[e]); };
+    const selected_order least =
+        block_radix_select<threads>::highest(shared.radix, size, wanted, is_free, order);
+    index_t above = 0, equals = 0;
+    for (index_t base = 0, turn = 0; base < size; base += threads, turn ^= 1) {
+      const index_t e = base + t;
+      const unsigned number = e < size && is_free(e) ? order(e) : 0;
+      const bool more = number > least.least, equal = number == least.least && number > 0;
+      const auto before = block_prefix(shared.prefix, turn, more ? 1 : 0, equal ? 1 : 0);
+      const index_t same = equals + before.b;
+      if (more || (equal && same < least.equals)) {
+        const index_t at = above + before.a + (same < least.equals ? same : least.equals);
+        shared.place[at] = e, shared.slot[at] = slots[e];
       }
+      above += before.all_a, equals += before.all_b;
     }
-    return reduce_max(best);
-  }
-
-  /// One slot with the seeds that it was not compared with, by a warp.
-  KVFOLD_DEVICE void compare(index_t h, const index_t* list, index_t e, index_t now) const {
-    const Scalar* const k = cache.keys.of(h).at(list[e]);
-    const Scalar* const v = cache.values.of(h).at(list[e]);
-    float key[own], value[own];
-    KVFOLD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
-      const index_t i = u * 32 + lane();
-      key[u] = i < cache.dim ? to_float(k[i]) : 0.0F;
-      value[u] = i < cache.dim ? to_float(v[i]) : 0.0F;
-    }
-    const float square = space.square[cache.slot(h, list[e])];
-    float least = distance[cache.slot(h, e)];
-    for (index_t j = seeds_compared[cache.slot(h, e)]; j < now; ++j) {
-      const float* const y = seeds.key + seeds.at(h, j);
-      const float* const z = seeds.value + seeds.at(h, j);
-      float dot = 0;
-      KVFOLD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
-        const index_t i = u * 32 + lane();
-        dot += i < cache.dim ? key[u] * y[i] + value[u] * z[i] : 0.0F;
-      }
-      dot = reduce_sum(dot);
-      const float d = square - 2 * (dot - seeds.half[std::ptrdiff_t{h} * seeds.most + j]);
-      least = d < least ? (d > 0 ? d : 0.0F) : least;
-    }
-    sync_warp();  // all have read
-    if (lane() == 0) {
-      distance[cache.slot(h, e)] = least, seeds_compared[cache.slot(h, e)] = now;
-    }
-    sync_warp();
-  }
-
-  /// Slot `s` as seed `now`, by the block.
-  KVFOLD_DEVICE void seed(shared_memory& shared, index_t h, index_t s, index_t now) const {
-    const index_t i = thread_index();
-    const Scalar* const k = cache.keys.of(h).at(s);
-    const Scalar* const v = cache.values.of(h).at(s);
-    if (i < cache.dim) {
-      shared.key[i] = to_float(k[i]);
+    if (t >= wanted && t < pool) {
+      shared.place[t] = 0, shared.slot[t] = slots[0];
     }
     sync_block();
-    float half = 0;
-    if (i < cache.dim) {
-      const float* const metric = space.metric + std::ptrdiff_t{h} * cache.dim * cache.dim;
-      float y = 0;
-      for (index_t j = 0; j < cache.dim; ++j) {
-        y += metric[std::ptrdiff_t{j} * cache.dim + i] * shared.key[j];
-      }
-      const float x = to_float(v[i]);
-      seeds.key[seeds.at(h, now) + i] = y;
-      seeds.value[seeds.at(h, now) + i] = x * space.inverse[h];
-      half = 0.5F * (y * shared.key[i] + x * x * space.inverse[h]);
+    float gain = -1;
+    if (t < pool) {
+      const index_t s = shared.slot[t];
+      gain = t < wanted ? gains[shared.place[t]] : -1.0F;
+      shared.square[t] = x.points.square[x.at(h, s)], shared.weight[t] = x.weight[x.at(h, s)];
     }
-    half = block_sum(shared.sum, half);
-    if (i == 0) {
-      seeds.half[std::ptrdiff_t{h} * seeds.most + now] = half;
-      of.into[cache.slot(h, s)] = s | keep_evict_partition::fresh;
+    const float scale = rounds::scale(block_max(shared.largest, gain));
+    if (t < pool) {
+      shared.gain[t] = from_float<half>(gain < 0 ? -1.0F : gain * scale);
+    }
+    return scale;
+  }
+
+  /// All of the pool against the first half of it, then against the other; of `wanted` rows.
+  KVFOLD_DEVICE void multiply(shared_memory& shared, index_t h, index_t wanted, float scale) const {
+    const index_t row = thread_index() / tile::packs, pack = thread_index() % tile::packs;
+    const half* const from[2] = {x.points.row(h, shared.slot[row]) + pack * 8,
+                                 x.points.row(h, shared.slot[side + row]) + pack * 8};
+    const index_t parts = x.points.depth / tile::depth;
+    index_t ahead = 0;
+    const auto copy = [&] {
+      if (ahead < 2 * parts) {
+        const index_t to = of_side + ahead % stages * stage, k = ahead % parts * tile::depth;
+        copy_async(shared.falls, to + tile::place(row, pack), from[0] + k, row < wanted ? 16 : 0);
+        copy_async(shared.falls, to + tile::place(side + row, pack), from[1] + k,
+                   side + row < wanted ? 16 : 0);
+      }
+      commit_async();
+      ++ahead;
+    };
+    for (index_t s = 0; s < stages - 1; ++s) {
+      copy();
+    }
+    const index_t row0 = warp() / 4 * 64, column0 = warp() % 4 * 32;
+    KVFOLD_ROLLED
+    for (index_t half_of = 0; half_of < 2; ++half_of) {
+      sums sum = {};
+      KVFOLD_ROLLED
+      for (index_t k = 0; k < parts; ++k) {
+        wait_async<stages - 2>();
+        sync_block();
+        copy();
+        const index_t at = of_side + (half_of * parts + k) % stages * stage;
+        sum.add<tile>(shared.falls, at, row0, shared.falls, at, half_of * side + column0);
+      }
+      if (half_of == 1) {
+        wait_async<0>();
+        sync_block();  // stages are used up
+      }
+      sum.each([&](float product, index_t r, index_t c) {
+        const index_t i = row0 + r, j = half_of * side + column0 + c;
+        const float d = shared.square[i] + shared.square[j] - 2 * product;
+        const float gain = (d < 0 ? 0.0F : d) * shared.weight[j] * scale;
+        const float most = rounds::most_scaled;
+        shared.falls[half_of * of_side + i * pitch + column0 + c] =
+            from_float<half>(i == j        ? -1.0F
+                             : gain < most ? gain
+                                           : most);
+      });
     }
   }
 
-  KVFOLD_DEVICE void keep(shared_memory& shared, index_t h) const {
-    const index_t n = cache.length[h];
+  /// Eight of the pool a lane. A key is the gain above the place from behind, so that one maximum
+  /// finds both, ties to the lower place.
+  KVFOLD_DEVICE void pick(shared_memory& shared, index_t h, const seed_lists::stretch& now) const {
+    auto gain = shared.gain.words(lane() * own);
+    unsigned chosen = 0;
+    KVFOLD_ROLLED
+    for (index_t turn = 0; turn < now.count; ++turn) {
+      index_t key = -1 << 30 << 1;  // below all
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own / 2; ++u) {
+        const auto from_behind = static_cast<unsigned>(pool - 1 - lane() * own - 2 * u);
+        const auto low = static_cast<index_t>(gain[u] << 16 | from_behind);
+        const auto high = static_cast<index_t>((gain[u] & 0xffff0000U) | (from_behind - 1));
+        key = low > key ? low : key, key = high > key ? high : key;
+      }
+      const index_t p = pool - 1 - (reduce_max(key) & (pool - 1));
+      const auto row = shared.falls.words((lane() / 16) * of_side + p * pitch + lane() % 16 * own);
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own / 2; ++u) {
+        gain[u] = min_pairs<half>(gain[u], row[u]);
+      }
+      chosen |= p / own == lane() ? 1U << p % own : 0U;
+    }
+    index_t at = now.begin + warp_prefix(count_lanes(chosen));
+    KVFOLD_ROLLED
+    for (; chosen != 0; chosen &= chosen - 1, ++at) {
+      const index_t i = lane() * own + lowest_lane(chosen), s = shared.slot[i];
+      seeds.slots[x.at(h, at)] = s, seeds.gain[x.at(h, shared.place[i])] = -1;
+      x.of.into[x.at(h, s)] = s | keep_evict_partition::fresh;
+    }
+  }
+};
+
+/// The seeds in order of slots as the list of those kept; `nearest.into`, the slot of a seed until
+/// now, becomes its place there. A block a head.
+struct order_seeds {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    prefix_memory<threads> prefix;
+  };
+
+  clustered_points x;
+  const index_t* length;  // [heads]
+  index_t* place;         // [heads, capacity] by slot; scratch
+
+  /// Grid: heads.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = x.active.head();
+    if (x.of.rows[h] < 0) {
+      return;
+    }
+    const index_t n = length[h];
     index_t kept = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
       const index_t s = base + thread_index();
-      const bool is = s < n && of.into[cache.slot(h, s)] == (s | keep_evict_partition::fresh);
+      const bool is = s < n && x.of.into[x.at(h, s)] == (s | keep_evict_partition::fresh);
       const auto before = block_prefix(shared.prefix, turn, is ? 1 : 0, 0);
       if (is) {
-        of.kept[cache.slot(h, kept + before.a)] = s;
+        const index_t at = kept + before.a;
+        x.of.kept[x.at(h, at)] = s, place[x.at(h, s)] = at;
       }
       kept += before.all_a;
     }
+    sync_block();
+    for (index_t e = thread_index(); e < x.of.removed_count[h]; e += threads) {
+      index_t& into = x.of.nearest.into[x.at(h, e)];
+      into = place[x.at(h, into)];
+    }
     if (thread_index() == 0) {
-      of.kept_count[h] = kept;
+      x.of.kept_count[h] = kept;
     }
   }
 };

@@ -4,6 +4,7 @@
 #include "kvfold/cuda/memory/column_memory.cuh"
 #include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/policies/fold/keys.cuh"
+#include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 #include "kvfold/cuda/policies/fold/value_memory.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
@@ -21,29 +22,37 @@ struct fold_scratch {
 
 /// What plans of fold's for a prompt work in beside.
 struct prompt_scratch {
-  cluster_space space;
-  centre_rows centres;
+  point_space space;
+  space_sums sums;
+  point_rows points;
+  seed_lists seeds;          ///< the budgets are the call's
+  cluster_scratch clusters;  ///< the first members' places are the plan's
   value_scratch values;
-  float* least;                                ///< [heads]
-  float* distance;                             ///< [heads, capacity]
-  index_t *seeds_compared, *members, *centre;  ///< [heads, capacity]
+  float* least;  ///< [heads]
 };
 
 /// `fits`: are values fitted?
 inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const work_shape& shape,
                                               bool fits) {
   const std::size_t n = shape.all_heads(), slots = shape.slots();
-  const auto d = static_cast<std::size_t>(shape.dim),
-             pitch = static_cast<std::size_t>(pitch_of(shape.dim));
+  const auto d = static_cast<std::size_t>(shape.dim);
   prompt_scratch m{};
-  m.space = {from.take<float>(n * d * d), from.take<float>(n), from.take<float>(slots),
+  const index_t depth = point_rows::depth_of(shape.dim);
+  const auto points = [&](index_t of_head) {
+    const std::size_t rows = n * static_cast<std::size_t>(of_head);
+    return point_rows{from.take<half>(rows * static_cast<std::size_t>(depth)),
+                      from.take<float>(rows), of_head, depth};
+  };
+  m.space = {from.take<float>(n * d * d), from.take<float>(n * d), from.take<float>(n),
              from.take<float>(slots)};
-  m.centres = {from.take<float>(slots * pitch), from.take<float>(slots * pitch),
-               from.take<float>(slots), shape.capacity, pitch_of(shape.dim)};
+  m.points = points(shape.capacity), m.clusters.means = points(shape.target);
+  m.clusters.members = from.take<index_t>(slots), m.clusters.spare = from.take<index_t>(slots);
+  m.clusters.by_slot = from.take<index_t>(slots);
+  m.seeds = {from.take<index_t>(slots), from.take<float>(slots), {}};
+  const index_t stretches = (shape.capacity + space_sums::slots - 1) / space_sums::slots;
+  const std::size_t parts = n * static_cast<std::size_t>(stretches);
+  m.sums = {from.take<float>(parts * d), from.take<float>(parts)};
   m.least = from.take<float>(n);
-  m.distance = from.take<float>(slots);
-  m.seeds_compared = from.take<index_t>(slots), m.members = from.take<index_t>(slots);
-  m.centre = from.take<index_t>(slots);
   if (fits) {
     m.values = allocate_values(from, shape);
   }

@@ -1,6 +1,8 @@
 /// fold after a prompt: the space that its reference queries measure slots in.
 #pragma once
 
+#include "kvfold/cuda/device/cholesky.cuh"
+#include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/reference.cuh"
 
 namespace kvfold::cuda::detail {
@@ -77,99 +79,115 @@ struct query_metric {
   }
 };
 
-/// `kᵀ M k` and `v·v` of every slot. A block has 32 slots.
+/// Sums over stretches of slots: of keys, and of the values' norms.
 template <class Scalar>
-struct space_squares {
-  static constexpr index_t threads = 256;
-  static constexpr index_t own = 4;  // slots of a warp
-  static constexpr index_t slots = threads / 32 * own;
+struct sum_slots {
+  static constexpr index_t threads = 256, warps = threads / 32, slots = space_sums::slots;
   struct shared_memory {
-    shared_array<float, slots * max_dim> x;
+    shared_array<float, warps * max_dim> key;
+    of_warps<float, threads> norm;
   };
 
   cache_view<Scalar> cache;
-  const index_t* planned;    // [heads]
-  const float* metric;       // [heads, dim, dim]
-  float *of_key, *of_value;  // [heads, capacity]
+  const index_t* planned;  // [heads]
+  space_sums to;
 
   /// Grid: heads, stretches of `slots`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
-    const index_t s0 = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
-    if (planned[h] < 0 || s0 >= n) {
+    const index_t h = cache.head(), stretch = static_cast<index_t>(block_index().y);
+    const index_t s0 = stretch * slots, n = cache.length[h];
+    if (planned[h] < 0) {
       return;
     }
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    for (index_t e = thread_index(); e < slots * cache.dim; e += threads) {
-      const index_t r = e / cache.dim, i = e % cache.dim;
-      shared.x[r * max_dim + i] = s0 + r < n ? to_float(keys.at(s0 + r)[i]) : 0.0F;
-    }
-    sync_block();
-    const float* const m = metric + std::ptrdiff_t{h} * cache.dim * cache.dim;
-    float square[own] = {}, of_v[own] = {};
-    for (index_t i = lane(); i < cache.dim; i += 32) {
-      float y[own] = {};
-      for (index_t j = 0; j < cache.dim; ++j) {
-        const float c = m[std::ptrdiff_t{j} * cache.dim + i];
-        KVFOLD_UNROLL
-        for (index_t u = 0; u < own; ++u) {
-          y[u] += c * shared.x[(warp() * own + u) * max_dim + j];
+    float sum[max_dim / 32] = {}, norms = 0;
+    for (index_t s = s0 + warp(); s < s0 + slots && s < n; s += warps) {
+      const Scalar *const k = keys.at(s), *const v = values.at(s);
+      float square = 0;
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < max_dim / 32; ++u) {
+        if (const index_t i = u * 32 + lane(); i < cache.dim) {
+          const float x = to_float(v[i]);
+          sum[u] += to_float(k[i]), square += x * x;
         }
       }
-      KVFOLD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
-        const index_t r = warp() * own + u;
-        square[u] += y[u] * shared.x[r * max_dim + i];
-        const float v = s0 + r < n ? to_float(values.at(s0 + r)[i]) : 0.0F;
-        of_v[u] += v * v;
-      }
+      norms += square_root(reduce_sum(square));
     }
     KVFOLD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
-      const float k = reduce_sum(square[u]), v = reduce_sum(of_v[u]);
-      const index_t s = s0 + warp() * own + u;
-      if (lane() == 0 && s < n) {
-        of_key[cache.slot(h, s)] = k, of_value[cache.slot(h, s)] = v;
+    for (index_t u = 0; u < max_dim / 32; ++u) {
+      shared.key[warp() * max_dim + u * 32 + lane()] = sum[u];
+    }
+    norms = block_sum(shared.norm, lane() == 0 ? norms : 0.0F);
+    const std::ptrdiff_t at = std::ptrdiff_t{h} * grid().y + stretch;
+    for (index_t i = thread_index(); i < cache.dim; i += threads) {
+      float x = 0;
+      for (index_t w = 0; w < warps; ++w) {
+        x += shared.key[w * max_dim + i];
       }
+      to.key[at * cache.dim + i] = x;
+    }
+    if (thread_index() == 0) {
+      to.norm[at] = norms;
     }
   }
 };
 
-/// `1 / (mean ‖v‖)²`, squares in the space, and how much a slot pulls: its mass, with a floor. A
-/// block a head.
+/// Of the queries' metric its Cholesky factor L, column by column with zeros above the diagonal;
+/// the mean key times it; what values are times. With nothing pinned the heaviest slot is the first
+/// seed. A block a head.
 template <class Scalar>
-struct weigh_space {
-  static constexpr index_t threads = 512;
+struct factor_space {
+  static constexpr index_t threads = max_dim;
   struct shared_memory {
-    of_warps<float, threads> sum;
+    factor_memory factor;
+    shared_array<float, max_dim> mean;
   };
 
   cache_view<Scalar> cache;
-  const index_t* planned;                 // [heads]
-  const float *of_key, *of_value, *mass;  // [heads, capacity]
+  const index_t* planned;  // [heads]
+  space_sums sums;
+  index_t stretches;
+  const float* mass;  // [heads, capacity]
   float floor;
-  float *inverse, *square, *weight;  // [heads], [heads, capacity] twice
+  point_space to;
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
+    const index_t h = cache.head(), n = cache.length[h], i = thread_index();
     if (planned[h] < 0) {
       return;
     }
-    const index_t n = cache.length[h];
-    float norms = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      norms += square_root(of_value[cache.slot(h, s)]);
+    const auto count = static_cast<float>(n);
+    const std::ptrdiff_t at = std::ptrdiff_t{h} * stretches;
+    float sum = 0;
+    for (index_t s = 0; s < stretches && i < cache.dim; ++s) {
+      sum += sums.key[(at + s) * cache.dim + i];
     }
-    const float norm = block_sum(shared.sum, norms) / static_cast<float>(n);
-    const float share = norm > 1e-18F ? 1.0F / (norm * norm) : 0.0F;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const std::ptrdiff_t at = cache.slot(h, s);
-      square[at] = of_key[at] + of_value[at] * share;
-      weight[at] = mass[at] + floor / static_cast<float>(n);
+    shared.mean[i] = sum / count;
+    if (i == 0) {
+      float norms = 0;
+      for (index_t s = 0; s < stretches; ++s) {
+        norms += sums.norm[at + s];
+      }
+      const float mean = norms / count;
+      to.inverse[h] = 1.0F / (mean > 1e-20F ? mean : 1e-20F);
     }
-    if (thread_index() == 0) {
-      inverse[h] = share;
+    float* const l = to.factor + std::ptrdiff_t{h} * cache.dim * cache.dim;
+    factor_lower<threads>(shared.factor, l, cache.dim);
+    for (index_t e = i; e < cache.dim * cache.dim; e += threads) {
+      const index_t row = e % cache.dim, column = e / cache.dim;
+      l[e] = row < column ? 0.0F : row == column ? 1.0F / l[e] : l[e];
+    }
+    sync_block();
+    if (i < cache.dim) {
+      float offset = 0;
+      for (index_t r = i; r < cache.dim; ++r) {
+        offset += shared.mean[r] * l[std::ptrdiff_t{i} * cache.dim + r];
+      }
+      to.offset[std::ptrdiff_t{h} * cache.dim + i] = offset;
+    }
+    for (index_t s = i; s < n; s += threads) {
+      to.weight[cache.slot(h, s)] = mass[cache.slot(h, s)] + floor / count;
     }
   }
 };

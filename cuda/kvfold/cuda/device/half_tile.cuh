@@ -1,0 +1,80 @@
+/// Tiles of rows of halfs in shared memory, and their products by a warp on tensor cores.
+#pragma once
+
+#include "kvfold/cuda/device/device.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Rows of `Depth` halfs, eight of them a pack of 16 bytes, in an order for which the eight rows of
+/// a matrix lie in different banks.
+template <index_t Depth>
+struct half_tile {
+  static_assert(Depth == 32 || Depth == 64);
+  static constexpr index_t depth = Depth, packs = Depth / 8;
+
+  KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {
+    return row * Depth + (pack ^ (Depth == 64 ? row & 7 : row >> 1 & 3)) * 8;
+  }
+};
+
+/// A warp's sums of products of `16 · RowTiles` rows with `8 · ColumnTiles` others: element
+/// `[m][n][i]` is of `row(m, i)` and `column(n, i)`.
+template <index_t RowTiles, index_t ColumnTiles>
+struct warp_sums {
+  static_assert(ColumnTiles % 2 == 0);
+  float x[RowTiles][ColumnTiles][4];
+
+  KVFOLD_DEVICE static index_t row(index_t m, index_t i) {
+    return m * 16 + lane() / 4 + (i >= 2 ? 8 : 0);
+  }
+  KVFOLD_DEVICE static index_t column(index_t n, index_t i) {
+    return n * 8 + lane() % 4 * 2 + (i & 1);
+  }
+
+  /// `use(element, its row, its column)`.
+  template <class Use>
+  KVFOLD_DEVICE void each(Use use) {
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < RowTiles; ++m) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < ColumnTiles; ++n) {
+        KVFOLD_UNROLL
+        for (index_t i = 0; i < 4; ++i) {
+          use(x[m][n][i], row(m, i), column(n, i));
+        }
+      }
+    }
+  }
+
+  /// Adds the products over a tile's depth of the rows from `row0` on of the tile at `a_at` with
+  /// those from `column0` on of the tile at `b_at`.
+  template <class Tile, index_t N, index_t M>
+  KVFOLD_DEVICE void add(const shared_array<half, N>& a, index_t a_at, index_t row0,
+                         const shared_array<half, M>& b, index_t b_at, index_t column0) {
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < Tile::depth / 16; ++k) {
+      cuda::matrices left[RowTiles], right[ColumnTiles / 2];
+      KVFOLD_UNROLL
+      for (index_t m = 0; m < RowTiles; ++m) {
+        left[m] =
+            load_matrices(a, a_at + Tile::place(row0 + m * 16 + lane() % 16, k * 2 + lane() / 16));
+      }
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < ColumnTiles / 2; ++n) {
+        right[n] =
+            load_matrices(b, b_at + Tile::place(column0 + n * 16 + lane() % 8 + lane() / 16 * 8,
+                                                k * 2 + lane() / 8 % 2));
+      }
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < ColumnTiles; ++n) {
+        const unsigned columns[2] = {right[n / 2].of[n % 2 * 2], right[n / 2].of[n % 2 * 2 + 1]};
+        KVFOLD_UNROLL
+        for (index_t m = 0; m < RowTiles; ++m) {
+          mma_16x8x16<half>(x[m][n], left[m].of, columns);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvfold::cuda::detail

@@ -1,0 +1,51 @@
+/// fold after a prompt: clusters of slots, launch by launch.
+#pragma once
+
+#include <type_traits>  // std::integral_constant
+
+#include "kvfold/cuda/policies/fold/memory.cuh"
+#include "kvfold/cuda/policies/fold/space.cuh"
+
+namespace kvfold::cuda::detail {
+
+/// Clusters of the slots that are not pinned, merged into their seeds (`kvfold::search::cluster`),
+/// in the space that `queries` see. The slots' masses are known. Eight launches, two for every
+/// round of seeds and three for every round of Lloyd's but the first.
+template <class Scalar>
+void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
+                   const chosen_rows<Scalar>& queries, const head_budgets& limits,
+                   const fold_plan_memory& work, stream stream) {
+  const auto heads = cache.blocks();
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  const keep_evict_partition& d = work.divided;
+  const prompt_scratch& own = work.prompt;
+  using metric = query_metric<Scalar>;
+  launch(metric{cache, queries, own.space.factor}, {heads, shares(cache.dim, metric::rows)},
+         stream);
+  const unsigned stretches = shares(cache.capacity, space_sums::slots);
+  launch(sum_slots<Scalar>{cache, d.rows, own.sums}, {heads, stretches}, stream);
+  launch(factor_space<Scalar>{cache, d.rows, own.sums, static_cast<index_t>(stretches),
+                              work.fold.mass, rule.prompt.floor, own.space},
+         {heads}, stream);
+  const clustered_points x{own.points, own.space.weight, d, {cache.active}};
+  seed_lists seeds = own.seeds;
+  seeds.limits = limits;
+  cluster_scratch scratch = own.clusters;
+  scratch.begin = work.plan.begin;
+  const auto cluster = [&]<index_t Dim>(std::integral_constant<index_t, Dim>) {
+    using points = make_points<Scalar, Dim>;
+    launch(points{cache, d.rows, own.space, own.points, cache.aligned()},
+           {heads, shares(cache.capacity, points::slots)}, stream);
+    cluster_points<2 * Dim>(x, cache.length, seeds, scratch, rule.prompt.rounds, heads, stream);
+  };
+  if (cache.dim <= 128) {
+    cluster(std::integral_constant<index_t, 128>{});
+  } else {
+    cluster(std::integral_constant<index_t, 256>{});
+  }
+  launch(name_clusters<Scalar>{cache, d}, {heads}, stream);
+}
+
+}  // namespace kvfold::cuda::detail

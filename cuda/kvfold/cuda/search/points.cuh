@@ -1,0 +1,63 @@
+/// A head's slots as points: what is clustered, and where its seeds stand.
+#pragma once
+
+#include "kvfold/cuda/memory/head_budgets.cuh"
+#include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/search/seed_rounds.hpp"
+
+namespace kvfold::cuda::detail {
+
+/// Points of all heads `[heads, capacity]`, whose squared distance is D²: rows of `depth` halfs, a
+/// multiple of 64 and at least 128, at multiples of 16 bytes.
+struct point_rows {
+  static constexpr index_t most_depth = 2 * max_dim;
+
+  half* data;
+  float* square;  ///< [heads, capacity] of a row
+  index_t capacity, depth;
+
+  /// The depth of two rows of `dim` side by side, each with zeros up to a multiple of 32.
+  KVFOLD_HD static index_t depth_of(index_t dim) { return dim <= 32 ? 128 : (dim + 31) / 32 * 64; }
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t i) const {
+    return std::ptrdiff_t{h} * capacity + i;
+  }
+  KVFOLD_DEVICE half* row(index_t h, index_t i) const { return data + at(h, i) * depth; }
+};
+
+/// The points of slots, and those of them that are clustered: the slots that are removed.
+struct clustered_points {
+  point_rows points;
+  const float* weight;  ///< [heads, capacity] how much a slot pulls
+  keep_evict_partition of;
+  active_heads active;
+
+  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t i) const { return points.at(h, i); }
+};
+
+/// Seeds in rounds of a pool each (`kvfold::search::pool_seeds`).
+struct seed_lists {
+  using rounds = kvfold::search::seed_rounds;
+
+  index_t* slots;  ///< [heads, capacity] in the order of rounds, ascending in each
+  float* gain;     ///< [heads, capacity] by place in the list of removed slots; −1: it is a seed
+  head_budgets limits;
+
+  /// While `of.kept` are the pinned: how many seeds there are to be, and how many before the
+  /// rounds: with nothing pinned the heaviest slot.
+  KVFOLD_DEVICE index_t count(const keep_evict_partition& of, index_t h) const {
+    return limits.of(h).target - of.kept_count[h];
+  }
+  KVFOLD_DEVICE static index_t before(const keep_evict_partition& of, index_t h) {
+    return of.kept_count[h] == 0 ? 1 : 0;
+  }
+  struct stretch {
+    index_t begin, count;
+  };
+  KVFOLD_DEVICE stretch of_round(const keep_evict_partition& of, index_t h, index_t round) const {
+    const index_t all = count(of, h), quota = rounds::quota(all);
+    const index_t begin = before(of, h) + round * quota, left = all - begin;
+    return {begin, left < 0 ? 0 : left < quota ? left : quota};
+  }
+};
+
+}  // namespace kvfold::cuda::detail
