@@ -129,7 +129,8 @@ TEST_CASE("points are made of keys and values read once, and written once") {
   device_cache<half> kv({.heads = 1, .capacity = slots, .dim = dim}, {slots}, 3);
   scene s(slots, 0, dim);
   const auto d = static_cast<std::size_t>(dim);
-  device_buffer<float> factor(d * d, 0), offset(d, 0), inverse(1, 0);
+  device_buffer<float> offset(d, 0), inverse(1, 0);
+  device_buffer<half> factor(2 * d * d, 0);
   const auto bytes = kv.keys.size() * sizeof(half);
   traffic counted;
   s.watch(counted);
@@ -137,7 +138,7 @@ TEST_CASE("points are made of keys and values read once, and written once") {
   using kernel = detail::make_points<half, 128>;
   launch(kernel{kv.view(),
                 s.rows.data(),
-                {factor.data(), offset.data(), inverse.data(), s.weight.data()},
+                {nullptr, factor.data(), offset.data(), inverse.data(), s.weight.data()},
                 s.x().points,
                 kv.view().aligned()},
          {1, static_cast<unsigned>(ceiling(slots, kernel::slots))}, order());
@@ -149,9 +150,10 @@ TEST_CASE("points are made of keys and values read once, and written once") {
   CHECK(s.rows_of(counted.of(0).stored.bytes) / slots <= 1);
   CHECK(sectors(counted.of(0).stored) <= 1);
   CHECK(counted.bank_conflicts == 0);
-  // The factor once for 64 slots.
-  const double factors = 4.0 * dim * dim * ceiling(slots, 64);
-  CHECK(static_cast<double>(counted.others().loaded.bytes) / factors <= 1);
+  // Both parts of the factor once for 128 slots; two products a number of whole tiles.
+  const index_t blocks = ceiling(slots, kernel::slots);
+  CHECK(static_cast<double>(counted.others().loaded.bytes) / (blocks * 4.0 * dim * dim) <= 1);
+  CHECK(counted.mmas <= blocks * 2 * 8 * ceiling(dim, 64) * 8 * (dim / 16));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The emulator's registers of sixteen bytes, and its powers of 2.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <vector>
 
@@ -69,6 +70,17 @@ TEST_CASE("sixteen bytes come as four registers, and powers of 2 as coarse as th
   CHECK_THROWS_WITH(broken(fault::odd_address), Contains("a multiple of 16 bytes expected"));
   CHECK_THROWS_WITH(broken(fault::half_vector), Contains("a multiple of 8 expected for a vector"));
   CHECK_THROWS_WITH(broken(fault::no_barrier), Contains("race"));
+}
+
+TEST_CASE("the lesser of each of two pairs, zeros and negative numbers among them") {
+  for (const float a : {-1.0F, 0.0F, 0.5F, 60000.0F}) {
+    for (const float b : {-1.0F, 0.0F, 0.25F, 60000.0F}) {
+      const auto of = [](float x) { return from_float<half>(x); };
+      const unsigned least = min_pairs<half>(pair_of(of(a), of(b)), pair_of(of(b), of(a)));
+      CHECK(to_float(low_of<half>(least)) == std::min(a, b));
+      CHECK(to_float(high_of<half>(least)) == std::min(a, b));
+    }
+  }
 }
 
 }  // namespace

@@ -16,8 +16,9 @@ struct point_rows {
   float* square;  ///< [heads, capacity] of a row
   index_t capacity, depth;
 
-  /// The depth of two rows of `dim` side by side, each with zeros up to a multiple of 32.
-  KVFOLD_HD static index_t depth_of(index_t dim) { return dim <= 32 ? 128 : (dim + 31) / 32 * 64; }
+  /// Of a key and a value of `dim` side by side: each with zeros up to a multiple of 32.
+  KVFOLD_HD static index_t values_at(index_t dim) { return (dim + 31) / 32 * 32; }
+  KVFOLD_HD static index_t depth_of(index_t dim) { return dim <= 32 ? 128 : 2 * values_at(dim); }
   KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t i) const {
     return std::ptrdiff_t{h} * capacity + i;
   }

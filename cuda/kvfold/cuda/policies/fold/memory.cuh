@@ -43,8 +43,9 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
     return point_rows{from.take<half>(rows * static_cast<std::size_t>(depth)),
                       from.take<float>(rows), of_head, depth};
   };
-  m.space = {from.take<float>(n * d * d), from.take<float>(n * d), from.take<float>(n),
-             from.take<float>(slots)};
+  m.space = {from.take<float>(n * d * d),
+             from.take<char>(n * d * d * split_factor<float>::most_bytes), from.take<float>(n * d),
+             from.take<float>(n), from.take<float>(slots)};
   m.points = points(shape.capacity), m.clusters.means = points(shape.target);
   m.clusters.members = from.take<index_t>(slots), m.clusters.spare = from.take<index_t>(slots);
   m.clusters.by_slot = from.take<index_t>(slots);

@@ -1,6 +1,8 @@
 /// fold after a prompt: slots as points of the space that its reference queries see.
 #pragma once
 
+#include <type_traits>  // std::is_same_v
+
 #include "kvfold/cuda/memory/tile.cuh"
 #include "kvfold/cuda/search/points.cuh"
 
@@ -10,6 +12,7 @@ namespace kvfold::cuda::detail {
 /// covariance.
 struct point_space {
   float* factor;   ///< [heads, dim, dim] scale² C, then scale · L, column by column
+  void* split;     ///< [heads, parts, dim, dim] the same as a sum of `split_factor::parts` scalars
   float* offset;   ///< [heads, dim] the mean key times it
   float* inverse;  ///< [heads] 1 / mean‖v‖
   float* weight;   ///< [heads, capacity] of a slot
@@ -22,11 +25,27 @@ struct space_sums {
   float *key, *norm;  ///< [heads, stretches, dim], [heads, stretches]
 };
 
-/// Slots as points, and their squares. Products are plain, in float: 64 slots a block with 32
-/// columns of the factor at a time.
+/// L as what tensor cores multiply keys by: 22 bits of it as halfs, 24 as bfloat16; floats are
+/// multiplied as they are.
+template <class Scalar>
+struct split_factor {
+  static constexpr index_t parts = sizeof(Scalar) == 4 ? 1 : std::is_same_v<Scalar, half> ? 2 : 3;
+  static constexpr index_t most_bytes = 6;  ///< of a number, whatever the scalar
+
+  Scalar* data;
+  index_t dim;
+
+  KVFOLD_DEVICE Scalar* column(index_t h, index_t part, index_t j) const {
+    return data + ((std::ptrdiff_t{h} * parts + part) * dim + j) * dim;
+  }
+};
+
+/// Slots as points, and their squares. A block makes `slots` of them, some columns of L at a time:
+/// products of 16-bit rows on tensor cores, summed in float.
 template <class Scalar, index_t Depth>
 struct make_points {
-  using shape = tile_shape<float, Depth>;
+  using shape = tile_shape<Scalar, Depth>;
+  using factor = split_factor<Scalar>;
   static constexpr index_t threads = shape::threads, slots = shape::rows, some = shape::columns;
   static constexpr index_t packs = some / 8, own = slots * packs / threads;
   static constexpr index_t width = vector_16<Scalar>::size;
@@ -50,32 +69,41 @@ struct make_points {
       return;
     }
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    const float* const factor = space.factor + std::ptrdiff_t{h} * dim * dim;
+    const factor l{static_cast<Scalar*>(space.split), dim};
     const float* const offset = space.offset + std::ptrdiff_t{h} * dim;
-    const index_t of_keys = (dim + some - 1) / some * some;
+    const index_t of_keys = to.values_at(dim);
     shape::template load<slots>(
         shared.keys, [&](index_t r) { return s0 + r < n ? keys.at(s0 + r) : nullptr; }, keys.data,
         dim, aligned);
     float square[own] = {};
     for (index_t j0 = 0; j0 < of_keys; j0 += some) {
-      shape::template load<some>(
-          shared.columns,
-          [&](index_t c) { return j0 + c < dim ? factor + std::ptrdiff_t{j0 + c} * dim : nullptr; },
-          factor, dim, dim % 4 == 0);
-      commit_async();
-      wait_async<0>();
-      sync_block();
       typename shape::products y;
-      shape::multiply(shared.keys, shared.columns, dim, y);
+      shape::clear(y);
+      KVFOLD_ROLLED
+      for (index_t part = 0; part < factor::parts; ++part) {
+        shape::template load<some>(
+            shared.columns,
+            [&](index_t c) { return j0 + c < dim ? l.column(h, part, j0 + c) : nullptr; }, l.data,
+            dim, dim % width == 0);
+        commit_async();
+        wait_async<0>();
+        sync_block();
+        shape::accumulate(shared.keys, shared.columns, dim, y);
+        sync_block();  // the columns are used up
+      }
       KVFOLD_UNROLL
       for (index_t c = 0; c < shape::column_tiles; ++c) {
         KVFOLD_UNROLL
         for (index_t i = 0; i < 4; ++i) {
           const index_t column = shape::column(c, i), j = j0 + column;
-          put(shared, shape::row(0, i), column, j < dim ? y[0][c][i] - offset[j] : 0.0F);
+          const float centre = j < dim ? offset[j] : 0.0F;
+          KVFOLD_UNROLL
+          for (index_t m = 0; m < shape::row_tiles; ++m) {
+            put(shared, shape::row(m, i), column, y[m][c][i] - centre);
+          }
         }
       }
-      store(shared, h, s0, n, j0, square);
+      store(shared, h, s0, n, j0, of_keys, square);
     }
     const float inverse = space.inverse[h];
     for (index_t j0 = of_keys; j0 < to.depth; j0 += some) {
@@ -88,7 +116,7 @@ struct make_points {
           put(shared, r, i + j, to_float(x[j]) * inverse);
         }
       }
-      store(shared, h, s0, n, j0, square);
+      store(shared, h, s0, n, j0, to.depth, square);
     }
     KVFOLD_UNROLL
     for (index_t u = 0; u < own; ++u) {
@@ -105,15 +133,16 @@ struct make_points {
     constexpr float most = 65504;  // of halfs
     shared.halves[r * some + column] = from_float<half>(x > most ? most : x < -most ? -most : x);
   }
-  /// The halves are columns `j0 ...` of the rows; adds this thread's part of their squares.
+  /// The halves are columns `j0 ...` of the rows, before `end`; adds this thread's part of their
+  /// squares.
   KVFOLD_DEVICE void store(shared_memory& shared, index_t h, index_t s0, index_t n, index_t j0,
-                           float (&square)[own]) const {
+                           index_t end, float (&square)[own]) const {
     sync_block();
     KVFOLD_UNROLL
     for (index_t u = 0; u < own; ++u) {
       const index_t e = u * threads + thread_index(), r = e / packs, i = e % packs * 8;
       const auto x = shared.halves.vector(r * some + i);
-      if (s0 + r < n) {
+      if (s0 + r < n && j0 + i < end) {
         store_16(to.row(h, s0 + r) + j0 + i, x);
       }
       KVFOLD_UNROLL

@@ -174,9 +174,17 @@ struct factor_space {
     }
     float* const l = to.factor + std::ptrdiff_t{h} * cache.dim * cache.dim;
     factor_lower<threads>(shared.factor, l, cache.dim);
+    const split_factor<Scalar> split{static_cast<Scalar*>(to.split), cache.dim};
     for (index_t e = i; e < cache.dim * cache.dim; e += threads) {
       const index_t row = e % cache.dim, column = e / cache.dim;
-      l[e] = row < column ? 0.0F : row == column ? 1.0F / l[e] : l[e];
+      float x = row < column ? 0.0F : row == column ? 1.0F / l[e] : l[e];
+      l[e] = x;
+      KVFOLD_UNROLL
+      for (index_t part = 0; part < split_factor<Scalar>::parts; ++part) {
+        const auto high = from_float<Scalar>(x);
+        split.column(h, part, column)[row] = high;
+        x -= to_float(high);
+      }
     }
     sync_block();
     if (i < cache.dim) {
