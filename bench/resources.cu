@@ -47,6 +47,9 @@ bool print_all() {
          print<make_points<half, 256>>("fold-points-256") &&
          print<reference_tiles<half, 128>>("fold-outputs") &&
          print<reference_tiles<half, 256>>("fold-outputs-256") &&
+         print<row_masses<half, 128>>("fold-masses") &&
+         print<probability_tiles<half, 128>>("fold-probabilities") &&
+         print<probability_tiles<half, 256>>("fold-probab-256") &&
          print<multiply_rows<1>>("ridge-products") && print<multiply_rows<2>>("ridge-float") &&
          print<update_column>("ridge-update") && print<solve_column>("ridge-solve") &&
          print<substitute_back>("ridge-back");

@@ -3,37 +3,10 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/device_cache.hpp"
-#include "kvfold/cuda/policies/fold/values.cuh"
+#include "cuda/fold_rows.hpp"
 
 namespace kvfold::cuda {
 namespace {
-
-/// Queries `[heads, group, count, dim]` that all heads but those with −1 in `planned` ask.
-template <class Scalar>
-struct asked_queries {
-  cache_case c;
-  index_t count;
-  device_buffer<Scalar> q;
-  device_buffer<index_t> planned;
-
-  asked_queries(const cache_case& of, index_t n, std::vector<index_t> plans, std::uint64_t seed)
-      : c(of),
-        count(n),
-        q(static_cast<std::size_t>(c.heads * c.group * n * c.dim)),
-        planned(plans) {
-    emulator::chance random{seed};
-    for (std::size_t i = 0; i < q.size(); ++i) {
-      q.host()[i] = from_float<Scalar>(static_cast<float>(random.below(401)) / 100 - 2);
-    }
-  }
-  index_t all() const { return c.group * count; }
-  detail::chosen_rows<Scalar> rows() {
-    const std::ptrdiff_t member = std::ptrdiff_t{count} * c.dim;
-    return {{q.data(), count, c.group * member, member, c.dim}, q.data(), count, planned.data()};
-  }
-  float at(index_t h, index_t i, index_t e) { return to_float(q[(h * all() + i) * c.dim + e]); }
-};
 
 template <class Scalar>
 void check_outputs(cache_case c, std::vector<index_t> lengths, index_t count, std::uint64_t seed) {
@@ -88,6 +61,140 @@ void check_outputs(cache_case c, std::vector<index_t> lengths, index_t count, st
     }
   }
   CHECK(worst <= 1e-5 * largest);
+}
+
+/// Weights, log-mass, probabilities and what outputs lack.
+template <class Scalar>
+void check_rows(cache_case c, index_t count, index_t rows, std::uint64_t seed) {
+  INFO("dim " << c.dim << ", group " << c.group << ", rows " << rows << ", seed " << seed);
+  constexpr index_t halves = sizeof(Scalar) == 4 ? 2 : 1;
+  c.scale = 1 / std::sqrt(static_cast<float>(c.dim));
+  device_cache<Scalar> kv(c, std::vector(static_cast<std::size_t>(c.heads), c.capacity), seed);
+  std::vector<index_t> plans(static_cast<std::size_t>(c.heads), 0);
+  plans.back() = -1;
+  asked_queries<Scalar> asked(c, count, plans, seed + 1);
+  const index_t all = asked.all();
+  planned_rows<Scalar> plan(c, all, rows, seed + 2);
+  device_buffer<float> lse(static_cast<std::size_t>(c.heads * all), 0);
+  for (index_t q = 0; q < all; ++q) {  // head 0's
+    double sum = 0;
+    for (index_t t = 0; t < c.capacity; ++t) {
+      double dot = 0;
+      for (index_t e = 0; e < c.dim; ++e) {
+        dot += double{asked.at(0, q, e)} * double{to_float(kv.key(0, t)[e])};
+      }
+      sum += std::exp(double{c.scale} * dot + double{kv.log_mass[t]});
+    }
+    lse[q] = static_cast<float>(std::log(sum));
+  }
+  // Oracle of head 0.
+  std::vector<std::vector<double>> key, value;
+  std::vector<double> beta;
+  for (index_t r = 0; r < rows; ++r) {
+    const index_t from = plan.begin[r], end = plan.begin[r + 1];
+    double weight = 0, members = 0, alone = 0;
+    for (index_t s = from; s < end; ++s) {
+      weight += double{plan.mass[s]}, members += double{plan.sum[s]};
+    }
+    key.emplace_back(), value.emplace_back();
+    for (index_t e = 0; e < c.dim; ++e) {
+      double k = 0, v = 0;
+      for (index_t s = from; s < end; ++s) {
+        const double w = double{plan.mass[s]} / weight;
+        k += w * double{to_float(kv.key(0, s)[e])}, v += w * double{to_float(kv.value(0, s)[e])};
+      }
+      key.back().push_back(k), value.back().push_back(v);
+    }
+    beta.push_back(double{plan.log_mass[r]});
+    for (index_t q = 0; q < all; ++q) {
+      double dot = 0;
+      for (index_t e = 0; e < c.dim; ++e) {
+        dot += double{asked.at(0, q, e)} * key.back()[static_cast<std::size_t>(e)];
+      }
+      alone += std::exp(double{c.scale} * dot - double{lse[q]});
+    }
+    beta.back() = plan.pinned(r) ? beta.back() : std::log(members / alone);
+  }
+  auto& work = plan.work;
+  const auto run = [&](std::uint64_t order_seed) {
+    const auto stream = order(order_seed);
+    detail::fit_masses(kv.view(), plan.view(), plan.into.data(), asked.rows(), plan.sum.data(),
+                       plan.mass.data(), lse.data(), work, stream);
+    detail::outputs_of(kv.view(), asked.rows(), lse.data(), work.missing, stream);
+    return detail::probabilities_of<Scalar, halves>(kv.view(), plan.view(), asked.rows(),
+                                                    work.system, work, stream);
+  };
+  device_buffer<float> outputs(static_cast<std::size_t>(c.heads * all * c.dim));
+  detail::outputs_of(kv.view(), asked.rows(), lse.data(), outputs.data(), order(seed));
+  const index_t parts = run(seed);
+  CHECK((plan.memory.intact() && plan.log_mass.intact() && plan.sources.intact()));
+  kv.check_guards();
+  double off_beta = 0, off_p = 0, off_missing = 0, squares = 0, largest = 0, size = 0;
+  for (index_t r = 0; r < rows; ++r) {
+    off_beta =
+        worse(off_beta, std::abs(double{plan.log_mass[r]} - beta[static_cast<std::size_t>(r)]));
+  }
+  const half* const stored = on_host(work.system.rows);
+  for (index_t q = 0; q < all; ++q) {
+    std::vector<double> p;
+    double sum = 0;
+    for (std::size_t r = 0; r < key.size(); ++r) {
+      double dot = 0;
+      for (index_t e = 0; e < c.dim; ++e) {
+        dot += double{asked.at(0, q, e)} * key[r][static_cast<std::size_t>(e)];
+      }
+      p.push_back(std::exp(double{c.scale} * dot + beta[r]));
+      sum += p.back();
+    }
+    index_t unknown = 0;
+    for (index_t r = 0; r < rows; ++r) {
+      double& x = p[static_cast<std::size_t>(r)];
+      x /= sum;
+      if (!plan.pinned(r)) {
+        const auto at = std::ptrdiff_t{unknown++} * work.system.depth + q;
+        double got = double{to_float(stored[at])};
+        got += halves == 2 ? double{to_float(stored[at + work.system.low()])} : 0.0;
+        off_p = worse(off_p, std::abs(got / double{detail::ridge_system::p_scale} - x));
+        squares += x * x;
+      }
+    }
+    CHECK(unknown == on_host(work.unknowns)[0]);
+    for (index_t e = 0; e < c.dim; ++e) {
+      double x = double{outputs[q * c.dim + e]};
+      size = std::max(size, std::abs(x));
+      for (std::size_t r = 0; r < p.size(); ++r) {
+        x -= p[r] * value[r][static_cast<std::size_t>(e)];
+        size = std::max(size, std::abs(value[r][static_cast<std::size_t>(e)]));
+      }
+      off_missing = worse(off_missing, std::abs(double{on_host(work.missing)[q * c.dim + e]} - x));
+      largest = std::max(largest, std::abs(x));
+    }
+  }
+  CHECK(off_beta <= 2e-5);
+  CHECK(off_p <= (halves == 2 ? 2e-6 : 3e-4));
+  CHECK(off_missing <= 1e-5 * size);
+  double held = 0, most = 0;
+  for (index_t i = 0; i < parts; ++i) {
+    held += double{on_host(work.squares)[i]};
+    most = std::max(most, double{on_host(work.largest)[i]});
+  }
+  CHECK(std::abs(held - squares) <= 1e-4 * squares);
+  CHECK(std::abs(most - largest) <= 1e-4 * size);
+  for (index_t u = 0; u < work.system.tiles * 128; ++u) {  // zeros up to whole tiles
+    for (index_t q = u < on_host(work.unknowns)[0] ? all : 0; q < work.system.depth; ++q) {
+      REQUIRE(to_float(stored[std::ptrdiff_t{u} * work.system.depth + q]) == 0);
+    }
+  }
+  CHECK(on_host(work.unknowns)[c.heads - 1] == 0);
+}
+
+TEST_CASE(
+    "the rows of a plan: log-mass, probabilities and what outputs lack, whatever the scalar") {
+  check_rows<half>({.heads = 2, .capacity = 90, .dim = 40, .group = 2}, 35, 50, 11);
+  check_rows<bfloat16>({.heads = 2, .capacity = 130, .dim = 128, .paged = true}, 70, 70, 12);
+  check_rows<half>({.heads = 2, .capacity = 20, .dim = 168}, 5, 10, 13);
+  check_rows<half>({.heads = 2, .capacity = 20, .dim = 33}, 5, 10, 14);  // not aligned
+  check_rows<float>({.heads = 2, .capacity = 60, .dim = 32}, 20, 33, 15);
 }
 
 TEST_CASE("reference outputs are as good as float, whatever the scalar") {

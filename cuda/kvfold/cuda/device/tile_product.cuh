@@ -22,6 +22,29 @@ struct split_number {
   }
 };
 
+/// Word `i` of lane `j`, of four lanes each, becomes word `j` of lane `i`.
+KVFOLD_DEVICE inline void transpose_quad(unsigned (&x)[4]) {
+  KVFOLD_UNROLL
+  for (index_t d = 1; d <= 2; d *= 2) {
+    const bool upper = (lane() & d) != 0;
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < 2; ++k) {
+      unsigned& a = x[d == 1 ? 2 * k : k];
+      unsigned& b = x[d == 1 ? 2 * k + 1 : k + 2];
+      const unsigned theirs = shuffle_xor(upper ? a : b, d);
+      (upper ? a : b) = theirs;
+    }
+  }
+}
+KVFOLD_DEVICE inline vector_16<half> halves_of(const unsigned (&x)[4]) {
+  vector_16<half> packed;
+  KVFOLD_UNROLL
+  for (index_t k = 0; k < 4; ++k) {
+    packed[2 * k] = low_of<half>(x[k]), packed[2 * k + 1] = high_of<half>(x[k]);
+  }
+  return packed;
+}
+
 /// A block of 8 warps multiplies 128 rows by 128 others, `depth` elements of both at a time, which
 /// stream through a ring of stages. Numbers are a half (`Halves` 1) or two; then
 /// `high·high + high·low + low·high` is summed, so that a product errs by about 2^-22. A warp has
@@ -183,23 +206,8 @@ struct tile_product {
   /// Of a row that four lanes hold in pairs, word `n` of each being of columns `8 n ...`: each
   /// lane stores eight columns.
   KVFOLD_DEVICE static void store_quad(unsigned (&x)[4], half* row) {
-    KVFOLD_UNROLL
-    for (index_t d = 1; d <= 2; d *= 2) {
-      const bool upper = (lane() & d) != 0;
-      KVFOLD_UNROLL
-      for (index_t k = 0; k < 2; ++k) {
-        unsigned& a = x[d == 1 ? 2 * k : k];
-        unsigned& b = x[d == 1 ? 2 * k + 1 : k + 2];
-        const unsigned theirs = shuffle_xor(upper ? a : b, d);
-        (upper ? a : b) = theirs;
-      }
-    }
-    vector_16<half> packed;
-    KVFOLD_UNROLL
-    for (index_t k = 0; k < 4; ++k) {
-      packed[2 * k] = low_of<half>(x[k]), packed[2 * k + 1] = high_of<half>(x[k]);
-    }
-    store_16(row + warp() % 4 * 32 + lane() % 4 * 8, packed);
+    transpose_quad(x);
+    store_16(row + warp() % 4 * 32 + lane() % 4 * 8, halves_of(x));
   }
 };
 

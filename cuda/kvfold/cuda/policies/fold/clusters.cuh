@@ -8,7 +8,8 @@
 namespace kvfold::cuda::detail {
 
 /// Clusters of all slots but the outliers, fitted on the reference queries; those before them are
-/// remembered with them. Twelve launches, and those of `cluster_slots` and `fit_values`.
+/// remembered with them. Eleven launches, and those of `cluster_slots`, `fit_masses` and
+/// `fit_values`.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& reference, const head_budgets& limits,
@@ -41,13 +42,11 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
          stream);
   cluster_slots(rule, cache, queries, limits, work, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
-  launch(fit_rows<Scalar, chosen_rows<Scalar>>{cache, work.plan, d.into, queries, own.sum, own.mass,
-                                               own.measure.log_sum_exp},
-         {heads, shares(limits.most_target(), 64)}, stream);
+  fit_masses(cache, work.plan, d.into, queries, own.sum, own.mass, own.measure.log_sum_exp,
+             more.values, stream);
   plan_view plan = work.plan;
   if (options.ridge > 0) {
-    fit_values(rule, cache, work.plan, d.into, queries, own.measure.log_sum_exp, more.values,
-               stream);
+    fit_values(rule, cache, work.plan, queries, own.measure.log_sum_exp, more.values, stream);
     plan.value_correction = more.values.correction;
   }
   apply(plan, cache, state, stream);

@@ -54,9 +54,7 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
   const std::size_t parts = n * static_cast<std::size_t>(stretches);
   m.sums = {from.take<float>(parts * d), from.take<float>(parts)};
   m.least = from.take<float>(n);
-  if (fits) {
-    m.values = allocate_values(from, shape);
-  }
+  m.values = allocate_values(from, shape, fits);
   return m;
 }
 

@@ -5,10 +5,10 @@
 
 namespace kvfold::cuda::detail {
 
-/// 64 rows of up to `Depth` elements, for blocks of 4 warps.
-template <index_t Depth>
+/// `Rows` rows of up to `Depth` elements, for blocks of 4 warps.
+template <index_t Depth, index_t Rows = 64>
 struct packed_rows {
-  static constexpr index_t threads = 128, rows = 64, packs = Depth / 8, size = rows * Depth;
+  static constexpr index_t threads = 128, rows = Rows, packs = Depth / 8, size = rows * Depth;
 
   /// Where 16 bytes of a row lie: turned, so that those of 8 rows meet different banks.
   KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {

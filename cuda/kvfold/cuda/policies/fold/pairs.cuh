@@ -59,6 +59,35 @@ struct choose_cheapest {
   }
 };
 
+/// Members weighted by their mass.
+template <class Scalar>
+struct member_weights {
+  cache_view<Scalar> cache;
+  const float *sum, *mass;  // [heads, capacity]
+
+  /// Of a row of `size` sources, by a warp; what their `sum` is.
+  KVFOLD_DEVICE float operator()(index_t h, merge_source* row, index_t size) const {
+    float weight = 0, members = 0;
+    for (index_t e = lane(); e < size; e += 32) {
+      weight += mass[cache.slot(h, row[e].source)];
+      members += sum[cache.slot(h, row[e].source)];
+    }
+    weight = reduce_sum(weight), members = reduce_sum(members);
+    for (index_t e = lane(); e < size; e += 32) {
+      const float w = mass[cache.slot(h, row[e].source)] / weight;
+      row[e].key_weight = w, row[e].value_weight = w;
+    }
+    return members;
+  }
+};
+
+/// `kvfold::log_ratio`
+KVFOLD_DEVICE inline float log_ratio(float members, float alone) {
+  constexpr float least = 1e-20F, most = 1e20F;
+  const float a = alone < least ? least : most < alone ? most : alone;
+  return logarithm((members < least ? least : members) / a);
+}
+
 /// Members weighted by their mass; the row's log-mass fitted on the queries, so that it has in the
 /// mean the mass of what it stands for: `β = ln(Σ_s sum_s / Σ_q exp(scale · q·k − Z_q))`. A warp a
 /// row; a lane a query.
@@ -92,16 +121,7 @@ struct fit_rows {
  private:
   KVFOLD_DEVICE void fit(shared_memory& shared, index_t h, merge_source* row, index_t size,
                          float& log_mass) const {
-    float weight = 0, members = 0;
-    for (index_t e = lane(); e < size; e += 32) {
-      weight += mass[cache.slot(h, row[e].source)];
-      members += sum[cache.slot(h, row[e].source)];
-    }
-    weight = reduce_sum(weight), members = reduce_sum(members);
-    for (index_t e = lane(); e < size; e += 32) {
-      const float w = mass[cache.slot(h, row[e].source)] / weight;
-      row[e].key_weight = w, row[e].value_weight = w;
-    }
+    const float members = member_weights<Scalar>{cache, sum, mass}(h, row, size);
     sync_warp();
     const auto keys = cache.keys.of(h);
     const index_t first = warp() * max_dim;
@@ -130,13 +150,6 @@ struct fit_rows {
       log_mass = log_ratio(members, alone);
     }
     sync_warp();  // the key is used up
-  }
-
-  /// `kvfold::log_ratio`
-  KVFOLD_DEVICE static float log_ratio(float members, float alone) {
-    constexpr float least = 1e-20F, most = 1e20F;
-    const float a = alone < least ? least : most < alone ? most : alone;
-    return logarithm((members < least ? least : members) / a);
   }
 };
 

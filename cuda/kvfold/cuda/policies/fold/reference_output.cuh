@@ -132,8 +132,8 @@ struct reference_output {
   }
 };
 
-/// The rows of a plan as floats, keys and values. A warp a row.
-template <class Scalar>
+/// The rows of a plan, keys and values, as floats or in `Parts` of 16 bits. A warp a row.
+template <class Scalar, bool Parts>
 struct merge_rows {
   static constexpr index_t threads = 256;
   struct shared_memory {};
@@ -155,9 +155,20 @@ struct merge_rows {
           k += sources[e].key_weight * to_float(keys.at(sources[e].source)[i]);
           v += sources[e].value_weight * to_float(values.at(sources[e].source)[i]);
         }
-        to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
+        if constexpr (Parts) {
+          put(to.template key_parts<Scalar>(h, r) + i, k);
+          put(to.template value_parts<Scalar>(h, r) + i, v);
+        } else {
+          to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
+        }
       }
     });
+  }
+
+ private:
+  KVFOLD_DEVICE void put(Scalar* to_part, float x) const {
+    const Scalar high = from_float<Scalar>(x);
+    to_part[0] = high, to_part[cache.dim] = from_float<Scalar>(x - to_float(high));
   }
 };
 

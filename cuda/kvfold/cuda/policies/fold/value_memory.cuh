@@ -14,6 +14,16 @@ struct plan_rows {
   KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t r) const {
     return (std::ptrdiff_t{h} * most + r) * pitch;
   }
+  /// The same memory as two 16-bit parts of each number, `[heads, most, 2, dim]`: what they round
+  /// to and the rest.
+  template <class Scalar>
+  KVFOLD_DEVICE Scalar* key_parts(index_t h, index_t r) const {
+    return reinterpret_cast<Scalar*>(key + at(h, r));
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE Scalar* value_parts(index_t h, index_t r) const {
+    return reinterpret_cast<Scalar*>(value + at(h, r));
+  }
 };
 
 /// Of all query heads' reference queries together.
@@ -27,12 +37,14 @@ struct value_scratch {
   float *squares, *largest;  ///< [heads, parts] of probabilities in the system, and of `missing`
   index_t *unknowns, *row;   ///< [heads], and [heads, capacity] of each unknown
   index_t* place;            ///< [heads, capacity] the unknown of each row; −1: none
-  float* correction;         ///< [heads, capacity, dim]
+  float* correction;         ///< [heads, capacity, dim]; null: values are not fitted
 
   index_t parts() const { return system.depth / queries_a_part; }
 };
 
-inline value_scratch allocate_values(workspace_allocator& from, const work_shape& shape) {
+/// `fits`: are values fitted, or masses alone?
+inline value_scratch allocate_values(workspace_allocator& from, const work_shape& shape,
+                                     bool fits) {
   const std::size_t n = shape.all_heads(), slots = shape.slots();
   const index_t all = shape.group * shape.queries, pitch = pitch_of(shape.dim);
   const auto queries = n * static_cast<std::size_t>(all), d = static_cast<std::size_t>(shape.dim),
@@ -40,15 +52,18 @@ inline value_scratch allocate_values(workspace_allocator& from, const work_shape
   value_scratch v{};
   v.rows = {from.take<float>(n * most * static_cast<std::size_t>(pitch)),
             from.take<float>(n * most * static_cast<std::size_t>(pitch)), shape.target, pitch};
-  v.system = allocate_ridge(from, n, shape.target, shape.dim, all, shape.scalar_bytes == 4 ? 2 : 1,
-                            queries * most);
-  v.probabilities = v.system.data;
-  v.missing = from.take<float>(queries * d);
-  const std::size_t parts = n * static_cast<std::size_t>(v.parts());
-  v.squares = from.take<float>(parts), v.largest = from.take<float>(parts);
   v.unknowns = from.take<index_t>(n), v.row = from.take<index_t>(slots);
-  v.place = from.take<index_t>(slots), v.correction = from.take<float>(slots * d);
-  v.system.unknowns = v.unknowns;
+  v.place = from.take<index_t>(slots);
+  if (fits) {
+    v.system = allocate_ridge(from, n, shape.target, shape.dim, all,
+                              shape.scalar_bytes == 4 ? 2 : 1, queries * most);
+    v.probabilities = v.system.data;
+    v.missing = from.take<float>(queries * d);
+    const std::size_t parts = n * static_cast<std::size_t>(v.parts());
+    v.squares = from.take<float>(parts), v.largest = from.take<float>(parts);
+    v.correction = from.take<float>(slots * d);
+    v.system.unknowns = v.unknowns;
+  }
   return v;
 }
 

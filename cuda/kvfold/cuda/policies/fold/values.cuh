@@ -1,9 +1,11 @@
-/// fold's fit of values: corrections of clusters by ridge.
+/// fold's fit of a plan's rows: their log-mass, and corrections of values by ridge.
 #pragma once
 
 #include "kvfold/cuda/merge/ridge.cuh"
+#include "kvfold/cuda/policies/fold/probability_tiles.cuh"
 #include "kvfold/cuda/policies/fold/reference_output.cuh"
 #include "kvfold/cuda/policies/fold/reference_tiles.cuh"
+#include "kvfold/cuda/policies/fold/row_masses.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -46,28 +48,56 @@ struct list_unknowns {
       to.unknowns[h] = count;
     }
     for (index_t r = warp(); r < n; r += threads / 32) {
-      for (index_t i = lane(); i < cache.dim && !changes(r); i += 32) {
+      for (index_t i = lane(); to.correction != nullptr && i < cache.dim && !changes(r); i += 32) {
         to.correction[cache.slot(h, r) * cache.dim + i] = 0;
       }
     }
   }
 };
 
-/// `Σ_s exp(ℓ_s − Z) v_s` for every reference query into `out [heads, group, count, dim]`: on
-/// tensor cores where rows are of 16-bit elements, aligned.
+/// Are rows of 16-bit elements, aligned? Then products go on tensor cores.
+template <class Scalar>
+bool on_tensor_cores(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& queries) {
+  return sizeof(Scalar) == 2 && cache.aligned() && queries.aligned() && cache.dim % 8 == 0;
+}
+inline unsigned shares(index_t n, index_t of) { return static_cast<unsigned>((n + of - 1) / of); }
+
+/// Members of the rows weighted, their log-mass fitted to `sum` (`fit_rows`). Lists the rows that
+/// may change; on tensor cores the rows, in two parts each, lie in `work.rows` then. Two launches,
+/// or four.
+template <class Scalar>
+void fit_masses(const cache_view<Scalar>& cache, const plan_view& plan, const index_t* into,
+                const chosen_rows<Scalar>& queries, const float* sum, const float* mass,
+                const float* log_sum_exp, const value_scratch& work, stream stream) {
+  const extent some{cache.blocks(), shares(work.rows.most, 64)};
+  launch(list_unknowns<Scalar>{cache, plan, into, work}, {cache.blocks()}, stream);
+  if constexpr (sizeof(Scalar) == 2) {
+    if (on_tensor_cores(cache, queries)) {
+      launch(weigh_members<Scalar>{cache, plan, {cache, sum, mass}, work}, some, stream);
+      launch(merge_rows<Scalar, true>{cache, plan, work.rows}, some, stream);
+      if (cache.dim <= 128) {
+        launch(row_masses<Scalar, 128>{cache, plan, queries, log_sum_exp, work}, some, stream);
+      } else {
+        launch(row_masses<Scalar, 256>{cache, plan, queries, log_sum_exp, work}, some, stream);
+      }
+      return;
+    }
+  }
+  launch(fit_rows<Scalar, chosen_rows<Scalar>>{cache, plan, into, queries, sum, mass, log_sum_exp},
+         some, stream);
+}
+
+/// `Σ_s exp(ℓ_s − Z) v_s` for every reference query into `out [heads, group, count, dim]`.
 template <class Scalar>
 void outputs_of(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& queries,
                 const float* log_sum_exp, float* out, stream stream) {
-  const auto heads = cache.blocks();
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
   const index_t all = queries.count * cache.group;
   if constexpr (sizeof(Scalar) == 2) {
-    if (cache.aligned() && queries.aligned() && cache.dim % 8 == 0) {
-      const auto multiply = [&](auto kernel) {
+    if (on_tensor_cores(cache, queries)) {
+      const auto multiply = [&](const auto& kernel) {
         launch(kernel,
-               {heads, shares(all, kernel.queries_a_block), shares(cache.dim, kernel.columns)},
+               {cache.blocks(), shares(all, kernel.queries_a_block),
+                shares(cache.dim, kernel.columns)},
                stream);
       };
       if (cache.dim <= 128) {
@@ -79,32 +109,54 @@ void outputs_of(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& quer
     }
   }
   launch(reference_output<Scalar>{cache, queries, log_sum_exp, out},
-         {heads, shares(all, query_tile::queries)}, stream);
+         {cache.blocks(), shares(all, query_tile::queries)}, stream);
+}
+
+/// Probabilities of the rows into the system, and what outputs lack into `work.missing`, the output
+/// before. Returns the parts of a head in `work.squares`. One launch, or two.
+template <class Scalar, index_t Halves>
+index_t probabilities_of(const cache_view<Scalar>& cache, const plan_view& plan,
+                         const chosen_rows<Scalar>& queries, const ridge_system& system,
+                         const value_scratch& work, stream stream) {
+  if constexpr (sizeof(Scalar) == 2) {
+    if (on_tensor_cores(cache, queries)) {
+      const auto multiply = [&](const auto& kernel) {
+        launch(kernel,
+               {cache.blocks(), shares(system.depth, kernel.queries_a_block),
+                shares(cache.dim, kernel.columns)},
+               stream);
+        return kernel.parts();
+      };
+      return cache.dim <= 128
+                 ? multiply(probability_tiles<Scalar, 128>{cache, queries, plan, system, work})
+                 : multiply(probability_tiles<Scalar, 256>{cache, queries, plan, system, work});
+    }
+  }
+  launch(merge_rows<Scalar, false>{cache, plan, work.rows},
+         {cache.blocks(), shares(work.rows.most, 64)}, stream);
+  launch(row_probabilities<Scalar, Halves>{cache, queries, plan, work.rows, system, work},
+         {cache.blocks(), static_cast<unsigned>(work.parts())}, stream);
+  return work.parts();
 }
 
 /// Corrections `work.correction` of the rows' values by ridge, for which outputs on the queries
-/// come closer to the full head's. Probabilities and outputs have as many bits in the ridge as the
-/// cache's rows: a half, or two. Seven launches, and two for every 128 slots of the target.
+/// come closer to the full head's; behind `fit_masses`. Probabilities and outputs have as many bits
+/// in the ridge as the cache's rows: a half, or two. Five launches (plain products: six), and two
+/// for every 128 slots of the target.
 template <class Scalar>
 void fit_values(const fold_rule& rule, const cache_view<Scalar>& cache, const plan_view& plan,
-                const index_t* into, const chosen_rows<Scalar>& queries, const float* log_sum_exp,
+                const chosen_rows<Scalar>& queries, const float* log_sum_exp,
                 const value_scratch& work, stream stream) {
   constexpr index_t halves = sizeof(Scalar) == 4 ? 2 : 1;
-  const auto heads = cache.blocks();
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
   ridge_system system = work.system;
   system.active = {cache.active};
-  launch(list_unknowns<Scalar>{cache, plan, into, work}, {heads}, stream);
   outputs_of(cache, queries, log_sum_exp, work.missing, stream);
-  launch(merge_rows<Scalar>{cache, plan, work.rows}, {heads, shares(work.rows.most, 64)}, stream);
-  launch(row_probabilities<Scalar, halves>{cache, queries, plan, work.rows, system, work},
-         {heads, static_cast<unsigned>(work.parts())}, stream);
-  solve_ridge<halves>(system,
-                      {work.missing, work.squares, work.largest, work.parts(), work.row,
-                       cache.capacity, work.correction},
-                      rule.prompt.ridge, heads, stream);
+  const index_t parts =
+      probabilities_of<Scalar, halves>(cache, plan, queries, system, work, stream);
+  solve_ridge<halves>(
+      system,
+      {work.missing, work.squares, work.largest, parts, work.row, cache.capacity, work.correction},
+      rule.prompt.ridge, cache.blocks(), stream);
 }
 
 }  // namespace kvfold::cuda::detail
