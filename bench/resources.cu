@@ -9,9 +9,8 @@
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/search/clusters.cuh"
 #include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/search/nearest_centre.cuh"
-#include "kvfold/cuda/search/seeds.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda::detail {
