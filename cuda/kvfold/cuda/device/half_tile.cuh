@@ -15,6 +15,20 @@ struct half_tile {
   KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {
     return row * Depth + (pack ^ (Depth == 64 ? row & 7 : row >> 1 & 3)) * 8;
   }
+
+  /// Of the tile at `at`, as `mma_16x8x16` takes them: 16 rows, from `row` on, as the left side, or
+  /// as two right sides, 8 rows each; elements `16 k ...` of them.
+  template <index_t N>
+  KVFOLD_DEVICE static matrices left(const shared_array<half, N>& shared, index_t at, index_t row,
+                                     index_t k) {
+    return load_matrices(shared, at + place(row + lane() % 16, k * 2 + lane() / 16));
+  }
+  template <index_t N>
+  KVFOLD_DEVICE static matrices right(const shared_array<half, N>& shared, index_t at, index_t row,
+                                      index_t k) {
+    const index_t r = row + lane() % 8 + lane() / 16 * 8;
+    return load_matrices(shared, at + place(r, k * 2 + lane() / 8 % 2));
+  }
 };
 
 /// A warp's sums of products of `16 · RowTiles` rows with `8 · ColumnTiles` others: element
@@ -53,17 +67,14 @@ struct warp_sums {
                          const shared_array<half, M>& b, index_t b_at, index_t column0) {
     KVFOLD_UNROLL
     for (index_t k = 0; k < Tile::depth / 16; ++k) {
-      cuda::matrices left[RowTiles], right[ColumnTiles / 2];
+      matrices left[RowTiles], right[ColumnTiles / 2];
       KVFOLD_UNROLL
       for (index_t m = 0; m < RowTiles; ++m) {
-        left[m] =
-            load_matrices(a, a_at + Tile::place(row0 + m * 16 + lane() % 16, k * 2 + lane() / 16));
+        left[m] = Tile::left(a, a_at, row0 + m * 16, k);
       }
       KVFOLD_UNROLL
       for (index_t n = 0; n < ColumnTiles / 2; ++n) {
-        right[n] =
-            load_matrices(b, b_at + Tile::place(column0 + n * 16 + lane() % 8 + lane() / 16 * 8,
-                                                k * 2 + lane() / 8 % 2));
+        right[n] = Tile::right(b, b_at, column0 + n * 16, k);
       }
       KVFOLD_UNROLL
       for (index_t n = 0; n < ColumnTiles; ++n) {

@@ -1,7 +1,7 @@
 /// Products of tiles of halfs on tensor cores, for matrices that lie in global memory.
 #pragma once
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvfold/cuda/device/half_tile.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -54,6 +54,7 @@ struct tile_product {
   static_assert(Halves == 1 || Halves == 2);
   static constexpr index_t threads = 256, side = 128, size = side * side;
   static constexpr index_t depth = 64 / Halves, packs = depth / 8, stages = 3;
+  using tile = half_tile<depth>;
   static constexpr index_t piece = side * depth, stage = 2 * Halves * piece;
   using ring = shared_array<half, stages * stage>;
   /// A lane's part: element `[m][n][i]` is of `row(m, i)` and `column(n, i)`.
@@ -137,29 +138,16 @@ struct tile_product {
   KVFOLD_DEVICE static index_t place_of(index_t m, index_t n) {
     return ((m * 4 + n) * threads + thread_index()) * 4;
   }
-  /// Where eight halfs of a row lie: so that the eight rows of a matrix lie in different banks.
-  KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {
-    return row * depth + (pack ^ (Halves == 1 ? row & 7 : row >> 1 & 3)) * 8;
-  }
   KVFOLD_DEVICE static void copy(ring& shared, index_t to, const half_rows& from) {
     KVFOLD_UNROLL
     for (index_t part = 0; part < Halves; ++part) {
       KVFOLD_UNROLL
       for (index_t e = 0; e < side * packs; e += threads) {
         const index_t r = (e + thread_index()) / packs, p = (e + thread_index()) % packs;
-        copy_async(shared, to + part * piece + place(r, p),
+        copy_async(shared, to + part * piece + tile::place(r, p),
                    from.data + part * from.low + r * from.pitch + p * 8);
       }
     }
-  }
-  KVFOLD_DEVICE static matrices rows_of(const ring& shared, index_t at, index_t m, index_t k) {
-    const index_t r = warp() / 4 * 64 + m * 16 + lane() % 16;
-    return load_matrices(shared, at + place(r, k * 2 + lane() / 16));
-  }
-  KVFOLD_DEVICE static matrices columns_of(const ring& shared, index_t at, index_t pair,
-                                           index_t k) {
-    const index_t r = warp() % 4 * 32 + pair * 16 + lane() % 8 + lane() / 16 * 8;
-    return load_matrices(shared, at + place(r, k * 2 + lane() / 8 % 2));
   }
   KVFOLD_DEVICE static void multiply(const ring& shared, index_t a, index_t b, sums& sum) {
     if constexpr (Halves == 1) {
@@ -181,14 +169,14 @@ struct tile_product {
     for (index_t part = 0; part < Halves; ++part) {
       KVFOLD_UNROLL
       for (index_t n = 0; n < 2; ++n) {
-        right[part][n] = columns_of(shared, b + part * piece, n, k);
+        right[part][n] = tile::right(shared, b + part * piece, warp() % 4 * 32 + n * 16, k);
       }
     }
     KVFOLD_UNROLL
     for (index_t m = 0; m < 4; ++m) {
-      const matrices left = rows_of(shared, a, m, k);
+      const matrices left = tile::left(shared, a, warp() / 4 * 64 + m * 16, k);
       if constexpr (Halves == 2) {
-        const matrices low = rows_of(shared, a + piece, m, k);
+        const matrices low = tile::left(shared, a + piece, warp() / 4 * 64 + m * 16, k);
         multiply_row(low, right[0], sum[m]);
         multiply_row(left, right[1], sum[m]);
       }
