@@ -49,9 +49,11 @@ bool print_all() {
          print<row_masses<half, 128>>("fold-masses") &&
          print<probability_tiles<half, 128>>("fold-probabilities") &&
          print<probability_tiles<half, 256>>("fold-probab-256") &&
-         print<multiply_rows<1>>("ridge-products") && print<multiply_rows<2>>("ridge-float") &&
-         print<update_column>("ridge-update") && print<solve_column>("ridge-solve") &&
-         print<substitute_back>("ridge-back");
+         print<multiply_rows<1, false>>("ridge-products") &&
+         print<multiply_rows<2, false>>("ridge-float") &&
+         print<multiply_rows<1, true>>("ridge-dual") && print<update_column>("ridge-update") &&
+         print<solve_column>("ridge-solve") && print<substitute_back>("ridge-back") &&
+         print<multiply_solution<1>>("ridge-dual-back");
 }
 
 }  // namespace

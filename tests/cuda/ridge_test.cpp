@@ -76,9 +76,11 @@ void check_ridge(index_t halves, const ridge_case& c, double relative, std::uint
     exact.push_back(solved(p, missing, double{c.ridge}));
   }
   kept.solve(c.ridge, order(seed));
-  const auto first = kept.out.bytes();
-  kept.solve(c.ridge, order(seed + 1));
-  CHECK(kept.out.bytes() == first);
+  if (exact.size() > 1) {
+    const auto first = kept.out.bytes();
+    kept.solve(c.ridge, order(seed + 1));
+    CHECK(kept.out.bytes() == first);
+  }
   CHECK(kept.intact());
   for (std::size_t h = 0; h < exact.size(); ++h) {
     INFO("head " << h << " of " << exact[h].size());
@@ -103,10 +105,18 @@ void check_ridge(index_t halves, const ridge_case& c, double relative, std::uint
 }
 
 TEST_CASE("a ridge is solved as in double, tile by tile") {
-  check_ridge(2, {{130, 1, 0}, 8, 70}, 1e-5, 1);
-  check_ridge(2, {{257, 128}, 33, 130}, 1e-5, 2);
+  check_ridge(2, {{130, 1, 0}, 8, 130}, 1e-5, 1);
+  check_ridge(2, {{257}, 33, 257}, 1e-5, 2);
   check_ridge(2, {{5}, 160, 3}, 1e-5, 3);         // two tiles of columns
   check_ridge(1, {{140, 20}, 64, 130}, 5e-4, 4);  // outputs are rounded to 11 bits
+}
+
+TEST_CASE("a ridge of more unknowns than queries is solved by the dual") {
+  check_ridge(2, {{140, 130, 0}, 33, 100}, 1e-5, 10);
+  check_ridge(2, {{140, 3}, 8, 20}, 1e-3, 14);  // a head of few unknowns loses digits
+  check_ridge(1, {{257}, 136, 130}, 1e-5, 11);  // outputs stay floats
+  check_ridge(2, {{140}, 8, 20, 1e-4F, 1e-10F}, 1e-4, 12);
+  check_ridge(2, {{140}, 8, 20, 0.002F, 0}, 0, 13);
 }
 
 TEST_CASE("a ridge of any size, of outputs of any size") {

@@ -18,15 +18,21 @@ struct moved {
 
 /// One head.
 moved least(index_t n, index_t dim, index_t queries, index_t halves) {
-  const double tile = 4.0 * 128 * 128, depth = (queries + 63) / 64 * 64;
-  const index_t t = (n + 127) / 128, dims = (dim + 127) / 128, columns = (dim + 31) / 32;
-  const double operand = 2.0 * halves * 128 * depth, split = halves == 2 ? 3 : 1;
+  const index_t unknowns = (n + 127) / 128, of_queries = (queries + 127) / 128;
+  const bool dual = of_queries < unknowns;
+  const index_t t = std::min(unknowns, of_queries), dims = (dim + 127) / 128,
+                columns = (dim + 31) / 32;
+  const double tile = 4.0 * 128 * 128, depth = dual ? 128 * of_queries : (queries + 63) / 64 * 64;
+  const double deep = dual ? 128 * unknowns : depth;  // of the matrix's products
+  const double operand = 2.0 * halves * 128 * deep, split = halves == 2 ? 3 : 1;
   moved m;
-  m.rows_stored = dims * operand;
+  m.rows_stored = dual ? 0 : dims * operand;
   for (index_t i = 0; i < t + dims; ++i) {
     for (index_t j = 0; j < std::min(i + 1, t); ++j) {
-      m.rows_loaded += (i == j ? 1 : 2) * operand;
-      m.mmas += split * 128 * depth / 16;
+      if (i < t || !dual) {
+        m.rows_loaded += (i == j ? 1 : 2) * operand;
+        m.mmas += split * 128 * deep / 16;
+      }
       m.tiles_stored += tile;                                // the sums
       m.tiles_loaded += tile + j * (i == j ? 1 : 2) * tile;  // and the columns before
       m.mmas += 3.0 * 1024 * j;
@@ -44,6 +50,11 @@ moved least(index_t n, index_t dim, index_t queries, index_t halves) {
     m.solution_stored += columns * tile / 4;
     m.solution_loaded += columns * std::max(t - 2 - j, 0) * tile / 4;
     m.mmas += 3.0 * 256 * columns * (t - j);
+  }
+  if (dual) {  // times Pᵀ
+    m.rows_loaded += unknowns * dims * 2.0 * halves * 128 * depth;
+    m.solution_loaded += unknowns * dims * 4.0 * 128 * depth;
+    m.mmas += unknowns * dims * (halves + 1) * 128 * depth / 16;
   }
   return m;
 }
@@ -87,8 +98,10 @@ void check_traffic(index_t n, index_t dim, index_t queries, index_t halves) {
 }
 
 TEST_CASE("a ridge reads each tile once a product, sectors whole, without bank conflicts") {
-  check_traffic(300, 33, 64, 2);
-  check_traffic(140, 160, 100, 1);
+  check_traffic(260, 33, 260, 1);
+  check_traffic(140, 160, 130, 2);
+  check_traffic(260, 33, 64, 2);  // the dual
+  check_traffic(260, 160, 130, 1);
 }
 
 }  // namespace

@@ -5,29 +5,42 @@
 
 namespace kvfold::cuda::detail {
 
-/// Rows of `Depth` halfs, eight of them a pack of 16 bytes, in an order for which the eight rows of
-/// a matrix lie in different banks.
+/// Rows of `Depth` halfs or bfloat16s, eight of them a pack of 16 bytes, in an order for which the
+/// eight rows of a matrix lie in different banks.
 template <index_t Depth>
 struct half_tile {
-  static_assert(Depth == 32 || Depth == 64);
+  static_assert(Depth == 32 || Depth % 64 == 0);
   static constexpr index_t depth = Depth, packs = Depth / 8;
 
   KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {
-    return row * Depth + (pack ^ (Depth == 64 ? row & 7 : row >> 1 & 3)) * 8;
+    return row * Depth + (pack ^ (Depth >= 64 ? row & 7 : row >> 1 & 3)) * 8;
   }
 
   /// Of the tile at `at`, as `mma_16x8x16` takes them: 16 rows, from `row` on, as the left side, or
   /// as two right sides, 8 rows each; elements `16 k ...` of them.
-  template <index_t N>
-  KVFOLD_DEVICE static matrices left(const shared_array<half, N>& shared, index_t at, index_t row,
+  template <class T, index_t N>
+  KVFOLD_DEVICE static matrices left(const shared_array<T, N>& shared, index_t at, index_t row,
                                      index_t k) {
     return load_matrices(shared, at + place(row + lane() % 16, k * 2 + lane() / 16));
   }
-  template <index_t N>
-  KVFOLD_DEVICE static matrices right(const shared_array<half, N>& shared, index_t at, index_t row,
+  template <class T, index_t N>
+  KVFOLD_DEVICE static matrices right(const shared_array<T, N>& shared, index_t at, index_t row,
                                       index_t k) {
     const index_t r = row + lane() % 8 + lane() / 16 * 8;
     return load_matrices(shared, at + place(r, k * 2 + lane() / 8 % 2));
+  }
+  /// ... 16 columns, from `column` on, of the rows from `row` on, along which products are summed.
+  template <class T, index_t N>
+  KVFOLD_DEVICE static matrices left_of_columns(const shared_array<T, N>& shared, index_t at,
+                                                index_t column, index_t row) {
+    const index_t r = row + lane() % 8 + lane() / 16 * 8;
+    return load_matrices_transposed(shared, at + place(r, column / 8 + lane() / 8 % 2));
+  }
+  template <class T, index_t N>
+  KVFOLD_DEVICE static matrices right_of_columns(const shared_array<T, N>& shared, index_t at,
+                                                 index_t column, index_t row) {
+    return load_matrices_transposed(shared,
+                                    at + place(row + lane() % 16, column / 8 + lane() / 16));
   }
 };
 

@@ -47,14 +47,15 @@ KVFOLD_DEVICE inline vector_16<half> halves_of(const unsigned (&x)[4]) {
 
 /// A block of 8 warps multiplies 128 rows by 128 others, `depth` elements of both at a time, which
 /// stream through a ring of stages. Numbers are a half (`Halves` 1) or two; then
-/// `high·high + high·low + low·high` is summed, so that a product errs by about 2^-22. A warp has
-/// 64 × 32 sums.
-template <index_t Halves>
+/// `high·high + high·low + low·high` is summed, so that a product errs by about 2^-22. Of the left
+/// side `Left` halves count. `Columns`: the 128 numbers of a piece's `depth` rows are multiplied,
+/// and not 128 rows. A warp has 64 × 32 sums.
+template <index_t Halves, index_t Left = Halves, bool Columns = false>
 struct tile_product {
-  static_assert(Halves == 1 || Halves == 2);
+  static_assert(Halves == 1 || (Halves == 2 && (Left == 1 || Left == 2)));
   static constexpr index_t threads = 256, side = 128, size = side * side;
   static constexpr index_t depth = 64 / Halves, packs = depth / 8, stages = 3;
-  using tile = half_tile<depth>;
+  using tile = half_tile<Columns ? side : depth>;
   static constexpr index_t piece = side * depth, stage = 2 * Halves * piece;
   using ring = shared_array<half, stages * stage>;
   /// A lane's part: element `[m][n][i]` is of `row(m, i)` and `column(n, i)`.
@@ -67,9 +68,9 @@ struct tile_product {
     return warp() % 4 * 32 + n * 8 + lane() % 4 * 2 + (i & 1);
   }
 
-  /// `sum += Σ_s a_s b_sᵀ` over `steps` pieces; `at(s, a, b)` names the halfs at which the 128 rows
-  /// of both begin. `same`: b is a. Every thread is done with the ring at the end, and comes with
-  /// it at its disposal.
+  /// `sum += Σ_s a_s b_sᵀ` (of `Columns` `a_sᵀ b_s`) over `steps` pieces; `at(s, a, b)` names the
+  /// halfs at which the rows of both begin. `same`: b is a. Every thread is done with the ring at
+  /// the end, and comes with it at its disposal.
   template <class At>
   KVFOLD_DEVICE static void add(ring& shared, index_t steps, bool same, At at, sums& sum) {
     const auto load = [&](index_t s) {
@@ -77,9 +78,9 @@ struct tile_product {
         half_rows a{}, b{};
         at(s, a, b);
         const index_t to = s % stages * stage;
-        copy(shared, to, a);
+        copy<Left>(shared, to, a);
         if (!same) {
-          copy(shared, to + Halves * piece, b);
+          copy<Halves>(shared, to + Halves * piece, b);
         }
       }
       commit_async();
@@ -138,19 +139,37 @@ struct tile_product {
   KVFOLD_DEVICE static index_t place_of(index_t m, index_t n) {
     return ((m * 4 + n) * threads + thread_index()) * 4;
   }
+  template <index_t Parts>
   KVFOLD_DEVICE static void copy(ring& shared, index_t to, const half_rows& from) {
     KVFOLD_UNROLL
-    for (index_t part = 0; part < Halves; ++part) {
+    for (index_t part = 0; part < Parts; ++part) {
       KVFOLD_UNROLL
       for (index_t e = 0; e < side * packs; e += threads) {
-        const index_t r = (e + thread_index()) / packs, p = (e + thread_index()) % packs;
+        const index_t r = (e + thread_index()) / tile::packs,
+                      p = (e + thread_index()) % tile::packs;
         copy_async(shared, to + part * piece + tile::place(r, p),
                    from.data + part * from.low + r * from.pitch + p * 8);
       }
     }
   }
+  KVFOLD_DEVICE static matrices left_of(const ring& shared, index_t at, index_t m, index_t k) {
+    const index_t r = warp() / 4 * 64 + m * 16;
+    if constexpr (Columns) {
+      return tile::left_of_columns(shared, at, r, k * 16);
+    } else {
+      return tile::left(shared, at, r, k);
+    }
+  }
+  KVFOLD_DEVICE static matrices right_of(const ring& shared, index_t at, index_t n, index_t k) {
+    const index_t r = warp() % 4 * 32 + n * 16;
+    if constexpr (Columns) {
+      return tile::right_of_columns(shared, at, r, k * 16);
+    } else {
+      return tile::right(shared, at, r, k);
+    }
+  }
   KVFOLD_DEVICE static void multiply(const ring& shared, index_t a, index_t b, sums& sum) {
-    if constexpr (Halves == 1) {
+    if constexpr (Halves == 1 && !Columns) {
       KVFOLD_UNROLL
       for (index_t k = 0; k < depth / 16; ++k) {
         multiply_sixteen(shared, a, b, k, sum);
@@ -169,15 +188,16 @@ struct tile_product {
     for (index_t part = 0; part < Halves; ++part) {
       KVFOLD_UNROLL
       for (index_t n = 0; n < 2; ++n) {
-        right[part][n] = tile::right(shared, b + part * piece, warp() % 4 * 32 + n * 16, k);
+        right[part][n] = right_of(shared, b + part * piece, n, k);
       }
     }
     KVFOLD_UNROLL
     for (index_t m = 0; m < 4; ++m) {
-      const matrices left = tile::left(shared, a, warp() / 4 * 64 + m * 16, k);
+      const matrices left = left_of(shared, a, m, k);
+      if constexpr (Left == 2) {
+        multiply_row(left_of(shared, a + piece, m, k), right[0], sum[m]);
+      }
       if constexpr (Halves == 2) {
-        const matrices low = tile::left(shared, a + piece, warp() / 4 * 64 + m * 16, k);
-        multiply_row(low, right[0], sum[m]);
         multiply_row(left, right[1], sum[m]);
       }
       multiply_row(left, right[0], sum[m]);

@@ -16,7 +16,8 @@ struct ridge_outputs {
   float* out;  ///< [heads, capacity, dim]: X in those rows, others stay as they are
 };
 
-/// `λ = ridge` times the trace of PᵀP. Three launches, and two for every 128 unknowns.
+/// `λ = ridge` times the trace of PᵀP. Three launches (of the dual five), and two for every 128
+/// unknowns (or queries).
 template <index_t Halves>
 void solve_ridge(const ridge_system& of, const ridge_outputs& outputs, float ridge, unsigned heads,
                  stream stream) {
@@ -25,15 +26,29 @@ void solve_ridge(const ridge_system& of, const ridge_outputs& outputs, float rid
   };
   using pack = pack_outputs<Halves>;
   launch(pack{of, outputs.missing, outputs.squares, outputs.largest, outputs.parts, ridge},
-         {heads, count(of.depth, pack::queries)}, stream);
-  launch(multiply_rows<Halves>{of}, {heads, static_cast<unsigned>(of.all_tiles())}, stream);
+         {heads, of.dual ? 1 : count(of.depth, pack::queries)}, stream);
+  const auto lower = static_cast<unsigned>(of.tiles * (of.tiles + 1) / 2);
+  if (of.dual) {
+    launch(load_outputs{of, outputs.missing},
+           {heads, static_cast<unsigned>(of.tiles), static_cast<unsigned>(of.dim_tiles)}, stream);
+    launch(multiply_rows<Halves, true>{of}, {heads, lower}, stream);
+  } else {
+    launch(multiply_rows<Halves, false>{of}, {heads, static_cast<unsigned>(of.all_tiles())},
+           stream);
+  }
   for (index_t j = 0; j < of.tiles; ++j) {
     const auto tiles = static_cast<unsigned>(of.row_tiles() - j);
     launch(update_column{of, j}, {heads, tiles}, stream);
     launch(solve_column{of, j}, {heads, tiles - 1}, stream);
   }
-  launch(substitute_back{of, outputs.row, outputs.capacity, outputs.out},
+  const index_t* const row = of.dual ? nullptr : outputs.row;
+  launch(substitute_back{of, row, outputs.capacity, outputs.out},
          {heads, count(of.dim, substitute_back::columns)}, stream);
+  if (of.dual) {
+    launch(multiply_solution<Halves>{of, outputs.row, outputs.capacity, outputs.out},
+           {heads, static_cast<unsigned>(of.unknown_tiles), static_cast<unsigned>(of.dim_tiles)},
+           stream);
+  }
 }
 
 }  // namespace kvfold::cuda::detail

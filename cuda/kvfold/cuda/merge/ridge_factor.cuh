@@ -5,10 +5,10 @@
 
 namespace kvfold::cuda::detail {
 
-/// The tiles of PᵀP and of PᵀY, a block each.
-template <index_t Halves>
+/// The tiles of PᵀP and of PᵀY, a block each; or (`Dual`) of PPᵀ.
+template <index_t Halves, bool Dual>
 struct multiply_rows {
-  using tile = tile_product<Halves>;
+  using tile = tile_product<Halves, Halves, Dual>;
   static constexpr index_t threads = tile::threads, resident = 2;
   struct shared_memory {
     typename tile::ring ring;
@@ -31,16 +31,52 @@ struct multiply_rows {
       return;
     }
     typename tile::sums sum = {};
-    const half* const left = of.row(h, i * of.side);
-    const half* const right = of.row(h, j * of.side);
+    // From a piece to the next, and from a tile to the next.
+    const std::ptrdiff_t piece = Dual ? std::ptrdiff_t{of.depth} * tile::depth : tile::depth;
+    const std::ptrdiff_t step = Dual ? of.side : std::ptrdiff_t{of.depth} * of.side;
+    const half* const left = of.row(h, 0) + i * step;
+    const half* const right = of.row(h, 0) + j * step;
     tile::add(
-        shared.ring, of.depth / tile::depth, i == j,
+        shared.ring, (Dual ? of.unknown_rows(h) : of.depth) / tile::depth, i == j,
         [&](index_t s, half_rows& a, half_rows& b) {
-          a = {left + s * tile::depth, of.depth, of.low()};
-          b = {right + s * tile::depth, of.depth, of.low()};
+          a = {left + s * piece, of.depth, of.low()}, b = {right + s * piece, of.depth, of.low()};
         },
         sum);
     tile::store_sums(sum, of.sums(h, i, j));
+  }
+};
+
+/// Yᵀ as tiles, for the dual.
+struct load_outputs {
+  using tile = ridge_system::tile;
+  static constexpr index_t threads = tile::threads;
+  struct shared_memory {};
+
+  ridge_system of;
+  const float* y;  // [heads, queries, dim]
+
+  /// Grid: heads, tiles of queries, tiles of columns.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = of.active.head(), j = static_cast<index_t>(block_index().y);
+    const auto b = static_cast<index_t>(block_index().z);
+    if (of.tiles_of(h) == 0) {
+      return;
+    }
+    tile::sums sum;
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVFOLD_UNROLL
+      for (index_t n = 0; n < 4; ++n) {
+        KVFOLD_UNROLL
+        for (index_t u = 0; u < 4; ++u) {
+          const index_t e = b * of.side + tile::row(m, u), q = j * of.side + tile::column(n, u);
+          sum[m][n][u] = e < of.dim && q < of.queries
+                             ? y[(std::ptrdiff_t{h} * of.queries + q) * of.dim + e]
+                             : 0.0F;
+        }
+      }
+    }
+    tile::store_sums(sum, of.sums(h, of.tiles + b, j));
   }
 };
 

@@ -21,7 +21,7 @@ struct substitute_back {
   };
 
   ridge_system of;
-  const index_t* row;  // [heads, capacity] of each unknown
+  const index_t* row;  // [heads, capacity] of each unknown; null (of the dual): nothing goes out
   index_t capacity;
   float* out;  // [heads, capacity, dim]
 
@@ -193,7 +193,7 @@ struct substitute_back {
       KVFOLD_UNROLL
       for (index_t u = 0; u < 4; ++u) {
         const index_t x = j * tile::side + unknown(n, u), i = first + column(u);
-        if (x < of.unknowns[h] && i < of.dim) {
+        if (row != nullptr && x < of.unknowns[h] && i < of.dim) {
           out[(slots + row[slots + x]) * of.dim + i] = scale * sum[n][u];
         }
       }
@@ -223,6 +223,60 @@ struct substitute_back {
         shared.latest[at] = a.high, shared.latest[at + 1] = b.high;
         shared.latest[latest_part + at] = a.low, shared.latest[latest_part + at + 1] = b.low;
         sum[n][u] = sum[n][u + 1] = 0;
+      }
+    }
+  }
+};
+
+/// `X = PᵀZ` of the dual's Z, a block a tile.
+template <index_t Halves>
+struct multiply_solution {
+  using tile = tile_product<2, Halves>;
+  static constexpr index_t threads = tile::threads, resident = 2;
+  struct shared_memory {
+    typename tile::ring ring;
+  };
+
+  ridge_system of;
+  const index_t* row;  // [heads, capacity] of each unknown
+  index_t capacity;
+  float* out;  // [heads, capacity, dim]
+
+  /// Grid: heads, tiles of unknowns, tiles of columns.
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = of.active.head(), n = of.unknowns[h];
+    const index_t first = static_cast<index_t>(block_index().y) * of.side;
+    const index_t columns = static_cast<index_t>(block_index().z) * of.side;
+    if (first >= n) {
+      return;
+    }
+    const half* const left = of.row(h, first);
+    const half* const right = of.solved(h, columns, 0);
+    typename tile::sums sum = {};
+    tile::add(
+        shared.ring, of.depth / tile::depth, false,
+        [&](index_t s, half_rows& a, half_rows& b) {
+          a = {left + s * tile::depth, of.depth, of.low()};
+          b = {right + s * tile::depth, of.depth, of.solution_low()};
+        },
+        sum);
+    const std::ptrdiff_t slots = std::ptrdiff_t{h} * capacity;
+    const float scale = of.scale_out[h];
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < 4; i += 2) {
+        const index_t u = first + tile::row(m, i);
+        KVFOLD_UNROLL
+        for (index_t c = 0; c < 4; ++c) {
+          KVFOLD_UNROLL
+          for (index_t e = 0; e < 2; ++e) {
+            const index_t column = columns + tile::column(c, e);
+            if (u < n && column < of.dim) {
+              out[(slots + row[slots + u]) * of.dim + column] = scale * sum[m][c][i + e];
+            }
+          }
+        }
       }
     }
   }

@@ -14,9 +14,11 @@ namespace kvfold::cuda::detail {
 /// `Pᵀ`, then `Yᵀ`, lie as rows of halfs, zeros up to whole tiles of 128 and in queries that there
 /// are not. Of their products the lower triangle of tiles 128 × 128 is kept, and below it the rows
 /// of tiles `PᵀY` transposed, which go through the factorization as further rows: that is the
-/// forward substitution. Everything is divided by λ: the factor's diagonal is 1 or more and, as
-/// `λ = ridge · trace`, at most the root of 1 + 1 / ridge. `PᵀY` has a scale of its own, for which
-/// none of what becomes of it leaves the range of halfs. So numbers of the factor can be split ones
+/// forward substitution. Where queries are fewer by tiles, the dual is solved, `X = Pᵀ (PPᵀ + λI)⁻¹
+/// Y`: the tiles are of PPᵀ, and below it of `Yᵀ`. Everything is divided by λ: the factor's
+/// diagonal is 1 or more and, as `λ = ridge · trace`, at most the root of 1 + 1 / ridge. `PᵀY` has
+/// a scale of its own, for which none of what becomes of it leaves the range of halfs. So numbers
+/// of the factor can be split ones
 /// (`split_number`), and a solution errs by a few 1e-6.
 struct ridge_system {
   using tile = tile_product<2>;
@@ -25,19 +27,27 @@ struct ridge_system {
 
   active_heads active;
   const index_t* unknowns;   ///< [heads] n
-  half* rows;                ///< [heads, halves, row_tiles() · 128, depth]
+  half* rows;                ///< [heads, halves, stored_rows(), depth]
   float* data;               ///< [heads, all_tiles(), 128 · 128] sums, then split numbers
   half* inverse;             ///< [heads, tiles, 2, 128 · 128] of the factor's diagonal tiles
-  half* solution;            ///< [heads, 2, dim_tiles · 128, tiles · 128] Xᵀ
+  half* solution;            ///< [heads, 2, dim_tiles · 128, tiles · 128] Xᵀ, or the dual's
   float *scale, *scale_out;  ///< [heads, 2] of the sums: of PᵀP, of PᵀY; [heads] of the solution
-  index_t tiles;             ///< of 128 unknowns, as many as any head has
-  index_t dim, dim_tiles, queries, depth;  ///< depth: queries, up to a multiple of 64
+  index_t tiles;             ///< of 128 unknowns, as many as any head has; or of 128 queries
+  index_t unknown_tiles;     ///< of 128 unknowns
+  bool dual;
+  index_t dim, dim_tiles, queries, depth;  ///< depth: queries, up to a multiple of 64, or of 128
   index_t halves;                          ///< of a number of P and Y: 1 or 2
 
   KVFOLD_HD index_t row_tiles() const { return tiles + dim_tiles; }
+  KVFOLD_HD index_t stored_rows() const { return (unknown_tiles + (dual ? 0 : dim_tiles)) * side; }
   KVFOLD_HD index_t all_tiles() const { return tiles * (tiles + 1) / 2 + dim_tiles * tiles; }
-  /// Of one head.
-  KVFOLD_DEVICE index_t tiles_of(index_t h) const { return (unknowns[h] + side - 1) / side; }
+  /// Of one head: unknowns up to whole tiles, and tiles of the matrix.
+  KVFOLD_DEVICE index_t unknown_rows(index_t h) const {
+    return (unknowns[h] + side - 1) / side * side;
+  }
+  KVFOLD_DEVICE index_t tiles_of(index_t h) const {
+    return dual && unknowns[h] > 0 ? tiles : unknown_rows(h) / side;
+  }
   /// Row tile `i` from `tiles` on is one of PᵀY's.
   KVFOLD_DEVICE float* sums(index_t h, index_t i, index_t j) const {
     const index_t at =
@@ -51,7 +61,7 @@ struct ridge_system {
     return inverse + (std::ptrdiff_t{h} * tiles + j) * 2 * tile::size;
   }
   /// Numbers from the first to the second halfs of rows.
-  KVFOLD_HD std::ptrdiff_t low() const { return std::ptrdiff_t{row_tiles()} * side * depth; }
+  KVFOLD_HD std::ptrdiff_t low() const { return std::ptrdiff_t{stored_rows()} * depth; }
   KVFOLD_HD half* row(index_t h, index_t r) const {
     return rows + std::ptrdiff_t{h} * halves * low() + std::ptrdiff_t{r} * depth;
   }
@@ -80,8 +90,8 @@ KVFOLD_DEVICE void store_halves(const float (&x)[8], half* to, std::ptrdiff_t lo
   }
 }
 
-/// The head's scales, and `Y [queries, dim]` as rows of the system. A number of every part of a
-/// head: `squares` of P's numbers, and the `largest` of Y's.
+/// The head's scales, and, but for the dual, `Y [queries, dim]` as rows of the system. A number of
+/// every part of a head: `squares` of P's numbers, and the `largest` of Y's.
 template <index_t Halves>
 struct pack_outputs {
   static constexpr index_t threads = 256, queries = 64, some = 32;
@@ -114,6 +124,9 @@ struct pack_outputs {
     if (block_index().y == 0 && thread_index() == 0) {
       set_scales(h, lambda, most, to_half);
     }
+    if (of.dual) {
+      return;
+    }
     const index_t q0 = static_cast<index_t>(block_index().y) * queries;
     const index_t pack = warp() / 2 * 2 + lane() % 2, d = warp() % 2 * 16 + lane() / 2;
     for (index_t d0 = 0; d0 < of.dim_tiles * of.side; d0 += some) {
@@ -131,7 +144,8 @@ struct pack_outputs {
       for (index_t u = 0; u < 8; ++u) {
         x[u] = shared.y[(pack * 8 + u) * pitch + d];
       }
-      store_halves<Halves>(x, of.row(h, of.tiles * of.side + d0 + d) + q0 + pack * 8, of.low());
+      store_halves<Halves>(x, of.row(h, of.unknown_tiles * of.side + d0 + d) + q0 + pack * 8,
+                           of.low());
     }
   }
 
@@ -148,17 +162,17 @@ struct pack_outputs {
     return x;
   }
   /// With singular values s of P, `PᵀY` divided by λ and by the factor has numbers up to
-  /// `max s / (s² + λ)½ · |Y| / λ½`; before, they are up to the factor's largest, (1 + 1 / ridge)½,
-  /// more.
+  /// `max s / (s² + λ)½ · |Y| / λ½`, of the dual `|Y| / λ`; before, they are up to the factor's
+  /// largest, (1 + 1 / ridge)½, more.
   KVFOLD_DEVICE void set_scales(index_t h, float lambda, float largest_y, float to_half) const {
     const bool is = lambda > 0 && largest_y > 0;
     const float norm = square_root(static_cast<float>(of.queries)) * largest_y;
-    const float most = square_root(1 + 1 / ridge) * norm / square_root(lambda);
+    const float most = square_root(1 + 1 / ridge) * norm / (of.dual ? lambda : square_root(lambda));
     const float per = is ? ridge_system::most / most : 0.0F;
     constexpr float p = ridge_system::p_scale;
     of.scale[2 * h] = lambda > 0 ? 1 / (p * p * lambda) : 0.0F;
-    of.scale[2 * h + 1] = is ? per / (p * to_half * lambda) : 0.0F;
-    of.scale_out[h] = is ? 1 / per : 0.0F;
+    of.scale[2 * h + 1] = !is ? 0.0F : of.dual ? per / lambda : per / (p * to_half * lambda);
+    of.scale_out[h] = !is ? 0.0F : of.dual ? 1 / (p * per) : 1 / per;
   }
 };
 
@@ -169,8 +183,11 @@ inline ridge_system allocate_ridge(workspace_allocator& from, std::size_t heads,
                                    std::size_t scratch) {
   constexpr index_t side = ridge_system::side;
   ridge_system s{};
-  s.tiles = (unknowns + side - 1) / side, s.dim_tiles = (dim + side - 1) / side;
-  s.dim = dim, s.queries = queries, s.depth = (queries + 63) / 64 * 64, s.halves = halves;
+  const index_t query_tiles = (queries + side - 1) / side;
+  s.unknown_tiles = (unknowns + side - 1) / side, s.dim_tiles = (dim + side - 1) / side;
+  s.dual = query_tiles < s.unknown_tiles, s.tiles = s.dual ? query_tiles : s.unknown_tiles;
+  s.dim = dim, s.queries = queries, s.halves = halves;
+  s.depth = s.dual ? query_tiles * side : (queries + 63) / 64 * 64;
   const auto tile = static_cast<std::size_t>(ridge_system::tile::size),
              data = static_cast<std::size_t>(s.all_tiles()) * tile * heads;
   s.rows = from.take<half>(heads * static_cast<std::size_t>(halves * s.low()));

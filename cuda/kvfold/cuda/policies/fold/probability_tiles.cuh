@@ -221,11 +221,11 @@ struct probability_tiles {
       const index_t at = stage * 2 * value_tile::size;
       KVFOLD_UNROLL
       for (index_t c = 0; c < columns / 16; ++c) {
-        const matrices b = value_tile::right_transposed(shared.values, at, k * 16, c);
+        const matrices b = value_tile::right_of_columns(shared.values, at, c * 16, k * 16);
         add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high, b);
         add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], rest, b);
         const matrices low =
-            value_tile::right_transposed(shared.values, at + value_tile::size, k * 16, c);
+            value_tile::right_of_columns(shared.values, at + value_tile::size, c * 16, k * 16);
         add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high, low);
       }
     }
@@ -250,7 +250,7 @@ struct probability_tiles {
   /// Rows of the system up to whole tiles.
   KVFOLD_DEVICE void store_zeros(index_t h, index_t q0) const {
     constexpr index_t packs = queries_a_block / 8;
-    const index_t from = of.unknowns[h], rest = system.tiles_of(h) * system.side - from;
+    const index_t from = of.unknowns[h], rest = system.unknown_rows(h) - from;
     for (index_t e = thread_index(); e < packs * rest; e += threads) {
       store_16(system.row(h, from + e / packs) + q0 + e % packs * 8, vector_16<half>{});
     }

@@ -282,7 +282,7 @@ struct row_probabilities {
   }
   /// Rows of the system up to whole tiles.
   KVFOLD_DEVICE void store_zeros(index_t h, index_t q0) const {
-    const index_t from = to.unknowns[h], rest = system.tiles_of(h) * system.side - from;
+    const index_t from = to.unknowns[h], rest = system.unknown_rows(h) - from;
     for (index_t e = thread_index(); e < 2 * rest; e += threads) {
       store({}, h, from + e / 2, q0 + e % 2 * 8);
     }

@@ -156,7 +156,7 @@ struct reference_tiles {
       if (first + c * 16 < cache.dim) {
         KVFOLD_UNROLL
         for (index_t k = 0; k < some / 16; ++k) {
-          const matrices b = value_tile::right_transposed(values, tile, s + k * 16, c);
+          const matrices b = value_tile::right_of_columns(values, tile, c * 16, s + k * 16);
           add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high[k], b);
           add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], rest[k], b);
         }
