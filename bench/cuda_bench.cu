@@ -8,6 +8,7 @@
 #include <string>
 
 #include "card.cuh"
+#include "cluster_bench.cuh"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/policies/keepkv.cuh"
@@ -102,6 +103,10 @@ void add_all() {
     for (const auto& s : shapes) {
       all->Args({s[0], s[1]});
     }
+  }
+  for (const search& x :
+       {search{"cluster/seeds", cluster_seeds}, {"cluster/nearest", cluster_nearest}}) {
+    add(x.name, x.bench)->ArgNames({"heads", "slots"})->Args({8, 4096})->Args({256, 4096});
   }
   add("apply_long_row", apply_long_row)->ArgNames({"heads", "slots"})->Args({8, 4096});
   add("plan/h2o", [](auto& state) { compress(state, h2o{}, false); })
