@@ -125,6 +125,7 @@ class pool_seeds {
     }
     const float scale = seed_rounds::scale(largest);
     std::vector<bound> heap;
+    heap.reserve(rows.size());
     for (const index_t row : rows) {
       heap.push_back({as_half(gain_[static_cast<std::size_t>(row)] * scale),
                       static_cast<index_t>(heap.size()), 0});
