@@ -178,7 +178,8 @@ struct fold {
 
   /// Scores of the slots by a prompt's (or a chunk's) own queries [n][group][dim].
   void score(head& h, const tensor& own) const {
-    const vec s = foresight_max{.rotation = rotation, .leverage_ridge = leverage_ridge}(h, own, {}, newest(h) + 1);
+    const vec s = foresight_max{.rotation = rotation, .leverage_ridge = leverage_ridge}(
+        h, own, {}, newest(h) + 1);
     for (std::size_t j = 0; j < s.size(); ++j) h.slots[j].score = std::max(h.slots[j].score, s[j]);
   }
 
