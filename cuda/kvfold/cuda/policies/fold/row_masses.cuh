@@ -3,6 +3,7 @@
 
 #include "kvfold/cuda/policies/fold/packed_rows.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
+#include "kvfold/cuda/policies/fold/reference.cuh"
 #include "kvfold/cuda/policies/fold/value_memory.cuh"
 
 namespace kvfold::cuda::detail {
