@@ -35,7 +35,12 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
           o.untouched = {0};
         }
         compressed_llama kv(models.theirs.get(), p, o, exact_parameters(512, chunk));
-        CHECK(apart(run(kv, text), wanted) < 1e-3F);
+        // fold's seeds may be others after a few chunks: see "every policy gives the logits".
+        auto got = run(kv, text);
+        const std::size_t alike = name == "fold" ? 3 : got.size();
+        REQUIRE(got.size() == wanted.size());
+        CHECK(apart({got.begin(), got.begin() + static_cast<std::ptrdiff_t>(alike)},
+                    {wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(alike)}) < 1e-3F);
         const auto r = kv.kv.report();
         CHECK(r.slots == (whole ? 448 : 144));  // four chunks, 80, two more, 80, one more
         CHECK(r.cells == (how == mode::own_attention ? 1 : r.slots));
