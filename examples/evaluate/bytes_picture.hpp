@@ -54,7 +54,7 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
   if (policies.size() > most) {
     named.push_back(fmt::format("{} others", policies.size() - most));
   }
-  constexpr int width = 900, height = 400;
+  constexpr int width = 900, height = 420;
   std::string script = picture("bytes", width, height);
   script += fmt::format(
       "set multiplot title '{{/:Bold What is lost, by the bytes held: cache and state}}' font "
@@ -66,7 +66,7 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
       "set border 3\n"
       "set xlabel 'MiB' offset 0,0.2\n"
       "set tmargin at screen 0.82\n"
-      "set bmargin at screen 0.27\n",
+      "set bmargin at screen 0.3\n",
       0.87 * *mib.begin(), 1.15 * *mib.rbegin());
   for (std::size_t i = 0; i < std::min(policies.size(), most); ++i) {
     script +=
