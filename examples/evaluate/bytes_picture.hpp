@@ -47,13 +47,6 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
     return {};
   }
   policies = detail::by_error(rows, policies, panels[0].share ? &row::bytes : panels[0].value);
-  constexpr std::size_t most = 7;
-  std::vector<std::string> named(
-      policies.begin(),
-      policies.begin() + static_cast<std::ptrdiff_t>(std::min(policies.size(), most)));
-  if (policies.size() > most) {
-    named.push_back(fmt::format("{} others", policies.size() - most));
-  }
   constexpr int width = 900, height = 420;
   std::string script = picture("bytes", width, height);
   script += fmt::format(
@@ -68,14 +61,7 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
       "set tmargin at screen 0.82\n"
       "set bmargin at screen 0.3\n",
       0.87 * *mib.begin(), 1.15 * *mib.rbegin());
-  for (std::size_t i = 0; i < std::min(policies.size(), most); ++i) {
-    script +=
-        fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
-                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i]);
-  }
-  script +=
-      fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n", most + 1);
-  script += legend(named, 0.045, width, height);
+  script += detail::styles(policies, width, height);
   const double pitch = 0.93 / static_cast<double>(panels.size());
   for (std::size_t k = 0; k < panels.size(); ++k) {
     std::string plots;
@@ -92,7 +78,7 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
       if (!data.empty()) {
         script += fmt::format("$panel{}_{} << end\n{}end\n", k, i, data);
         plots += fmt::format("{}$panel{}_{} with linespoints linestyle {}",
-                             plots.empty() ? "" : ", ", k, i, std::min(i, most) + 1);
+                             plots.empty() ? "" : ", ", k, i, std::min(i, detail::coloured) + 1);
       }
     }
     const double left = 0.06 + pitch * static_cast<double>(k);

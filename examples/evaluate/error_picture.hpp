@@ -15,7 +15,7 @@ namespace evaluate {
 
 namespace detail {
 
-/// The policies in the order of their lines: the `most` of least error, on the geometric mean of
+/// The policies in the order of their lines: those of least error first, on the geometric mean of
 /// all budgets that every policy has, in colour; the others behind.
 inline std::vector<std::string> by_error(const std::vector<row>& rows,
                                          std::vector<std::string> policies,
@@ -32,6 +32,28 @@ inline std::vector<std::string> by_error(const std::vector<row>& rows,
   };
   std::ranges::stable_sort(policies, {}, mean);
   return policies;
+}
+
+/// So many policies are in colour.
+inline constexpr std::size_t coloured = 7;
+
+/// Line styles of `policies`, the last one that of all that are not in colour, and their names.
+inline std::string styles(const std::vector<std::string>& policies, int width, int height) {
+  const std::size_t count = std::min(policies.size(), coloured);
+  std::string script;
+  for (std::size_t i = 0; i < count; ++i) {
+    script +=
+        fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
+                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i]);
+  }
+  script += fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n",
+                        coloured + 1);
+  std::vector<std::string> named(policies.begin(),
+                                 policies.begin() + static_cast<std::ptrdiff_t>(count));
+  if (policies.size() > coloured) {
+    named.push_back(fmt::format("{} others", policies.size() - coloured));
+  }
+  return script + legend(named, 0.045, width, height);
 }
 
 }  // namespace detail
@@ -67,9 +89,6 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
     return {};
   }
   policies = detail::by_error(rows, policies, panels[panels[0].any ? 0 : 1].value);
-  constexpr std::size_t most = 7;
-  const std::size_t coloured = std::min(policies.size(), most);
-
   constexpr int width = 800, height = 420;
   std::string script = picture("error", width, height);
   script += fmt::format(
@@ -90,19 +109,7 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
           ? "0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, "
             "0.6, 0.8, 1, 1.2, 1.5, 2"
           : "0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10");
-  for (std::size_t i = 0; i < coloured; ++i) {
-    script +=
-        fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
-                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i]);
-  }
-  script +=
-      fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n", most + 1);
-  std::vector<std::string> named(policies.begin(),
-                                 policies.begin() + static_cast<std::ptrdiff_t>(coloured));
-  if (policies.size() > most) {
-    named.push_back(fmt::format("{} others", policies.size() - most));
-  }
-  script += legend(named, 0.045, width, height);
+  script += detail::styles(policies, width, height);
   const bool both = panels[0].any && panels[1].any;
   double left = 0.1;
   for (std::size_t k = 0; k < panels.size(); ++k) {
@@ -125,10 +132,11 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
         }
       }
       script += "end\n";
-      plots += fmt::format(
-          "{}$panel{}_{} with {} linestyle {}", plots.empty() ? "" : ", ", k, i,
-          i < most && panels[k].standard_error != nullptr ? "yerrorlines" : "linespoints",
-          std::min(i, most) + 1);
+      plots +=
+          fmt::format("{}$panel{}_{} with {} linestyle {}", plots.empty() ? "" : ", ", k, i,
+                      i < detail::coloured && panels[k].standard_error != nullptr ? "yerrorlines"
+                                                                                  : "linespoints",
+                      std::min(i, detail::coloured) + 1);
     }
     const double right = both ? left + 0.412 : 0.97;
     script += fmt::format(

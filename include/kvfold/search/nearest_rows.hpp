@@ -33,8 +33,8 @@ void each_row_of_products(const dense::stored auto& x, const dense::stored auto&
 }
 
 /// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place may
-/// come, or `n`. Compares many at a time at a
-/// vector's width, and then searches the place among those alone.
+/// come, or `n`. Compares many at a time at a vector's width, and then searches the place among
+/// those alone.
 inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
   constexpr std::ptrdiff_t many = dense::array_size;
   if (n < many) {

@@ -21,7 +21,7 @@ KVFOLD_HD inline index_t fold_recent(index_t recent, float recent_share, index_t
 
 /// fold's memory of a head, in floats: integers by their bits, the positions of the remembered
 /// queries `[queries]`, the queries `[queries, group, dim]` in bfloat16 (two in the place of a
-/// float), which holds what float does.
+/// float), which has float's range.
 struct fold_layout {
   enum field : index_t { held, newest, next, steps, prompt_begin, prompt_end, header };
 

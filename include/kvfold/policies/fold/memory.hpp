@@ -1,7 +1,8 @@
 /// What `fold` remembers of a head: some of the last steps' queries.
 #pragma once
 
-#include <bit>  // std::bit_cast
+#include <algorithm>  // std::transform
+#include <bit>        // std::bit_cast
 #include <cstdint>
 #include <cstring>  // std::memcpy
 #include <span>
@@ -61,7 +62,7 @@ class fold_memory {
     set(steps, (step + 1) % stride);
   }
 
-  /// Reference queries: as many as there is room for, evenly spread. `seen`: tokens so far.
+  /// Reference queries: as many as there is room for, evenly spread. `tokens_total`: so far.
   template <class T>
   void remember(const query_view<T>& reference, index_t tokens_total) {
     if (layout_.queries == 0) {
