@@ -1,6 +1,7 @@
-// Column sums and matching for each scalar, as nvcc compiles them for the hardware on every
-// commit.
+// Column sums, foresight and matching for each scalar, as nvcc compiles them for the hardware on
+// every commit.
 #include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/score/foresight.cuh"
 #include "kvfold/cuda/search/match.cuh"
 
 namespace kvfold::cuda {
@@ -10,6 +11,8 @@ struct every_kernel {
   static void call(const cache_view<Scalar>& cache, const slot_lists& slots, const matches& out,
                    workspace memory, stream stream) {
     column_scores(cache, query_rows<Scalar>{}, {}, {}, memory, stream);
+    foresight(cache, query_rows<Scalar>{}, rope_params{}, {}, static_cast<Scalar*>(nullptr),
+              nullptr, stream);
     match(dot_similarity{}, cache, slots, slots, out, memory, stream);
     match(cosine_similarity{}, cache, slots, slots, out, memory, stream);
     match(euclidean_similarity{}, cache, slots, slots, out, memory, stream);

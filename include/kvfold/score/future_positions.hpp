@@ -11,6 +11,12 @@ namespace kvfold {
 inline namespace v0 {
 namespace score {
 
+/// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first` on.
+KVFOLD_HD inline index_t spread_query(index_t i, index_t n, index_t queries, index_t first) {
+  const std::int64_t span = std::int64_t{queries} - 1 - first;
+  return n == 1 ? queries - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
+}
+
 /// `future_positions`: query `i` of `n` goes so many positions beyond the next one.
 KVFOLD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, double fade) {
   if (fade - fade != 0) {  // infinite
@@ -38,6 +44,12 @@ struct future_positions {
     expects(horizon > 0, caller, ": a horizon of at least 1 position expected, ", horizon, " came");
     expects(fade > 0, caller, ": a fade above 0 positions expected, ", fade, " came");
   }
+};
+
+/// How many queries foresight takes, and where they go.
+struct foresight_options {
+  index_t count = 256;  ///< queries
+  future_positions ahead = {};
 };
 
 }  // namespace v0

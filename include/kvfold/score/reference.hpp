@@ -52,9 +52,7 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
   const index_t n = std::min(count, queries.count - first);
   reference_queries out(kv.heads(), head.group(), n, head.dim());
   for (index_t i = 0; i < n; ++i) {
-    const auto span = std::int64_t{queries.count} - 1 - first;
-    const index_t t =
-        n == 1 ? queries.count - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
+    const index_t t = score::spread_query(i, n, queries.count, first);
     out.position(i) = queries.position_of(t, head.tokens_total());
     for (index_t h = 0; h < kv.heads(); ++h) {
       for (index_t g = 0; g < head.group(); ++g) {
@@ -66,12 +64,6 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
   }
   return out;
 }
-
-/// How many queries foresight takes, and where they go.
-struct foresight_options {
-  index_t count = 256;  ///< queries
-  future_positions ahead = {};
-};
 
 /// Foresight (ours): queries spread over the prompt, un-rotated and rotated again to the positions
 /// to come, `N … N + horizon − 1` (see `future_positions`). A query's content repeats; its rotation

@@ -1,0 +1,80 @@
+/// Foresight on the device: a prompt's queries, moved to the positions to come.
+#pragma once
+
+#include "kvfold/cuda/memory/rope_params.cuh"
+#include "kvfold/cuda/score/queries.cuh"
+#include "kvfold/score/future_positions.hpp"
+
+namespace kvfold::cuda {
+
+namespace detail {
+
+/// The first few queries of a prompt see next to nothing.
+inline constexpr index_t blind_queries = 4;
+
+template <class Scalar>
+struct move_ahead {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  query_rows<Scalar> queries;
+  rope_params rope;
+  future_positions ahead;
+  index_t first, count;
+  Scalar* to;         // [heads, group, count, dim]
+  index_t* position;  // [count]
+
+  /// Grid: heads, query heads of one.
+  KVFOLD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
+    const auto g = static_cast<index_t>(block_index().y);
+    // All heads have seen as many tokens as the first.
+    const index_t seen = cache.tokens_total[cache.active == nullptr ? 0 : cache.active[0]];
+    Scalar* const rows =
+        to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
+    for (index_t e = thread_index(); e < count * pairs; e += threads) {
+      const index_t i = e / pairs, p = e % pairs;
+      const index_t from = score::spread_query(i, count, queries.count, first);
+      const index_t moved = seen + score::future_position(i, count, ahead.horizon, ahead.fade);
+      Scalar* const row = rows + std::ptrdiff_t{i} * cache.dim;
+      rope.pair(queries.at(h, g, from), cache.dim, p, moved - queries.position_of(h, from, seen),
+                [&](index_t j, float x) { row[j] = from_float<Scalar>(x); });
+      if (place_of_block() == 0 && g == 0 && p == 0) {
+        position[i] = moved;
+      }
+    }
+  }
+};
+
+}  // namespace detail
+
+/// How many queries `foresight` makes of a prompt's `queries`.
+inline index_t foresight_count(index_t queries, const foresight_options& options = {}) {
+  expects(queries > 0, "cuda foresight: queries expected, none came");
+  expects(options.count > 0, "cuda foresight: at least 1 query expected, ", options.count, " came");
+  const index_t rest =
+      queries > detail::blind_queries ? queries - detail::blind_queries : index_t{1};
+  return options.count < rest ? options.count : rest;
+}
+
+/// `kvfold::foresight`: queries spread over the prompt, turned to the positions to come, into
+/// `out [heads, group, foresight_count, dim]` and `position [foresight_count]`, which `compress`
+/// takes. All heads have seen as many tokens. One launch.
+template <class Scalar>
+void foresight(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
+               const rope_params& rope, const foresight_options& options, Scalar* out,
+               index_t* position, stream stream) {
+  check(cache);
+  options.ahead.validate("cuda foresight");
+  const index_t count = foresight_count(queries.count, options);
+  expects(queries.data != nullptr && out != nullptr && position != nullptr,
+          "cuda foresight: queries, rows for them and positions expected, null came");
+  const index_t first =
+      queries.count > detail::blind_queries ? detail::blind_queries : queries.count - 1;
+  launch(
+      detail::move_ahead<Scalar>{cache, queries, rope, options.ahead, first, count, out, position},
+      {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);
+}
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,112 @@
+// Foresight on the device is the library's.
+#include <catch2/catch.hpp>
+
+#include "cuda/mirror.hpp"
+#include "kvfold/cuda/score/foresight.cuh"
+#include "kvfold/policies/full_cache.hpp"
+#include "kvfold/score/reference.hpp"
+
+namespace kvfold::cuda {
+namespace {
+
+struct foresight_case {
+  index_t tokens, count, dim, group;
+  rope turn = {};
+  double tolerance = 1e-5;
+};
+
+/// LAW: the same queries at the same positions, for all heads and for some of them.
+template <class Host>
+void check_foresight(const foresight_case& x) {
+  using device_type = typename device_scalar<Host>::type;
+  INFO(x.tokens << " tokens, " << x.count << " queries, dim " << x.dim << ", group " << x.group);
+  constexpr index_t heads = 3;
+  const cache_case c{.heads = heads, .capacity = x.tokens + 5, .dim = x.dim, .group = x.group};
+  cache<Host> kv({.heads = heads, .group = x.group, .dim = x.dim, .capacity = c.capacity});
+  emulator::chance random{7};
+  const auto numbers = [&](std::size_t n) {
+    std::vector<float> all(n);
+    for (float& v : all) {
+      v = whole(random, 8);
+    }
+    return all;
+  };
+  const auto rows = static_cast<std::size_t>(x.tokens * x.dim);
+  for (index_t h = 0; h < heads; ++h) {
+    const auto keys = numbers(rows);
+    kv.append(h, keys, keys);
+  }
+  const full_cache nothing;
+  const auto state = make_state(nothing, kv);
+  mirror<Host> twin(nothing, kv, state, c);
+  const auto q = numbers(rows * static_cast<std::size_t>(heads * x.group));
+  std::vector<device_type> stored;
+  for (const float v : q) {
+    stored.push_back(from_float<device_type>(v));
+  }
+  device_buffer<device_type> queries(stored);
+
+  const auto own = prompt_queries(q.data(), x.tokens, heads, x.group, x.dim);
+  auto wanted = foresight(kv, own, x.turn, {.count = x.count});
+  const foresight_options options{.count = x.count};
+  const index_t n = foresight_count(x.tokens, options);
+  REQUIRE(n == wanted.count());
+  const std::vector<index_t> two{2, 0};
+  device_buffer<index_t> some(two);
+  for (const bool all : {true, false}) {
+    const std::size_t places = all ? heads : two.size();
+    const auto view = all ? twin.device.view() : twin.device.view().with_active(some.data(), 2);
+    device_buffer<device_type> out(places * static_cast<std::size_t>(x.group * n * x.dim));
+    device_buffer<index_t> position(static_cast<std::size_t>(n));
+    foresight(view, query_rows<device_type>{queries.data(), x.tokens, own.head, own.group, own.row},
+              rope_params_of(x.turn, x.dim), options, out.data(), position.data(), order(3));
+    double worst = 0;
+    for (std::size_t place = 0; place < places; ++place) {
+      const auto h = static_cast<index_t>(place);  // queries are by place
+      for (index_t g = 0; g < x.group; ++g) {
+        for (index_t i = 0; i < n; ++i) {
+          CHECK(position.host()[i] == wanted.position(i));
+          const auto at =
+              ((static_cast<std::ptrdiff_t>(place) * x.group + g) * n + i) * std::ptrdiff_t{x.dim};
+          for (index_t d = 0; d < x.dim; ++d) {
+            const double a = to_float(out.host()[at + d]), b = wanted.at(h, g, i)[d];
+            worst = worse(worst, std::abs(a - b) / (std::abs(b) + 1));
+          }
+        }
+      }
+    }
+    CHECK(worst <= x.tolerance);
+    CHECK((out.intact() && position.intact() && queries.intact()));
+  }
+}
+
+TEST_CASE("foresight") {
+  check_foresight<float>({.tokens = 40, .count = 16, .dim = 16, .group = 2});
+  check_foresight<float>({.tokens = 40, .count = 16, .dim = 17, .group = 1});  // an odd one stays
+  check_foresight<float>({.tokens = 300, .count = 256, .dim = 8, .group = 1});
+  check_foresight<float>({.tokens = 12,
+                          .count = 256,
+                          .dim = 32,
+                          .group = 3,
+                          .turn = {.base = 500'000,
+                                   .layout = rope::pairing::interleaved,
+                                   .llama3 = llama3_scaling{.original_context = 16}}});
+  check_foresight<float>({.tokens = 1, .count = 4, .dim = 8, .group = 1});
+  check_foresight<Eigen::half>(
+      {.tokens = 40, .count = 16, .dim = 16, .group = 2, .tolerance = 1e-3});
+  check_foresight<Eigen::bfloat16>(
+      {.tokens = 40, .count = 16, .dim = 16, .group = 2, .tolerance = 8e-3});
+}
+
+TEST_CASE("foresight refuses what it cannot move") {
+  device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
+  CHECK_THROWS_WITH(foresight_count(0), "kvfold: cuda foresight: queries expected, none came");
+  CHECK_THROWS_WITH(foresight_count(5, {.count = 0}),
+                    "kvfold: cuda foresight: at least 1 query expected, 0 came");
+  CHECK_THROWS_WITH(
+      foresight<float>(kv.view(), query_rows<float>{.count = 3}, {}, {}, nullptr, nullptr, {}),
+      "kvfold: cuda foresight: queries, rows for them and positions expected, null came");
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
