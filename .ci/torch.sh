@@ -20,7 +20,8 @@ fetch_torch() {
   cp "$requirements" "$torch/stamp"
 }
 
-# build_torch: the extension, with this machine's instructions; silent when all is up to date.
+# build_torch: the extension, with this machine's instructions; silent when all is up to date. KVFOLD_TORCH_TESTS=1: and
+# what its tests run beside it.
 build_torch() {
   local dir=$torch/extension log=$torch/build.log
   : >"$log"
@@ -28,6 +29,7 @@ build_torch() {
     cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
       -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
-  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvfold_torch step_bench 2>&1 | follow_ninja "$log" ||
+  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvfold_torch step_bench \
+    ${KVFOLD_TORCH_TESTS:+kvfold_torch_emulated} 2>&1 | follow_ninja "$log" ||
     fail "$log" "the extension does not build:"
 }

@@ -6,6 +6,8 @@
 
 #include <atomic>
 
+#include "arguments.hpp"
+#include "schema.hpp"
 #include "tensors.hpp"
 
 namespace kvfold_torch {
@@ -14,11 +16,7 @@ namespace {
 
 using at::Tensor;
 using at::TensorList;
-using ints = at::IntArrayRef;
-using maybe = std::optional<Tensor>;
-using maybe_heads = at::OptionalIntArrayRef;
-using numbers = c10::ArrayRef<double>;
-using text = std::string;
+using maybe = maybe_tensor;
 
 /// PyTorch's threads, as an executor.
 threads torch_threads() {
@@ -34,33 +32,6 @@ threads torch_threads() {
             });
           }};
 }
-
-std::span<const std::int64_t> span_of(ints x) { return {x.data(), x.size()}; }
-std::span<const double> span_of(numbers x) { return {x.data(), x.size()}; }
-
-/// The heads that a call is for: all, or those listed.
-class selection {
- public:
-  selection(index_t all, const maybe_heads& listed) : all_(!listed.has_value()), count_(all) {
-    if (!all_) {
-      for (const std::int64_t h : *listed) {
-        kvfold::expects(h >= 0 && h < all, "heads: 0 to ", all - 1, " expected, ", h, " came");
-        list_.push_back(static_cast<index_t>(h));
-      }
-      count_ = static_cast<index_t>(list_.size());
-    }
-  }
-  index_t count() const { return count_; }
-  operator kvfold::head_selection() const {  // NOLINT: it is one
-    return all_ ? kvfold::head_selection(kvfold::head_range{0, count_})
-                : kvfold::head_selection(list_);
-  }
-
- private:
-  bool all_;
-  index_t count_;
-  std::vector<index_t> list_;
-};
 
 void compress(const text& policy, TensorList cache, const maybe& queries, ints budget, ints trigger,
               const maybe& positions, std::int64_t before, maybe_heads heads, std::int64_t group,
@@ -113,9 +84,9 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
     const auto& s = kv.tensors().shape;
     const selection chosen(kv.heads(), heads);
     const std::int64_t count = chosen.count();
-    expect_rows("q", q, {count, s.group, s.dim});
-    expect_rows("k", k, {count, s.dim});
-    expect_rows("v", v, {count, s.dim});
+    expect_rows("q", q, {count, s.group, s.dim}, at::kCPU);
+    expect_rows("k", k, {count, s.dim}, at::kCPU);
+    expect_rows("v", v, {count, s.dim}, at::kCPU);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
     Tensor out = at::empty({count, s.group, s.dim}, at::kFloat);
     kvfold_torch::step(
@@ -144,15 +115,6 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
   });
 }
 
-kvfold::group_combine combine_of(const text& name) {
-  using kvfold::group_combine;
-  kvfold::expects(name == "sum" || name == "mean" || name == "max",
-                  "combine: sum, mean or max expected, ", name, " came");
-  return name == "sum"    ? group_combine::sum
-         : name == "mean" ? group_combine::mean
-                          : group_combine::max;
-}
-
 Tensor column_scores(TensorList cache, const Tensor& queries, const maybe& positions,
                      std::int64_t window, double decay, const text& combine, std::int64_t group,
                      double scale) {
@@ -160,12 +122,10 @@ Tensor column_scores(TensorList cache, const Tensor& queries, const maybe& posit
     const tensor_cache kv = cache_of(cache, {group, scale});
     const auto& s = kv.tensors().shape;
     const query_tensors reference(kv, s.heads, queries, positions, 0);
-    kvfold::expects(window >= 0 && window < 1'000'000'000, "window: 0 to 1e9 expected, ", window,
-                    " came");
     Tensor out = at::empty({3, s.heads, s.capacity}, at::kFloat);
-    kvfold_torch::column_scores(kv, reference.view(), static_cast<index_t>(window),
-                                static_cast<float>(decay), combine_of(combine),
-                                out.mutable_data_ptr<float>(), torch_threads());
+    kvfold_torch::column_scores(kv, reference.view(), window_of(window), static_cast<float>(decay),
+                                combine_of(combine), out.mutable_data_ptr<float>(),
+                                torch_threads());
     return out;
   });
 }
@@ -234,10 +194,8 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
     tensor_cache kv = cache_of(cache, {group, 0});
     const auto& s = kv.tensors().shape;
     const query_tensors own(kv, s.heads, queries, {}, 0);
-    kvfold::expects(count > 0 && count < 1'000'000'000, "count: 1 to 1e9 expected, ", count,
-                    " came");
     auto made = kvfold::foresight(kv, own.view(), rope_of(span_of(rope)),
-                                  {.count = static_cast<index_t>(count)});
+                                  {.count = positive("count", count)});
     const std::int64_t n = made.count();
     Tensor out = at::empty({s.heads, s.group, n, s.dim}, at::kFloat),
            position = at::empty({n}, at::kInt);
@@ -249,6 +207,8 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
 
 }  // namespace
 }  // namespace cpu
+
+TORCH_LIBRARY(kvfold, m) { declare(m); }
 
 TORCH_LIBRARY_IMPL(kvfold, CPU, m) {
   m.impl("compress", cpu::compress);

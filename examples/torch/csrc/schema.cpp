@@ -1,15 +1,12 @@
-// torch.ops.kvfold: what there is, on any device.
-#include <torch/library.h>
+#include "schema.hpp"
 
-#include <string>
 #include <vector>
 
+#include "arguments.hpp"
 #include "tensors.hpp"
 
 namespace kvfold_torch {
 namespace {
-
-using text = std::string;
 
 /// Of a policy: columns, floats of memory, the least budget, and whether it decodes, measures,
 /// plans on queries, is bounded.
@@ -17,13 +14,9 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
                                    std::int64_t capacity) {
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy, {});
-    const auto small = [](const char* what, std::int64_t x) {
-      kvfold::expects(x > 0 && x < 1'000'000'000, what, ": 1 to 1e9 expected, ", x, " came");
-      return static_cast<index_t>(x);
-    };
     return {p.column_count(),
-            static_cast<std::int64_t>(
-                p.memory(small("dim", dim), small("group", group), small("capacity", capacity))),
+            static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
+                                               positive("capacity", capacity))),
             p.min_budget(),
             p.decodes(),
             p.measures(),
@@ -35,16 +28,25 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
 /// `[target, trigger]` of a head that holds at most `slots` between steps.
 std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) {
   return guarded([&]() -> std::vector<std::int64_t> {
-    kvfold::expects(slots > 0 && slots < 1'000'000'000, "slots: 1 to 1e9 expected, ", slots,
-                    " came");
-    const auto b = kvfold::budget_within(policy_of(policy, {}), static_cast<index_t>(slots));
+    const auto b = kvfold::budget_within(policy_of(policy, {}), positive("slots", slots));
     return {b.target, b.trigger};
+  });
+}
+
+/// Of a slot that nothing was observed of, a number for each of the policy's columns.
+std::vector<double> initial_columns(const text& policy) {
+  return guarded([&] {
+    std::vector<double> all;
+    for (const auto& column : policy_of(policy, {}).columns()) {
+      all.push_back(double{column.initial});
+    }
+    return all;
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY(kvfold, m) {
+void declare(torch::Library& m) {
   // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
@@ -80,6 +82,7 @@ TORCH_LIBRARY(kvfold, m) {
       "-> "
       "(Tensor, Tensor)");
   m.def("describe(str policy, int dim, int group, int capacity) -> int[]", describe);
+  m.def("initial_columns(str policy) -> float[]", initial_columns);
   m.def("budget_within(str policy, int slots) -> int[]", budget_within);
 }
 

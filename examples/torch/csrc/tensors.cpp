@@ -26,10 +26,10 @@ template <class... Parts>
   kvfold::detail::refuse(kvfold::errc::invalid_argument, {parts...});
 }
 
-void expect_cpu(const char* what, const at::Tensor& x) {
-  if (!x.defined() || !x.device().is_cpu()) {
-    refuse(what, ": a tensor on the CPU expected, one on ",
-           x.defined() ? x.device().str() : std::string("nothing"), " came");
+void expect_on(at::Device device, const char* what, const at::Tensor& x) {
+  if (!x.defined() || x.device() != device) {
+    refuse(what, ": a tensor on ", device.is_cpu() ? std::string("the CPU") : device.str(),
+           " expected, one on ", x.defined() ? x.device().str() : std::string("nothing"), " came");
   }
 }
 
@@ -72,8 +72,9 @@ kvfold::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
 }
 
 template <class T>
-T* data_of(const char* what, const at::Tensor& x, at::ScalarType type, at::IntArrayRef sizes) {
-  expect_cpu(what, x);
+T* data_of(at::Device device, const char* what, const at::Tensor& x, at::ScalarType type,
+           at::IntArrayRef sizes) {
+  expect_on(device, what, x);
   expect_type(what, x, type);
   expect_sizes(what, x, sizes);
   if (!x.is_contiguous()) {
@@ -90,14 +91,14 @@ index_t index_of(const char* what, std::int64_t x, std::int64_t least) {
 
 }  // namespace
 
-tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
+cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Device device) {
   expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(), " came");
   const auto at = [&](part p) -> const at::Tensor& { return cache[static_cast<std::size_t>(p)]; };
   const at::Tensor &keys = at(part::keys), &values = at(part::values);
   cache_tensors out;
   for (const auto& [what, x] : {std::pair<const char*, const at::Tensor&>{"keys", keys},
                                 std::pair<const char*, const at::Tensor&>{"values", values}}) {
-    expect_cpu(what, x);
+    expect_on(device, what, x);
     out.type = scalar_of(what, x);
     if (x.dim() != 3) {
       refuse(what, ": [heads, capacity, dim] expected, ", text_of(x.sizes()), " came");
@@ -116,16 +117,19 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
                                                            : 1 / std::sqrt(double(keys.size(2))))};
   expects(keys.size(2) <= 4096, "dim: at most 4096 expected, ", keys.size(2), " came");
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
-  out.log_mass = data_of<float>("log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
-  out.position = data_of<index_t>("position", at(part::position), at::kInt, {heads, capacity});
-  out.length = data_of<index_t>("length", at(part::length), at::kInt, {heads});
-  out.seen = data_of<index_t>("seen", at(part::seen), at::kInt, {heads});
+  out.log_mass =
+      data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
+  out.position =
+      data_of<index_t>(device, "position", at(part::position), at::kInt, {heads, capacity});
+  out.length = data_of<index_t>(device, "length", at(part::length), at::kInt, {heads});
+  out.seen = data_of<index_t>(device, "seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
   if (columns.dim() != 3) {
     refuse("columns: [heads, columns, capacity] expected, ", text_of(columns.sizes()), " came");
   }
   out.column_count = index_of("columns", columns.size(1), 0);
-  out.columns = data_of<float>("columns", columns, at::kFloat, {heads, columns.size(1), capacity});
+  out.columns =
+      data_of<float>(device, "columns", columns, at::kFloat, {heads, columns.size(1), capacity});
   if (memory.dim() != 2) {
     refuse("memory: [heads, floats] expected, ", text_of(memory.sizes()), " came");
   }
@@ -133,10 +137,36 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
   expects(
       memory.size(1) % line == 0 && reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % 64 == 0,
       "memory: rows of whole cache lines (", line, " floats) expected, ", memory.size(1), " came");
-  out.memory = data_of<float>("memory", memory, at::kFloat, {heads, memory.size(1)});
+  out.memory = data_of<float>(device, "memory", memory, at::kFloat, {heads, memory.size(1)});
   out.memory_row = memory.size(1);
-  out.measured = data_of<std::int64_t>("measured", at(part::measured), at::kLong, {heads, 3});
-  return tensor_cache(out);
+  out.measured =
+      data_of<std::int64_t>(device, "measured", at(part::measured), at::kLong, {heads, 3});
+  return out;
+}
+
+tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
+  return tensor_cache(tensors_of(cache, model, at::kCPU));
+}
+
+std::int64_t expect_queries(const kvfold::cache_shape& shape, index_t heads,
+                            const at::Tensor& queries, std::int64_t before, at::Device device) {
+  expect_on(device, "queries", queries);
+  scalar_of("queries", queries);
+  if (queries.dim() != 4) {
+    refuse("queries: [heads, group, count, dim] expected, ", text_of(queries.sizes()), " came");
+  }
+  const std::int64_t all = queries.size(2);
+  expect_sizes("queries", queries, {heads, shape.group, all, shape.dim});
+  expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
+          " came");
+  index_of("queries", all - before, 0);
+  return all;
+}
+
+const index_t* expect_positions(const at::Tensor& positions, std::int64_t all, std::int64_t before,
+                                at::Device device) {
+  expects(before == 0, "queries: positions, or queries before, but not both expected");
+  return data_of<index_t>(device, "positions", positions, at::kInt, {all});
 }
 
 query_tensors::query_tensors(const tensor_cache& cache, index_t heads,
@@ -145,37 +175,26 @@ query_tensors::query_tensors(const tensor_cache& cache, index_t heads,
   if (!queries || !queries->defined() || queries->numel() == 0) {
     return;
   }
-  const auto& shape = cache.tensors().shape;
-  expect_cpu("queries", *queries);
-  scalar_of("queries", *queries);
-  if (queries->dim() != 4) {
-    refuse("queries: [heads, group, count, dim] expected, ", text_of(queries->sizes()), " came");
-  }
-  const std::int64_t all = queries->size(2);
-  expect_sizes("queries", *queries, {heads, shape.group, all, shape.dim});
-  expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
-          " came");
+  const std::int64_t all = expect_queries(cache.tensors().shape, heads, *queries, before, at::kCPU);
   data_ = queries->to(at::kFloat);
   if (data_.stride(3) != 1) {
     data_ = data_.contiguous();
   }
-  const auto count = index_of("queries", all - before, 0);
   view_ = {.data = data_.const_data_ptr<float>() + before * data_.stride(2),
-           .count = count,
+           .count = static_cast<index_t>(all - before),
            .head = data_.stride(0),
            .group = data_.stride(1),
            .row = data_.stride(2),
            .position = nullptr,
            .before = static_cast<index_t>(before)};
   if (positions && positions->defined()) {
-    expects(before == 0, "queries: positions, or queries before, but not both expected");
     positions_ = *positions;
-    view_.position = data_of<index_t>("positions", positions_, at::kInt, {all});
+    view_.position = expect_positions(positions_, all, before, at::kCPU);
   }
 }
 
-void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
-  expect_cpu(what, x);
+void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, at::Device device) {
+  expect_on(device, what, x);
   scalar_of(what, x);
   expect_sizes(what, x, sizes);
   if (!x.is_contiguous()) {
@@ -184,11 +203,11 @@ void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
 }
 
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
-  return data_of<float>(what, x, at::kFloat, sizes);
+  return data_of<float>(at::kCPU, what, x, at::kFloat, sizes);
 }
 
 const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
-  return data_of<index_t>(what, x, at::kInt, sizes);
+  return data_of<index_t>(at::kCPU, what, x, at::kInt, sizes);
 }
 
 kvfold::any_span numbers_of(const at::Tensor& x) {

@@ -21,7 +21,17 @@ struct model_shape {
 };
 
 /// Refused: another number of tensors, dtype, device, rank, size or strides than `Heads` has.
+cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Device device);
+/// ... on the CPU, with lengths that can be.
 tensor_cache cache_of(at::TensorList cache, const model_shape& model);
+
+/// How many queries a query head has in `queries [heads, group, count, dim]`, those `before` among
+/// them; refused where it is anything else.
+std::int64_t expect_queries(const kvfold::cache_shape& shape, index_t heads,
+                            const at::Tensor& queries, std::int64_t before, at::Device device);
+/// Of `positions [all]`.
+const index_t* expect_positions(const at::Tensor& positions, std::int64_t all, std::int64_t before,
+                                at::Device device);
 
 /// Reference queries, which live as long as this: `[heads, group, count, dim]` of `dim` in a row,
 /// or none. 16-bit ones become floats here, for policies measure in float.
@@ -46,9 +56,9 @@ auto guarded(F f) {
   }
 }
 
-/// `x` of these sizes and of one of the cache's dtypes, contiguous, on the CPU; refused otherwise.
-void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
-/// ... of floats.
+/// `x` of these sizes and of one of the cache's dtypes, contiguous; refused otherwise.
+void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, at::Device device);
+/// Of floats, on the CPU.
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
 const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
 /// The numbers of such a tensor.

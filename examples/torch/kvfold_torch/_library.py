@@ -25,6 +25,11 @@ def _same_device(*tensors: torch.Tensor | None) -> None:
         raise RuntimeError(f"kvfold: tensors on one device expected, some on {', '.join(sorted(found))} came")
 
 
+def _written(cache: list[torch.Tensor]) -> torch.dtype:
+    """Of rows that operators make: kernels write the cache's, the CPU float32."""
+    return torch.float32 if cache[0].device.type == "cpu" else cache[0].dtype
+
+
 @torch.library.register_fake("kvfold::compress")
 def _compress(policy, cache, queries, budget, *, positions=None, **_):
     _same_device(*cache, queries, positions)
@@ -48,7 +53,7 @@ def _apply(policy, cache, plan, **_):
 @torch.library.register_fake("kvfold::step")
 def _step(policy, cache, q, k, v, budget, **_):
     _same_device(*cache, q, k, v)
-    return torch.empty_like(q, dtype=torch.float32)
+    return torch.empty_like(q, dtype=_written(cache))
 
 
 @torch.library.register_fake("kvfold::attend")
@@ -56,7 +61,8 @@ def _attend(policy, cache, q, *, probabilities=False, **_):
     _same_device(*cache, q)
     heads, group, _dim = q.shape
     slots = cache[0].shape[1] if probabilities else 0
-    return torch.empty_like(q), q.new_empty(heads, group), q.new_empty(heads, group, slots)
+    sizes = [(heads, group), (heads, group, slots)]
+    return torch.empty_like(q, dtype=_written(cache)), *(q.new_empty(x, dtype=torch.float32) for x in sizes)
 
 
 @torch.library.register_fake("kvfold::column_scores")
@@ -84,7 +90,7 @@ def _foresight(cache, queries, *, count=256, **_):
     heads, group, tokens, dim = queries.shape
     n = min(count, tokens - min(4, tokens - 1))
     return (
-        queries.new_empty(heads, group, n, dim, dtype=torch.float32),
+        queries.new_empty(heads, group, n, dim, dtype=_written(cache)),
         queries.new_empty(n, dtype=torch.int32),
     )
 

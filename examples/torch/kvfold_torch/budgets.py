@@ -20,8 +20,8 @@ def histogram(scores: Tensor, lengths: Tensor) -> Tensor:
     What is negative or NaN is in the last one.
     """
     bits = torch.where(scores > 0, scores, 0).float().contiguous().view(torch.int32)
-    counts = torch.zeros(scores.shape[0], BINS, dtype=torch.int64)
-    held = torch.arange(scores.shape[1]) < lengths[:, None]
+    counts = torch.zeros(scores.shape[0], BINS, dtype=torch.int64, device=scores.device)
+    held = torch.arange(scores.shape[1], device=scores.device) < lengths[:, None]
     return counts.scatter_add_(1, (BINS - 1 - (bits >> _DROPPED)).long(), held.long())
 
 
@@ -39,6 +39,7 @@ def divide(counts: Tensor, total: int, floor: int) -> list[int]:
 
     Where heads hold less than `total`, each gets what it holds, and as much more as the others.
     """
+    counts = counts.cpu()
     heads, held = counts.shape[0], counts.sum(1)
     if not heads * floor <= total or floor > int(held.min()):
         raise ValueError(f"divide: at least {floor} slots for each of {heads} heads expected, {total} came")

@@ -22,6 +22,10 @@ class Policy:
         names = "columns memory min_budget decodes measures plans_on_queries bounded".split()
         return dict(zip(names, ops.describe(self.text, dim, group, capacity)))
 
+    def initial(self, columns: Tensor) -> Tensor:
+        """What `columns` [heads, columns, slots] are of slots that nothing was observed of: [columns, 1]."""
+        return columns.new_tensor(ops.initial_columns(self.text))[:, None]
+
     @property
     def name(self) -> str:
         return self.text.partition(":")[0]
@@ -62,6 +66,8 @@ class Heads:
         position[:, :tokens] = torch.arange(tokens, dtype=torch.int32, device=keys.device)
         measured = new(heads, 3, dtype=torch.int64)
         measured[:, 2] = capacity
+        columns = new(heads, size["columns"], capacity)
+        columns += policy.initial(columns)
         return cls(
             policy,
             group,
@@ -72,7 +78,7 @@ class Heads:
             position=position,
             length=new(heads, dtype=torch.int32).fill_(tokens),
             seen=new(heads, dtype=torch.int32).fill_(tokens),
-            columns=new(heads, size["columns"], capacity),
+            columns=columns,
             memory=new(heads, -(-size["memory"] // _LINE) * _LINE),
             measured=measured,
         )
@@ -199,9 +205,17 @@ class Heads:
             getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
         to.length, to.seen = self.length.clone(), self.seen.clone()
         if policy is None:
+            self._expect_movable(to)
             to.columns[:, :, :kept] = self.columns[:, :, :kept]
             to.memory, to.measured = self.memory.clone(), self.measured.clone()
         return to
+
+    def _expect_movable(self, to: "Heads") -> None:
+        """Kernels read a policy's memory as it is laid out for the capacity; the CPU knows for which it was."""
+        if self.keys.device.type != "cpu" and to.memory.shape != self.memory.shape:
+            raise RuntimeError(
+                f"kvfold: {self.policy.name} on a GPU keeps its capacity of {self.capacity} slots, {to.capacity} came"
+            )
 
     @staticmethod
     def joined(parts: list["Heads"]) -> "Heads":
@@ -228,6 +242,7 @@ class Heads:
         self.keys[head, slot], self.values[head, slot] = keys, values
         self.log_mass[head, slot] = 0.0
         self.position[head, slot] = (self.seen[:, None] + steps).int()
+        self.columns.transpose(1, 2)[head, slot] = self.policy.initial(self.columns)[:, 0]
         self.length += tokens
         self.seen += tokens
 

@@ -1,0 +1,30 @@
+/// A cache's tensors, on the CPU or on a GPU.
+#pragma once
+
+#include <cstddef>  // std::ptrdiff_t
+#include <cstdint>  // std::int64_t
+
+#include "kvfold/memory/cache.hpp"
+
+namespace kvfold_torch {
+
+using kvfold::index_t;
+
+/// Where the numbers of a cache lie. All but keys and values is contiguous.
+struct cache_tensors {
+  kvfold::cache_shape shape;
+  kvfold::scalar_type type = kvfold::scalar_type::float32;
+  kvfold::layout<std::byte> keys, values;  ///< [heads, capacity, dim], strides in bytes
+  float* log_mass = nullptr;               ///< [heads, capacity]
+  index_t* position = nullptr;             ///< [heads, capacity]
+  index_t* length = nullptr;               ///< [heads] slots in use
+  index_t* seen = nullptr;                 ///< [heads] tokens ever appended
+  float* columns = nullptr;                ///< [heads, column_count, capacity]
+  index_t column_count = 0;
+  float* memory = nullptr;  ///< [heads, memory_row]: a policy's own, rows of whole cache lines
+  std::ptrdiff_t memory_row = 0;
+  /// [heads, 3] slots with columns, queries observed, the capacity that `memory` was laid out for
+  std::int64_t* measured = nullptr;
+};
+
+}  // namespace kvfold_torch

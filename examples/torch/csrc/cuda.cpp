@@ -1,0 +1,16 @@
+// CUDA tensors, where the extension is built with nvcc.
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "device_operators.hpp"
+#include "schema.hpp"
+
+namespace kvfold_torch {
+
+void* current_stream(c10::Device device) {
+  return c10::cuda::getCurrentCUDAStream(device.index()).stream();
+}
+
+TORCH_LIBRARY_IMPL(kvfold, CUDA, m) { implement_on_device(m); }
+
+}  // namespace kvfold_torch

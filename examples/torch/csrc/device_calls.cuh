@@ -1,0 +1,195 @@
+/// `device_calls` by the kernels.
+#pragma once
+
+#include <string>
+#include <type_traits>  // std::conditional_t
+
+#include "device_calls.hpp"
+#include "kvfold/cuda/attend.cuh"
+#include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/ems.cuh"
+#include "kvfold/cuda/policies/fold.cuh"
+#include "kvfold/cuda/policies/full_cache.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvfold/cuda/policies/tova.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvfold/cuda/score/foresight.cuh"
+#include "kvfold/cuda/step.cuh"
+
+namespace kvfold_torch {
+
+namespace gpu = kvfold::cuda;
+
+template <kvfold::scalar_type Type>
+struct device_types {
+  using scalar = std::conditional_t<
+      Type == kvfold::scalar_type::float32, float,
+      std::conditional_t<Type == kvfold::scalar_type::half, gpu::half, gpu::bfloat16>>;
+
+  /// nvcc's streams are pointers; the emulator has one order of threads.
+  static gpu::stream stream(const device_call& call) {
+    if constexpr (std::is_pointer_v<gpu::stream>) {
+      return static_cast<gpu::stream>(call.stream);
+    } else {
+      return {};
+    }
+  }
+
+  static gpu::plane<scalar> plane(const char* what, const kvfold::layout<std::byte>& at,
+                                  index_t dim) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(scalar));
+    kvfold::expects(at.element == size || dim == 1, what,
+                    ": rows [dim] without gaps expected on a GPU, a stride of ", at.element / size,
+                    " came");
+    return {reinterpret_cast<scalar*>(at.data), at.head / size, at.row / size};
+  }
+
+  static gpu::cache_view<scalar> view(const device_call& call) {
+    const cache_tensors& at = call.cache;
+    gpu::cache_view<scalar> x{plane("keys", at.keys, at.shape.dim),
+                              plane("values", at.values, at.shape.dim),
+                              at.log_mass,
+                              at.position,
+                              at.length,
+                              at.seen,
+                              at.shape.heads,
+                              at.shape.capacity,
+                              at.shape.dim,
+                              at.shape.group,
+                              at.shape.scale};
+    return call.active == nullptr ? x : x.with_active(call.active, call.active_count);
+  }
+
+  template <class Policy>
+  static gpu::state_view state(const Policy& policy, const device_call& call) {
+    const cache_tensors& at = call.cache;
+    gpu::state_view x;
+    for (const auto& column : gpu::detail::columns_of(policy)) {
+      x.merges[x.count] = column.fold, x.initial[x.count] = column.initial, ++x.count;
+    }
+    kvfold::expects(x.count == at.column_count, Policy::name(), ": columns [heads, ", x.count,
+                    ", capacity] expected, ", at.column_count, " of each head came");
+    const std::size_t floats = gpu::detail::memory_of(policy, view(call));
+    kvfold::expects(floats <= static_cast<std::size_t>(at.memory_row), Policy::name(),
+                    ": memory of at least ", floats, " floats a head expected, ", at.memory_row,
+                    " came");
+    x.columns = at.columns, x.column_stride = at.shape.capacity;
+    x.head_stride = std::ptrdiff_t{at.column_count} * at.shape.capacity;
+    if (x.head_stride == 0) {
+      x.head_stride = at.shape.capacity;
+    }
+    x.memory = at.memory, x.floats = static_cast<index_t>(floats);
+    x.memory_stride = at.memory_row;
+    return x;
+  }
+
+  static gpu::query_rows<scalar> queries(const device_queries& q) {
+    return {
+        static_cast<const scalar*>(q.data), q.count, q.head, q.group, q.row, q.position, q.before};
+  }
+
+  /// What is the same for all heads needs nothing on the device.
+  static gpu::head_budgets budgets(const device_budgets& b) {
+    return b.device == nullptr ? gpu::head_budgets(b.host[0]) : gpu::head_budgets(b.host, b.device);
+  }
+
+  /// `f(policy)` of the policy that it is.
+  template <class F>
+  static void visit(const kvfold::any_policy& any, F f) {
+    any.visit([&](const auto& policy) {
+      using policy_type = std::remove_cvref_t<decltype(policy)>;
+      if constexpr (gpu::on_device<policy_type>) {
+        f(policy);
+      } else {
+        kvfold::expects(kvfold::errc::unsupported, false, policy.name(),
+                        ": a policy with kernels expected on a GPU (docs/cuda.md lists them)");
+      }
+    });
+  }
+};
+
+template <kvfold::scalar_type Type>
+std::size_t device_calls<Type>::workspace_bytes(const kvfold::any_policy& any,
+                                                const device_call& call, index_t queries,
+                                                index_t target) {
+  using types = device_types<Type>;
+  std::size_t bytes = 0;
+  types::visit(any, [&](const auto& policy) {
+    bytes = gpu::workspace_bytes(policy, types::view(call), queries, target);
+  });
+  return bytes;
+}
+
+template <kvfold::scalar_type Type>
+std::size_t device_calls<Type>::column_scores_bytes(const device_call& call, index_t queries) {
+  const auto& shape = call.cache.shape;
+  return gpu::column_scores_workspace_bytes(shape.heads, shape.group, queries, shape.capacity);
+}
+
+template <kvfold::scalar_type Type>
+void device_calls<Type>::compress(const kvfold::any_policy& any, const device_call& call,
+                                  const device_queries& queries, const device_budgets& budgets) {
+  using types = device_types<Type>;
+  types::visit(any, [&](const auto& policy) {
+    gpu::compress(policy, types::view(call), types::state(policy, call), types::queries(queries),
+                  types::budgets(budgets), call.memory, types::stream(call));
+  });
+}
+
+template <kvfold::scalar_type Type>
+void device_calls<Type>::step(const kvfold::any_policy& any, const device_call& call, const void* q,
+                              const void* k, const void* v, const device_budgets& budgets,
+                              void* out) {
+  using types = device_types<Type>;
+  using scalar = typename types::scalar;
+  types::visit(any, [&](const auto& policy) {
+    gpu::step(policy, types::view(call), types::state(policy, call), static_cast<const scalar*>(q),
+              gpu::new_tokens<scalar>{static_cast<const scalar*>(k), static_cast<const scalar*>(v)},
+              types::budgets(budgets), static_cast<scalar*>(out), call.memory, types::stream(call));
+  });
+}
+
+template <kvfold::scalar_type Type>
+void device_calls<Type>::attend(const kvfold::any_policy& any, const device_call& call,
+                                const void* q, void* out, float* log_sum_exp) {
+  using types = device_types<Type>;
+  using scalar = typename types::scalar;
+  types::visit(any, [&](const auto& policy) {
+    const auto rule = gpu::detail::rule_of(policy, call.cache.shape.dim);
+    kvfold::expects(
+        kvfold::errc::unsupported, !gpu::shares_entries<std::remove_cvref_t<decltype(rule)>>,
+        "attend: ", policy.name(), " attends in decode steps alone on a GPU (kvfold::step)");
+    gpu::attend(types::view(call), static_cast<const scalar*>(q), static_cast<scalar*>(out),
+                log_sum_exp, call.memory, types::stream(call));
+  });
+}
+
+template <kvfold::scalar_type Type>
+void device_calls<Type>::column_scores(const device_call& call, const device_queries& queries,
+                                       index_t window, float decay, kvfold::group_combine combine,
+                                       float* out) {
+  using types = device_types<Type>;
+  const auto& shape = call.cache.shape;
+  const std::ptrdiff_t all = std::ptrdiff_t{shape.heads} * shape.capacity;
+  gpu::column_scores(types::view(call), types::queries(queries),
+                     {.window = window, .decay = decay, .combine = combine},
+                     {.total = out, .window = out + all, .decayed = out + 2 * all}, call.memory,
+                     types::stream(call));
+}
+
+template <kvfold::scalar_type Type>
+void device_calls<Type>::foresight(const device_call& call, const device_queries& queries,
+                                   const kvfold::rope& rope, index_t count, void* out,
+                                   index_t* position) {
+  using types = device_types<Type>;
+  gpu::foresight(types::view(call), types::queries(queries),
+                 gpu::rope_params_of(rope, call.cache.shape.dim), {.count = count},
+                 static_cast<typename types::scalar*>(out), position, types::stream(call));
+}
+
+}  // namespace kvfold_torch

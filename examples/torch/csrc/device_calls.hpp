@@ -1,0 +1,71 @@
+/// What the operators do with tensors on a GPU, without a word of PyTorch: one type for each
+/// scalar, so that nvcc compiles them side by side.
+#pragma once
+
+#include <cstddef>  // std::size_t
+#include <span>
+#include <string_view>
+
+#include "cache_tensors.hpp"
+#include "kvfold/any_policy.hpp"
+#include "kvfold/cuda/memory/workspace.cuh"
+#include "kvfold/make_policy.hpp"
+
+namespace kvfold_torch {
+
+/// What a call works on, and in. Lengths and everything else of `cache` are on the device.
+struct device_call {
+  cache_tensors cache;
+  const index_t* active = nullptr;  ///< `[active_count]` heads that it is for; null: all
+  index_t active_count = 0;
+  kvfold::cuda::workspace memory = {};
+  void* stream = nullptr;  ///< a cudaStream_t
+};
+
+/// Queries `[heads, group, count, dim]` of the cache's scalar, strides in elements, rows
+/// contiguous.
+struct device_queries {
+  const void* data = nullptr;
+  index_t count = 0;
+  std::ptrdiff_t head = 0, group = 0, row = 0;
+  const index_t* position = nullptr;
+  index_t before = 0;
+};
+
+/// A budget for each head, here and on the device; `device` null: all the same.
+struct device_budgets {
+  std::span<const kvfold::budget> host;
+  const kvfold::budget* device = nullptr;
+};
+
+/// Calls for caches of one scalar. Refused: policies and modes without kernels, and what the
+/// kernels refuse.
+template <kvfold::scalar_type Type>
+struct device_calls {
+  /// Bytes for `compress` on so many queries to so many slots, for `step` and for `attend`.
+  static std::size_t workspace_bytes(const kvfold::any_policy& policy, const device_call& call,
+                                     index_t queries, index_t target);
+  static std::size_t column_scores_bytes(const device_call& call, index_t queries);
+
+  static void compress(const kvfold::any_policy& policy, const device_call& call,
+                       const device_queries& queries, const device_budgets& budgets);
+  /// `q`, `out` `[heads, group, dim]`, `k`, `v` `[heads, dim]`, of the cache's scalar.
+  static void step(const kvfold::any_policy& policy, const device_call& call, const void* q,
+                   const void* k, const void* v, const device_budgets& budgets, void* out);
+  static void attend(const kvfold::any_policy& policy, const device_call& call, const void* q,
+                     void* out, float* log_sum_exp);
+  /// `out [3, heads, capacity]`: total, window, decayed.
+  static void column_scores(const device_call& call, const device_queries& queries, index_t window,
+                            float decay, kvfold::group_combine combine, float* out);
+  /// `out [heads, group, n, dim]`, `position [n]`.
+  static void foresight(const device_call& call, const device_queries& queries,
+                        const kvfold::rope& rope, index_t count, void* out, index_t* position);
+};
+/// How many queries `foresight` makes of so many.
+index_t device_foresight_count(index_t queries, index_t count);
+
+extern template struct device_calls<kvfold::scalar_type::float32>;
+extern template struct device_calls<kvfold::scalar_type::half>;
+extern template struct device_calls<kvfold::scalar_type::bfloat16>;
+
+}  // namespace kvfold_torch

@@ -1,0 +1,308 @@
+// The operators on a GPU (schema.cpp says what they are): kernels on PyTorch's stream, in memory of
+// its allocator.
+#include "device_operators.hpp"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <map>
+#include <tuple>
+
+#include "arguments.hpp"
+#include "device_calls.hpp"
+#include "operators.hpp"
+#include "schema.hpp"
+#include "tensors.hpp"
+
+namespace kvfold_torch {
+namespace device {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using kvfold::scalar_type;
+
+/// `f(device_calls)` of the scalar.
+template <class F>
+void with_calls(scalar_type type, F f) {
+  if (type == scalar_type::float32) {
+    f(device_calls<scalar_type::float32>{});
+  } else if (type == scalar_type::half) {
+    f(device_calls<scalar_type::half>{});
+  } else {
+    f(device_calls<scalar_type::bfloat16>{});
+  }
+}
+
+/// Numbers that kernels read beside tensors. A decode step's are those of the step before, and
+/// copied once.
+template <class T>
+const T* kept_on(at::Device device, void* stream, std::span<const T> x) {
+  using key = std::tuple<at::DeviceIndex, void*, std::string>;
+  constexpr std::size_t most = 1024;
+  // Never destroyed: at the program's end PyTorch's allocator may be gone before it.
+  thread_local auto& kept = *new std::map<key, Tensor>;
+  const auto bytes = x.size_bytes();
+  key wanted(device.index(), stream, std::string(reinterpret_cast<const char*>(x.data()), bytes));
+  auto at = kept.find(wanted);
+  if (at == kept.end()) {
+    if (kept.size() == most) {
+      kept.clear();
+    }
+    const auto size = static_cast<std::int64_t>(bytes);
+    Tensor copy = at::empty({size}, at::TensorOptions(device).dtype(at::kByte));
+    copy.copy_(at::from_blob(std::get<2>(wanted).data(), {size}, at::kByte));
+    at = kept.emplace(std::move(wanted), std::move(copy)).first;
+  }
+  return reinterpret_cast<const T*>(at->second.const_data_ptr());
+}
+
+/// Of one call: its heads, its stream, its memory.
+class device_work {
+ public:
+  device_work(TensorList cache, const model_shape& model, const maybe_heads& heads)
+      : device_(device_of(cache)), guard_(device_), stream_(current_stream(device_)) {
+    call_.cache = tensors_of(cache, model, device_);
+    call_.stream = stream_;
+    const selection chosen(shape().heads, heads);
+    count_ = chosen.count();
+    if (!chosen.all()) {
+      call_.active = kept_on(device_, stream_, std::span(std::as_const(chosen.list())));
+      call_.active_count = count_;
+    }
+  }
+
+  const device_call& call() const { return call_; }
+  const kvfold::cache_shape& shape() const { return call_.cache.shape; }
+  scalar_type type() const { return call_.cache.type; }
+  at::Device device() const { return device_; }
+  /// Heads that the call is for.
+  index_t count() const { return count_; }
+
+  at::TensorOptions of(at::ScalarType dtype) const {
+    return at::TensorOptions(device_).dtype(dtype);
+  }
+  at::ScalarType dtype() const {
+    return type() == scalar_type::float32 ? at::kFloat
+           : type() == scalar_type::half  ? at::kHalf
+                                          : at::kBFloat16;
+  }
+  /// `x` of these sizes in the cache's dtype.
+  Tensor rows(const char* what, const Tensor& x, ints sizes) const {
+    expect_rows(what, x, sizes, device_);
+    return x.to(dtype());
+  }
+  void allocate(std::size_t bytes) {
+    memory_ = at::empty({static_cast<std::int64_t>(bytes)}, of(at::kByte));
+    call_.memory = {memory_.mutable_data_ptr(), bytes};
+  }
+  device_budgets budgets(std::span<const kvfold::budget> host) const {
+    const auto same = [&](const kvfold::budget& x) {
+      return x.target == host[0].target && x.trigger == host[0].trigger;
+    };
+    return {host, std::ranges::all_of(host, same) ? nullptr : kept_on(device_, stream_, host)};
+  }
+
+ private:
+  static at::Device device_of(TensorList cache) {
+    kvfold::expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(),
+                    " came");
+    return cache[0].device();
+  }
+
+  at::Device device_;
+  c10::DeviceGuard guard_;
+  void* stream_;
+  device_call call_;
+  index_t count_ = 0;
+  Tensor memory_;
+};
+
+/// Reference queries in the cache's dtype, which live as long as this.
+class device_query_tensors {
+ public:
+  device_query_tensors(const device_work& work, const maybe_tensor& queries,
+                       const maybe_tensor& positions, std::int64_t before) {
+    if (!queries || !queries->defined() || queries->numel() == 0) {
+      return;
+    }
+    const std::int64_t all =
+        expect_queries(work.shape(), work.count(), *queries, before, work.device());
+    data_ = queries->to(work.dtype());
+    if (data_.stride(3) != 1) {
+      data_ = data_.contiguous();
+    }
+    const auto* first = static_cast<const char*>(data_.const_data_ptr());
+    rows_ = {.data = first + before * data_.stride(2) * data_.element_size(),
+             .count = static_cast<index_t>(all - before),
+             .head = data_.stride(0),
+             .group = data_.stride(1),
+             .row = data_.stride(2),
+             .position = nullptr,
+             .before = static_cast<index_t>(before)};
+    if (positions && positions->defined()) {
+      positions_ = *positions;
+      rows_.position = expect_positions(positions_, all, before, work.device());
+    }
+  }
+  const device_queries& rows() const { return rows_; }
+
+ private:
+  Tensor data_, positions_;
+  device_queries rows_;
+};
+
+void compress_to(const text& policy, device_work& work, const device_query_tensors& reference,
+                 std::span<const kvfold::budget> budgets, numbers rope) {
+  const auto& p = policy_of(policy, span_of(rope));
+  index_t most = 0;
+  for (const kvfold::budget& x : budgets) {
+    most = std::max(most, x.target);
+  }
+  with_calls(work.type(), [&](auto calls) {
+    work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, most));
+    calls.compress(p, work.call(), reference.rows(), work.budgets(budgets));
+  });
+}
+
+void compress(const text& policy, TensorList cache, const maybe_tensor& queries, ints budget,
+              ints trigger, const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
+              std::int64_t group, double scale, numbers rope) {
+  guarded([&] {
+    device_work work(cache, {group, scale}, heads);
+    const device_query_tensors reference(work, queries, positions, before);
+    compress_to(policy, work, reference,
+                budgets_of(work.shape().heads, span_of(budget), span_of(trigger)), rope);
+  });
+}
+
+/// A compression to the capacity removes nothing.
+void observe(const text& policy, TensorList cache, const Tensor& queries,
+             const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
+             std::int64_t group, double scale, numbers rope) {
+  guarded([&] {
+    device_work work(cache, {group, scale}, heads);
+    const device_query_tensors reference(work, queries, positions, before);
+    const std::vector<kvfold::budget> all(static_cast<std::size_t>(work.shape().heads),
+                                          {.target = work.shape().capacity});
+    compress_to(policy, work, reference, all, rope);
+  });
+}
+
+Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor& k, const Tensor& v,
+            ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
+            numbers rope) {
+  return guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    device_work work(cache, {group, scale}, heads);
+    const auto& s = work.shape();
+    const std::int64_t count = work.count();
+    const Tensor query = work.rows("q", q, {count, s.group, s.dim}),
+                 key = work.rows("k", k, {count, s.dim}), value = work.rows("v", v, {count, s.dim});
+    const auto budgets = budgets_of(s.heads, span_of(budget), span_of(trigger));
+    Tensor out = at::empty({count, s.group, s.dim}, work.of(work.dtype()));
+    with_calls(work.type(), [&](auto calls) {
+      work.allocate(calls.workspace_bytes(p, work.call(), 0, 1));
+      calls.step(p, work.call(), query.const_data_ptr(), key.const_data_ptr(),
+                 value.const_data_ptr(), work.budgets(budgets), out.mutable_data_ptr());
+    });
+    return out;
+  });
+}
+
+/// exp(logit − log-sum-exp) `[heads, group, capacity]`, 0 behind a head's length.
+Tensor probabilities_of(TensorList cache, const device_work& work, const Tensor& q,
+                        const Tensor& log_sum_exp) {
+  const auto at = [&](part p) -> const Tensor& { return cache[static_cast<std::size_t>(p)]; };
+  const Tensor products =
+      at::matmul(q.to(at::kFloat), at(part::keys).to(at::kFloat).transpose(1, 2));
+  const Tensor logits = products * double{work.shape().scale} + at(part::log_mass).unsqueeze(1);
+  const Tensor held =
+      at::arange(work.shape().capacity, work.of(at::kInt)) < at(part::length).unsqueeze(1);
+  return at::where(held.unsqueeze(1), (logits - log_sum_exp.unsqueeze(2)).exp(), 0.0);
+}
+
+std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, const Tensor& q,
+                                          bool probabilities, std::int64_t group, double scale,
+                                          numbers rope) {
+  return guarded([&] {
+    const auto& p = policy_of(policy, span_of(rope));
+    device_work work(cache, {group, scale}, {});
+    const auto& s = work.shape();
+    const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
+    Tensor out = at::empty({s.heads, s.group, s.dim}, work.of(work.dtype()));
+    Tensor log_sum_exp = at::empty({s.heads, s.group}, work.of(at::kFloat));
+    with_calls(work.type(), [&](auto calls) {
+      work.allocate(calls.workspace_bytes(p, work.call(), 0, 1));
+      calls.attend(p, work.call(), query.const_data_ptr(), out.mutable_data_ptr(),
+                   log_sum_exp.mutable_data_ptr<float>());
+    });
+    Tensor mass = probabilities ? probabilities_of(cache, work, query, log_sum_exp)
+                                : at::empty({s.heads, s.group, 0}, work.of(at::kFloat));
+    return std::tuple(out, log_sum_exp, mass);
+  });
+}
+
+Tensor column_scores(TensorList cache, const Tensor& queries, const maybe_tensor& positions,
+                     std::int64_t window, double decay, const text& combine, std::int64_t group,
+                     double scale) {
+  return guarded([&] {
+    device_work work(cache, {group, scale}, {});
+    const device_query_tensors reference(work, queries, positions, 0);
+    Tensor out = at::zeros({3, work.shape().heads, work.shape().capacity}, work.of(at::kFloat));
+    with_calls(work.type(), [&](auto calls) {
+      work.allocate(calls.column_scores_bytes(work.call(), reference.rows().count));
+      calls.column_scores(work.call(), reference.rows(), window_of(window),
+                          static_cast<float>(decay), combine_of(combine),
+                          out.mutable_data_ptr<float>());
+    });
+    return out;
+  });
+}
+
+std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, std::int64_t count,
+                                     std::int64_t group, numbers rope) {
+  return guarded([&] {
+    device_work work(cache, {group, 0}, {});
+    const device_query_tensors own(work, queries, {}, 0);
+    const auto& s = work.shape();
+    const index_t wanted = positive("count", count),
+                  n = device_foresight_count(own.rows().count, wanted);
+    Tensor out = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
+           position = at::empty({n}, work.of(at::kInt));
+    with_calls(work.type(), [&](auto calls) {
+      calls.foresight(work.call(), own.rows(), rope_of(span_of(rope)), wanted,
+                      out.mutable_data_ptr(), position.mutable_data_ptr<index_t>());
+    });
+    return std::tuple(out, position);
+  });
+}
+
+void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(false, op.operator_name().name,
+              ": tensors on the CPU expected, some on a GPU came, where compress and step make "
+              "plans, carry them out and observe by themselves");
+}
+
+}  // namespace
+}  // namespace device
+
+void implement_on_device(torch::Library& m) {
+  m.impl("compress", device::compress);
+  m.impl("observe", device::observe);
+  m.impl("step", device::step);
+  m.impl("attend", device::attend);
+  m.impl("column_scores", device::column_scores);
+  m.impl("foresight", device::foresight);
+  for (const char* name : {"observe_step", "plan", "apply"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&device::refuse>());
+  }
+}
+
+}  // namespace kvfold_torch

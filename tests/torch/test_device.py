@@ -1,0 +1,211 @@
+"""The operators of a GPU equal the CPU's: by the kernels on the emulator, and on a card where there is one."""
+
+import pytest
+import torch
+from conftest import POLICIES
+from kvfold_torch import Heads, Policy, _library, heads as heads_module
+from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
+
+# Those with kernels (docs/cuda.md).
+KERNELS = "full_cache streaming_llm h2o tova snapkv:window=8 zsmerge d2o kvmerger keepkv ems fold".split()
+
+
+class Device:
+    """Where heads go to run on kernels."""
+
+    def __init__(self, where: str):
+        self.where = where
+        self.ops = torch.ops.kvfold if where == "cuda" else torch.ops.kvfold_emulated
+
+    def tensor(self, x):
+        return x.to("cuda") if self.where == "cuda" else x.clone()
+
+    def heads(self, x: Heads) -> "There":
+        return There(self, Heads(x.policy, x.group, x.scale, *[self.tensor(t) for t in x.tensors]))
+
+
+class There:
+    """Heads whose operators are the kernels'; results come back to the CPU."""
+
+    def __init__(self, device: Device, heads: Heads):
+        self.device, self.heads = device, heads
+
+    def __getattr__(self, name):
+        member = getattr(self.heads, name)
+        if isinstance(member, torch.Tensor):
+            return member.cpu()
+        if not callable(member):
+            return member
+
+        def call(*args, **options):
+            def there(x):
+                return self.device.tensor(x) if isinstance(x, torch.Tensor) else x
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(heads_module, "ops", self.device.ops)
+                out = member(*map(there, args), **{k: there(x) for k, x in options.items()})
+            back = [x.cpu() if isinstance(x, torch.Tensor) else x for x in (out if isinstance(out, tuple) else (out,))]
+            return tuple(back) if isinstance(out, tuple) else back[0]
+
+        return call
+
+
+@pytest.fixture(params=["emulated", "cuda"])
+def device(request):
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+    else:
+        built = _library.path().with_name("libkvfold_torch_emulated.so")
+        if not built.exists():
+            pytest.skip(f"{built.name} is built by tests/run")
+        torch.ops.load_library(str(built))
+    return Device(request.param)
+
+
+def near(a, b, tolerance=2e-5):
+    """Slots of two sets of heads: the same ones, their numbers within a tolerance."""
+    assert torch.equal(a.length, b.length) and torch.equal(a.seen, b.seen)
+    for h, n in enumerate(a.length.tolist()):
+        assert torch.equal(a.position[h, :n], b.position[h, :n])
+        for name in ("keys", "values", "log_mass"):
+            x, y = getattr(a, name)[h, :n].float(), getattr(b, name)[h, :n].float()
+            torch.testing.assert_close(x, y, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(a.columns[h, :, :n], b.columns[h, :, :n], atol=tolerance, rtol=tolerance)
+
+
+def measured_on(heads, queries):
+    """Queries and positions that a policy is measured on."""
+    return heads.foresight(queries) if heads.policy.name == "fold" else (queries, None)
+
+
+@pytest.mark.parametrize("policy", KERNELS)
+def test_prompt_and_steps(device, policy):
+    here, queries = prompt(policy)
+    there = device.heads(here)
+    reference, positions = measured_on(here, queries)
+    for heads in (here, there):
+        heads.compress(reference, BUDGET, positions=positions)
+    near(here, there)
+    for _ in range(6):
+        q, k, v = rows(HEADS, GROUP, DIM), rows(HEADS, DIM), rows(HEADS, DIM)
+        out = [heads.step(q, k, v, [BUDGET]) for heads in (here, there)]
+        torch.testing.assert_close(*out, atol=2e-5, rtol=2e-5)
+    near(here, there)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("policy", ["h2o", "snapkv:window=8"])
+def test_16_bits(device, policy, dtype):
+    here, queries = prompt(policy, dtype=dtype)
+    there = device.heads(here)
+    for heads in (here, there):
+        heads.compress(queries, BUDGET)
+    near(here, there, 2e-3)
+    q, k, v = rows(HEADS, GROUP, DIM, dtype=dtype), rows(HEADS, DIM, dtype=dtype), rows(HEADS, DIM, dtype=dtype)
+    out = here.step(q, k, v, [BUDGET]), there.step(q, k, v, [BUDGET])
+    assert out[1].dtype == dtype
+    torch.testing.assert_close(out[0], out[1].float(), atol=1e-2, rtol=1e-2)
+
+
+def test_budgets_of_heads_and_some_heads(device):
+    here, queries = prompt("h2o")
+    there, budgets = device.heads(here), [30, 40, 50]
+    for heads in (here, there):
+        heads.compress(queries, budgets)
+    near(here, there)
+    for chosen in ([2, 0], [1], [2, 0]):  # lists are kept: the third is the first's
+        n = len(chosen)
+        q, k, v = rows(n, GROUP, DIM), rows(n, DIM), rows(n, DIM)
+        out = [heads.step(q, k, v, budgets, heads=chosen) for heads in (here, there)]
+        torch.testing.assert_close(*out, atol=2e-5, rtol=2e-5)
+    near(here, there)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "snapkv:window=8", "fold", "zsmerge"])
+def test_a_prompt_in_chunks(device, policy):
+    here, queries = prompt(policy)
+    there = device.heads(here)
+    for heads in (here, there):
+        heads.compress(queries, BUDGET)
+    more, k, v = rows(HEADS, GROUP, 15, DIM), rows(HEADS, 15, DIM), rows(HEADS, 15, DIM)
+    for heads in (here, there):
+        heads.append(k, v)
+        heads.observe(more)
+    near(here, there)
+    for heads in (here, there):
+        heads.compress(None, BUDGET)
+    near(here, there)
+
+
+def test_attention_and_column_sums(device):
+    here, queries = prompt("h2o")
+    here.length[:] = torch.tensor([1, 17, 60])
+    here.log_mass[:] = torch.randn_like(here.log_mass)
+    there = device.heads(here)
+    q = rows(HEADS, GROUP, DIM)
+    for a, b in zip(here.attend(q, probabilities=True), there.attend(q, probabilities=True)):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+    assert there.attend(q)[2].numel() == 0
+    sums = [x.column_scores(queries, window=9, decay=0.9, combine="max") for x in (here, there)]
+    torch.testing.assert_close(*sums, atol=2e-5, rtol=2e-5)
+
+
+def test_foresight(device):
+    here, queries = prompt("fold")
+    there = device.heads(here)
+    for a, b in zip(here.foresight(queries, 20), there.foresight(queries, 20)):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+
+
+def test_strides(device):
+    across, queries = prompt("h2o", transposed=True)
+    across.values = across.values.contiguous()
+    there, here = device.heads(across), copied(across)
+    if device.where == "emulated":
+        there.heads.keys = across.keys  # [capacity, heads, dim] in memory
+    for heads in (here, there):
+        heads.compress(queries, BUDGET)
+    near(here, there)
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(KERNELS)))
+def test_policies_without_kernels_are_refused(device, policy):
+    here, queries = prompt(policy)
+    there = device.heads(here)
+    with pytest.raises(RuntimeError, match=f"kvfold: {policy.partition(':')[0]}: a policy with kernels expected on a GPU"):
+        there.compress(queries, BUDGET)
+    assert torch.equal(here.keys, there.keys) and torch.equal(here.length, there.length)
+
+
+def test_bad_input_is_refused_and_changes_nothing(device):
+    here, queries = prompt("h2o")
+    there = device.heads(here)
+    q, k, v = rows(HEADS, GROUP, DIM), rows(HEADS, DIM), rows(HEADS, DIM)
+
+    def refused(words, call):
+        with pytest.raises(RuntimeError, match=words):
+            call()
+        assert torch.equal(here.keys, there.keys) and torch.equal(here.columns, there.columns)
+
+    refused("h2o with a target of", lambda: there.compress(queries, 1))
+    refused("budget: one, or one for each of 3 heads expected, 2 came", lambda: there.compress(queries, [30, 30]))
+    refused("queries .* expected", lambda: there.compress(queries[:, :, :, :-1], BUDGET))
+    refused("Float, Half or BFloat16 expected, Double came", lambda: there.step(q.double(), k, v, [BUDGET]))
+    refused("heads: 0 to 2 expected, 3 came", lambda: there.step(q[:1], k[:1], v[:1], [BUDGET], heads=[3]))
+    refused("plan: tensors on the CPU expected", lambda: there.plan(BUDGET))
+    entries = device.heads(prompt("ems")[0])
+    with pytest.raises(RuntimeError, match="ems attends in decode steps alone on a GPU"):
+        entries.attend(q)
+    gaps = device.heads(prompt("h2o", transposed=True)[0])
+    gaps.heads.values = device.tensor(rows(HEADS, DIM, TOKENS + 20)).transpose(1, 2)
+    with pytest.raises(RuntimeError, match="values: rows .* without gaps expected on a GPU, a stride of 80 came"):
+        gaps.compress(queries, BUDGET)
+
+
+def test_the_policy_says_what_a_new_slot_is():
+    for policy in POLICIES:
+        heads, _ = prompt(policy)
+        initial = Policy(policy).initial(heads.columns)
+        assert initial.shape == (heads.columns.shape[1], 1)
+        assert torch.equal(heads.columns, initial.expand_as(heads.columns))
