@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from conftest import POLICIES
-from kvfold_torch import Heads, Policy, _library, heads as heads_module
+from conftest import POLICIES, load
+from kvfold_torch import Cache, Heads, Policy, _library
+from kvfold_torch import heads as heads_module
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
 # Those with kernels (docs/cuda.md).
@@ -201,6 +202,33 @@ def test_bad_input_is_refused_and_changes_nothing(device):
     gaps.heads.values = device.tensor(rows(HEADS, DIM, TOKENS + 20)).transpose(1, 2)
     with pytest.raises(RuntimeError, match="values: rows .* without gaps expected on a GPU, a stride of 80 came"):
         gaps.compress(queries, BUDGET)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "fold"])
+def test_generate(device, policy, text, monkeypatch):
+    """The same tokens of padded sequences, and again in a second turn."""
+    prompts = torch.tensor([text[:45], text[100:145]])
+    real = torch.ones_like(prompts)
+    real[1, :12] = 0
+    tokens = []
+    for there in (False, True):
+        model = load("kvfold")
+        if there:
+            monkeypatch.setattr(heads_module, "ops", device.ops)
+            model = model.to("cuda" if device.where == "cuda" else "cpu")
+        cache, so_far, mask = Cache(policy, budget=24), prompts, real
+        for more in (3, 2):
+            out = model.generate(
+                so_far.to(model.device),
+                attention_mask=mask.to(model.device),
+                past_key_values=cache,
+                max_new_tokens=more,
+                do_sample=False,
+            ).cpu()
+            so_far = torch.cat([out, prompts[:, :9]], 1)
+            mask = torch.cat([mask, torch.ones(2, so_far.shape[1] - mask.shape[1], dtype=mask.dtype)], 1)
+        tokens.append(out)
+    assert torch.equal(*tokens)
 
 
 def test_the_policy_says_what_a_new_slot_is():
