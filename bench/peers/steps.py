@@ -29,7 +29,7 @@ def at(index, tensor):
 
 
 def put(index, tensor, rows):
-    tensor.scatter_(1, index.unsqueeze(-1).expand(-1, -1, tensor.shape[2]), rows)
+    tensor.scatter_(1, index.unsqueeze(-1).expand(-1, -1, tensor.shape[2]), rows.to(tensor.dtype))
 
 
 class Attention:
@@ -48,7 +48,7 @@ class Attention:
     def attend(self, q, log_mass=None):
         logits = torch.matmul(q, self.k.transpose(1, 2)).squeeze(1) * self.scale
         p = torch.softmax(logits if log_mass is None else logits + log_mass, dim=-1)
-        return torch.matmul(p.unsqueeze(1), self.v), p, logits
+        return torch.matmul(p.unsqueeze(1).to(self.v.dtype), self.v), p, logits
 
 
 class H2O(Attention):

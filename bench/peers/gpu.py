@@ -1,6 +1,6 @@
-"""PyTorch beside cuda_bench, on the same card by turns: attention of a decode step, and a prompt's column sums.
+"""PyTorch beside cuda_bench, on the same card by turns: SDPA by backend, and what gpu_works.py has.
 
-python3 bench/peers/cuda.py --program build/release/bin/cuda_bench    (PyTorch 2.5 or later; bfloat16, 128 dimensions)
+python3 bench/peers/gpu.py --program build/release/bin/cuda_bench    (PyTorch 2.5 or later; bfloat16, 128 dimensions)
 """
 
 import argparse
@@ -11,11 +11,12 @@ import sys
 import tempfile
 from collections import defaultdict
 
+import gpu_works
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-DIM, GROUP = 128, 4  # of attention; column sums have a query head a key head
+DIM, GROUP = 128, 4
 
 
 def decode(heads, slots, group, device):
@@ -30,18 +31,6 @@ def causal(heads, tokens, device):
     random = lambda h: torch.randn(1, h, tokens, DIM, device=device, dtype=torch.bfloat16)  # noqa: E731
     q, k, v = random(heads * GROUP), random(heads), random(heads)
     return lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-
-def column_sums(heads, tokens, device):
-    """Matmul, causal softmax and sum, all heads at once: 3 GiB of 32 heads' logits and probabilities."""
-    q, k = torch.randn(2, heads, tokens, DIM, device=device, dtype=torch.bfloat16).unbind(0)
-    later = torch.ones(tokens, tokens, device=device, dtype=torch.bool).triu(1)
-
-    def work():
-        logits = (q @ k.mT).mul_(DIM**-0.5).masked_fill_(later, float("-inf"))
-        return logits.softmax(-1, dtype=torch.float32).sum(1)
-
-    return work
 
 
 def seconds(work):
@@ -94,25 +83,28 @@ def main():
         sys.exit(77)
 
     shapes = [f"heads:{h}/slots:{s}/group:{g}" for h, s in ((64, 2048), (256, 1024), (256, 4096)) for g in (1, 4, 8)]
-    sums = column_sums(32, 4096, "cuda")
     decoded, own = {name: defaultdict(list) for name in shapes}, defaultdict(list)
-    summed, prompts = [], {}
+    others, taken_by, prompts = {}, defaultdict(list), {}
     with torch.inference_mode():
+        others = gpu_works.works()
+        benches = "|".join(sorted({bench for bench, _ in others.values()} | {f"attend/{name}" for name in shapes}))
         for _ in range(arguments.rounds):
             for name in shapes:
                 work = decode(*(int(x.split(":")[1]) for x in name.split("/")), "cuda")
                 for backend, taken in by_backend(work, 7).items():
                     decoded[name][backend].append(taken)
-            sums()
-            summed.append(1e6 * seconds(sums))
-            for name, taken in ours(arguments.program, "^(attend|column_scores)/").items():
+            for name, (_, work) in others.items():
+                work()
+                taken_by[name].append(1e6 * statistics.median(seconds(work) for _ in range(3)))
+            for name, taken in ours(arguments.program, f"^({benches})").items():
                 own[name].append(taken)
         for heads in (8, 256):
             prompts[heads] = by_backend(causal(heads, 4096, "cuda"), 7)
     flash = {n: {b: statistics.median(t) for b, t in by.items()} for n, by in decoded.items()}
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump({"decode": flash, "prompt": prompts, "column_sums": statistics.median(summed)}, out, indent=1)
+            peers = {name: statistics.median(taken) for name, taken in taken_by.items()}
+            json.dump({"decode": flash, "prompt": prompts, "others": peers}, out, indent=1)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bfloat16, medians in µs\n")
     print("| | flash | cuDNN | kvfold | faster of them / kvfold |")
     print("|---|---|---|---|---|")
@@ -120,8 +112,11 @@ def main():
         mine = statistics.median(own[f"attend/{name}"]) if own[f"attend/{name}"] else float("nan")
         them = [by.get(b, float("nan")) for b in BACKENDS]
         print(f"| attend/{name} | {them[0]:.1f} | {them[1]:.1f} | {mine:.1f} | {min(by.values()) / mine:.2f} |")
-    mine = statistics.median(own["column_scores/heads:32/tokens:4096"])
-    print(f"\ncolumn sums, 32 heads × 4096: eager {statistics.median(summed):.0f}, kvfold {mine:.0f}")
+    print("\n| | PyTorch | kvfold | PyTorch / kvfold |\n|---|---|---|---|")
+    for name, (bench, _) in others.items():
+        theirs, mine = statistics.median(taken_by[name]), statistics.median(own[bench] or [float("nan")])
+        print(f"| {name} | {theirs:.1f} | {mine:.1f} | {theirs / mine:.2f} |")
+    print()
     for heads, by in prompts.items():
         print(f"causal attention, {heads} × {GROUP} heads × 4096: {by}")
 
