@@ -4,6 +4,7 @@
 
 #include "cuda/mirror.hpp"
 #include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/observe.cuh"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/policies/fold.cuh"
@@ -22,6 +23,7 @@ struct chunk_case {
   index_t target = 20;
   index_t group = 2;
   bool random = false;  ///< keys and values; else small integers
+  bool apart = false;   ///< observed first, and compressed without queries
 };
 
 /// LAW: the CPU's observe, chunk by chunk, and compress behind each. Head `h` has 5 `h` tokens
@@ -89,10 +91,15 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
     kvfold::workspace plans;
     for (index_t h = 0; h < heads; ++h) {
       observe(p, kv.head(h), state[h], own.of(h));
-      kvfold::compress(p, kv.head(h), state[h], plans, budget{what.target}, own.of(h));
+      kvfold::compress(p, kv.head(h), state[h], plans, budget{what.target},
+                       what.apart ? query_view<float>{} : own.of(h));
     }
-    cuda::compress(p, twin.device.view(), twin.device.state, device, {what.target},
-                   {work.data(), work.size()}, order(seed));
+    const workspace memory{work.data(), work.size()};
+    if (what.apart) {
+      cuda::observe(p, twin.device.view(), twin.device.state, device, memory, order(seed));
+    }
+    cuda::compress(p, twin.device.view(), twin.device.state,
+                   what.apart ? query_rows<float>{} : device, {what.target}, memory, order(seed));
     twin.check_same(kv, state, 1e-5);
     begin += n;
   }
@@ -126,6 +133,26 @@ TEST_CASE("prompts in chunks: fold") {
     const fold p{.recent = 4, .decode = {.queries = 8}};
     check_chunks(p, {.chunks = {20, 17, 3, 1}, .group = group, .random = true});
   }
+}
+
+TEST_CASE("chunks observed, and compressed without queries") {
+  const chunk_case apart{.chunks = {20, 17, 3, 1}, .random = true, .apart = true};
+  check_chunks(h2o{}, apart);
+  check_chunks(tova{}, apart);
+  check_chunks(snapkv{.window = 8}, apart);
+  check_chunks(zsmerge{}, apart);
+  check_chunks(d2o{}, apart);
+  check_chunks(kvmerger{}, apart);
+  check_chunks(keepkv{.window = 8, .merge_first = false}, apart);
+  check_chunks(ems{.window = 6, .threshold = -1}, apart);
+  check_chunks(fold{.recent = 4, .decode = {.queries = 8}}, apart);
+}
+
+TEST_CASE("observe refuses what is none") {
+  device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
+  CHECK_THROWS_WITH(cuda::observe(h2o{}, kv.view(), kv.state, {}, {}, {}),
+                    "kvfold: cuda observe: at least 1 query, and a count before them from 0 "
+                    "expected, 0 and 0 came");
 }
 
 }  // namespace

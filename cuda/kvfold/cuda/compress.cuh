@@ -17,11 +17,7 @@ template <class Policy, class Scalar, budgets Budgets = budget>
 void compress(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<Scalar>& queries, const Budgets& limits, workspace memory,
               stream stream) {
-  check(cache);
-  expects(
-      queries.count >= 0 && queries.before >= 0 && (queries.count == 0 || queries.data != nullptr),
-      "cuda compress: queries, and a count before them from 0 expected, ", queries.count, " and ",
-      queries.before, " came");
+  check(cache), check(queries, 0, "cuda compress");
   const auto rule = detail::rule_of(policy, cache.dim);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;

@@ -7,6 +7,7 @@
 #include "device_calls.hpp"
 #include "kvfold/cuda/attend.cuh"
 #include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/observe.cuh"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/policies/fold.cuh"
@@ -129,6 +130,16 @@ template <kvfold::scalar_type Type>
 std::size_t device_calls<Type>::column_scores_bytes(const device_call& call, index_t queries) {
   const auto& shape = call.cache.shape;
   return gpu::column_scores_workspace_bytes(shape.heads, shape.group, queries, shape.capacity);
+}
+
+template <kvfold::scalar_type Type>
+void device_calls<Type>::observe(const kvfold::any_policy& any, const device_call& call,
+                                 const device_queries& queries) {
+  using types = device_types<Type>;
+  types::visit(any, [&](const auto& policy) {
+    gpu::observe(policy, types::view(call), types::state(policy, call), types::queries(queries),
+                 call.memory, types::stream(call));
+  });
 }
 
 template <kvfold::scalar_type Type>

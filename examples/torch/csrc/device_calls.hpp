@@ -47,6 +47,9 @@ struct device_calls {
                                      index_t queries, index_t target);
   static std::size_t column_scores_bytes(const device_call& call, index_t queries);
 
+  /// Memory: as for `compress` to a target of 1.
+  static void observe(const kvfold::any_policy& policy, const device_call& call,
+                      const device_queries& queries);
   static void compress(const kvfold::any_policy& policy, const device_call& call,
                        const device_queries& queries, const device_budgets& budgets);
   /// `q`, `out` `[heads, group, dim]`, `k`, `v` `[heads, dim]`, of the cache's scalar.

@@ -158,40 +158,36 @@ class device_query_tensors {
   device_queries rows_;
 };
 
-void compress_to(const text& policy, device_work& work, const device_query_tensors& reference,
-                 std::span<const kvfold::budget> budgets, numbers rope) {
-  const auto& p = policy_of(policy, span_of(rope));
-  index_t most = 0;
-  for (const kvfold::budget& x : budgets) {
-    most = std::max(most, x.target);
-  }
-  with_calls(work.type(), [&](auto calls) {
-    work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, most));
-    calls.compress(p, work.call(), reference.rows(), work.budgets(budgets));
-  });
-}
-
 void compress(const text& policy, TensorList cache, const maybe_tensor& queries, ints budget,
               ints trigger, const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
               std::int64_t group, double scale, numbers rope) {
   guarded([&] {
     device_work work(cache, {group, scale}, heads);
     const device_query_tensors reference(work, queries, positions, before);
-    compress_to(policy, work, reference,
-                budgets_of(work.shape().heads, span_of(budget), span_of(trigger)), rope);
+    const auto& p = policy_of(policy, span_of(rope));
+    const auto budgets = budgets_of(work.shape().heads, span_of(budget), span_of(trigger));
+    index_t most = 0;
+    for (const kvfold::budget& x : budgets) {
+      most = std::max(most, x.target);
+    }
+    with_calls(work.type(), [&](auto calls) {
+      work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, most));
+      calls.compress(p, work.call(), reference.rows(), work.budgets(budgets));
+    });
   });
 }
 
-/// A compression to the capacity removes nothing.
 void observe(const text& policy, TensorList cache, const Tensor& queries,
              const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
              std::int64_t group, double scale, numbers rope) {
   guarded([&] {
     device_work work(cache, {group, scale}, heads);
     const device_query_tensors reference(work, queries, positions, before);
-    const std::vector<kvfold::budget> all(static_cast<std::size_t>(work.shape().heads),
-                                          {.target = work.shape().capacity});
-    compress_to(policy, work, reference, all, rope);
+    const auto& p = policy_of(policy, span_of(rope));
+    with_calls(work.type(), [&](auto calls) {
+      work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, 1));
+      calls.observe(p, work.call(), reference.rows());
+    });
   });
 }
 

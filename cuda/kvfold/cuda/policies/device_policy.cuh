@@ -32,6 +32,9 @@ namespace kvfold::cuda {
 ///     observe(policy, rule, cache, state, queries, prompt_memory, stream)
 ///                                   a prompt's attention into the state's columns, for rules that
 ///                                   observe
+///     remember(rule, cache, state, queries, stream)
+///                                   of rules that do not, what a prompt that is not compressed
+///                                   leaves. Default: nothing
 ///     plan(rule, cache, state, head_budgets, plan_memory, stream)
 ///                                   brings the heads that reach their budgets to the targets
 ///     plan_prompt(policy, rule, cache, state, queries, head_budgets, plan_memory, stream)

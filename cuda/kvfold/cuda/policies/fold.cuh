@@ -30,6 +30,12 @@ struct device_policy<fold> {
             {p.pool, p.outlier, p.rounds, p.floor, p.ridge},
             rope_params_of(policy.rope, dim)};
   }
+  /// What a prompt that is observed and not compressed leaves.
+  template <class Scalar>
+  static void remember(const fold_rule& rule, const cache_view<Scalar>& cache,
+                       const state_view& state, const query_rows<Scalar>& queries, stream stream) {
+    detail::remember_queries(rule, cache, state, queries, stream);
+  }
   template <class Scalar>
   static void plan(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const head_budgets& limits, const detail::fold_plan_memory& work,

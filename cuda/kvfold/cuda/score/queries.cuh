@@ -52,6 +52,16 @@ struct query_rows {
   }
 };
 
+/// Refuses fewer than `least` queries, and queries that are nowhere.
+template <class Scalar>
+void check(const query_rows<Scalar>& queries, index_t least, const char* what) {
+  expects(queries.count >= least && queries.before >= 0 &&
+              (queries.count == 0 || queries.data != nullptr),
+          what, ": ", least > 0 ? "at least 1 query" : "queries",
+          ", and a count before them from 0 expected, ", queries.count, " and ", queries.before,
+          " came");
+}
+
 namespace detail {
 
 /// The scalar in which keys and queries are multiplied.

@@ -24,9 +24,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const prompt_options& options = rule.prompt;
 
   // Slots that keep their bytes.
-  launch(remember_reference<Scalar>{cache, state, rule,
-                                    reference.reference(reference.count + reference.before)},
-         {heads}, stream);
+  remember_queries(rule, cache, state, reference, stream);
   leverage_of_keys(cache, state, rule, limits, false, d.rows, own.leverage, stream);
   launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage.leverage,
                                more.least},

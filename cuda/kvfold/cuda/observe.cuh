@@ -1,0 +1,37 @@
+/// A prompt's attention, measured before anything is compressed.
+#pragma once
+
+#include <type_traits>  // std::remove_const_t
+
+#include "kvfold/cuda/policies/device_policy.cuh"
+#include "kvfold/cuda/workspace.cuh"
+
+namespace kvfold::cuda {
+
+/// Measures every head on the queries of a chunk of a prompt, whose tokens were appended, and
+/// compresses nothing. Equals `kvfold::observe`. `compress` without queries ends such a prompt.
+/// Memory: `workspace_bytes` of so many queries and a target of 1. Refused: no queries, and modes
+/// without a CUDA path.
+template <class Policy, class Scalar>
+void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
+             const query_rows<Scalar>& queries, workspace memory, stream stream) {
+  check(cache), check(queries, 1, "cuda observe");
+  const auto rule = detail::rule_of(policy, cache.dim);
+  using device = device_policy<Policy>;
+  using rule_type = std::remove_const_t<decltype(rule)>;
+  if constexpr (rule_type::evicts) {
+    policy.validate();
+    detail::check_state(policy, rule, cache, state, "cuda observe");
+  }
+  if constexpr (rule_type::evicts && rule_type::observes) {
+    workspace_allocator from(memory);
+    const auto work = detail::allocate_prompt(
+        from, rule, detail::shape_of(cache, detail::measured_queries(rule, queries.count), 1));
+    from.check("cuda observe");
+    device::observe(policy, rule, cache, state, queries, work, stream);
+  } else if constexpr (requires { device::remember(rule, cache, state, queries, stream); }) {
+    device::remember(rule, cache, state, queries, stream);
+  }
+}
+
+}  // namespace kvfold::cuda
