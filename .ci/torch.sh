@@ -25,7 +25,9 @@ fetch_torch() {
 build_torch() {
   local dir=$torch/extension log=$torch/build.log
   : >"$log"
-  if [[ ! $dir/build.ninja -nt $torch/stamp ]]; then
+  if [[ ! $dir/build.ninja -nt $torch/stamp ]] ||
+    ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root/examples/torch" "$dir/CMakeCache.txt"; then
+    rm -f "$dir/CMakeCache.txt" # of another place
     cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
       -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
