@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 from conftest import MODEL
-from kvfold_torch import Cache
+from kvfold_torch import Cache, replay
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -17,6 +17,7 @@ CASES = [
     ("snapkv:window=8", "scores"),
     ("zsmerge", "scores"),
     ("attention_matching", "even"),
+    ("kvzip", "scores"),
 ]
 LAYERS, STEPS = 4, 12
 
@@ -43,7 +44,7 @@ def case(model, policy: str, divide: str) -> dict:
     logits = []
     parts = [tokens[:, :200], *tokens[:, 200 : 200 + STEPS].split(1, 1), tokens[:, 200 + STEPS :]]
     seen = 0
-    with torch.no_grad():
+    with torch.no_grad(), replay(model, lambda words: [len(words)]):
         for part in parts:
             seen += part.shape[1]
             position = (mask[:, :seen].cumsum(1) - 1).clamp(min=0)[:, -part.shape[1] :]

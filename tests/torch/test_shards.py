@@ -39,15 +39,18 @@ def test_ranks_compute_what_one_process_does(ranks, one, tmp_path):
         lengths = torch.cat([rank[case]["lengths"] for rank in saw], 2)
         assert torch.equal(lengths, one[case]["lengths"]), case
         assert sum(rank[case]["bytes"] for rank in saw) == one[case]["bytes"]
-        # Of each forward the model's own two a layer; and a histogram of a sequence of a prompt.
-        forwards = 1 + STEPS + 1
-        histograms = LAYERS * 2 * 2 if case[1] == "scores" else 0
+        # Of each forward the model's own two a layer; and a histogram of a sequence of a prompt. kvzip reads its
+        # first prompt twice, and has one histogram of all layers.
+        twice = case[0] == "kvzip"
+        forwards = 1 + STEPS + 1 + twice
+        histograms = 0 if case[1] == "even" else 2 if twice else LAYERS * 2 * 2
         for rank in saw:
             sizes = rank[case]["reduced"]
             assert len(sizes) == 2 * LAYERS * forwards + histograms
-            assert sum(n == 4 * 4096 for n in sizes) == histograms
-    uneven = one["snapkv:window=8", "scores"]["lengths"]
-    assert bool((uneven.amax(2) > uneven.amin(2)).any())
+            assert sum(n == (LAYERS if twice else 1) * 4 * 4096 for n in sizes) == histograms
+    for policy in ("snapkv:window=8", "kvzip"):
+        uneven = one[policy, "scores"]["lengths"]
+        assert bool((uneven.amax(2) > uneven.amin(2)).any())
 
 
 def by_loops(scores: torch.Tensor, total: int, floor: int) -> list[int]:

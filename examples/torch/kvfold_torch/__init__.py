@@ -3,5 +3,6 @@
 from ._library import ops
 from .cache import Cache
 from .heads import Heads, Policy
+from .second_reading import replay
 
-__all__ = ["Cache", "Heads", "Policy", "ops"]
+__all__ = ["Cache", "Heads", "Policy", "ops", "replay"]

@@ -26,10 +26,10 @@ def histogram(scores: Tensor, lengths: Tensor) -> Tensor:
 
 
 def all_heads(counts: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The histograms of all ranks' heads, in the ranks' order: one all-reduce."""
-    heads, rank = counts.shape[0], dist.get_rank(group)
-    all_counts = counts.new_zeros(heads * dist.get_world_size(group), BINS)
-    all_counts[rank * heads : (rank + 1) * heads] = counts
+    """Of histograms [..., heads, BINS] those of all ranks' heads, in the ranks' order: one all-reduce."""
+    heads, rank = counts.shape[-2], dist.get_rank(group)
+    all_counts = counts.new_zeros(*counts.shape[:-2], heads * dist.get_world_size(group), BINS)
+    all_counts[..., rank * heads : (rank + 1) * heads, :] = counts
     dist.all_reduce(all_counts, group=group)
     return all_counts
 

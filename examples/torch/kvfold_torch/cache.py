@@ -17,6 +17,7 @@ from .rope import rope_of
 
 _FULL = "full_cache"
 _OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
+_REPLAYED = "kvzip"  # whose queries are those of a second reading
 _WINDOW = 32  # last queries of a prompt, whose attention divides slots over heads
 _GROWTH = 256  # slots more where a head is full and nothing is evicted
 
@@ -34,6 +35,8 @@ class Layer(CacheLayerMixin):
         self.target: list[int] = []  # slots a head in decode
         self.trigger: list[int] = []
         self._waiting = False  # for the attention of the tokens that came last
+        self.unread: list[Heads] | None = None  # sequences that are to be read a second time, then compressed
+        self.reading_again = False
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -63,7 +66,7 @@ class Layer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        self.tokens, self.heads, self._waiting = 0, None, False
+        self.tokens, self.heads, self._waiting, self.unread = 0, None, False, None
 
     def crop(self, max_length: int) -> None:
         tokens = self.tokens + max_length if max_length < 0 else max_length
@@ -101,6 +104,8 @@ class Layer(CacheLayerMixin):
         scale = scaling if scaling is not None else dim**-0.5
         # Of left-padded sequences; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
+        if self.unread is not None:
+            return self._read_again(query, key, value, real, scale)
         if self.heads is None:
             self.policy = Policy(self.text, rope_of(module.config, self.text))
             self.batch = batch
@@ -118,13 +123,15 @@ class Layer(CacheLayerMixin):
         self.tokens += tokens
         return out
 
-    def _slots(self, seen: int) -> int:
+    def slots(self, seen: int) -> int:
         """The budget of a head that has seen so many tokens."""
         wanted = self.budget if self.budget > 1 else math.ceil(self.budget * seen)
         return max(int(wanted), self.policy.describe()["min_budget"])
 
     def _compress(self, heads: Heads, query: Tensor) -> list[int]:
         """The end of a prompt of one sequence: query [KV heads, group, tokens, dim]. Slots of each head."""
+        if query.shape[2] == 0 or self.queries == "replay":  # whose first prompt alone is compressed
+            return [self.slots(int(heads.seen[0]))] * heads.heads
         slots = self._divided(heads, query)
         fit = [min(n, heads.capacity) for n in slots]
         if self.queries == "foresight":
@@ -137,7 +144,7 @@ class Layer(CacheLayerMixin):
     def _divided(self, heads: Heads, query: Tensor) -> list[int]:
         """Slots of each head. On all ranks the same is known when they decide to speak to one another."""
         seen = int(heads.seen[0])
-        slots = self._slots(seen)
+        slots = self.slots(seen)
         if self.divide == "even" or slots >= seen:
             return [slots] * heads.heads
         counts = budgets.histogram(heads.column_scores(query[:, :, -_WINDOW:])[0], heads.length)
@@ -152,17 +159,37 @@ class Layer(CacheLayerMixin):
         """Compresses each sequence where the model has its keys and values, then moves what is left."""
         batch, kv_heads, tokens, _ = key.shape
         group = query.shape[1] // kv_heads
-        sequences, slots = [], []
+        sequences, slots, evicts = [], [], False
         for b in range(batch):
             pad = 0 if real is None else tokens - int(real[b].sum())
             heads = Heads.over(
                 self.policy, key[b, :, pad:], value[b, :, pad:], group=group, scale=scale, tokens=tokens - pad
             )
-            if (least := self._slots(tokens - pad)) > tokens - pad:
+            if (least := self.slots(tokens - pad)) > tokens - pad:
                 heads = heads.moved(least + 1, self.policy)
             slots.append(self._compress(heads, query[b, :, pad:].unflatten(0, (kv_heads, group))))
             sequences.append(heads)
-        self._settle(sequences, slots)
+            evicts = evicts or least < tokens - pad
+        if self.queries == "replay" and evicts:
+            self.unread = sequences
+        else:
+            self.settle(sequences, slots)
+
+    def _read_again(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
+        """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
+        if not self.reading_again:
+            raise RuntimeError("kvfold_torch.Cache: `with replay(model, encode):` expected around a prompt of kvzip")
+        batch, kv_heads, tokens, _ = key.shape
+        out = torch.zeros_like(query)
+        for b, heads in enumerate(self.unread):
+            pad = 0 if real is None else tokens - int(real[b].sum())
+            if pad == tokens:
+                continue
+            q = query[b, :, pad:].unflatten(0, (kv_heads, -1))
+            k, v = key[b, :, pad:], value[b, :, pad:]
+            out[b, :, pad:] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
+            heads.observe_behind(q, k, v)
+        return out.transpose(1, 2).contiguous()
 
     def _later_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
         """A further turn: its attention over slots and itself, then a compression of all."""
@@ -178,15 +205,14 @@ class Layer(CacheLayerMixin):
             out[b, :, pad:] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
             policy = self.policy if heads.policy != self.policy else None  # what decoded in its place
             seen = int(heads.seen[0]) + tokens - pad
-            heads = heads.moved(max(int(heads.length.max()) + tokens - pad, self._slots(seen) + 1), policy)
+            heads = heads.moved(max(int(heads.length.max()) + tokens - pad, self.slots(seen) + 1), policy)
             heads.append(k, v)
-            kept = [self._slots(int(heads.seen[0]))] * kv_heads
-            slots.append(self._compress(heads, q) if tokens > pad else kept)
+            slots.append(self._compress(heads, q))
             sequences.append(heads)
-        self._settle(sequences, slots)
+        self.settle(sequences, slots)
         return out.transpose(1, 2).contiguous()
 
-    def _settle(self, sequences: list[Heads], slots: list[list[int]]) -> None:
+    def settle(self, sequences: list[Heads], slots: list[list[int]]) -> None:
         """All sequences in one set of tensors, with budgets for decoding."""
         about = self.policy.describe()
         decodes = about["decodes"] and about["bounded"]
@@ -194,6 +220,7 @@ class Layer(CacheLayerMixin):
         each = [n for of_sequence in slots for n in of_sequence]
         held = max(int(s.length.max()) for s in sequences)
         capacity = max(max(each) + 1, held) if decodes else held + _GROWTH
+        self.unread = None
         self.heads = Heads.joined([s.moved(capacity, policy) for s in sequences])
         if decodes:
             limits = [ops.budget_within(self.text, n) for n in each]
@@ -223,9 +250,10 @@ class Cache(TransformersCache):
     """`model.generate(..., past_key_values=Cache("fold", budget=0.1))`, attn_implementation="kvfold".
 
     policy: as kvfold::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
-    seen that a head keeps, above 1 its slots. queries: what a prompt is measured on, "own" or
-    "foresight"; by default what the policy is made for. divide: "even", or "scores", by which a layer's
-    heads get more or fewer slots; ranks of `group` that share a model divide as one process does.
+    seen that a head keeps, above 1 its slots. queries: what a prompt is measured on, "own", "foresight"
+    or, for kvzip, "replay"; by default what the policy is made for. divide: "even", or "scores", by which a
+    layer's heads get more or fewer slots, with "replay" all heads of all layers, and then the default;
+    ranks of `group` that share a model divide as one process does.
     """
 
     def __init__(
@@ -233,16 +261,18 @@ class Cache(TransformersCache):
         policy: str = "fold",
         budget: float = 0.1,
         queries: str | None = None,
-        divide: str = "even",
+        divide: str | None = None,
         group: dist.ProcessGroup | None = None,
     ):
         name = policy.partition(":")[0]
         Policy(policy).describe()  # refuses what is none
         if not budget > 0 or (budget > 1 and budget != int(budget)):
             raise ValueError(f"Cache: a budget of a share up to 1 or of whole slots expected, {budget} came")
-        queries = queries or ("foresight" if name == "fold" else "own")
-        if queries not in ("own", "foresight"):
-            raise ValueError(f"Cache: queries own or foresight expected, {queries} came")
+        queries = queries or {"fold": "foresight", _REPLAYED: "replay"}.get(name, "own")
+        expected = ("own", "foresight", "replay") if name == _REPLAYED else ("own", "foresight")
+        if queries not in expected:
+            raise ValueError(f"Cache: queries {' or '.join(expected)} expected, {queries} of {name} came")
+        divide = divide or ("scores" if queries == "replay" else "even")
         if divide not in ("even", "scores"):
             raise ValueError(f"Cache: divide even or scores expected, {divide} came")
         super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries, divide, group))

@@ -135,6 +135,18 @@ class Heads:
         """Measures on `queries` [heads, group, count, dim], and compresses nothing."""
         ops.observe(self.policy.text, self.tensors, queries, positions=positions, before=before, **self._options)
 
+    def observe_behind(self, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Measures on `queries` [heads, group, count, dim] of tokens behind these, which are not taken in.
+
+        For policies whose measure lies in columns; the tokens' keys and values are [heads, count, dim].
+        """
+        held = int(self.length.max())
+        longer = self.moved(held + keys.shape[1])
+        longer.append(keys, values)
+        longer.observe(queries)
+        self.columns[:, :, :held] = longer.columns[:, :, :held]
+        self.measured[:, 0], self.measured[:, 1] = self.length, longer.measured[:, 1]
+
     def step(
         self,
         q: Tensor,
