@@ -1,9 +1,13 @@
 """python -m kvfold_torch.compare on few prompts."""
 
 import csv
+import os
+import subprocess
+import sys
 
+import pytest
 import torch
-from conftest import MODEL
+from conftest import MODEL, ROOT
 from kvfold_torch import compare, measures
 
 
@@ -24,8 +28,40 @@ def test_the_table_says_what_was_measured(tmp_path, capsys):
     assert full["bytes"] == 300 * 4 * 4 * 64 * 4
     assert press["bytes"] == full["bytes"] / 2
     assert h2o["bytes"] == full["bytes"] / 2 * (256 + 12) / 256
+    assert (h2o["ranks"], h2o["rank_slots"], h2o["rank_state"]) == (1, 150 * 16 * 264, 150 * 16 * 4)
     assert (tmp_path / "compare.svg").read_text().startswith("<?xml")
     assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_ranks_measure_what_one_process_does(tmp_path):
+    """Each of two ranks holds half; a press that needs all query heads is left out in one line."""
+    asked = "--policies fold,kvzip --presses KnormPress,SnapKVPress --budgets 0.2 --prompt 200 --prompts 1 --cases 1"
+    table, said = {}, {}
+    for ranks in (1, 2):
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks == 2 else []
+        out = tmp_path / str(ranks)
+        command = [sys.executable, *launch, "-m", "kvfold_torch.compare", *asked.split(), "--out", str(out)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "examples/torch")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        said[ranks] = done
+        with (out / "compare.csv").open() as file:
+            table[ranks] = {r.pop("method"): {k: float(x) for k, x in r.items()} for r in csv.DictReader(file)}
+    (left_out,) = [line for line in said[2].stderr.splitlines() if "left out" in line]
+    assert left_out.startswith("SnapKVPress 0.2: left out on ranks: ")
+    assert len(said[2].stdout.splitlines()) == 2 + 4
+    one = {k: r for k, r in table[1].items() if k != "SnapKVPress"}
+    assert list(table[2]) == list(one)
+    for name, mine in table[2].items():
+        assert mine["ranks"] == 2
+        for field in ("error", "nll"):
+            assert mine[field] == pytest.approx(one[name][field], rel=1e-4, abs=1e-6), name
+        for field in ("needles", "bytes"):
+            assert mine[field] == one[name][field], name
+        if name != "kvzip":  # whose heads are of other sizes on each rank
+            assert mine["rank_slots"] == one[name]["rank_slots"] / 2
+            assert mine["rank_state"] == one[name]["rank_state"] / 2
+    assert table[2]["kvzip"]["rank_slots"] > one["kvzip"]["rank_slots"] / 2
 
 
 def test_a_needle_is_in_its_prompt(text):
@@ -43,7 +79,7 @@ def test_a_question_is_answered_from_the_full_cache(plain, text):
     encode, decode = compare.tokenizer(MODEL)
     answers = {}
     with torch.no_grad():
-        for method in (measures.FULL, measures.policy("full_cache", 1.0), measures.press("KnormPress", 1.0)):
+        for method in (measures.FULL, measures.policy("full_cache", 1.0, encode), measures.press("KnormPress", 1.0)):
             right = []
             for seed in range(4):
                 body, question, code = compare.needle_case(encode, text, 500, 2, seed)

@@ -277,6 +277,14 @@ class Cache(TransformersCache):
             raise ValueError(f"Cache: divide even or scores expected, {divide} came")
         super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries, divide, group))
 
+    def slot_nbytes(self) -> int:
+        """Of slots in use, all layers."""
+        return sum(layer.heads.slot_nbytes() for layer in self.layers if layer.heads is not None)
+
+    def state_nbytes(self) -> int:
+        """Of the policy's state, all layers."""
+        return sum(layer.heads.state_nbytes() for layer in self.layers if layer.heads is not None)
+
     def nbytes(self) -> int:
-        """Of slots in use and the policy's state, all layers."""
-        return sum(layer.heads.nbytes() for layer in self.layers if layer.heads is not None)
+        """Of both."""
+        return self.slot_nbytes() + self.state_nbytes()

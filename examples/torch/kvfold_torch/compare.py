@@ -1,12 +1,15 @@
 """python -m kvfold_torch.compare: kvfold's policies and kvpress's presses on the same prompts.
 
 One row for each method and budget: the relative error of the attention's outputs over the 64 tokens behind a prompt,
-their nll, needles answered (facts in the prompt, the question after its compression), bytes held at the prompt's end,
-the prompt's time over the full cache's, tokens decoded a second. Methods read the tokens behind one by one.
+their nll, needles answered (facts in the prompt, the question after its compression), bytes held at the prompt's end
+by all ranks, and of slots and state by the rank that has most, the prompt's time over the full cache's, tokens decoded
+a second. Methods read the tokens behind one by one. Under torchrun each rank has some of the model's heads; presses
+that need all query heads are left out then.
 """
 
 import argparse
 import csv
+import os
 import random
 import subprocess
 import sys
@@ -17,12 +20,12 @@ from statistics import mean
 
 import torch
 
-from . import measures
-from .measures import BEHIND, FULL, Method
+from . import measures, ranks
+from .measures import BEHIND, FULL, Method, Reading
 
 ROOT = Path(__file__).parents[3]
 NAMES = "Aldo Berit Cyrus Dagny Edwin Freya Gideon Hilda Ivor Juno Klaus Livia Magnus Nora".split()
-FIELDS = "method budget error nll needles bytes prompt_time tokens_per_s".split()
+FIELDS = "method budget error nll needles bytes ranks rank_slots rank_state prompt_time tokens_per_s".split()
 
 
 class Progress:
@@ -31,9 +34,12 @@ class Progress:
     def __init__(self, steps: int):
         self.steps, self.done, self.began = steps, 0, time.monotonic()
 
+    def skip(self, steps: int) -> None:
+        self.steps -= steps
+
     def step(self, what: str) -> None:
         self.done += 1
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and ranks.is_first():
             left = (time.monotonic() - self.began) / self.done * (self.steps - self.done)
             print(f"\r\033[K{self.done} of {self.steps}, {left:.0f} s left: {what}", end="", file=sys.stderr)
             if self.done == self.steps:
@@ -70,6 +76,23 @@ def needle_case(encode: Callable, text: list[int], prompt: int, needles: int, se
     return body, question, codes[asked]
 
 
+def row(method: Method, readings: list[Reading], full: list[Reading], needles: float) -> dict:
+    """What the table says of a method; `full`: what the full cache reads of the same prompts."""
+    return {
+        "method": method.name,
+        "budget": method.budget,
+        "error": mean(measures.error(a, b) for a, b in zip(readings, full)),
+        "nll": mean(r.nll for r in readings),
+        "needles": needles,
+        "bytes": round(mean(r.bytes for r in readings)),
+        "ranks": ranks.count(),
+        "rank_slots": round(mean(r.rank_bytes[0] for r in readings)),
+        "rank_state": round(mean(r.rank_bytes[1] for r in readings)),
+        "prompt_time": mean(r.seconds for r in readings) / mean(r.seconds for r in full),
+        "tokens_per_s": 1e3 / mean(r.step for r in readings),
+    }
+
+
 @torch.no_grad()
 def rows(options: argparse.Namespace) -> list[dict]:
     from transformers import AutoModelForCausalLM
@@ -79,21 +102,30 @@ def rows(options: argparse.Namespace) -> list[dict]:
     folder = Path(options.model)
     encode, decode = tokenizer(folder)
     text = encode(Path(options.text).read_text()[: 40 * options.prompt * max(options.prompts, 4)])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    load = {"dtype": torch.float32, "attn_implementation": "sdpa"} | ({"tp_plan": "auto"} if "RANK" in os.environ else {})
+    model = AutoModelForCausalLM.from_pretrained(folder, **load).eval()
     length = options.prompt + BEHIND + 1
     prompts = [torch.tensor(text[i * length : (i + 1) * length]) for i in range(options.prompts)]
     cases = [needle_case(encode, text, options.prompt, options.needles, seed) for seed in range(options.cases)]
     budgets = [float(b) for b in options.budgets.split(",")]
     methods: list[Method] = [FULL]
-    methods += [measures.policy(p, b) for b in budgets for p in options.policies.split(",") if p]
+    methods += [measures.policy(p, b, encode) for b in budgets for p in options.policies.split(",") if p]
     methods += [measures.press(p, b) for b in budgets for p in options.presses.split(",") if p]
     progress = Progress(len(methods) * (len(prompts) + len(cases)))
     full, table = [], []
     for method in methods:
         readings = []
-        for prompt in prompts:
-            readings.append(measures.reading(method, model, prompt))
-            progress.step(method.name)
+        try:
+            for prompt in prompts:
+                readings.append(measures.reading(method, model, prompt))
+                progress.step(method.name)
+        except RuntimeError as problem:  # of every rank
+            if not method.is_press or ranks.count() == 1:
+                raise
+            progress.skip(len(prompts) + len(cases))
+            if ranks.is_first():
+                print(f"{method.name} {method.budget:g}: left out on ranks: {str(problem).splitlines()[0]}", file=sys.stderr)
+            continue
         full = full or readings
         found = 0
         for body, question, code in cases:
@@ -101,27 +133,22 @@ def rows(options: argparse.Namespace) -> list[dict]:
             answer = method.answer(model, cache, torch.tensor([question]), len(body), 12)
             found += decode(answer).strip().startswith(code)
             progress.step(method.name)
-        table.append(
-            {
-                "method": method.name,
-                "budget": method.budget,
-                "error": mean(measures.error(a, b) for a, b in zip(readings, full)),
-                "nll": mean(r.nll for r in readings),
-                "needles": found / len(cases) if cases else float("nan"),
-                "bytes": round(mean(r.bytes for r in readings)),
-                "prompt_time": mean(r.seconds for r in readings) / mean(r.seconds for r in full),
-                "tokens_per_s": 1e3 / mean(r.step for r in readings),
-            }
-        )
+        table.append(row(method, readings, full, found / len(cases) if cases else float("nan")))
     return table
 
 
 def show(table: list[dict]) -> None:
-    print(f"{'method':26} {'budget':>6} {'error':>6} {'nll':>6} {'needles':>7} {'KiB':>7} {'prompt':>7} {'tok/s':>6}")
+    if table[0]["ranks"] > 1:
+        print(f"{table[0]['ranks']} ranks; slots and state of the rank that has most, KiB")
+    print(
+        f"{'method':26} {'budget':>6} {'error':>6} {'nll':>6} {'needles':>7} {'KiB':>7} {'slots':>7} {'state':>6} "
+        f"{'prompt':>7} {'tok/s':>6}"
+    )
     for r in table:
         print(
             f"{r['method']:26} {r['budget']:6.2f} {r['error']:6.3f} {r['nll']:6.3f} {100 * r['needles']:6.0f}% "
-            f"{r['bytes'] / 1024:7.0f} {r['prompt_time']:6.2f}x {r['tokens_per_s']:6.0f}"
+            f"{r['bytes'] / 1024:7.0f} {r['rank_slots'] / 1024:7.0f} {r['rank_state'] / 1024:6.0f} "
+            f"{r['prompt_time']:6.2f}x {r['tokens_per_s']:6.0f}"
         )
 
 
@@ -165,6 +192,10 @@ def main(arguments: list[str] | None = None) -> None:
     if not 1 <= options.needles <= len(NAMES):
         parser.error(f"--needles: 1 to {len(NAMES)} expected, {options.needles} came")
     table = rows(options)
+    first = ranks.is_first()
+    ranks.leave()
+    if not first:
+        return
     show(table)
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "compare.csv").open("w", newline="") as file:

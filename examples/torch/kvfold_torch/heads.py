@@ -258,8 +258,10 @@ class Heads:
         self.length += tokens
         self.seen += tokens
 
-    def nbytes(self) -> int:
-        """Of the slots in use and of the policy's state."""
-        slots = int(self.length.sum())
-        row = 2 * self.keys.element_size() * self.keys.shape[2] + 8 + 4 * self.columns.shape[1]
-        return slots * row + self.memory.nbytes
+    def slot_nbytes(self) -> int:
+        """Of the slots in use: keys, values, log-mass and positions."""
+        return int(self.length.sum()) * (2 * self.keys.element_size() * self.keys.shape[2] + 8)
+
+    def state_nbytes(self) -> int:
+        """Of what the policy has for the slots in use, and beside them."""
+        return int(self.length.sum()) * 4 * self.columns.shape[1] + self.memory.nbytes

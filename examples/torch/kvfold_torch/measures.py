@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import Cache as TransformersCache
 from transformers import DynamicCache, PreTrainedModel
 
+from . import ranks
 from .cache import Cache
+from .second_reading import replay
 
 BEHIND = 64  # tokens behind a prompt that are read with the compressed cache
 
@@ -23,14 +25,15 @@ class Method:
     budget: float
     attention: str
     cache: Callable[[], TransformersCache]
-    press: Callable[[], object] | None = None
+    reading: Callable[[PreTrainedModel], AbstractContextManager] = lambda _: nullcontext()  # around a prompt
+    is_press: bool = False
 
     def prefill(self, model: PreTrainedModel, prompt: Tensor) -> tuple[TransformersCache, Tensor, float]:
         """The compressed cache, the next token's logits, and the seconds that it took."""
         model.set_attn_implementation(self.attention)
         cache = self.cache()
         begin = time.perf_counter()
-        with self.press()(model) if self.press else nullcontext():
+        with self.reading(model):
             logits = model(prompt, past_key_values=cache, logits_to_keep=1).logits
         return cache, logits[:, -1], time.perf_counter() - begin
 
@@ -53,8 +56,8 @@ class Method:
         return answer
 
 
-def policy(text: str, budget: float) -> Method:
-    return Method(text, budget, "kvfold", lambda: Cache(text, budget))
+def policy(text: str, budget: float, encode: Callable[[str], list[int]]) -> Method:
+    return Method(text, budget, "kvfold", lambda: Cache(text, budget), lambda model: replay(model, encode))
 
 
 def press(name: str, budget: float) -> Method:
@@ -63,18 +66,23 @@ def press(name: str, budget: float) -> Method:
     if not hasattr(kvpress, name):
         raise SystemExit(f"--presses: one of kvpress's expected (SnapKVPress, ...), {name} came")
     return Method(
-        name, budget, "sdpa", DynamicCache, lambda: getattr(kvpress, name)(compression_ratio=1 - budget)
+        name,
+        budget,
+        "sdpa",
+        DynamicCache,
+        lambda model: getattr(kvpress, name)(compression_ratio=1 - budget)(model),
+        is_press=True,
     )
 
 
 FULL = Method("full cache", 1.0, "sdpa", DynamicCache)
 
 
-def held(cache: TransformersCache) -> int:
-    """Bytes."""
+def held(cache: TransformersCache) -> tuple[int, int]:
+    """Bytes of slots and of a policy's state, on this rank."""
     if isinstance(cache, Cache):
-        return cache.nbytes()
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        return cache.slot_nbytes(), cache.state_nbytes()
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers), 0
 
 
 class Recorder:
@@ -101,7 +109,8 @@ class Reading:
 
     outputs: list[Tensor]  # of each layer's attention
     nll: float
-    bytes: int
+    bytes: int  # of all ranks
+    rank_bytes: list[int]  # of slots and of state, the most that a rank has
     seconds: float  # of the prompt
     step: float  # milliseconds a decoded token
 
@@ -111,7 +120,7 @@ def reading(method: Method, model: PreTrainedModel, tokens: Tensor) -> Reading:
     prompt = tokens[None, : -BEHIND - 1]
     method.prefill(model, prompt[:, :128])  # nothing is loaded for the first time
     cache, _, seconds = method.prefill(model, prompt)
-    size, n = held(cache), prompt.shape[1]
+    size, n = torch.tensor(held(cache)), prompt.shape[1]
     taken, logits = [], []
     with Recorder(model) as record:
         for i in range(BEHIND):
@@ -121,10 +130,12 @@ def reading(method: Method, model: PreTrainedModel, tokens: Tensor) -> Reading:
     layers = len(model.model.layers)
     outputs = [torch.cat(record.outputs[i::layers], 1) for i in range(layers)]
     nll = torch.nn.functional.cross_entropy(torch.cat(logits, 1)[0], tokens[n + 1 :])
-    return Reading(outputs, float(nll), size, seconds, sorted(taken)[BEHIND // 10])
+    most = ranks.largest(size.clone()).tolist()
+    return Reading(outputs, float(nll), int(ranks.total(size).sum()), most, seconds, sorted(taken)[BEHIND // 10])
 
 
 def error(mine: Reading, full: Reading) -> float:
     """Of the attention's outputs, as a share of their norm, the mean of all layers."""
-    each = [float((a - b).norm() / b.norm()) for a, b in zip(mine.outputs, full.outputs)]
-    return sum(each) / len(each)
+    squares = [[float(x.double().square().sum()) for x in (a - b, b)] for a, b in zip(mine.outputs, full.outputs)]
+    of_layers = ranks.total(torch.tensor(squares, dtype=torch.float64))  # each rank has some of the heads
+    return float((of_layers[:, 0] / of_layers[:, 1]).sqrt().mean())

@@ -1,19 +1,24 @@
 """python -m kvfold_torch.speed: what the way through PyTorch costs, and what a smaller cache saves.
 
-A decode step through the operator beside the C++ step that it calls, which `examples/torch/run` builds; and
-`generate` with a model of random weights, where --context says so.
+A decode step through the operator beside the C++ step that it calls, which `examples/torch/run` builds; and, where
+--context says so, `model.generate` of a model of random weights.
 """
 
 import argparse
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import quantiles
 
 import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.generation.streamers import BaseStreamer
 
 from ._library import ops, path
+from .cache import Cache
 from .heads import Heads, Policy
+from .measures import held
 
 
 def through_operator(policy: str, heads: int, group: int, dim: int, slots: int, steps: int) -> list[float]:
@@ -47,31 +52,31 @@ def steps(options: argparse.Namespace) -> None:
             print(f"{policy:12} {size:28} {cpp:9.1f} {operator:9.1f} {operator / cpp:6.3f}", flush=True)
 
 
-@torch.no_grad()
-def generation(model, attention: str, prompt: torch.Tensor, cache: Callable, tokens: int) -> tuple[float, float, float]:
-    """Seconds of the prompt, milliseconds of a decode step (the best decile), MiB of the cache."""
+class Clock(BaseStreamer):
+    """When `generate` has had its prompt, and each of its tokens: seconds."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def generation(model, attention: str, prompt: torch.Tensor, cache: Callable, tokens: int) -> list[float]:
+    """Of one `generate`: seconds up to its first token, milliseconds of a decode step (the best decile), seconds of all, MiB held."""
     model.set_attn_implementation(attention)
-    past = cache()
-    begin = time.perf_counter()
-    x = model(prompt, past_key_values=past, logits_to_keep=1).logits[:, -1:].argmax(-1)
-    prefill = time.perf_counter() - begin
-    taken = []
-    for _ in range(tokens):
-        begin = time.perf_counter()
-        x = model(x, past_key_values=past).logits.argmax(-1)
-        taken.append(1e3 * (time.perf_counter() - begin))
-    if hasattr(past, "nbytes"):
-        size = past.nbytes()
-    else:
-        size = sum(layer.keys.nbytes + layer.values.nbytes for layer in past.layers)
-    return prefill, quantiles(taken, n=10)[0], size / 2**20
+    past, clock = cache(), Clock()
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model.generate(prompt, past_key_values=past, max_new_tokens=tokens + 1, streamer=clock, **options)
+    begin, first, *_, last = clock.times
+    steps = [1e3 * (b - a) for a, b in pairwise(clock.times[1:])]
+    return [first - begin, quantiles(steps, n=10)[0], last - begin, sum(held(past)) / 2**20]
 
 
 def generate(options: argparse.Namespace) -> None:
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-
-    from .cache import Cache
-
     layers, hidden, heads, kv_heads = (int(n) for n in options.model.split("x"))
     config = LlamaConfig(
         vocab_size=1024,
@@ -82,16 +87,18 @@ def generate(options: argparse.Namespace) -> None:
         num_key_value_heads=kv_heads,
         max_position_embeddings=options.context + options.tokens,
     )
+    torch.manual_seed(1)
     model = LlamaForCausalLM._from_config(config).eval()
     prompt = torch.randint(1024, (options.batch, options.context))
-    print(f"{'cache':16} {'prompt, s':>10} {'step, ms':>9} {'tokens/s':>9} {'MiB':>8}")
+    print(f"{'cache':24} {'first token, s':>14} {'step, ms':>9} {'tokens/s':>9} {'all, s':>8} {'MiB':>8}")
     caches = {"sdpa, full": ("sdpa", DynamicCache)} | {
         f"{policy}, {options.budget:g}": ("kvfold", lambda policy=policy: Cache(policy, options.budget))
         for policy in options.policies.split(",")
     }
     for name, (attention, cache) in caches.items():
-        seconds, step, size = generation(model, attention, prompt, cache, options.tokens)
-        print(f"{name:16} {seconds:10.1f} {step:9.2f} {1e3 * options.batch / step:9.1f} {size:8.1f}", flush=True)
+        first, step, both, size = generation(model, attention, prompt, cache, options.tokens)
+        speed = 1e3 * options.batch / step
+        print(f"{name:24} {first:14.1f} {step:9.2f} {speed:9.1f} {both:8.1f} {size:8.1f}", flush=True)
 
 
 def main() -> None:
@@ -101,7 +108,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5, help="of each, in turn: the best one counts")
     parser.add_argument("--context", type=int, default=0, help="generate: tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="generate: decoded")
+    parser.add_argument("--tokens", type=int, default=32, help="generate: decoded behind the first one")
     parser.add_argument("--batch", type=int, default=1, help="generate: sequences")
     parser.add_argument("--budget", type=float, default=0.1, help="generate: Cache's")
     parser.add_argument("--model", default="8x1024x16x4", help="generate: layers x width x heads x KV heads")
