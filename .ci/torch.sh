@@ -7,17 +7,19 @@ export PYTHONPATH=$root/examples/torch${PYTHONPATH:+:$PYTHONPATH}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # threads that spin take a busy machine's cores from one another
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} TRANSFORMERS_VERBOSITY=${TRANSFORMERS_VERBOSITY:-error}
 
-# fetch_torch: the virtual environment; nothing to do where it is there already.
+# fetch_torch [PACKAGE...]: the virtual environment, with all of the requirements or these of them; nothing to do where
+# all are there already.
 fetch_torch() {
-  local log=$torch/log requirements=$root/examples/torch/requirements.txt
+  local log=$torch/log requirements=$root/examples/torch/requirements.txt wanted=(-r)
   mkdir -p "$torch"
   cmp -s "$requirements" "$torch/stamp" && return 0
   echo "fetching: PyTorch (some minutes, once)"
+  if (($#)); then wanted=("$@" -c); fi
   {
     [[ -x $torch/venv/bin/pip ]] || python3 -m venv "$torch/venv"
-    "$torch/venv/bin/pip" install -q --disable-pip-version-check -r "$requirements"
+    "$torch/venv/bin/pip" install -q --disable-pip-version-check "${wanted[@]}" "$requirements"
   } >"$log" 2>&1 || fail "$log" "PyTorch could not be installed:"
-  cp "$requirements" "$torch/stamp"
+  (($#)) || cp "$requirements" "$torch/stamp"
 }
 
 # build_torch: the extension, with this machine's instructions; silent when all is up to date. KVFOLD_TORCH_TESTS=1: and
