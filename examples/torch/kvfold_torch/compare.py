@@ -102,7 +102,9 @@ def rows(options: argparse.Namespace) -> list[dict]:
     folder = Path(options.model)
     encode, decode = tokenizer(folder)
     text = encode(Path(options.text).read_text()[: 40 * options.prompt * max(options.prompts, 4)])
-    load = {"dtype": torch.float32, "attn_implementation": "sdpa"} | ({"tp_plan": "auto"} if "RANK" in os.environ else {})
+    load = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    if "RANK" in os.environ:
+        load["tp_plan"] = "auto"
     model = AutoModelForCausalLM.from_pretrained(folder, **load).eval()
     length = options.prompt + BEHIND + 1
     prompts = [torch.tensor(text[i * length : (i + 1) * length]) for i in range(options.prompts)]
@@ -124,7 +126,8 @@ def rows(options: argparse.Namespace) -> list[dict]:
                 raise
             progress.skip(len(prompts) + len(cases))
             if ranks.is_first():
-                print(f"{method.name} {method.budget:g}: left out on ranks: {str(problem).splitlines()[0]}", file=sys.stderr)
+                why = str(problem).splitlines()[0]
+                print(f"{method.name} {method.budget:g}: left out on ranks: {why}", file=sys.stderr)
             continue
         full = full or readings
         found = 0

@@ -1,4 +1,7 @@
-"""KVzip's second reading (arXiv 2505.23416): behind a prompt the model reads it once more, and what these queries look up stays."""
+"""KVzip's second reading (arXiv 2505.23416): behind a prompt the model reads it once more.
+
+What the queries of that look up stays.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,10 +69,9 @@ def divided(layers: list[Layer], sequence: int) -> list[list[int]]:
         counts = budgets.all_heads(counts, own.group)
         first = dist.get_rank(own.group) * each
     of_layer = counts.shape[1]
-    all_slots = budgets.divide(counts.flatten(0, 1), (slots - protected) * len(layers) * of_layer, 1)
-    return [
-        [protected + n for n in all_slots[i * of_layer + first : i * of_layer + first + each]] for i in range(len(layers))
-    ]
+    total = (slots - protected) * len(layers) * of_layer
+    chosen = torch.tensor(budgets.divide(counts.flatten(0, 1), total, 1)).view(len(layers), of_layer)
+    return (protected + chosen[:, first : first + each]).tolist()
 
 
 def _end(layers: list[Layer]) -> None:

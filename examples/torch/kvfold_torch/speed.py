@@ -66,7 +66,7 @@ class Clock(BaseStreamer):
 
 
 def generation(model, attention: str, prompt: torch.Tensor, cache: Callable, tokens: int) -> list[float]:
-    """Of one `generate`: seconds up to its first token, milliseconds of a decode step (the best decile), seconds of all, MiB held."""
+    """Of one `generate`: seconds to its first token, milliseconds a step (the best decile), seconds of all, MiB."""
     model.set_attn_implementation(attention)
     past, clock = cache(), Clock()
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
