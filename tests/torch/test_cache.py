@@ -75,6 +75,28 @@ def test_a_second_turn_in_a_batch(model, plain, text):
         assert torch.equal(turns(model, Cache(policy, budget=300)), turns(plain, DynamicCache()))
 
 
+def test_padding_between_tokens_is_not_held(model, plain, text):
+    """Behind a first turn of several lengths a second one of others leaves gaps."""
+    tokens, mask = torch.tensor([text[:100]]), torch.ones(1, 100, dtype=torch.long)
+    mask[:, 40:55] = 0
+    for policy in ("h2o", "fold"):
+        gaps, none = Cache(policy, budget=0.5), Cache(policy, budget=0.5)
+        out = generate(model, tokens, gaps, mask=mask)[0, 100:]
+        assert torch.equal(out, generate(model, tokens[:, mask[0].bool()], none)[0, 85:])
+        more = torch.cat([tokens[0], out[:-1], tokens[0, :20]])[None]  # with a gap in the second turn
+        behind = torch.cat([mask, torch.ones(1, 23 + 20, dtype=torch.long)], 1)
+        behind[:, -15:-10] = 0
+        position = (behind.cumsum(1) - 1)[:, -20:]
+        turn = {"attention_mask": behind, "position_ids": position, "past_key_values": gaps}
+        with torch.no_grad():
+            logits = model(more[:, -20:], **turn).logits[0, -1]
+            kept = behind[0, -20:].bool()
+            wanted = model(more[:, -20:][:, kept], position_ids=position[:, kept], past_key_values=none).logits[0, -1]
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+        for a, b in zip(gaps.layers, none.layers):
+            assert torch.equal(a.heads.position[:, :40], b.heads.position[:, :40])
+
+
 def test_a_second_turn_keeps_the_budget(model, text):
     for policy in ("h2o", "fold", "zsmerge", "ems", "attention_matching"):
         cache = Cache(policy, budget=60)

@@ -22,6 +22,15 @@ _WINDOW = 32  # last queries of a prompt, whose attention divides slots over hea
 _GROWTH = 256  # slots more where a head is full and nothing is evicted
 
 
+def _tokens_of(real: Tensor | None, sequence: int) -> slice | Tensor:
+    """Where `real` [batch, tokens] has no padding: a slice, so that nothing is copied, but for gaps behind tokens."""
+    if real is None:
+        return slice(None)
+    at = real[sequence].nonzero().flatten()
+    first = real.shape[1] - len(at)
+    return slice(first, None) if len(at) == 0 or int(at[0]) == first else at
+
+
 class Layer(CacheLayerMixin):
     """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
 
@@ -102,7 +111,7 @@ class Layer(CacheLayerMixin):
         self._waiting = False
         batch, kv_heads, tokens, dim = key.shape
         scale = scaling if scaling is not None else dim**-0.5
-        # Of left-padded sequences; the last token sees all that are there.
+        # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
         if self.unread is not None:
             return self._read_again(query, key, value, real, scale)
@@ -161,15 +170,15 @@ class Layer(CacheLayerMixin):
         group = query.shape[1] // kv_heads
         sequences, slots, evicts = [], [], False
         for b in range(batch):
-            pad = 0 if real is None else tokens - int(real[b].sum())
-            heads = Heads.over(
-                self.policy, key[b, :, pad:], value[b, :, pad:], group=group, scale=scale, tokens=tokens - pad
-            )
-            if (least := self.slots(tokens - pad)) > tokens - pad:
+            at = _tokens_of(real, b)
+            k, v = key[b][:, at], value[b][:, at]
+            count = k.shape[1]
+            heads = Heads.over(self.policy, k, v, group=group, scale=scale, tokens=count)
+            if (least := self.slots(count)) > count:
                 heads = heads.moved(least + 1, self.policy)
-            slots.append(self._compress(heads, query[b, :, pad:].unflatten(0, (kv_heads, group))))
+            slots.append(self._compress(heads, query[b][:, at].unflatten(0, (kv_heads, group))))
             sequences.append(heads)
-            evicts = evicts or least < tokens - pad
+            evicts = evicts or least < count
         if self.queries == "replay" and evicts:
             self.unread = sequences
         else:
@@ -179,16 +188,13 @@ class Layer(CacheLayerMixin):
         """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
         if not self.reading_again:
             raise RuntimeError("kvfold_torch.Cache: `with replay(model, encode):` expected around a prompt of kvzip")
-        batch, kv_heads, tokens, _ = key.shape
         out = torch.zeros_like(query)
         for b, heads in enumerate(self.unread):
-            pad = 0 if real is None else tokens - int(real[b].sum())
-            if pad == tokens:
-                continue
-            q = query[b, :, pad:].unflatten(0, (kv_heads, -1))
-            k, v = key[b, :, pad:], value[b, :, pad:]
-            out[b, :, pad:] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
-            heads.observe_behind(q, k, v)
+            at = _tokens_of(real, b)
+            q, k, v = query[b][:, at].unflatten(0, (heads.heads, -1)), key[b][:, at], value[b][:, at]
+            if k.shape[1] > 0:
+                out[b][:, at] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
+                heads.observe_behind(q, k, v)
         return out.transpose(1, 2).contiguous()
 
     def _later_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
@@ -198,14 +204,13 @@ class Layer(CacheLayerMixin):
         out = torch.zeros_like(query)
         sequences, slots = [], []
         for b in range(batch):
-            pad = 0 if real is None else tokens - int(real[b].sum())
+            at = _tokens_of(real, b)
             heads = self.heads.rows(b * kv_heads, kv_heads)
-            q = query[b, :, pad:].unflatten(0, (kv_heads, group))
-            k, v = key[b, :, pad:], value[b, :, pad:]
-            out[b, :, pad:] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
+            q, k, v = query[b][:, at].unflatten(0, (kv_heads, group)), key[b][:, at], value[b][:, at]
+            out[b][:, at] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
             policy = self.policy if heads.policy != self.policy else None  # what decoded in its place
-            seen = int(heads.seen[0]) + tokens - pad
-            heads = heads.moved(max(int(heads.length.max()) + tokens - pad, self.slots(seen) + 1), policy)
+            count, seen = k.shape[1], int(heads.seen[0]) + k.shape[1]
+            heads = heads.moved(max(int(heads.length.max()) + count, self.slots(seen) + 1), policy)
             heads.append(k, v)
             slots.append(self._compress(heads, q))
             sequences.append(heads)

@@ -34,8 +34,7 @@ def parts(prompt: Tensor, encode: Callable[[str], list[int]], end: str) -> list[
 
 def _read(model: PreTrainedModel, cache: Cache, tokens: Tensor, mask: Tensor, begin: list[int], *words) -> None:
     """The second reading of prompts [batch, tokens] with a mask of what is not padding, at positions from `begin`."""
-    lengths = mask.sum(1).tolist()
-    each = [parts(row[row.numel() - n :], *words) for row, n in zip(tokens, lengths)]
+    each = [parts(row[real.bool()], *words) for row, real in zip(tokens, mask)]
     for of_all in zip_longest(*each, fillvalue=tokens[0, :0]):
         width = max(map(len, of_all))
         behind = tokens.new_zeros(len(of_all), width)

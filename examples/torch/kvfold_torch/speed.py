@@ -69,8 +69,16 @@ def generation(model, attention: str, prompt: torch.Tensor, cache: Callable, tok
     """Of one `generate`: seconds to its first token, milliseconds a step (the best decile), seconds of all, MiB."""
     model.set_attn_implementation(attention)
     past, clock = cache(), Clock()
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    model.generate(prompt, past_key_values=past, max_new_tokens=tokens + 1, streamer=clock, **options)
+    model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # no token is padding
+        past_key_values=past,
+        max_new_tokens=tokens + 1,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        streamer=clock,
+    )
     begin, first, *_, last = clock.times
     steps = [1e3 * (b - a) for a, b in pairwise(clock.times[1:])]
     return [first - begin, quantiles(steps, n=10)[0], last - begin, sum(held(past)) / 2**20]
@@ -94,6 +102,7 @@ def generate(options: argparse.Namespace) -> None:
     caches = {"sdpa, full": ("sdpa", DynamicCache)} | {
         f"{policy}, {options.budget:g}": ("kvfold", lambda policy=policy: Cache(policy, options.budget))
         for policy in options.policies.split(",")
+        if policy
     }
     for name, (attention, cache) in caches.items():
         first, step, both, size = generation(model, attention, prompt, cache, options.tokens)
