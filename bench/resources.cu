@@ -8,9 +8,9 @@
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
+#include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
-#include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda::detail {
@@ -39,6 +39,11 @@ bool print_all() {
          print<columns_of<measured::largest>>("column-largest") &&
          print<apply_rows<half>>("apply") && print<apply_rows<bfloat16>>("apply-bfloat16") &&
          print<nearest_kept<half, 128, cosine_similarity>>("match") &&
+         print<nearest_kept<half, 256, cosine_similarity>>("match-256") &&
+         print<nearest_kept<half, 128, ward_similarity>>("match-ward") &&
+         print<nearest_kept<float, 128, cosine_similarity>>("match-float") &&
+         print<join_leaders<half, 128>>("keepkv-leaders") &&
+         print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<pick_seeds>("fold-seeds") && print<nearest_centre<256>>("fold-nearest") &&
          print<nearest_centre<512>>("fold-nearest-256") && print<mean_centres>("fold-means") &&

@@ -8,8 +8,8 @@
 #include "kvfold/cuda/attend.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
-#include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/workspace.cuh"
 
 namespace kvfold::cuda {
@@ -154,14 +154,59 @@ void check_match(const cache_case& c, index_t removed, index_t kept) {
   CHECK(counted.loaded(row_traffic::values) == 0);
   CHECK(counted.sectors(row_traffic::keys) <= 1);
   CHECK(counted.bank_conflicts == 0);
-  CHECK(static_cast<double>(counted.mmas) / (8 * tiles * 8 * ceiling(kept, 64) * (c.dim / 16)) <=
+  CHECK(static_cast<double>(counted.mmas) / (8 * tiles * 16 * ceiling(kept, 128) * (c.dim / 16)) <=
         1);
-  CHECK(counted.barriers <= tiles * 2 * ceiling(kept, 64));
+  CHECK(counted.barriers <= tiles * (ceiling(kept, 128) * (c.dim / 64) + 2));  // one a part of 64
 }
 
 TEST_CASE("matching reads removed keys once, kept ones once for 128 removed") {
   check_match({.heads = 1, .capacity = 600, .dim = 128}, 300, 299);
   check_match({.heads = 1, .capacity = 300, .dim = 64}, 100, 200);
+}
+
+/// Slots of which none is near another all lead: every tile of joiners meets all before it.
+void check_joins(const cache_case& c, index_t held) {
+  INFO("dim " << c.dim << ", " << held << " held of " << c.capacity);
+  device_cache<half> kv(c, {c.capacity}, 3);
+  std::vector<index_t> slots(kv.slots());
+  std::iota(slots.begin(), slots.end(), 0);
+  const index_t count = c.capacity - held, tiles = ceiling(count, 128);
+  device_buffer<index_t> rows(1, 0), kept(slots), into(kv.slots()), nearest(kv.slots()),
+      ends(kv.slots() + 1), removed(std::vector<index_t>(slots.begin() + held, slots.end())),
+      holds(std::vector{held}), joins(std::vector{count});
+  device_buffer<float> score(kv.slots()), similarity(kv.slots()), norm(kv.slots());
+  ends[0] = held;
+  detail::norms(kv.view(), norm.data(), order());
+  row_traffic counted(kv);
+  const detail::keep_evict_partition of{rows.data(),
+                                        kept.data(),
+                                        removed.data(),
+                                        holds.data(),
+                                        joins.data(),
+                                        into.data(),
+                                        {nearest.data(), score.data()},
+                                        similarity.data()};
+  detail::join_tiles<128>(kv.view(), of, ends.data(), norm.data(), 2.0F, order());
+  REQUIRE(ends[tiles] == c.capacity);
+  double keys = 0, pairs = 0, barriers = 0;
+  for (index_t t = 0; t < tiles; ++t) {
+    const index_t own = std::min(index_t{128}, count - 128 * t);
+    keys += 3 * own + held + 128 * t + t * own;  // a tile is read once a launch, two more to decide
+    pairs += ceiling(held, 128) + t + 2;
+    barriers += 2 * (t + 1) + 5;  // two a block beside one a part, five where a tile decides
+  }
+  const index_t parts = c.dim / 64;
+  CHECK(counted.loaded(row_traffic::keys) / keys <= 1);
+  CHECK(counted.loaded(row_traffic::values) == 0);
+  CHECK(counted.sectors(row_traffic::keys) <= 1);
+  CHECK(counted.bank_conflicts == 0);
+  CHECK(static_cast<double>(counted.mmas) / (128 * pairs * (c.dim / 16)) <= 1);
+  CHECK(static_cast<double>(counted.barriers) / (pairs * parts + barriers) <= 1);
+}
+
+TEST_CASE("joins read a tile of joiners once a launch, and leaders once for 128 joiners") {
+  check_joins({.heads = 1, .capacity = 600, .dim = 128}, 200);
+  check_joins({.heads = 1, .capacity = 300, .dim = 64}, 10);
 }
 
 /// The first `staying` slots are rows as they are; of the rest every `keep`-th is kept, and moves.

@@ -13,8 +13,8 @@ namespace {
 
 double similar(const dot_similarity&, double ab, double, double) { return ab; }
 double similar(const cosine_similarity&, double ab, double aa, double bb) {
-  const float both = std::sqrt(static_cast<float>(aa)) * std::sqrt(static_cast<float>(bb));
-  return both > 0 ? static_cast<float>(ab) / both : 0.0F;  // rounded as the kernel rounds: ties
+  const auto inverse = [](double x) { return x > 0 ? 1 / std::sqrt(static_cast<float>(x)) : 0.0F; };
+  return static_cast<float>(ab) * inverse(bb) * inverse(aa);  // rounded as the kernel rounds: ties
 }
 double similar(const euclidean_similarity&, double ab, double aa, double bb) {
   return 2 * ab - (aa + bb);
@@ -151,6 +151,22 @@ TEST_CASE("match finds the cheapest by Ward's cost, ties to the lower slot") {
     check_ward<float>(100, among, 41);
     check_ward<half>(150, among, 42);
   }
+}
+
+TEST_CASE("match takes NaN for the least similar, and the lowest slot where all are") {
+  device_cache<half> kv({.heads = 1, .capacity = 40, .dim = 16}, {40}, 7);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const index_t s : {3, 20}) {  // one that is removed, one that is kept
+    kv.key(0, s)[5] = from_float<half>(nan);
+  }
+  device_buffer<index_t> removed(std::vector<index_t>{3, 4}), aways(std::vector<index_t>{2}),
+      kept(std::vector<index_t>{30, 20, 25}), stays(std::vector<index_t>{3});
+  device_buffer<index_t> into(kv.slots());
+  device_buffer<float> similarity(kv.slots());
+  match(dot_similarity{}, kv.view(), {removed.data(), aways.data()}, {kept.data(), stays.data()},
+        {into.data(), similarity.data()}, {}, order());
+  CHECK((into[0] == 20 && similarity[0] == lowest_score));
+  CHECK((into[1] != 20 && std::isfinite(similarity[1])));
 }
 
 TEST_CASE("match takes any number of kept and evicted, none too") {

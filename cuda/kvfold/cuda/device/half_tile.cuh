@@ -75,9 +75,9 @@ struct warp_sums {
 
   /// Adds the products over a tile's depth of the rows from `row0` on of the tile at `a_at` with
   /// those from `column0` on of the tile at `b_at`.
-  template <class Tile, index_t N, index_t M>
-  KVFOLD_DEVICE void add(const shared_array<half, N>& a, index_t a_at, index_t row0,
-                         const shared_array<half, M>& b, index_t b_at, index_t column0) {
+  template <class Tile, class T, index_t N, index_t M>
+  KVFOLD_DEVICE void add(const shared_array<T, N>& a, index_t a_at, index_t row0,
+                         const shared_array<T, M>& b, index_t b_at, index_t column0) {
     KVFOLD_UNROLL
     for (index_t k = 0; k < Tile::depth / 16; ++k) {
       matrices left[RowTiles], right[ColumnTiles / 2];
@@ -94,7 +94,7 @@ struct warp_sums {
         const unsigned columns[2] = {right[n / 2].of[n % 2 * 2], right[n / 2].of[n % 2 * 2 + 1]};
         KVFOLD_UNROLL
         for (index_t m = 0; m < RowTiles; ++m) {
-          mma_16x8x16<half>(x[m][n], left[m].of, columns);
+          mma_16x8x16<T>(x[m][n], left[m].of, columns);
         }
       }
     }
