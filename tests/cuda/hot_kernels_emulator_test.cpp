@@ -10,6 +10,7 @@
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
+#include "kvfold/cuda/search/select.cuh"
 #include "kvfold/cuda/workspace.cuh"
 
 namespace kvfold::cuda {
@@ -162,6 +163,32 @@ void check_match(const cache_case& c, index_t removed, index_t kept) {
 TEST_CASE("matching reads removed keys once, kept ones once for 128 removed") {
   check_match({.heads = 1, .capacity = 600, .dim = 128}, 300, 299);
   check_match({.heads = 1, .capacity = 300, .dim = 64}, 100, 200);
+}
+
+/// H2O's scores, and how often they are looked at.
+struct counted_scores : sum_rule {
+  static inline int looks = 0;
+
+  unsigned order(const head_context& head, index_t s) const {
+    ++looks;
+    return sum_rule::order(head, s);
+  }
+};
+
+TEST_CASE("selecting reads scores twice, and more often only of heads that registers do not hold") {
+  const index_t n = GENERATE(4096, 5000);
+  device_cache<half> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, 3, {column_merge::sum});
+  device_buffer<index_t> rows(1), begin(kv.slots() + 1);
+  device_buffer<merge_source> sources(kv.slots());
+  device_buffer<float> log_mass(kv.slots());
+  const emulator::traffic counted;
+  counted_scores::looks = 0;
+  select(counted_scores{}, kv.view(), kv.state, budget{.target = n / 2},
+         {rows.data(), begin.data(), sources.data(), log_mass.data()}, order());
+  REQUIRE(rows[0] == n / 2);
+  CHECK(counted_scores::looks <= (n <= 4096 ? 2 : 5) * n);
+  // Two for the latest position, two for what is protected, four a digit, one for 2048 slots.
+  CHECK(counted.barriers <= 2 + 2 + 4 * 4 + ceiling(n, 2048));
 }
 
 /// Slots of which none is near another all lead: every tile of joiners meets all before it.

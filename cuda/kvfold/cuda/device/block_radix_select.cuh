@@ -22,6 +22,7 @@ struct radix_select_memory {
 template <index_t Threads>
 struct block_radix_select {
   static constexpr index_t bins = radix_select_memory::bins;
+  static constexpr index_t own = 8;  // numbers of a thread at once
 
   /// Of the numbers `order(s)` of slots `0 .. n−1` that `counts(s)`, of which there are at least
   /// `wanted`; 0: none is.
@@ -32,8 +33,10 @@ struct block_radix_select {
       return {};
     }
     selected_order x{0, wanted};
+    numbers mine;
+    KVFOLD_ROLLED
     for (index_t shift = 24; shift >= 0; shift -= 8) {
-      digit(shared, n, shift, counts, order, x);
+      digit(shared, n, shift, counts, order, mine, x);
     }
     return x;
   }
@@ -60,37 +63,64 @@ struct block_radix_select {
   }
 
  private:
+  /// A thread's numbers of a stretch of slots, read side by side. Where one stretch is all there
+  /// is, they are read once.
+  struct numbers {
+    unsigned number[own];
+    unsigned counted;  // a bit each
+
+    template <class Counts, class Order>
+    KVFOLD_DEVICE void read(index_t base, index_t n, Counts counts, Order order) {
+      counted = 0;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const index_t s = base + i * Threads + thread_index();
+        const bool is = s < n && counts(s);
+        number[i] = is ? order(s) : 0;
+        counted |= is ? 1U << i : 0U;
+      }
+    }
+  };
+
   /// Adds the next digit; `equals` of those that share all digits so far are wanted.
   template <class Counts, class Order>
   KVFOLD_DEVICE static void digit(radix_select_memory& shared, index_t n, index_t shift,
-                                  Counts counts, Order order, selected_order& x) {
+                                  Counts counts, Order order, numbers& mine, selected_order& x) {
     for (index_t b = thread_index(); b < bins; b += Threads) {
       shared.histogram[b] = 0;
     }
     sync_block();
-    for (index_t base = 0; base < n; base += Threads) {
-      const index_t s = base + thread_index();
-      bool is = s < n && counts(s);
-      const unsigned number = is ? order(s) : 0;
-      is = is && (shift == 24 || number >> (shift + 8) == x.least >> (shift + 8));
-      count(shared, is, static_cast<index_t>(number >> shift & 255U));
+    KVFOLD_ROLLED
+    for (index_t base = 0; base < n; base += Threads * own) {
+      if (shift == 24 || n > Threads * own) {
+        mine.read(base, n, counts, order);
+      }
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        if (base + i * Threads < n) {
+          const unsigned number = mine.number[i];
+          const bool is = (mine.counted >> i & 1U) != 0 &&
+                          (shift == 24 || number >> (shift + 8) == x.least >> (shift + 8));
+          count(shared, is, static_cast<index_t>(number >> shift & 255U));
+        }
+      }
     }
     sync_block();
     if (warp() == 0) {  // lane l: 8 bins, from the highest on
-      constexpr index_t mine = bins / 32;
-      index_t number[mine], sum = 0;
+      constexpr index_t of_lane = bins / 32;
+      index_t number[of_lane], sum = 0;
       KVFOLD_UNROLL
-      for (index_t i = 0; i < mine; ++i) {
-        sum += number[i] = shared.histogram[bins - 1 - (lane() * mine + i)];
+      for (index_t i = 0; i < of_lane; ++i) {
+        sum += number[i] = shared.histogram[bins - 1 - (lane() * of_lane + i)];
       }
       index_t above = warp_prefix(sum);
-      if (above < x.equals && above + sum >= x.equals) {
-        index_t i = 0;
-        for (; above + number[i] < x.equals; ++i) {
-          above += number[i];
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < of_lane; ++i) {
+        if (above < x.equals && above + number[i] >= x.equals) {
+          shared.found[0] = bins - 1 - (lane() * of_lane + i);
+          shared.found[1] = above;
         }
-        shared.found[0] = bins - 1 - (lane() * mine + i);
-        shared.found[1] = above;
+        above += number[i];
       }
     }
     sync_block();

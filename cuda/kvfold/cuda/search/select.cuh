@@ -32,11 +32,12 @@ struct evictions {
 };
 
 /// A block a head: the k-th highest score; then the kept slots, counted and written in
-/// slot order, where of those that equal it the lower slots are kept. Reads the rule's
-/// columns and the positions, 5 times (from L2 mostly); writes 20 bytes a row.
+/// slot order, where of those that equal it the lower slots are kept. Reads the positions
+/// four times and the rule's columns twice (heads of more than 4096 slots: five times), from L2
+/// mostly; writes 20 bytes a row.
 template <class Scalar, class Rule, class To>
 struct select_slots {
-  static constexpr index_t threads = 512;
+  static constexpr index_t threads = 512, resident = 2;
   static constexpr index_t own = 4;  // consecutive slots of a thread, when writing
   struct shared_memory {
     radix_select_memory radix;
@@ -85,29 +86,28 @@ struct select_slots {
                            index_t h, index_t n, const selected_order& least) const {
     index_t sure_before = 0, equal_before = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
-      bool sure[own], equal[own];
-      index_t sure_mine = 0, equal_mine = 0;
+      unsigned sure = 0, equal = 0;  // a bit each
       KVFOLD_UNROLL
       for (index_t i = 0; i < own; ++i) {
         const index_t s = base + thread_index() * own + i;
         const bool is_protected = s < n && mine.is_protected(head, s);
         const unsigned x = s < n && !is_protected ? mine.order(head, s) : 0;
-        sure[i] = is_protected || (s < n && x > least.least);
-        equal[i] = s < n && !is_protected && x == least.least;
-        sure_mine += sure[i] ? 1 : 0, equal_mine += equal[i] ? 1 : 0;
+        sure |= is_protected || (s < n && x > least.least) ? 1U << i : 0U;
+        equal |= s < n && !is_protected && x == least.least ? 1U << i : 0U;
       }
-      const auto before = block_prefix(shared.prefix, turn, sure_mine, equal_mine);
+      const auto before = block_prefix(shared.prefix, turn, count_lanes(sure), count_lanes(equal));
       index_t sure_at = sure_before + before.a, equal_at = equal_before + before.b;
       KVFOLD_UNROLL
       for (index_t i = 0; i < own; ++i) {
         const index_t s = base + thread_index() * own + i;
         const index_t row = sure_at + (equal_at < least.equals ? equal_at : least.equals);
-        if (sure[i] || (equal[i] && equal_at < least.equals)) {
+        const bool is_sure = (sure >> i & 1U) != 0, is_equal = (equal >> i & 1U) != 0;
+        if (is_sure || (is_equal && equal_at < least.equals)) {
           to.keep(cache, h, s, row);
         } else if (s < n) {
           to.evict(cache, h, s, s - row);
         }
-        sure_at += sure[i] ? 1 : 0, equal_at += equal[i] ? 1 : 0;
+        sure_at += is_sure ? 1 : 0, equal_at += is_equal ? 1 : 0;
       }
       sure_before += before.all_a, equal_before += before.all_b;
     }
