@@ -37,7 +37,10 @@ bool print_all() {
          print<columns_of<measured::one_sum>>("column-sums") &&
          print<columns_of<measured::three_sums>>("column-three-sums") &&
          print<columns_of<measured::largest>>("column-largest") &&
-         print<apply_rows<half>>("apply") && print<apply_rows<bfloat16>>("apply-bfloat16") &&
+         print<apply_rows<half, 4>>("apply") && print<apply_rows<bfloat16, 4>>("apply-bfloat16") &&
+         print<apply_rows<half, 16>>("apply-wide") &&
+         print<apply_rows<bfloat16, 16>>("apply-wide-bf16") &&
+         print<apply_rows<float, 16>>("apply-wide-float") &&
          print<nearest_kept<half, 128, cosine_similarity>>("match") &&
          print<nearest_kept<half, 256, cosine_similarity>>("match-256") &&
          print<nearest_kept<half, 128, ward_similarity>>("match-ward") &&

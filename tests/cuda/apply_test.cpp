@@ -85,8 +85,8 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
   INFO("dim " << c.dim << ", paged " << c.paged << ", odd " << c.odd << ", length " << lengths[0]
               << ", seed " << seed);
   device_cache<Scalar> before(c, lengths, seed, columns), after(c, lengths, seed, columns),
-      again(c, lengths, seed, columns);
-  for (auto* kv : {&before, &after, &again}) {  // numbers below 0 too
+      again(c, lengths, seed, columns), wide(c, lengths, seed, columns);
+  for (auto* kv : {&before, &after, &again, &wide}) {  // numbers below 0 too
     for (index_t k = 0; k < 3; ++k) {
       for (index_t e = 0; e < c.heads * c.capacity; ++e) {
         kv->column(k, 0, e) -= 20;
@@ -103,10 +103,11 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
   }
   apply(plan.view(), after.view(), after.state, order(seed));
   apply(plan.view(), again.view(), again.state, order(seed + 17));
+  detail::apply_by<16>(plan.view(), wide.view(), wide.state, order(seed + 1));
   CHECK(after.keys.bytes() == again.keys.bytes());
   CHECK(after.values.bytes() == again.values.bytes());
   CHECK(after.columns.bytes() == again.columns.bytes());
-  after.check_guards();
+  after.check_guards(), wide.check_guards();
 
   const auto same = [](Scalar a, double b) {
     return to_float(a) == to_float(from_float<Scalar>(static_cast<float>(b)));
@@ -115,7 +116,7 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
   for (index_t h = 0; h < c.heads; ++h) {
     const bool stays = plan.rows[h] < 0;
     const index_t rows = stays ? lengths[static_cast<std::size_t>(h)] : plan.rows[h];
-    REQUIRE(after.length[h] == rows);
+    REQUIRE((after.length[h] == rows && wide.length[h] == rows));
     for (index_t r = 0; r < rows; ++r) {
       const merge_source self{r};
       const index_t* const b = plan.begin.host() + std::ptrdiff_t{h} * (c.capacity + 1) + r;
@@ -131,7 +132,9 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
           key += double{e->key_weight} * double{to_float(before.key(h, e->source)[i])};
           value += double{e->value_weight} * double{to_float(before.value(h, e->source)[i])};
         }
-        ok = ok && same(after.key(h, r)[i], key) && same(after.value(h, r)[i], value);
+        for (auto* const made : {&after, &wide}) {
+          ok = ok && same(made->key(h, r)[i], key) && same(made->value(h, r)[i], value);
+        }
       }
       float sum = 0, most = before.column(1, h, first->source);
       for (const merge_source* e = first; e != last; ++e) {
@@ -196,6 +199,11 @@ TEST_CASE("apply takes every dim, scalar and layout") {
       in_turn(seed++, [&](auto x) { check_apply<decltype(x)>(c, {80, 0, 83, 71}, seed, paged); });
     }
   }
+}
+
+TEST_CASE("apply takes many heads, whole rows a block") {
+  check_apply<half>({.heads = 64, .capacity = 40, .dim = 128}, std::vector<index_t>(64, 40), 190);
+  check_apply<float>({.heads = 64, .capacity = 20, .dim = 72}, std::vector<index_t>(64, 20), 191);
 }
 
 TEST_CASE("apply gives the same in many orders of threads") {

@@ -237,7 +237,8 @@ TEST_CASE("joins read a tile of joiners once a launch, and leaders once for 128 
 }
 
 /// The first `staying` slots are rows as they are; of the rest every `keep`-th is kept, and moves.
-/// `merged`: it takes in those before it.
+/// `merged`: it takes in those before it. Blocks take 16 bytes of every row a lane.
+template <index_t Lanes>
 void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged) {
   INFO("dim " << c.dim << ", one of " << keep << " kept, merged " << merged);
   device_cache<half> kv(c, {c.capacity}, 3, {column_merge::sum});
@@ -256,7 +257,8 @@ void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged
   }
   begin[count] = last, rows[0] = count;
   row_traffic counted(kv);
-  apply({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(), kv.state, order());
+  detail::apply_by<Lanes>({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(),
+                          kv.state, order());
   REQUIRE(kv.length[0] == count);
   for (const auto plane : {row_traffic::keys, row_traffic::values}) {
     CHECK(counted.loaded(plane) / (last - staying) <= 1);
@@ -264,16 +266,18 @@ void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged
     CHECK(counted.sectors(plane) <= 1);
   }
   CHECK(counted.bank_conflicts == 0);
-  // 64 bytes of all rows a block: one a chunk of 64 rows, three before; and the numbers beside
-  // rows.
-  const index_t blocks = 2 * c.dim / 32;
-  CHECK(counted.barriers <= blocks * (ceiling(count, 64) + 3) + 3 * ceiling(count, 256));
+  // One a chunk of a block's rows, three before; and the numbers beside rows.
+  const index_t blocks = 2 * ceiling(c.dim, 8 * Lanes), chunks = ceiling(count, 256 / Lanes);
+  CHECK(counted.barriers <= blocks * (chunks + 3) + 3 * ceiling(count, 256));
 }
 
 TEST_CASE("a plan's rows are read once and written once, and not at all where they stay") {
-  check_apply({.heads = 1, .capacity = 600, .dim = 128}, 100, 2, false);
-  check_apply({.heads = 1, .capacity = 600, .dim = 128}, 0, 3, true);
-  check_apply({.heads = 1, .capacity = 300, .dim = 64}, 30, 4, true);
+  check_apply<4>({.heads = 1, .capacity = 600, .dim = 128}, 100, 2, false);
+  check_apply<4>({.heads = 1, .capacity = 600, .dim = 128}, 0, 3, true);
+  check_apply<4>({.heads = 1, .capacity = 300, .dim = 64}, 30, 4, true);
+  check_apply<16>({.heads = 1, .capacity = 600, .dim = 128}, 100, 2, false);
+  check_apply<16>({.heads = 1, .capacity = 600, .dim = 128}, 0, 3, true);
+  check_apply<16>({.heads = 1, .capacity = 300, .dim = 256}, 30, 4, true);
 }
 
 }  // namespace

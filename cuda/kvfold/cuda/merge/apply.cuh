@@ -10,10 +10,10 @@ namespace detail {
 
 /// Carries out a plan: `apply_slices` for keys and values, and one more block a head for log-mass,
 /// positions and columns, by the same chunks.
-template <class Scalar>
+template <class Scalar, index_t Lanes>
 struct apply_rows {
-  using slice = apply_slices<Scalar>;
-  static constexpr index_t threads = slice::threads;
+  using slice = apply_slices<Scalar, Lanes>;
+  static constexpr index_t threads = slice::threads, resident = 2;
   struct shared_memory {
     typename slice::shared_memory rows;
     shared_array<unsigned, threads / 32> long_rows;  // a bit a row
@@ -133,6 +133,16 @@ struct apply_rows {
   }
 };
 
+template <index_t Lanes, class Scalar>
+void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
+              stream stream) {
+  using kernel = apply_rows<Scalar, Lanes>;
+  constexpr index_t width = kernel::slice::lanes * kernel::slice::width;
+  const index_t slices = (cache.dim + width - 1) / width;
+  launch(kernel{cache, state, plan, slices, cache.aligned()},
+         {cache.blocks(), static_cast<unsigned>(2 * slices + 1)}, stream);
+}
+
 }  // namespace detail
 
 /// Makes every head what its plan says, in place and without scratch; lengths too stay on the
@@ -142,12 +152,14 @@ template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
            stream stream) {
   check(cache), check(state, cache, 0, 0, "cuda apply"), check(plan, "cuda apply");
-  using kernel = detail::apply_rows<Scalar>;
-  using slice = typename kernel::slice;
-  const index_t slices =
-      (cache.dim + slice::lanes * slice::width - 1) / (slice::lanes * slice::width);
-  launch(kernel{cache, state, plan, slices, cache.aligned()},
-         {cache.blocks(), static_cast<unsigned>(2 * slices + 1)}, stream);
+  // Memory likes long stretches of rows; few heads take more blocks.
+  constexpr index_t wide = 16, row_bytes = wide * 16, enough_heads = 64;
+  if (cache.blocks() >= enough_heads &&
+      cache.dim * static_cast<index_t>(sizeof(Scalar)) >= row_bytes) {
+    detail::apply_by<wide>(plan, cache, state, stream);
+  } else {
+    detail::apply_by<4>(plan, cache, state, stream);
+  }
 }
 
 }  // namespace kvfold::cuda

@@ -6,30 +6,30 @@
 namespace kvfold::cuda::detail {
 
 /// Columns of a matrix of rows are independent of each other, in merging as in moving. So a block
-/// takes a slice of 64 bytes of all rows of one head's keys or values, four lanes of 16 bytes a
-/// row, and its own barriers are all the order there is. Rows go to their slots in chunks of 64:
+/// takes a slice of all rows of one head's keys or values, `Lanes` lanes of 16 bytes a row, and its
+/// own barriers are all the order there is. Rows go to their slots in chunks, `n` of them in each:
 ///
 ///     read     the chunk's sources arrive in shared memory; those of the next two are on their way
 ///     barrier
-///     write    its rows, to slots 64 c ... 64 c + 63
+///     write    its rows, to slots n c ... n c + n - 1
 ///
 /// Anchors ascend and are no lower than their rows, so what later rows still read lies above, but
 /// for sources below their row's chunk. Rows with such a source are merged ahead of all others,
 /// into their anchor's slot, which no other row reads, and then moved; so are rows of more sources
 /// than shared memory has room for, those of very many by the whole block. Other rows are read and
 /// written once. Of a row that stays and is one unchanged slot no byte is touched.
-template <class Scalar>
-struct apply_slices : row_slice<Scalar> {
-  using slice = row_slice<Scalar>;
+template <class Scalar, index_t Lanes>
+struct apply_slices : row_slice<Scalar, Lanes> {
+  using slice = row_slice<Scalar, Lanes>;
   using slice::add, slice::aligned, slice::correction, slice::delta, slice::dim, slice::range_of,
-      slice::i, slice::lanes, slice::pieces, slice::quad, slice::rounded, slice::rows,
+      slice::i, slice::lanes, slice::pieces, slice::first_lane, slice::rounded, slice::rows,
       slice::sources, slice::weight, slice::width, slice::x;
   using typename slice::source_range;
   using typename slice::vector;
   static constexpr index_t threads = 256;
   static constexpr index_t chunk = threads / lanes;  // rows
-  static constexpr index_t stages = 3;               // chunks on their way
-  using merges_ahead = merge_ahead<Scalar, threads, chunk>;
+  static constexpr index_t stages = 4;               // chunks on their way
+  using merges_ahead = merge_ahead<Scalar, Lanes, threads>;
   struct shared_memory {
     shared_array<Scalar, stages * pieces * threads * width> ring;
     typename merges_ahead::shared_memory ahead;
@@ -97,15 +97,16 @@ struct apply_slices : row_slice<Scalar> {
     if (of.count == 0) {
       return {};
     }
-    const merge_source* const own = sources + of.begin + (e < of.count ? e : 0);
+    const merge_source* const own = sources + of.begin + (e < of.count && e < pieces ? e : 0);
     return {of.count, own->source, own->*weight};
   }
 
   /// Does a row of up to `pieces` sources read a slot that is written before the row's chunk? Of
-  /// the row's four lanes.
+  /// the row's lanes.
   KVFOLD_DEVICE static bool reads_back(const known& of, index_t first) {
     const index_t e = lane() % lanes;
-    return (ballot(e > 0 && e < of.count && of.source < first) >> quad() & 15U) != 0;
+    const bool back = e > 0 && e < of.count && e < pieces && of.source < first;
+    return (ballot(back) >> first_lane() & ((1U << pieces) - 1)) != 0;
   }
 
   /// Starts to copy what row `row(c)` is made of.
@@ -114,15 +115,15 @@ struct apply_slices : row_slice<Scalar> {
     const bool back = reads_back(of, c * chunk);
     coming y{of.count, of.count > pieces || back, false, of.weight};
     y.count = y.merged ? 1 : y.count;
-    const index_t anchor = shuffle(of.source, quad());
-    const float first = shuffle(of.weight, quad());
+    const index_t anchor = shuffle(of.source, first_lane());
+    const float first = shuffle(of.weight, first_lane());
     y.moves = anchor != row(c);
     if (!y.moves && (y.merged || (y.count == 1 && first == 1.0F && delta == nullptr))) {
       y.count = 0;
     }
     KVFOLD_UNROLL
     for (index_t e = 0; e < pieces; ++e) {
-      const index_t source = shuffle(of.source, quad() + e);
+      const index_t source = shuffle(of.source, first_lane() + e);
       if (e < y.count && i < dim) {
         const Scalar* const from = x.at(source);
         if (aligned) {
@@ -145,7 +146,7 @@ struct apply_slices : row_slice<Scalar> {
     float w[pieces];
     KVFOLD_UNROLL
     for (index_t e = 0; e < pieces; ++e) {
-      w[e] = shuffle(of.weight, quad() + e);
+      w[e] = shuffle(of.weight, first_lane() + e);
     }
     if (of.count == 0 || i >= dim) {
       return false;

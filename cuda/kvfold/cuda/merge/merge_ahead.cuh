@@ -7,15 +7,15 @@
 namespace kvfold::cuda::detail {
 
 /// Merges rows of more than `slice::pieces` sources, and rows with a source that lies below their
-/// chunk, into their anchors' slots: four lanes a row, or the whole block a row of very many.
-template <class Scalar, index_t Threads, index_t Chunk>
-struct merge_ahead : row_slice<Scalar> {
-  using slice = row_slice<Scalar>;
+/// chunk, into their anchors' slots: `Lanes` lanes a row, or the whole block a row of very many.
+template <class Scalar, index_t Lanes, index_t Threads>
+struct merge_ahead : row_slice<Scalar, Lanes> {
+  using slice = row_slice<Scalar, Lanes>;
   using slice::add_sources, slice::begin, slice::correction, slice::delta, slice::dim,
       slice::range_of, slice::i, slice::lanes, slice::pieces, slice::rounded, slice::rows,
       slice::sources, slice::width, slice::x;
   using typename slice::source_range;
-  static constexpr index_t threads = Threads, chunk = Chunk;
+  static constexpr index_t threads = Threads, chunk = Threads / Lanes;
   static constexpr index_t very_many = 128;          // sources
   static constexpr index_t looked_at = 4 * threads;  // rows at once
   struct shared_memory {
@@ -80,11 +80,12 @@ struct merge_ahead : row_slice<Scalar> {
   }
 
  private:
-  /// Four sources of every `threads` a row's lanes; their sums over the warps, then of these.
+  /// Four sources of every four times `chunk` a row's lanes; their sums over the warps, then of
+  /// these.
   KVFOLD_DEVICE void merge_by_block(shared_memory& shared, index_t r) const {
     const index_t t = thread_index();
     float sum[width] = {};
-    add_sources(sum, begin[r] + t / lanes * pieces, begin[r + 1], threads);
+    add_sources(sum, begin[r] + t / lanes * pieces, begin[r + 1], chunk * pieces);
     KVFOLD_UNROLL
     for (index_t j = 0; j < width; ++j) {
       for (index_t d = lanes; d < 32; d *= 2) {

@@ -5,13 +5,13 @@
 
 namespace kvfold::cuda::detail {
 
-/// 64 bytes of every row of a plan, four lanes of 16 bytes a row.
-template <class Scalar>
+/// `Lanes` times 16 bytes of every row of a plan, a lane 16.
+template <class Scalar, index_t Lanes>
 struct row_slice {
-  static constexpr index_t lanes = 4;   // of a row
-  static constexpr index_t pieces = 4;  // sources of a row at once; each lane knows one
+  static constexpr index_t lanes = Lanes;  // of a row
+  static constexpr index_t pieces = 4;     // sources of a row at once; so many lanes know one
   static constexpr index_t width = vector_16<Scalar>::size;
-  static_assert(pieces == lanes);
+  static_assert(pieces <= lanes && 32 % lanes == 0);
   using vector = vector_16<Scalar>;
 
   head_rows<Scalar> x;
@@ -29,7 +29,7 @@ struct row_slice {
     index_t begin = 0, count = 0;
   };
   /// The first lane of this lane's row.
-  KVFOLD_DEVICE static index_t quad() { return lane() / lanes * lanes; }
+  KVFOLD_DEVICE static index_t first_lane() { return lane() / lanes * lanes; }
 
   KVFOLD_DEVICE source_range range_of(index_t r) const {
     if (r >= rows) {
@@ -56,11 +56,12 @@ struct row_slice {
     return y;
   }
 
-  /// Sources `e ... e + 3`, and so on every `step`-th four, by a row's four lanes: each knows one.
-  /// All lanes of a warp come here.
+  /// Sources `e ... e + 3`, and so on every `step`-th four, by a row's lanes, of which the first
+  /// four know one each. All lanes of a warp come here.
   KVFOLD_DEVICE void add_sources(float (&sum)[width], index_t e, index_t end, index_t step) const {
     const auto look = [&](index_t at) -> merge_source {
-      return at + lane() % lanes < end ? sources[at + lane() % lanes] : merge_source{0, 0, 0};
+      const index_t k = lane() % lanes;
+      return k < pieces && at + k < end ? sources[at + k] : merge_source{0, 0, 0};
     };
     merge_source own = look(e);
     for (; ballot(e < end) != 0; e += step) {
@@ -68,8 +69,8 @@ struct row_slice {
       float w[pieces];
       KVFOLD_UNROLL
       for (index_t k = 0; k < pieces; ++k) {
-        const index_t source = shuffle(own.source, quad() + k);
-        w[k] = shuffle(own.*weight, quad() + k);
+        const index_t source = shuffle(own.source, first_lane() + k);
+        w[k] = shuffle(own.*weight, first_lane() + k);
         if (e + k < end && i < dim) {
           y[k] = load_row(x.at(source), i, dim, aligned);
         }
