@@ -80,14 +80,14 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
   return c;
 }
 
-std::vector<head_stats> mean_head_stats(const std::vector<needle_case>& cases) {
-  std::vector<head_stats> mean(cases.empty() ? 0 : cases.front().stats.size());
+std::vector<head_stats> mean_head_stats(const std::vector<std::vector<head_stats>>& cases) {
+  std::vector<head_stats> mean(cases.empty() ? 0 : cases.front().size());
   const auto n = static_cast<double>(cases.size());
-  for (const needle_case& c : cases) {
+  for (const auto& stats : cases) {
     for (std::size_t i = 0; i < mean.size(); ++i) {
-      mean[i].retrieval += c.stats[i].retrieval / n;
-      mean[i].local += c.stats[i].local / n;
-      mean[i].sink += c.stats[i].sink / n;
+      mean[i].retrieval += stats[i].retrieval / n;
+      mean[i].local += stats[i].local / n;
+      mean[i].sink += stats[i].sink / n;
     }
   }
   return mean;

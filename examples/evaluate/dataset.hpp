@@ -43,7 +43,8 @@ struct stream_record {
 
 struct dataset {
   std::vector<text_prompt> prompts;
-  std::vector<needle_case> cases;
+  std::vector<needle_case> cases;                ///< those in memory
+  std::vector<std::vector<head_stats>> looking;  ///< [cases] of all that were read
   std::vector<stream_record> streams;
   engine::record timed;        ///< the first prompt's, with its queries
   double prefill_seconds = 0;  ///< that the full model takes to read it
@@ -70,7 +71,7 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
                         const engine::tokenizer& tokens, needle_text text, index_t capacity);
 
 /// The mean over cases, `[layers · query heads]`; empty: there are none.
-std::vector<head_stats> mean_head_stats(const std::vector<needle_case>& cases);
+std::vector<head_stats> mean_head_stats(const std::vector<std::vector<head_stats>>& cases);
 
 stream_record read_stream(const engine::decoder& model, std::span<const int> tokens);
 

@@ -6,6 +6,7 @@
 
 #include "engine/error.hpp"
 #include "engine/model.hpp"
+#include "evaluate/case_batches.hpp"
 #include "evaluate/measure.hpp"
 #include "evaluate/pictures.hpp"
 #include "evaluate/prepare.hpp"
@@ -90,12 +91,12 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   std::vector<outcome> outcomes;
   std::vector<task_outcome> tasks_done;
   try {
-    prepare(m, o, todo, model, tokens, text, needles, on, bar);
+    prepare(m, o, todo, model, text, on, bar);
     if (makes_profile) {
       save_profile(profiled(todo), m.prompts, kv_heads, o.profile);
     }
-    const auto stats = mean_head_stats(m.cases);
-    todo.set_whole_heads(by_retrieval(stats, model.shape().group()), o.prompt);
+    const auto asked = read_cases(m, o, todo, model, tokens, needles, on, bar);
+    auto asked_of_entry = asked.begin();
     const table shown(columns_of(o.tasks), todo.policies);
     for (const group& g : todo.groups) {
       std::vector<table_line> lines;
@@ -106,9 +107,10 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
       };
       try {
         for (const entry& e : g.entries) {
+          const needle_recall& before = *asked_of_entry++;
           row r{.policy = e.name, .budget = e.given, .slots = e.chosen.limit.target};
           if (e.refusal.empty()) {
-            outcomes.push_back(measure_row(e, o, todo, model, tokens, m, on, bar));
+            outcomes.push_back(measure_row(e, o, todo, model, tokens, m, before, on, bar));
             r = outcomes.back().result;
             write_csv(csv, r);
           }

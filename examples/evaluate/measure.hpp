@@ -26,10 +26,12 @@ inline double bytes_held(const contender& c, const prompt& p) {
   return static_cast<double>(sum);
 }
 
-/// All that was asked for of one policy at one budget.
+/// All that was asked for of one policy at one budget. `asked`: needle cases that are in memory no
+/// more.
 inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const engine::decoder& model, const engine::tokenizer& tokens,
-                           const dataset& m, const workers& on, progress& bar) {
+                           const dataset& m, needle_recall asked, const workers& on,
+                           progress& bar) {
   const contender& c = e.chosen;
   outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.target},
             .needle_after = {},
@@ -56,11 +58,13 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     give(kl, r.kl, r.kl_se);
   }
   if (o.tasks.needle) {
-    stage("needle", weight::needle * o.cases / 2);
-    x.needle_after = needle(c, model, tokens, m.cases, false, on);
+    const double weight = weight::needle * static_cast<double>(m.cases.size()) / 2;
+    stage("needle", weight);
+    x.needle_after = asked.after += needle(c, model, tokens, m.cases, false, on);
     give(x.needle_after.share(), r.needle_after, r.needle_after_se);
-    stage("needle inside", weight::needle * o.cases / 2);
-    give(needle(c, model, tokens, m.cases, true, on).share(), r.needle_inside, r.needle_inside_se);
+    stage("needle inside", weight);
+    asked.inside += needle(c, model, tokens, m.cases, true, on);
+    give(asked.inside.share(), r.needle_inside, r.needle_inside_se);
   }
   if (o.tasks.stream && !c.policy.bounded()) {
     r.stream_error = 0;  // by definition: it is what the others are measured against

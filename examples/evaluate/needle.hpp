@@ -19,12 +19,24 @@ namespace evaluate {
 struct recall {
   std::array<index_t, depth_bins> right = {}, asked = {};
 
+  recall& operator+=(const recall& more) {
+    for (std::size_t bin = 0; bin < depth_bins; ++bin) {
+      right[bin] += more.right[bin];
+      asked[bin] += more.asked[bin];
+    }
+    return *this;
+  }
   /// The share of cases that were answered right.
   estimate share() const {
     std::vector<double> cases(std::accumulate(asked.begin(), asked.end(), std::size_t{0}), 0.0);
     std::fill_n(cases.begin(), std::accumulate(right.begin(), right.end(), index_t{0}), 1.0);
     return estimate_of(cases);
   }
+};
+
+/// The needle cases that a policy was asked so far, after compression and before it.
+struct needle_recall {
+  recall after, inside;
 };
 
 /// The likeliest token but `except`, of a row of logits.

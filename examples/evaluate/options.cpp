@@ -99,6 +99,7 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--digits", o.digits, "digits of a value");
   app.add_option("--needles", o.needles, "facts in a prompt, one of them asked for");
   app.add_option("--cases", o.cases, "needle prompts");
+  app.add_option("--memory", o.memory, "about so many GiB of needle prompts are held at once");
   app.add_option("--samples", o.samples, "prompts of each task of the second table");
   app.add_option("--threads", o.threads, "threads; change the time it takes, not the numbers");
   app.add_option("--seed", o.seed, "of all that is drawn");
@@ -139,6 +140,8 @@ options parse(int count, const char* const* arguments) {
   }
   require(o.room >= 0 && o.room <= 1 << 24,
           "--room: 0 to 16777216 expected, " + std::to_string(o.room) + " came");
+  require(o.memory > 0 && o.memory <= 1 << 20,
+          fmt::format("--memory: above 0 to 1048576 GiB expected, {} came", o.memory));
   require(o.ahead.fade > 0,
           "--fade: above 0 positions expected, " + std::to_string(o.ahead.fade) + " came");
   require(std::filesystem::is_directory(o.model) || std::filesystem::is_regular_file(o.model),

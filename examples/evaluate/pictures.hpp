@@ -27,7 +27,7 @@ inline void draw_pictures(const options& o, const plan& todo, const engine::conf
         {"bytes", bytes_picture(rows)},
         {"needle", needle_picture(outcomes)},
         {"stream", stream_picture(outcomes)},
-        {"heads", heads_picture(mean_head_stats(m.cases), shape.heads)},
+        {"heads", heads_picture(mean_head_stats(m.looking), shape.heads)},
         {"retention", retention_picture(todo, shape, m)}}) {
     if (script.empty()) {
       continue;

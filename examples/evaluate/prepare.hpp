@@ -23,23 +23,15 @@ inline std::vector<needle_text> draw_needles(const options& o, const engine::tok
   return needles;
 }
 
-/// Reads prompts, needle cases and streams, as far as the tasks need them.
+/// Reads prompts and streams, as far as the tasks need them.
 inline void prepare(dataset& m, const options& o, const plan& todo, const engine::decoder& model,
-                    const engine::tokenizer& tokens, std::span<const int> text,
-                    std::span<const needle_text> needles, const workers& on, progress& bar) {
+                    std::span<const int> text, const workers& on, progress& bar) {
   const index_t slots = std::max(o.prompt, todo.most_slots);
   bar.stage("reading prompts", weight::prompt * todo.prompts);
   m.prompts = on.map(todo.prompts, [&](index_t i) {
     const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + todo.behind);
     return read_prompt(model, todo.policies, drawn, o.prompt, o.future, slots + decoded_tokens + 1,
                        o.tasks.nll, i == 0 ? &m.timed : nullptr);
-  });
-  const auto cases = static_cast<index_t>(needles.size());
-  bar.stage("reading needle prompts", weight::needle_case * cases);
-  m.cases = on.map(cases, [&](index_t i) {
-    const needle_text& drawn = needles[static_cast<std::size_t>(i)];
-    const auto more = static_cast<index_t>(drawn.question.size()) + o.digits + 3;
-    return read_needle(model, todo.policies, tokens, drawn, slots + more);
   });
   bar.stage("reading streams", weight::stream_token * todo.streams * todo.longest_stream);
   m.streams = on.map(todo.streams, [&](index_t i) {

@@ -37,6 +37,8 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--prompt", "many"},
                                                      {"--prompts", "0"},
                                                      {"--room", "-1"},
+                                                     {"--memory", "0"},
+                                                     {"--memory", "nan"},
                                                      {"--threads", "0"},
                                                      {"--needle", "no fields"},
                                                      {"--question", "?"},
