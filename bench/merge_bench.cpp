@@ -95,12 +95,15 @@ struct scene {
 
 /// With the reference queries that `examples/evaluate` gives the policy, which are made anew every
 /// time: the prompt's own; foreseen for `fold` (900 a head where it polishes), spread for
-/// `attention_matching`.
+/// `attention_matching`. With pins by scores these are measured first.
 template <class Policy>
 void compress_prompt(const Policy& policy, const prompt& p, kvfold::cache<float>& kv,
                      kvfold::state& memory) {
   if constexpr (std::same_as<Policy, kvfold::fold>) {
     const index_t count = policy.prompt.polish > 0 ? 900 / p.group : 256;
+    if (policy.pins == kvfold::fold::pin_rule::scores) {
+      kvfold::observe(policy, kv, memory, p.own());
+    }
     const auto foreseen = kvfold::foresight(kv, p.own(), policy.rope, {.count = count});
     kvfold::compress(policy, kv, memory, foreseen.view(), p.budget());
   } else if constexpr (std::same_as<Policy, kvfold::attention_matching>) {
@@ -128,6 +131,24 @@ void compress(benchmark::State& state, const Policy& defaults) {
   const auto peak = bench::peak_bytes(work);
   bench::versus(state, "vs_attention", work, attention_of(p), [&] { s.put_back(p); });
   state.counters["bytes_per_token"] = static_cast<double>(peak) / p.tokens;
+}
+
+/// `prompt_scores` of all heads; `given`: with the rows' log-sum-exp of the prefill, whose numbers
+/// do not change the time.
+void scores(benchmark::State& state, bool given) {
+  prompt p(state);
+  std::vector<float> out(size(p.tokens));
+  const std::vector<float> log_sum_exp(given ? size(p.group * p.tokens) : 0);
+  bench::versus(
+      state, "vs_attention",
+      [&] {
+        for (index_t h = 0; h < p.heads; ++h) {
+          kvfold::prompt_scores(p.full.head(h), p.own().of(h), {}, {.log_sum_exp = log_sum_exp},
+                                out);
+          benchmark::DoNotOptimize(out.data());
+        }
+      },
+      attention_of(p));
 }
 
 /// `plan` and `apply` of all heads; what `observe` measures is there already.
@@ -259,10 +280,15 @@ int main(int argc, char** argv) {
   using namespace kvfold;
   bench::check_causal_attention();
   bench::take_pairs(argc, argv);
+  bench::processor_time = bench::take_flag(argc, argv, "--processor_time");
   prompts(benchmark::RegisterBenchmark("attention/f32", attention));
   add_policies(streaming_llm{}, random_tokens{}, key_diff{}, snapkv{}, tova{}, h2o{}, roco{},
                scissorhands{}, cam{}, expected_attention{}, compactor{}, zsmerge{}, d2o{},
                kvmerger{}, ems{}, keepkv{}, centroids{}, fold{}, attention_matching{});
+  add_policy("fold:pins=1", fold{.pins = fold::pin_rule::scores});
+  prompts(benchmark::RegisterBenchmark("scores/f32", [](auto& state) { scores(state, false); }));
+  prompts(benchmark::RegisterBenchmark("scores_given_log_sum_exp/f32",
+                                       [](auto& state) { scores(state, true); }));
   add_policy("fold:polish=60", fold{.prompt = {.polish = 60}});
   add_policy("attention_matching:omp", attention_matching{.omp = true});
   add_apply(h2o{}, zsmerge{}, kvmerger{});
