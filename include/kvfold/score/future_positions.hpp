@@ -11,7 +11,8 @@ namespace kvfold {
 inline namespace v0 {
 namespace score {
 
-/// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first` on.
+/// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first`
+/// on.
 KVFOLD_HD inline index_t spread_query(index_t i, index_t n, index_t queries, index_t first) {
   const std::int64_t span = std::int64_t{queries} - 1 - first;
   return n == 1 ? queries - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
