@@ -286,9 +286,8 @@ int main(int argc, char** argv) {
                scissorhands{}, cam{}, expected_attention{}, compactor{}, zsmerge{}, d2o{},
                kvmerger{}, ems{}, keepkv{}, centroids{}, fold{}, attention_matching{});
   add_policy("fold:pins=1", fold{.pins = fold::pin_rule::scores});
-  prompts(benchmark::RegisterBenchmark("scores/f32", [](auto& state) { scores(state, false); }));
-  prompts(benchmark::RegisterBenchmark("scores_given_log_sum_exp/f32",
-                                       [](auto& state) { scores(state, true); }));
+  prompts(benchmark::RegisterBenchmark("scores/f32", scores, false));
+  prompts(benchmark::RegisterBenchmark("scores_given_log_sum_exp/f32", scores, true));
   add_policy("fold:polish=60", fold{.prompt = {.polish = 60}});
   add_policy("attention_matching:omp", attention_matching{.omp = true});
   add_apply(h2o{}, zsmerge{}, kvmerger{});

@@ -42,6 +42,12 @@ def flex_decode(heads, slots, group, attention=flex_attention, device="cuda"):
     return work
 
 
+def check(attention=flex_attention, device="cuda"):
+    """FlexAttention with log-mass is SDPA with a bias."""
+    work = flex_decode(4, 256, 2, attention, device)
+    torch.testing.assert_close(work(), work.wanted(), atol=0.02, rtol=0.02)
+
+
 def column_sums(heads, tokens, device="cuda"):
     """Matmul, causal softmax and sum, all heads at once: 3 GiB of 32 heads' logits and probabilities."""
     q, k = random(2, heads, tokens, device=device).unbind(0)
@@ -93,6 +99,7 @@ def _on(device, work):
 def works():
     """{name: (kvfold's benchmark, work)}."""
     compiled = torch.compile(flex_attention)
+    check(compiled)
     made = {}
     for heads, slots, group in ((64, 2048, 4), (256, 1024, 1), (256, 1024, 4), (256, 4096, 4)):
         at = f"heads:{heads}/slots:{slots}/group:{group}"

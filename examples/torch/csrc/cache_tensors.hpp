@@ -1,4 +1,4 @@
-/// A cache's tensors, on the CPU or on a GPU.
+/// A cache's tensors, and queries beside them, on the CPU or on a GPU.
 #pragma once
 
 #include <cstddef>  // std::ptrdiff_t
@@ -25,6 +25,15 @@ struct cache_tensors {
   std::ptrdiff_t memory_row = 0;
   /// [heads, 3] slots with columns, queries observed, the capacity that `memory` was laid out for
   std::int64_t* measured = nullptr;
+};
+
+/// Where queries `[heads, group, count, dim]` lie: strides in elements, rows contiguous.
+struct query_layout {
+  const void* data = nullptr;  ///< null: none
+  index_t count = 0;
+  std::ptrdiff_t head = 0, group = 0, row = 0;
+  const index_t* position = nullptr;  ///< [count]; null: the prompt's own
+  index_t before = 0;                 ///< queries of the same prompt right before these
 };
 
 }  // namespace kvfold_torch

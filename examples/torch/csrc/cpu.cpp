@@ -33,6 +33,25 @@ threads torch_threads() {
           }};
 }
 
+/// Policies measure in float: 16-bit queries become floats here.
+class float_queries : public query_tensors {
+ public:
+  float_queries(const tensor_cache& cache, index_t heads, const maybe& queries,
+                const maybe& positions, std::int64_t before)
+      : query_tensors(cache.tensors().shape, heads, queries, positions, before, at::kFloat,
+                      at::kCPU) {}
+  query_rows view() const {
+    const query_layout& at = rows();
+    return {.data = static_cast<const float*>(at.data),
+            .count = at.count,
+            .head = at.head,
+            .group = at.group,
+            .row = at.row,
+            .position = at.position,
+            .before = at.before};
+  }
+};
+
 void compress(const text& policy, TensorList cache, const maybe& queries, ints budget, ints trigger,
               const maybe& positions, std::int64_t before, maybe_heads heads, std::int64_t group,
               double scale, numbers rope) {
@@ -40,7 +59,7 @@ void compress(const text& policy, TensorList cache, const maybe& queries, ints b
     const auto& p = policy_of(policy, span_of(rope));
     const tensor_cache kv = cache_of(cache, {group, scale});
     const selection chosen(kv.heads(), heads);
-    const query_tensors reference(kv, chosen.count(), queries, positions, before);
+    const float_queries reference(kv, chosen.count(), queries, positions, before);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
     kvfold_torch::compress(p, kv, reference.view(), budgets, chosen, torch_threads());
   });
@@ -53,7 +72,7 @@ void observe(const text& policy, TensorList cache, const Tensor& queries, const 
     const auto& p = policy_of(policy, span_of(rope));
     const tensor_cache kv = cache_of(cache, {group, scale});
     const selection chosen(kv.heads(), heads);
-    const query_tensors reference(kv, chosen.count(), queries, positions, before);
+    const float_queries reference(kv, chosen.count(), queries, positions, before);
     kvfold_torch::observe(p, kv, reference.view(), chosen, torch_threads());
   });
 }
@@ -121,7 +140,7 @@ Tensor column_scores(TensorList cache, const Tensor& queries, const maybe& posit
   return guarded([&] {
     const tensor_cache kv = cache_of(cache, {group, scale});
     const auto& s = kv.tensors().shape;
-    const query_tensors reference(kv, s.heads, queries, positions, 0);
+    const float_queries reference(kv, s.heads, queries, positions, 0);
     Tensor out = at::empty({3, s.heads, s.capacity}, at::kFloat);
     kvfold_torch::column_scores(kv, reference.view(), window_of(window), static_cast<float>(decay),
                                 combine_of(combine), out.mutable_data_ptr<float>(),
@@ -138,7 +157,7 @@ plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& q
     const auto& p = policy_of(policy, span_of(rope));
     const tensor_cache kv = cache_of(cache, {group, scale});
     const auto& s = kv.tensors().shape;
-    const query_tensors reference(kv, s.heads, queries, positions, 0);
+    const float_queries reference(kv, s.heads, queries, positions, 0);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), {});
     const std::int64_t n = s.heads, slots = s.capacity;
     plan_list out = {at::zeros({n, 2}, at::kInt),       at::zeros({n, slots + 1}, at::kInt),
@@ -193,7 +212,7 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
   return guarded([&] {
     tensor_cache kv = cache_of(cache, {group, 0});
     const auto& s = kv.tensors().shape;
-    const query_tensors own(kv, s.heads, queries, {}, 0);
+    const float_queries own(kv, s.heads, queries, {}, 0);
     auto made = kvfold::foresight(kv, own.view(), rope_of(span_of(rope)),
                                   {.count = positive("count", count)});
     const std::int64_t n = made.count();

@@ -89,7 +89,7 @@ struct device_types {
     return x;
   }
 
-  static gpu::query_rows<scalar> queries(const device_queries& q) {
+  static gpu::query_rows<scalar> queries(const query_layout& q) {
     return {
         static_cast<const scalar*>(q.data), q.count, q.head, q.group, q.row, q.position, q.before};
   }
@@ -134,7 +134,7 @@ std::size_t device_calls<Type>::column_scores_bytes(const device_call& call, ind
 
 template <kvfold::scalar_type Type>
 void device_calls<Type>::observe(const kvfold::any_policy& any, const device_call& call,
-                                 const device_queries& queries) {
+                                 const query_layout& queries) {
   using types = device_types<Type>;
   types::visit(any, [&](const auto& policy) {
     gpu::observe(policy, types::view(call), types::state(policy, call), types::queries(queries),
@@ -144,7 +144,7 @@ void device_calls<Type>::observe(const kvfold::any_policy& any, const device_cal
 
 template <kvfold::scalar_type Type>
 void device_calls<Type>::compress(const kvfold::any_policy& any, const device_call& call,
-                                  const device_queries& queries, const device_budgets& budgets) {
+                                  const query_layout& queries, const device_budgets& budgets) {
   using types = device_types<Type>;
   types::visit(any, [&](const auto& policy) {
     gpu::compress(policy, types::view(call), types::state(policy, call), types::queries(queries),
@@ -181,7 +181,7 @@ void device_calls<Type>::attend(const kvfold::any_policy& any, const device_call
 }
 
 template <kvfold::scalar_type Type>
-void device_calls<Type>::column_scores(const device_call& call, const device_queries& queries,
+void device_calls<Type>::column_scores(const device_call& call, const query_layout& queries,
                                        index_t window, float decay, kvfold::group_combine combine,
                                        float* out) {
   using types = device_types<Type>;
@@ -194,7 +194,7 @@ void device_calls<Type>::column_scores(const device_call& call, const device_que
 }
 
 template <kvfold::scalar_type Type>
-void device_calls<Type>::foresight(const device_call& call, const device_queries& queries,
+void device_calls<Type>::foresight(const device_call& call, const query_layout& queries,
                                    const kvfold::rope& rope, index_t count, void* out,
                                    index_t* position) {
   using types = device_types<Type>;

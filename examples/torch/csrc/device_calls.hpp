@@ -22,16 +22,6 @@ struct device_call {
   void* stream = nullptr;  ///< a cudaStream_t
 };
 
-/// Queries `[heads, group, count, dim]` of the cache's scalar, strides in elements, rows
-/// contiguous.
-struct device_queries {
-  const void* data = nullptr;
-  index_t count = 0;
-  std::ptrdiff_t head = 0, group = 0, row = 0;
-  const index_t* position = nullptr;
-  index_t before = 0;
-};
-
 /// A budget for each head, here and on the device; `device` null: all the same.
 struct device_budgets {
   std::span<const kvfold::budget> host;
@@ -49,19 +39,19 @@ struct device_calls {
 
   /// Memory: as for `compress` to a target of 1.
   static void observe(const kvfold::any_policy& policy, const device_call& call,
-                      const device_queries& queries);
+                      const query_layout& queries);
   static void compress(const kvfold::any_policy& policy, const device_call& call,
-                       const device_queries& queries, const device_budgets& budgets);
+                       const query_layout& queries, const device_budgets& budgets);
   /// `q`, `out` `[heads, group, dim]`, `k`, `v` `[heads, dim]`, of the cache's scalar.
   static void step(const kvfold::any_policy& policy, const device_call& call, const void* q,
                    const void* k, const void* v, const device_budgets& budgets, void* out);
   static void attend(const kvfold::any_policy& policy, const device_call& call, const void* q,
                      void* out, float* log_sum_exp);
   /// `out [3, heads, capacity]`: total, window, decayed.
-  static void column_scores(const device_call& call, const device_queries& queries, index_t window,
+  static void column_scores(const device_call& call, const query_layout& queries, index_t window,
                             float decay, kvfold::group_combine combine, float* out);
   /// `out [heads, group, n, dim]`, `position [n]`.
-  static void foresight(const device_call& call, const device_queries& queries,
+  static void foresight(const device_call& call, const query_layout& queries,
                         const kvfold::rope& rope, index_t count, void* out, index_t* position);
 };
 /// How many queries `foresight` makes of so many.

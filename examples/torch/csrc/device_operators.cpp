@@ -98,6 +98,10 @@ class device_work {
     expect_rows(what, x, sizes, device_);
     return x.to(dtype());
   }
+  query_tensors queries(const maybe_tensor& x, const maybe_tensor& positions,
+                        std::int64_t before) const {
+    return {shape(), count_, x, positions, before, dtype(), device_};
+  }
   void allocate(std::size_t bytes) {
     memory_ = at::empty({static_cast<std::int64_t>(bytes)}, of(at::kByte));
     call_.memory = {memory_.mutable_data_ptr(), bytes};
@@ -124,46 +128,12 @@ class device_work {
   Tensor memory_;
 };
 
-/// Reference queries in the cache's dtype, which live as long as this.
-class device_query_tensors {
- public:
-  device_query_tensors(const device_work& work, const maybe_tensor& queries,
-                       const maybe_tensor& positions, std::int64_t before) {
-    if (!queries || !queries->defined() || queries->numel() == 0) {
-      return;
-    }
-    const std::int64_t all =
-        expect_queries(work.shape(), work.count(), *queries, before, work.device());
-    data_ = queries->to(work.dtype());
-    if (data_.stride(3) != 1) {
-      data_ = data_.contiguous();
-    }
-    const auto* first = static_cast<const char*>(data_.const_data_ptr());
-    rows_ = {.data = first + before * data_.stride(2) * data_.element_size(),
-             .count = static_cast<index_t>(all - before),
-             .head = data_.stride(0),
-             .group = data_.stride(1),
-             .row = data_.stride(2),
-             .position = nullptr,
-             .before = static_cast<index_t>(before)};
-    if (positions && positions->defined()) {
-      positions_ = *positions;
-      rows_.position = expect_positions(positions_, all, before, work.device());
-    }
-  }
-  const device_queries& rows() const { return rows_; }
-
- private:
-  Tensor data_, positions_;
-  device_queries rows_;
-};
-
 void compress(const text& policy, TensorList cache, const maybe_tensor& queries, ints budget,
               ints trigger, const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
               std::int64_t group, double scale, numbers rope) {
   guarded([&] {
     device_work work(cache, {group, scale}, heads);
-    const device_query_tensors reference(work, queries, positions, before);
+    const query_tensors reference = work.queries(queries, positions, before);
     const auto& p = policy_of(policy, span_of(rope));
     const auto budgets = budgets_of(work.shape().heads, span_of(budget), span_of(trigger));
     index_t most = 0;
@@ -182,7 +152,7 @@ void observe(const text& policy, TensorList cache, const Tensor& queries,
              std::int64_t group, double scale, numbers rope) {
   guarded([&] {
     device_work work(cache, {group, scale}, heads);
-    const device_query_tensors reference(work, queries, positions, before);
+    const query_tensors reference = work.queries(queries, positions, before);
     const auto& p = policy_of(policy, span_of(rope));
     with_calls(work.type(), [&](auto calls) {
       work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, 1));
@@ -250,7 +220,7 @@ Tensor column_scores(TensorList cache, const Tensor& queries, const maybe_tensor
                      double scale) {
   return guarded([&] {
     device_work work(cache, {group, scale}, {});
-    const device_query_tensors reference(work, queries, positions, 0);
+    const query_tensors reference = work.queries(queries, positions, 0);
     Tensor out = at::zeros({3, work.shape().heads, work.shape().capacity}, work.of(at::kFloat));
     with_calls(work.type(), [&](auto calls) {
       work.allocate(calls.column_scores_bytes(work.call(), reference.rows().count));
@@ -266,7 +236,7 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
                                      std::int64_t group, numbers rope) {
   return guarded([&] {
     device_work work(cache, {group, 0}, {});
-    const device_query_tensors own(work, queries, {}, 0);
+    const query_tensors own = work.queries(queries, {}, 0);
     const auto& s = work.shape();
     const index_t wanted = positive("count", count),
                   n = device_foresight_count(own.rows().count, wanted);

@@ -148,48 +148,38 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
   return tensor_cache(tensors_of(cache, model, at::kCPU));
 }
 
-std::int64_t expect_queries(const kvfold::cache_shape& shape, index_t heads,
-                            const at::Tensor& queries, std::int64_t before, at::Device device) {
-  expect_on(device, "queries", queries);
-  scalar_of("queries", queries);
-  if (queries.dim() != 4) {
-    refuse("queries: [heads, group, count, dim] expected, ", text_of(queries.sizes()), " came");
-  }
-  const std::int64_t all = queries.size(2);
-  expect_sizes("queries", queries, {heads, shape.group, all, shape.dim});
-  expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
-          " came");
-  index_of("queries", all - before, 0);
-  return all;
-}
-
-const index_t* expect_positions(const at::Tensor& positions, std::int64_t all, std::int64_t before,
-                                at::Device device) {
-  expects(before == 0, "queries: positions, or queries before, but not both expected");
-  return data_of<index_t>(device, "positions", positions, at::kInt, {all});
-}
-
-query_tensors::query_tensors(const tensor_cache& cache, index_t heads,
+query_tensors::query_tensors(const kvfold::cache_shape& shape, index_t heads,
                              const std::optional<at::Tensor>& queries,
-                             const std::optional<at::Tensor>& positions, std::int64_t before) {
+                             const std::optional<at::Tensor>& positions, std::int64_t before,
+                             at::ScalarType dtype, at::Device device) {
   if (!queries || !queries->defined() || queries->numel() == 0) {
     return;
   }
-  const std::int64_t all = expect_queries(cache.tensors().shape, heads, *queries, before, at::kCPU);
-  data_ = queries->to(at::kFloat);
+  expect_on(device, "queries", *queries);
+  scalar_of("queries", *queries);
+  if (queries->dim() != 4) {
+    refuse("queries: [heads, group, count, dim] expected, ", text_of(queries->sizes()), " came");
+  }
+  const std::int64_t all = queries->size(2);
+  expect_sizes("queries", *queries, {heads, shape.group, all, shape.dim});
+  expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
+          " came");
+  data_ = queries->to(dtype);
   if (data_.stride(3) != 1) {
     data_ = data_.contiguous();
   }
-  view_ = {.data = data_.const_data_ptr<float>() + before * data_.stride(2),
-           .count = static_cast<index_t>(all - before),
+  const auto* const first = static_cast<const char*>(data_.const_data_ptr());
+  rows_ = {.data = first + before * data_.stride(2) * data_.element_size(),
+           .count = index_of("queries", all - before, 0),
            .head = data_.stride(0),
            .group = data_.stride(1),
            .row = data_.stride(2),
            .position = nullptr,
            .before = static_cast<index_t>(before)};
   if (positions && positions->defined()) {
+    expects(before == 0, "queries: positions, or queries before, but not both expected");
     positions_ = *positions;
-    view_.position = expect_positions(positions_, all, before, at::kCPU);
+    rows_.position = data_of<index_t>(device, "positions", positions_, at::kInt, {all});
   }
 }
 

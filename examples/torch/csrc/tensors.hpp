@@ -25,25 +25,19 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
 /// ... on the CPU, with lengths that can be.
 tensor_cache cache_of(at::TensorList cache, const model_shape& model);
 
-/// How many queries a query head has in `queries [heads, group, count, dim]`, those `before` among
-/// them; refused where it is anything else.
-std::int64_t expect_queries(const kvfold::cache_shape& shape, index_t heads,
-                            const at::Tensor& queries, std::int64_t before, at::Device device);
-/// Of `positions [all]`.
-const index_t* expect_positions(const at::Tensor& positions, std::int64_t all, std::int64_t before,
-                                at::Device device);
-
-/// Reference queries, which live as long as this: `[heads, group, count, dim]` of `dim` in a row,
-/// or none. 16-bit ones become floats here, for policies measure in float.
+/// Reference queries of a cache of that shape in `dtype`, which live as long as this: `[heads,
+/// group, count, dim]` of `dim` in a row, the first `before` of them not counted, or none.
 class query_tensors {
  public:
-  query_tensors(const tensor_cache& cache, index_t heads, const std::optional<at::Tensor>& queries,
-                const std::optional<at::Tensor>& positions, std::int64_t before);
-  const query_rows& view() const { return view_; }
+  query_tensors(const kvfold::cache_shape& shape, index_t heads,
+                const std::optional<at::Tensor>& queries,
+                const std::optional<at::Tensor>& positions, std::int64_t before,
+                at::ScalarType dtype, at::Device device);
+  const query_layout& rows() const { return rows_; }
 
  private:
   at::Tensor data_, positions_;
-  query_rows view_;
+  query_layout rows_;
 };
 
 /// What kvfold refuses becomes a RuntimeError with its message.

@@ -11,6 +11,9 @@ namespace kvfold {
 inline namespace v0 {
 namespace score {
 
+/// Queries at the beginning of a prompt see next to nothing: a spread leaves them out.
+inline constexpr index_t blind_queries = 4;
+
 /// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first`
 /// on.
 KVFOLD_HD inline index_t spread_query(index_t i, index_t n, index_t queries, index_t first) {

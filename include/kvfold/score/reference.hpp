@@ -40,11 +40,11 @@ class reference_queries {
   std::vector<index_t> position_;
 };
 
-/// `count` of the prompt's own queries, evenly spread from query `first` on (the first few see next
-/// to nothing), at their own positions. Fewer where the prompt has fewer.
+/// `count` of the prompt's own queries, evenly spread from query `first` on, at their own
+/// positions. Fewer where the prompt has fewer.
 template <class T>
 reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_t count = 256,
-                         index_t first = 4) {
+                         index_t first = score::blind_queries) {
   const auto head = kv.head(0);
   expects(queries.data != nullptr && queries.count > 0, "spread: queries expected, none came");
   expects(count > 0, "spread: at least 1 query expected, ", count, " came");

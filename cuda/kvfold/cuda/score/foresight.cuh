@@ -9,8 +9,10 @@ namespace kvfold::cuda {
 
 namespace detail {
 
-/// The first few queries of a prompt see next to nothing.
-inline constexpr index_t blind_queries = 4;
+/// Where a spread over so many queries begins.
+inline index_t first_spread(index_t queries) {
+  return queries > score::blind_queries ? score::blind_queries : queries - 1;
+}
 
 template <class Scalar>
 struct move_ahead {
@@ -53,8 +55,7 @@ struct move_ahead {
 inline index_t foresight_count(index_t queries, const foresight_options& options = {}) {
   expects(queries > 0, "cuda foresight: queries expected, none came");
   expects(options.count > 0, "cuda foresight: at least 1 query expected, ", options.count, " came");
-  const index_t rest =
-      queries > detail::blind_queries ? queries - detail::blind_queries : index_t{1};
+  const index_t rest = queries - detail::first_spread(queries);
   return options.count < rest ? options.count : rest;
 }
 
@@ -70,11 +71,9 @@ void foresight(const cache_view<Scalar>& cache, const query_rows<Scalar>& querie
   const index_t count = foresight_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,
           "cuda foresight: queries, rows for them and positions expected, null came");
-  const index_t first =
-      queries.count > detail::blind_queries ? detail::blind_queries : queries.count - 1;
-  launch(
-      detail::move_ahead<Scalar>{cache, queries, rope, options.ahead, first, count, out, position},
-      {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);
+  launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead,
+                                    detail::first_spread(queries.count), count, out, position},
+         {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);
 }
 
 }  // namespace kvfold::cuda
