@@ -106,7 +106,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
                                   ? "refused: --tasks needle finds its heads"
                                   : detail::refusal_of(chosen.policy, slots);
         if (chosen.budgets == budget_allocation::global && refusal.empty() && slots < o.prompt) {
-          set_sharing(chosen.policy, slots);
+          set_sharing(chosen.policy, slots, o.room);
         }
         const index_t stream_tokens =
             o.tasks.stream && chosen.streams() ? stream_budgets * slots : 0;

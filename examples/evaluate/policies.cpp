@@ -46,10 +46,10 @@ void set_table(any_policy& policy, index_t slots) {
   });
 }
 
-void set_sharing(any_policy& policy, index_t slots) {
+void set_sharing(any_policy& policy, index_t slots, index_t room) {
   policy.visit([&](auto& p) {
-    if constexpr (requires { p.sharing(slots); }) {
-      p = p.sharing(slots);
+    if constexpr (requires { p.sharing(slots, room); }) {
+      p = p.sharing(slots, room);
     }
   });
 }

@@ -66,8 +66,9 @@ void set_rope(any_policy& policy, const kvfold::rope& rope);
 /// No more memory for tokens that share entries than a budget of `slots` can use.
 void set_table(any_policy& policy, index_t slots);
 
-/// Pins by scores where heads share `slots` each on average, for policies that have them.
-void set_sharing(any_policy& policy, index_t slots);
+/// Pins by scores where heads share `slots` each on average and have `room` beside them, for
+/// policies that have such pins.
+void set_sharing(any_policy& policy, index_t slots, index_t room);
 
 /// The column of a policy's state by which slots are ranked after a prompt.
 index_t score_column(const any_policy& policy);

@@ -35,7 +35,7 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
                           evaluate::replay_for(policies, model, r, tokens));
     evaluate::contender by_threshold{
         .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
-    evaluate::set_sharing(by_threshold.policy, 40);
+    evaluate::set_sharing(by_threshold.policy, 40, 0);
     const auto shares = evaluate::threshold_budgets(by_threshold, 96, prompt.measured[0]);
     uneven += shares[0] != shares[1] ? 1 : 0;
     const auto profile = std::make_shared<kvfold::budget_profile>(2);

@@ -171,7 +171,7 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
                                .policy = policies[i].policy,
                                .limit = {30},
                                .budgets = evaluate::budget_allocation::global};
-    evaluate::set_sharing(chosen.policy, 30);
+    evaluate::set_sharing(chosen.policy, 30, 0);
     kvfold::index_t all = 0, heads = 0;
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
       evaluate::compressed_layer layer(chosen, prompt, l);

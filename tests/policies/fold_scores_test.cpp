@@ -102,8 +102,8 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
 
 TEST_CASE("pins by one threshold: budgets sum exactly, and the best keep their bytes", "[fold]") {
   model m;
-  const index_t slots = GENERATE(24, 40, 75);
-  const fold policy = fold{}.sharing(slots);
+  const index_t slots = GENERATE(24, 40, 75), room = GENERATE(0, 100);
+  const fold policy = fold{}.sharing(slots, room);
   const any_policy any = policy;
   auto state = kvfold::make_state(any, m.kv);
   kvfold::observe(any, m.kv, state, m.queries());
@@ -261,4 +261,18 @@ TEST_CASE("fold by scores refuses what cannot be", "[errors][fold]") {
   CHECK((shared.prompt_recent == 8 && shared.recent == 22));
   CHECK(shared.clusters == 23);  // 0.3 of 76
   CHECK(shared.min_budget() == shared.slots_beside_pins());
+}
+
+TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", "[fold]") {
+  using Catch::Contains;
+  const fold alone = fold{}.sharing(88), narrow = fold{}.sharing(88, 23),
+             roomy = fold{}.sharing(88, 24);
+  CHECK((narrow.prompt_recent == alone.prompt_recent && narrow.clusters == alone.clusters));
+  CHECK((roomy.prompt_recent == 2 && roomy.recent == 22));
+  CHECK(roomy.clusters == 12);  // 0.15 of 82
+  CHECK((fold{.recent = 0}.sharing(88).prompt_recent == 0));
+  CHECK_THROWS_WITH(fold{}.sharing(88, -1), Contains("slots of room expected, -1 came"));
+  CHECK_THROWS_WITH((fold{.room_recent = -1}.validate()), Contains("room expected, -1 came"));
+  CHECK_THROWS_WITH((fold{.room_share = 1}.validate()),
+                    Contains("a room share in [0, 1) expected, 1 came"));
 }

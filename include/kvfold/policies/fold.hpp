@@ -52,10 +52,11 @@ struct fold {
   pin_rule pins = pin_rule::leverage;
   index_t clusters = 0;       ///< by scores: slots of a head for all that is merged; 0: by share
   index_t prompt_recent = 8;  ///< by scores: latest tokens of a prompt that stay unmerged
-  /// By scores: of the slots beside sinks and the latest, for pins. Latest tokens and clusters of
-  /// the prompt make way for what comes behind it; where that has slots of its own, 2 latest tokens
-  /// are enough, and at 5 % of the prompt a share of 0.85 finds more.
-  float score_share = 0.7F;
+  float score_share = 0.7F;   ///< by scores: of the slots beside sinks and these, for pins
+  /// The same two where what comes behind a prompt has slots of its own (`sharing` with room):
+  /// latest tokens and clusters need not make way for it.
+  index_t room_recent = 2;
+  float room_share = 0.85F;
 
   static constexpr std::string_view name() { return "fold"; }
   static void parameters(auto& p, auto f) {
@@ -66,7 +67,8 @@ struct fold {
         f("polish", p.prompt.polish), f("rate", p.prompt.rate), f("queries", p.decode.queries),
         f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
         f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
-        f("score_share", p.score_share);
+        f("score_share", p.score_share), f("room_recent", p.room_recent),
+        f("room_share", p.room_share);
   }
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
   enum column_name : index_t { tokens, prompt_score };
@@ -89,13 +91,20 @@ struct fold {
   }
   /// This policy for a model whose heads share `slots` each on average, with pins by scores: every
   /// head has the sinks, the latest and as many clusters as the others, and `global_budgets` (or a
-  /// `budget_profile`) says how many pins beside these `slots_beside_pins`. Refused: fewer slots
-  /// than the protected tokens and two more.
-  fold sharing(index_t slots) const {
+  /// `budget_profile`) says how many pins beside these `slots_beside_pins`. `room`: slots that a
+  /// head has beside those for what comes behind the prompt; from `recent` on the prompt is
+  /// compressed with `room_recent` and `room_share`. Refused: fewer slots than the protected tokens
+  /// and two more, a room below 0.
+  fold sharing(index_t slots, index_t room = 0) const {
+    search::expect_count(name(), "slots of room", room, 0);
     fold shared = *this;
     shared.pins = pin_rule::scores;
     shared.recent = recent_of(slots);
-    shared.prompt_recent = std::min(prompt_recent, shared.recent);
+    if (room > 0 && room >= recent) {
+      shared.prompt_recent = room_recent;
+      shared.score_share = room_share;
+    }
+    shared.prompt_recent = std::min(shared.prompt_recent, shared.recent);
     shared.clusters = 0;
     expects(slots >= shared.min_budget(), "fold: at least ", shared.min_budget(),
             " slots to share expected, ", slots, " came");
@@ -117,6 +126,9 @@ struct fold {
     search::expect_count(name(), "recent tokens of a prompt", prompt_recent, 0);
     expects(score_share >= 0 && score_share < 1, "fold: a score share in [0, 1) expected, ",
             score_share, " came");
+    search::expect_count(name(), "recent tokens of a prompt with room", room_recent, 0);
+    expects(room_share >= 0 && room_share < 1, "fold: a room share in [0, 1) expected, ",
+            room_share, " came");
     prompt.validate();
     decode.validate();
   }
