@@ -42,6 +42,7 @@ class decoder {
   static decoder load(const std::filesystem::path& folder);
 
   const config& shape() const { return shape_; }
+  const weights& parameters() const { return weights_; }
 
   /// One block of tokens at positions `first` and on. `logits [tokens, vocab]`, or `[1, vocab]` of
   /// the last token alone.

@@ -1,4 +1,5 @@
-/// Task `error`: how far attention over the compressed cache is from attention over the full one.
+/// Task `error`: how far attention over the compressed cache is from attention over the full one,
+/// head by head, and in what it adds to the residual stream.
 #pragma once
 
 #include <cmath>  // std::sqrt
@@ -25,26 +26,48 @@ inline double relative_errors(std::span<const float> compressed, std::span<const
   return sum;
 }
 
-/// Mean over layers, query heads, prompts and the true future queries.
-inline estimate attention_error(const contender& c, const engine::config& shape,
-                                const std::vector<text_prompt>& prompts, const workers& on) {
+/// What task `error` gives of a policy.
+struct errors {
+  estimate attention;  ///< mean over layers, query heads, prompts and the true future queries
+  estimate output;     ///< of what all heads together add to the residual stream, over prompts
+};
+
+/// The output is that of the future tokens, which see one another too: the root mean square over
+/// layers and tokens of ‖W_o (o' − o)‖ / ‖x + W_o o‖, `x` the residual stream before the block. A
+/// square, as the divergence of what is predicted is of small errors.
+inline errors errors_of(const contender& c, const engine::decoder& model,
+                        const std::vector<text_prompt>& prompts, const workers& on) {
+  struct means {
+    double attention = 0, output_squared = 0;
+  };
+  const engine::config& shape = model.shape();
   const auto n = static_cast<index_t>(prompts.size());
   const auto of_layers = on.map(n * shape.layers, [&](index_t i) {
     const text_prompt& p = prompts[static_cast<std::size_t>(i / shape.layers)];
     const auto layer = static_cast<std::size_t>(i % shape.layers);
+    const future_attention& full = p.future[layer];
     compressed_layer l(c, p.read, layer);
     row_major_matrix attended;
-    attend_all(l.kv, p.queries[layer], attended);
-    const row_major_matrix& full = p.attended[layer];
-    const auto count = static_cast<std::size_t>(full.size());
-    return relative_errors({attended.data(), count}, {full.data(), count}, shape.dim) /
-           static_cast<double>(full.rows() * shape.heads);
+    attend_all(l.kv, full.tokens.q, attended);
+    const auto count = static_cast<std::size_t>(attended.size());
+    const double attention =
+        relative_errors({attended.data(), count}, {full.of_prompt.data(), count}, shape.dim) /
+        static_cast<double>(attended.rows() * shape.heads);
+    attend_behind(l.kv, full.tokens, attended);
+    const auto& projection = model.parameters().layers[layer].o.weight;
+    const row_major_matrix off = (attended - full.of_all) * projection.transpose();
+    const Eigen::ArrayXf relative = off.rowwise().norm().array() / full.stream.array();
+    return means{attention, relative.cast<double>().square().mean()};
   });
-  std::vector<double> of_prompts(prompts.size());
-  for (std::size_t i = 0; i < of_layers.size(); ++i) {
-    of_prompts[i / static_cast<std::size_t>(shape.layers)] += of_layers[i] / shape.layers;
+  std::vector<double> attention(prompts.size()), output(prompts.size());
+  for (std::size_t i = 0, p = 0; p < prompts.size(); ++p) {
+    for (index_t l = 0; l < shape.layers; ++l, ++i) {
+      attention[p] += of_layers[i].attention / shape.layers;
+      output[p] += of_layers[i].output_squared / shape.layers;
+    }
+    output[p] = std::sqrt(output[p]);
   }
-  return estimate_of(of_prompts);
+  return {estimate_of(attention), estimate_of(output)};
 }
 
 }  // namespace evaluate

@@ -8,15 +8,34 @@
 
 namespace evaluate {
 
-void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out) {
+namespace {
+
+/// Attention of the rows of `q`; `before(head, i)` is called before that of row `i`.
+template <class F>
+void attend_rows(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out,
+                 F before) {
   out.resize(q.rows(), q.cols());
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto head = kv.head(h);
+    const Eigen::Index at = Eigen::Index{h} * head.group() * head.dim();
     for (Eigen::Index i = 0; i < q.rows(); ++i) {
-      const Eigen::Index at = Eigen::Index{h} * head.group() * head.dim();
+      before(head, Eigen::Index{h} * head.dim(), i);
       kvfold::attend(head, &q(i, at), &out(i, at));
     }
   }
+}
+
+}  // namespace
+
+void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out) {
+  attend_rows(kv, q, out, [](const auto&, Eigen::Index, Eigen::Index) {});
+}
+
+void attend_behind(kvfold::cache<float>& kv, const engine::layer_record& tokens,
+                   row_major_matrix& out) {
+  attend_rows(kv, tokens.q, out, [&](const auto& head, Eigen::Index at, Eigen::Index i) {
+    head.push(&tokens.k(i, at), &tokens.v(i, at));
+  });
 }
 
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
@@ -32,19 +51,29 @@ text_prompt read_prompt(const engine::decoder& model, std::span<const named_poli
   text_prompt p{
       .read = measure(model.shape(), r, policies, body, replay_for(policies, model, r, read)),
       .next = {rest.begin(), rest.begin() + decoded_tokens},
-      .queries = {},
-      .attended = {},
+      .future = {},
       .predicted = {}};
   const index_t behind = std::max(future, predicts ? decoded_tokens - 1 : 0);
+  if (behind == 0) {
+    return p;
+  }
+  std::vector<row_major_matrix> streams;
   extend(model, r, rest.first(static_cast<std::size_t>(behind)),
-         predicts ? engine::logits_of::all : engine::logits_of::last);
+         predicts ? engine::logits_of::all : engine::logits_of::last, &streams);
   if (predicts) {
     p.predicted = r.logits.topRows(decoded_tokens - 1);
   }
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
-    p.queries.push_back(r.layers[l].q.middleRows(length, future));
+    const engine::layer_record& all = r.layers[l];
+    future_attention& f = p.future.emplace_back();
+    f.tokens = {.q = all.q.middleRows(length, future),
+                .k = all.k.middleRows(length, future),
+                .v = all.v.middleRows(length, future)};
     auto kv = p.read.layer(l);
-    attend_all(kv, p.queries.back(), p.attended.emplace_back());
+    attend_all(kv, f.tokens.q, f.of_prompt);
+    attend_behind(kv, f.tokens, f.of_all);
+    const auto& projection = model.parameters().layers[l].o.weight;
+    f.stream = (streams[l].topRows(future) + f.of_all * projection.transpose()).rowwise().norm();
   }
   return p;
 }

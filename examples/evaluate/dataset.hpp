@@ -15,12 +15,19 @@
 
 namespace evaluate {
 
+/// The attention of the first tokens behind a prompt, in one layer of the full model.
+struct future_attention {
+  engine::layer_record tokens;  ///< their queries, keys and values
+  row_major_matrix of_prompt;   ///< [future, heads · dim] attention over the prompt alone
+  row_major_matrix of_all;      ///< ... over the prompt and the tokens behind it, up to each
+  Eigen::VectorXf stream;       ///< [future] norm of the residual stream that comes out
+};
+
 /// A prompt of plain text and what comes after it.
 struct text_prompt {
   prompt read;
-  std::vector<int> next;                   ///< [decoded_tokens]
-  std::vector<row_major_matrix> queries;   ///< [layers] of the first future tokens
-  std::vector<row_major_matrix> attended;  ///< [layers] their attention over the whole prompt
+  std::vector<int> next;                 ///< [decoded_tokens]
+  std::vector<future_attention> future;  ///< [layers]
   /// [decoded_tokens − 1, vocab] the full cache's logits behind each token of `next` but the last;
   /// empty: not asked for
   row_major_matrix predicted;
@@ -61,6 +68,10 @@ inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t s
 
 /// Attention of queries `[count, heads · dim]` over a layer's cache.
 void attend_all(kvfold::cache<float>& kv, const row_major_matrix& q, row_major_matrix& out);
+
+/// The same of tokens behind the cache, which are appended one by one: each sees those before it.
+void attend_behind(kvfold::cache<float>& kv, const engine::layer_record& tokens,
+                   row_major_matrix& out);
 
 /// A prompt of `length` tokens, and the next `future` ones' queries; `predicts`: and logits.
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,

@@ -46,7 +46,9 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
   r.bytes = bytes_held(c, m.prompts.front().read);
   if (o.tasks.error) {
     stage("error", weight::error * todo.prompts);
-    give(attention_error(c, model.shape(), m.prompts, on), r.attention_error, r.attention_error_se);
+    const errors found = errors_of(c, model, m.prompts, on);
+    give(found.attention, r.attention_error, r.attention_error_se);
+    give(found.output, r.output_error, r.output_error_se);
   }
   if (o.tasks.nll) {
     stage("nll", weight::nll * todo.prompts);

@@ -168,8 +168,9 @@ prompt measure(const engine::config& shape, const engine::record& r,
 }
 
 void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
-            engine::logits_of kept) {
+            engine::logits_of kept, std::vector<row_major_matrix>* streams) {
   const engine::config& c = model.shape();
+  engine::decoder::scratch work;
   const Eigen::Index before = r.layers.front().q.rows();
   const Eigen::Index after = before + static_cast<Eigen::Index>(tokens.size());
   const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
@@ -180,8 +181,11 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
     }
     engine::causal_attention(q, l.k, l.v, c.heads, c.kv_heads, c.dim, static_cast<index_t>(before),
                              out);
+    if (streams != nullptr) {
+      streams->push_back(work.stream);
+    }
   };
-  model.forward(tokens, static_cast<index_t>(before), attend, r.logits,
+  model.forward(work, tokens, static_cast<index_t>(before), attend, r.logits,
                 kept == engine::logits_of::last);
 }
 

@@ -91,9 +91,10 @@ prompt measure(const engine::config& shape, const engine::record& r,
                const second_readings& again = {});
 
 /// Goes on where `r` ends, through the full cache; `r.logits` are the last token's, or those of
-/// all `tokens`.
+/// all `tokens`. `streams`: takes what each layer's attention is added to, `[tokens, hidden]`.
 void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
-            engine::logits_of kept = engine::logits_of::last);
+            engine::logits_of kept = engine::logits_of::last,
+            std::vector<row_major_matrix>* streams = nullptr);
 
 /// One layer's cache, compressed, and how it goes on.
 struct compressed_layer {

@@ -22,10 +22,10 @@ struct row {
   index_t slots = 0;
   std::optional<double> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
                         stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},
-                        decode_vs_full = {}, kl = {};
+                        decode_vs_full = {}, kl = {}, output_error = {};
   /// Standard errors over prompts or cases.
   std::optional<double> attention_error_se = {}, nll_se = {}, needle_after_se = {},
-                        needle_inside_se = {}, kl_se = {};
+                        needle_inside_se = {}, kl_se = {}, output_error_se = {};
 };
 
 enum class best { none, lowest, highest };
@@ -37,6 +37,7 @@ struct column {
   evaluate::best best;
   int digits;                                            ///< behind the point, in the table
   std::optional<double> row::*standard_error = nullptr;  ///< `name`_se in the file; null: none
+  bool later = false;  ///< last in the file, whose order does not change; not in the table
 };
 
 inline constexpr std::array columns = {
@@ -66,24 +67,33 @@ inline constexpr std::array columns = {
         "decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},
     column{"decode_vs_full", &row::decode_vs_full, {"decode", "vs full"}, best::highest, 2},
     column{"kl", &row::kl, {"kl to full", "nats/token"}, best::lowest, 4, &row::kl_se},
+    column{"output_error",
+           &row::output_error,
+           {"output", "error"},
+           best::lowest,
+           4,
+           &row::output_error_se,
+           true},
 };
 
-/// `f(column)` for those that have a standard error, which come behind all others in the file.
+/// `f(column, standard error or not)` in the order of the file.
 template <class F>
-void for_each_standard_error(F f) {
-  for (const column& c : columns) {
-    if (c.standard_error != nullptr) {
-      f(c);
+void for_each_field(F f) {
+  for (const bool later : {false, true}) {
+    for (const bool error : {false, true}) {
+      for (const column& c : columns) {
+        if (c.later == later && (!error || c.standard_error != nullptr)) {
+          f(c, error);
+        }
+      }
     }
   }
 }
 
 inline void write_csv_header(std::ostream& out) {
   out << "policy,budget,slots";
-  for (const column& c : columns) {
-    out << ',' << c.name;
-  }
-  for_each_standard_error([&](const column& c) { out << ',' << c.name << "_se"; });
+  for_each_field(
+      [&](const column& c, bool error) { out << ',' << c.name << (error ? "_se" : ""); });
   out << std::endl;
 }
 
@@ -102,13 +112,10 @@ inline std::string csv_field(std::string text) {
 /// Flushed, so that whatever happens next, the rows done are there.
 inline void write_csv(std::ostream& out, const row& r) {
   out << fmt::format("{},{},{}", csv_field(r.policy), r.budget, r.slots);
-  const auto write = [&](const std::optional<double>& x) {
+  for_each_field([&](const column& c, bool error) {
+    const auto& x = r.*(error ? c.standard_error : c.value);
     out << ',' << (x ? fmt::format("{:.{}g}", *x, *x >= 1e6 ? 12 : 6) : "");
-  };
-  for (const column& c : columns) {
-    write(r.*c.value);
-  }
-  for_each_standard_error([&](const column& c) { write(r.*c.standard_error); });
+  });
   out << std::endl;
 }
 

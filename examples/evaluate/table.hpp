@@ -74,7 +74,7 @@ inline std::vector<column> columns_of(const task_set& tasks) {
                         : c.value == &row::stream_error ? tasks.stream
                         : c.value == &row::bytes        ? true
                                                         : tasks.speed;
-    if (wanted) {
+    if (wanted && !c.later) {
       shown.push_back(c);
     }
   }

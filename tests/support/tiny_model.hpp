@@ -17,7 +17,7 @@ namespace test {
 inline constexpr const char* header =
     "policy,budget,slots,attention_error,nll,needle_after,needle_inside,stream_error,bytes,"
     "prefill_ms,decode_tokens_per_s,decode_vs_full,kl,attention_error_se,nll_se,needle_after_se,"
-    "needle_inside_se,kl_se";
+    "needle_inside_se,kl_se,output_error,output_error_se";
 
 /// A model's folder and a text, gone at the end of the test.
 class tiny_model {
