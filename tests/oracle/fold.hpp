@@ -18,6 +18,8 @@
 //  and
 //    `clusters` of them (0: round((1 - score_share) free), at least 1) go to the best that hold one
 //    token; where none has a score, pins are the outliers.
+//  - `evicted`, by scores: floor(evicted * slots beside the pins) of these, the best by score that
+//    hold one token, are in no row; for seeds they count as pinned. A cluster each stays possible.
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
 #pragma once
@@ -46,6 +48,7 @@ struct fold {
   bool by_scores = false;  // pins
   int clusters = 0;
   double score_share = 0.7;
+  double evicted = 0;
   // decode
   int period = 8;   // slots folded away at a time
   int window = 16;  // queries kept ...
@@ -199,7 +202,7 @@ struct fold {
           std::accumulate(leverages.begin(), leverages.end(), 0.0) / static_cast<double>(n);
       standing_out += !always[j] && h.slots[j].single && leverages[j] > outlying * mean;
     }
-    std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out));
+    std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out)), gone(n);
     if (by_scores) {
       const int free = target - sinks - recent;
       const int merged =
@@ -215,13 +218,25 @@ struct fold {
       if (!scored.empty()) {
         pin = always;
         for (const std::size_t j : top(score, scored, count)) pin[j] = true;
+        std::vector<std::size_t> single;
+        for (std::size_t j = 0; j < n; ++j)
+          if (!pin[j] && h.slots[j].single) single.push_back(j);
+        const auto kept = std::count(pin.begin(), pin.end(), true);
+        const int beside = static_cast<int>(n) - static_cast<int>(kept);
+        const int wanted = static_cast<int>(
+                      std::floor(static_cast<float>(evicted) * static_cast<float>(beside))),
+                  most_gone = std::min(wanted, static_cast<int>(n) - target);
+        for (const std::size_t j : top(score, single, static_cast<std::size_t>(most_gone)))
+          gone[j] = true;
       }
     }
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
     const mat x = fold_clusters::points(h, rows);
-    std::vector<std::size_t> seed = fold_clusters::seeds(x, w, pin, target - pins);
-    const std::vector<int> near = fold_clusters::assigned(x, w, pin, seed, rounds);
+    std::vector<bool> apart = pin;  // of the clusters
+    for (std::size_t j = 0; j < n; ++j) apart[j] = pin[j] || gone[j];
+    std::vector<std::size_t> seed = fold_clusters::seeds(x, w, apart, target - pins);
+    const std::vector<int> near = fold_clusters::assigned(x, w, apart, seed, rounds);
 
     head made = h;
     made.slots.clear();
@@ -233,7 +248,7 @@ struct fold {
       } else if (c != seed.end()) {
         std::vector<std::size_t> members;
         for (std::size_t i = 0; i < n; ++i)
-          if (!pin[i] && near[i] == static_cast<int>(c - seed.begin())) members.push_back(i);
+          if (!apart[i] && near[i] == static_cast<int>(c - seed.begin())) members.push_back(i);
         made.slots.push_back(merged(h, m, j, members));
       } else {
         continue;

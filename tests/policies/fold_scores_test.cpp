@@ -69,8 +69,9 @@ void compress(const Policy& policy, const fold& shared, model& m, kvfold::state&
 TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a share", "[oracle]") {
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), clusters = GENERATE(0, 9);
   const index_t slots = 40, chunk = 48;
+  const float evicted = GENERATE(0.0F, 0.3F, 0.9F);
   fold policy;
-  policy.pins = fold::pin_rule::scores, policy.clusters = clusters;
+  policy.pins = fold::pin_rule::scores, policy.clusters = clusters, policy.evicted = evicted;
   const oracle::fold o{.sinks = 4,
                        .recent = 8,
                        .outliers = 0.5,
@@ -78,7 +79,8 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .leverage_ridge = 1,
                        .outlying = 1.6,
                        .by_scores = true,
-                       .clusters = clusters};
+                       .clusters = clusters,
+                       .evicted = evicted};
   kvfold::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
   auto state = kvfold::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
@@ -275,4 +277,6 @@ TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", 
   CHECK_THROWS_WITH((fold{.room_recent = -1}.validate()), Contains("room expected, -1 came"));
   CHECK_THROWS_WITH((fold{.room_share = 1}.validate()),
                     Contains("a room share in [0, 1) expected, 1 came"));
+  CHECK_THROWS_WITH((fold{.evicted = 1}.validate()),
+                    Contains("an evicted share in [0, 1) expected, 1 came"));
 }

@@ -57,6 +57,9 @@ struct fold {
   /// latest tokens and clusters need not make way for it.
   index_t room_recent = 2;
   float room_share = 0.85F;
+  /// By scores: share of a prompt's slots beside the pins that is evicted, not merged, the best by
+  /// score: merged they would blur what a question in other words looks up.
+  float evicted = 0;
 
   static constexpr std::string_view name() { return "fold"; }
   static void parameters(auto& p, auto f) {
@@ -68,7 +71,7 @@ struct fold {
         f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
         f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
         f("score_share", p.score_share), f("room_recent", p.room_recent),
-        f("room_share", p.room_share);
+        f("room_share", p.room_share), f("evicted", p.evicted);
   }
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
   enum column_name : index_t { tokens, prompt_score };
@@ -129,6 +132,8 @@ struct fold {
     search::expect_count(name(), "recent tokens of a prompt with room", room_recent, 0);
     expects(room_share >= 0 && room_share < 1, "fold: a room share in [0, 1) expected, ",
             room_share, " came");
+    expects(evicted >= 0 && evicted < 1, "fold: an evicted share in [0, 1) expected, ", evicted,
+            " came");
     prompt.validate();
     decode.validate();
   }
@@ -163,8 +168,11 @@ struct fold {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const {
-    if (pins != pin_rule::scores ||
-        !pin_scored(head, state, prompt_recent, scored_pins(target), work)) {
+    if (pins == pin_rule::scores &&
+        pin_scored(head, state, prompt_recent, scored_pins(target), work)) {
+      fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
+                                work.marks);
+    } else {
       const auto of_slots = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
       score::average_pool(
           head, [](index_t) { return true; }, prompt.pool, false, of_slots);

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <Eigen/Cholesky>
-#include <cmath>  // std::sqrt
+#include <algorithm>  // std::ranges::count
+#include <cmath>      // std::sqrt
 
 #include "kvfold/merge/fit.hpp"
 #include "kvfold/merge/plan.hpp"
@@ -14,7 +15,8 @@
 namespace kvfold {
 inline namespace v0 {
 
-/// The slots that are not marked become clusters, `target` rows in all.
+/// The slots that are not marked become clusters, `target` rows in all. Seeds keep away from what
+/// is marked.
 struct fold_prompt {
   index_t pool = 5;      ///< neighbours that leverage is averaged over, itself included
   float outlier = 1.6F;  ///< an outlier's leverage, times the mean: in many heads none has it
@@ -38,7 +40,39 @@ struct fold_prompt {
             " came");
   }
 
-  /// `queries [queries, dim]`; `work.marks` says which slots keep their bytes.
+  /// What becomes of a slot.
+  enum mark : char { clustered, pinned, evicted };
+
+  /// Marks as evicted a `share` of the slots that are not pinned: the best by `score [slots]` of
+  /// those that hold one token, but no more than leave a slot for every cluster of `target` rows.
+  static void mark_evicted(float share, index_t target, std::span<const float> tokens,
+                           std::span<const float> score, std::span<char> marks) {
+    const auto n = static_cast<index_t>(marks.size());
+    const auto stays = [&](index_t s) {
+      const auto i = static_cast<std::size_t>(s);
+      return marks[i] != clustered || tokens[i] != 1.0F;
+    };
+    const auto beside = static_cast<index_t>(std::ranges::count(marks, clustered));
+    index_t single = 0;
+    for (index_t s = 0; s < n; ++s) {
+      single += stays(s) ? 0 : 1;
+    }
+    const index_t most =
+        std::min({static_cast<index_t>(share * static_cast<float>(beside)), single, n - target});
+    if (most <= 0) {
+      return;
+    }
+    const auto of_slot = [&](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+    const search::kth_score last = search::kth_largest(n, most, stays, of_slot);
+    for (index_t s = 0; s < n; ++s) {
+      if (!stays(s) && !last.below(of_slot(s), s)) {
+        marks[static_cast<std::size_t>(s)] = evicted;
+      }
+    }
+  }
+
+  /// `queries [queries, dim]`; `work.marks` says which slots are pinned, so keep their bytes, and
+  /// which are evicted.
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
             slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
@@ -47,14 +81,11 @@ struct fold_prompt {
         dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
     const auto count = static_cast<float>(queries.rows());
     const dense::vector m = full.mass.array() / count + 1e-6F;
-    const std::vector<char> pinned = work.marks;
-    index_t alone = 0;
-    for (const char mark : pinned) {
-      alone += mark;
-    }
+    const std::vector<char> marks = work.marks;
+    const auto alone = static_cast<index_t>(std::ranges::count(marks, pinned));
     const dense::vector pull = m.array() + floor / static_cast<float>(n);
     const search::clusters c =
-        search::cluster(space(head, queries, keys, values), pinned, pull, target - alone, rounds);
+        search::cluster(space(head, queries, keys, values), marks, pull, target - alone, rounds);
 
     // Members' sums: of m, and of what the rows stand for.
     const auto size = c.seeds.size();
@@ -74,7 +105,8 @@ struct fold_prompt {
     work.order.clear();               // [rows] anchors
     for (index_t s = 0; s < n; ++s) {
       const index_t i = c.cluster[static_cast<std::size_t>(s)];
-      if (i >= 0 && c.seeds[static_cast<std::size_t>(i)] != s) {
+      if (marks[static_cast<std::size_t>(s)] == evicted ||
+          (i >= 0 && c.seeds[static_cast<std::size_t>(i)] != s)) {
         continue;
       }
       const auto r = static_cast<Eigen::Index>(cluster_of.size());
