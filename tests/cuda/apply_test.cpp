@@ -165,6 +165,22 @@ TEST_CASE("apply merges a row of very many sources, and rows whose sources lie f
   }
 }
 
+TEST_CASE("apply merges rows of many sources in every layout") {
+  std::uint64_t seed = 60;
+  for (const index_t length : {700, 1800}) {  // rows of some 50 sources; of more than 128
+    for (const bool paged : {false, true}) {
+      const cache_case c{.heads = 2,
+                         .capacity = length + 3,
+                         .dim = paged ? 33 : 40,
+                         .paged = paged,
+                         .odd = paged ? 3 : 0};
+      in_turn(seed++, [&](auto x) {
+        check_apply<decltype(x)>(c, {length, length}, seed, paged, true);
+      });
+    }
+  }
+}
+
 TEST_CASE("apply moves every row by one slot, in chunks that wait for each other") {
   constexpr index_t n = 1500;
   for (std::uint64_t seed = 70; seed < 74; ++seed) {

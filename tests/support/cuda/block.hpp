@@ -115,7 +115,14 @@ class block {
   [[noreturn]] void fail(const std::string& what) const { throw error(name() + ": " + what); }
 
   /// Copies to shared memory on their way: they arrive in `wait_async`.
-  void copy_later(std::function<void()> copy) { threads_[thread_].open.push_back(std::move(copy)); }
+  void copy_later(std::function<void()> copy) {
+    record& me = threads_[thread_];
+    me.open.push_back(std::move(copy));
+    ++me.copies;
+    if (traffic::current != nullptr) {
+      traffic::current->copies_at_once = std::max(traffic::current->copies_at_once, me.copies);
+    }
+  }
   void commit_async() {
     record& me = threads_[thread_];
     me.groups.push_back(std::move(me.open));
@@ -123,7 +130,12 @@ class block {
   }
   void wait_async(std::size_t groups) {
     record& me = threads_[thread_];
+    ++me.waits;
+    if (traffic::current != nullptr) {
+      traffic::current->waits = std::max(traffic::current->waits, me.waits);
+    }
     while (me.groups.size() > groups) {
+      me.copies -= me.groups.front().size();
       for (const auto& copy : me.groups.front()) {
         copy();
       }
@@ -144,6 +156,7 @@ class block {
     index_t epoch = 0;
     std::vector<std::function<void()>> open;
     std::vector<std::vector<std::function<void()>>> groups;
+    std::size_t copies = 0, waits = 0;  // on their way; so far
   };
   /// A lane reads its exchange before it comes to the next, so 32 of them never collide.
   struct warp_record {

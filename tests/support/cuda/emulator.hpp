@@ -255,6 +255,9 @@ void launch(const Kernel& kernel, extent blocks, stream order, bool early) {
   for (std::size_t i = todo.size(); i > 1; --i) {
     std::swap(todo[i - 1], todo[random.below(static_cast<std::uint32_t>(i))]);
   }
+  if (traffic::current != nullptr && !todo.empty()) {
+    ++traffic::current->launches;
+  }
   emulator::grid = blocks;
   const emulator::device_open memory;
   for (const unsigned b : todo) {

@@ -28,15 +28,16 @@ struct apply_slices : row_slice<Scalar, Lanes> {
   using typename slice::vector;
   static constexpr index_t threads = 256;
   static constexpr index_t chunk = threads / lanes;  // rows
-  static constexpr index_t stages = 4;               // chunks on their way
   using merges_ahead = merge_ahead<Scalar, Lanes, threads>;
+  using row_ring = detail::row_ring<Scalar, threads>;
+  static constexpr index_t stages = row_ring::stages;  // chunks on their way
   struct shared_memory {
-    shared_array<Scalar, stages * pieces * threads * width> ring;
+    row_ring ring;
     typename merges_ahead::shared_memory ahead;
   };
 
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    merges_ahead{*this}(shared.ahead);
+    merges_ahead{*this}(shared.ahead, shared.ring);
     source_range of[stages + 2];
     KVFOLD_UNROLL
     for (index_t c = 0; c < stages + 2; ++c) {
@@ -54,7 +55,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
     }
     known after = next[stages];
     source_range later = of[stages + 1];
-    for (index_t c = 0, stage = 0; c * chunk < rows; ++c) {
+    for (index_t c = 0, stage = 0; c * chunk < rows; ++c, stage = row_ring::after(stage)) {
       wait_async<stages - 1>();
       vector merged;
       const bool writes = merge(shared, stage, row(c), on_way[0], merged);
@@ -69,7 +70,6 @@ struct apply_slices : row_slice<Scalar, Lanes> {
       if (writes) {
         store_row(x.at(row(c)), i, dim, aligned, merged);
       }
-      stage = stage == stages - 1 ? 0 : stage + 1;
     }
     wait_async<0>();
   }
@@ -88,9 +88,6 @@ struct apply_slices : row_slice<Scalar, Lanes> {
   };
 
   KVFOLD_DEVICE static index_t row(index_t c) { return c * chunk + thread_index() / lanes; }
-  KVFOLD_DEVICE static index_t place(index_t stage, index_t piece) {
-    return ((stage * pieces + piece) * threads + thread_index()) * width;
-  }
 
   KVFOLD_DEVICE known source_of(const source_range& of) const {
     const index_t e = lane() % lanes;
@@ -125,14 +122,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
     for (index_t e = 0; e < pieces; ++e) {
       const index_t source = shuffle(of.source, first_lane() + e);
       if (e < y.count && i < dim) {
-        const Scalar* const from = x.at(source);
-        if (aligned) {
-          const index_t left = dim - i < width ? dim - i : width;
-          copy_async(shared.ring, place(stage, e), from + i,
-                     left * static_cast<index_t>(sizeof(Scalar)));
-        } else {
-          shared.ring.set_vector(place(stage, e), load_row(from, i, dim, false));
-        }
+        shared.ring.copy(stage, e, x.at(source), i, dim, aligned);
       }
     }
     commit_async();
@@ -151,7 +141,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
     if (of.count == 0 || i >= dim) {
       return false;
     }
-    y = shared.ring.vector(place(stage, 0));
+    y = shared.ring.at(stage, 0);
     if (of.merged) {
       return of.moves;
     }
@@ -168,7 +158,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
     KVFOLD_UNROLL
     for (index_t e = 0; e < pieces; ++e) {
       if (e < of.count) {
-        add(sum, w[e], shared.ring.vector(place(stage, e)));
+        add(sum, w[e], shared.ring.at(stage, e));
       }
     }
     y = rounded(sum);

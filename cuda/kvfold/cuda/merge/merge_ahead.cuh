@@ -2,18 +2,21 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_collectives.cuh"
-#include "kvfold/cuda/merge/row_slice.cuh"
+#include "kvfold/cuda/merge/row_ring.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// Merges rows of more than `slice::pieces` sources, and rows with a source that lies below their
 /// chunk, into their anchors' slots: `Lanes` lanes a row, or the whole block a row of very many.
+/// Sources come through the ring that the moving of rows uses after: twelve to sixteen of each lane
+/// are on their way, so that a row takes a round trip to memory for every twelve of a lane's.
 template <class Scalar, index_t Lanes, index_t Threads>
 struct merge_ahead : row_slice<Scalar, Lanes> {
   using slice = row_slice<Scalar, Lanes>;
-  using slice::add_sources, slice::begin, slice::correction, slice::delta, slice::dim,
-      slice::range_of, slice::i, slice::lanes, slice::pieces, slice::rounded, slice::rows,
-      slice::sources, slice::width, slice::x;
+  using ring = row_ring<Scalar, Threads>;
+  using slice::add, slice::aligned, slice::begin, slice::correction, slice::delta, slice::dim,
+      slice::first_lane, slice::range_of, slice::i, slice::lanes, slice::pieces, slice::rounded,
+      slice::rows, slice::sources, slice::weight, slice::width, slice::x;
   using typename slice::source_range;
   static constexpr index_t threads = Threads, chunk = Threads / Lanes;
   static constexpr index_t very_many = 128;          // sources
@@ -25,7 +28,7 @@ struct merge_ahead : row_slice<Scalar, Lanes> {
   };
 
   /// Rows that cannot wait for their chunk, or do not fit, into their anchors' slots.
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVFOLD_DEVICE void operator()(shared_memory& shared, ring& on_way) const {
     constexpr index_t each = looked_at / threads;
     for (index_t base = 0, turn = 0; base < rows; base += looked_at, turn ^= 1) {
       source_range of[each];
@@ -67,25 +70,84 @@ struct merge_ahead : row_slice<Scalar, Lanes> {
         for (index_t j = 0; j < width; ++j) {
           sum[j] = r < rows ? correction(r, j) : 0.0F;
         }
-        add_sources(sum, own.begin, own.begin + own.count, pieces);
+        add_sources(on_way, sum, own.begin, own.begin + own.count, pieces);
         if (r < rows && i < dim) {
-          store_row(x.at(sources[own.begin].source), i, dim, slice::aligned, rounded(sum));
+          store_row(x.at(sources[own.begin].source), i, dim, aligned, rounded(sum));
         }
       }
       for (index_t k = 0; k < before.all_b; ++k) {
-        merge_by_block(shared, shared.ahead[looked_at - 1 - k]);
+        merge_by_block(shared, on_way, shared.ahead[looked_at - 1 - k]);
       }
       sync_block();
     }
   }
 
  private:
+  /// Of four sources the one that this lane knows.
+  struct known {
+    index_t source = 0;
+    float weight = 0;
+  };
+  KVFOLD_DEVICE known look(index_t e, index_t end) const {
+    const index_t k = lane() % lanes;
+    if (k >= pieces || e + k >= end) {
+      return {};
+    }
+    const merge_source* const own = sources + e + k;
+    return {own->source, own->*weight};
+  }
+  /// Starts to copy sources `e ... e + 3`.
+  KVFOLD_DEVICE void copy(ring& on_way, index_t stage, const known& of, index_t e,
+                          index_t end) const {
+    KVFOLD_UNROLL
+    for (index_t k = 0; k < pieces; ++k) {
+      const index_t source = shuffle(of.source, first_lane() + k);
+      if (e + k < end && i < dim) {
+        on_way.copy(stage, k, x.at(source), i, dim, aligned);
+      }
+    }
+    commit_async();
+  }
+
+  /// Sources `e ... e + 3`, and so on every `step`-th four, by a row's lanes, of which the first
+  /// four know one each. All lanes of a warp come here.
+  KVFOLD_DEVICE void add_sources(ring& on_way, float (&sum)[width], index_t e, index_t end,
+                                 index_t step) const {
+    constexpr index_t stages = ring::stages;
+    known own[stages + 1];
+    KVFOLD_UNROLL
+    for (index_t c = 0; c <= stages; ++c) {
+      own[c] = look(e + c * step, end);
+    }
+    KVFOLD_UNROLL
+    for (index_t c = 0; c < stages; ++c) {
+      copy(on_way, c, own[c], e + c * step, end);
+    }
+    for (index_t stage = 0; ballot(e < end) != 0; e += step, stage = ring::after(stage)) {
+      wait_async<stages - 1>();
+      KVFOLD_UNROLL
+      for (index_t k = 0; k < pieces; ++k) {
+        const float w = shuffle(own[0].weight, first_lane() + k);
+        if (e + k < end && i < dim) {
+          add(sum, w, on_way.at(stage, k));
+        }
+      }
+      KVFOLD_UNROLL
+      for (index_t c = 0; c < stages; ++c) {
+        own[c] = own[c + 1];
+      }
+      copy(on_way, stage, own[stages - 1], e + stages * step, end);
+      own[stages] = look(e + (stages + 1) * step, end);
+    }
+    wait_async<0>();
+  }
+
   /// Four sources of every four times `chunk` a row's lanes; their sums over the warps, then of
   /// these.
-  KVFOLD_DEVICE void merge_by_block(shared_memory& shared, index_t r) const {
+  KVFOLD_DEVICE void merge_by_block(shared_memory& shared, ring& on_way, index_t r) const {
     const index_t t = thread_index();
     float sum[width] = {};
-    add_sources(sum, begin[r] + t / lanes * pieces, begin[r + 1], chunk * pieces);
+    add_sources(on_way, sum, begin[r] + t / lanes * pieces, begin[r + 1], chunk * pieces);
     KVFOLD_UNROLL
     for (index_t j = 0; j < width; ++j) {
       for (index_t d = lanes; d < 32; d *= 2) {

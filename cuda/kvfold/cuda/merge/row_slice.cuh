@@ -1,4 +1,4 @@
-/// A block's slice of all rows of a head's keys or values, and sums of its rows.
+/// A block's slice of all rows of a head's keys or values.
 #pragma once
 
 #include "kvfold/cuda/memory/view.cuh"
@@ -54,35 +54,6 @@ struct row_slice {
       y[j] = from_float<Scalar>(sum[j]);
     }
     return y;
-  }
-
-  /// Sources `e ... e + 3`, and so on every `step`-th four, by a row's lanes, of which the first
-  /// four know one each. All lanes of a warp come here.
-  KVFOLD_DEVICE void add_sources(float (&sum)[width], index_t e, index_t end, index_t step) const {
-    const auto look = [&](index_t at) -> merge_source {
-      const index_t k = lane() % lanes;
-      return k < pieces && at + k < end ? sources[at + k] : merge_source{0, 0, 0};
-    };
-    merge_source own = look(e);
-    for (; ballot(e < end) != 0; e += step) {
-      vector y[pieces];
-      float w[pieces];
-      KVFOLD_UNROLL
-      for (index_t k = 0; k < pieces; ++k) {
-        const index_t source = shuffle(own.source, first_lane() + k);
-        w[k] = shuffle(own.*weight, first_lane() + k);
-        if (e + k < end && i < dim) {
-          y[k] = load_row(x.at(source), i, dim, aligned);
-        }
-      }
-      own = look(e + step);
-      KVFOLD_UNROLL
-      for (index_t k = 0; k < pieces; ++k) {
-        if (e + k < end && i < dim) {
-          add(sum, w[k], y[k]);
-        }
-      }
-    }
   }
 };
 
