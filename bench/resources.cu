@@ -4,11 +4,19 @@
 #include <typeinfo>
 
 #include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/merge/drop_rows.cuh"
 #include "kvfold/cuda/merge/observe_and_remove.cuh"
+#include "kvfold/cuda/merge/weigh_rows.cuh"
+#include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
+#include "kvfold/cuda/policies/kvmerger/name_runs.cuh"
+#include "kvfold/cuda/policies/kvmerger/neighbours.cuh"
+#include "kvfold/cuda/policies/kvmerger/rule.cuh"
+#include "kvfold/cuda/policies/kvmerger/weights.cuh"
+#include "kvfold/cuda/policies/zsmerge/residual.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
 #include "kvfold/cuda/search/select.cuh"
@@ -24,6 +32,10 @@ bool print(const char* name) {
   return reinterpret_cast<const void*>(&run<Kernel>) != nullptr;
 }
 
+template <class Rule, class Then>
+using select_then = one_after_other<select_slots<half, Rule, keep_evict_partition>, Then>;
+template <class First>
+using then_rows = one_after_other<First, make_rows<half, join_all>>;
 template <measured What>
 using columns_of = stream_columns<half, 128, What, query_rows<half>>;
 
@@ -48,6 +60,15 @@ bool print_all() {
          print<join_leaders<half, 128>>("keepkv-leaders") &&
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
+         print<select_then<zsmerge_rule, place_residuals<half>>>("zsmerge-select") &&
+         print<select_then<kvmerger_rule, order_by_position<half>>>("kvmerger-select") &&
+         print<pair_cosines<half>>("kvmerger-pairs") &&
+         print<then_rows<name_runs<half>>>("kvmerger-runs") &&
+         print<then_rows<drop_rows<half, marked_rows>>>("kvmerger-drops") &&
+         print<weigh_rows<half, gaussian_weights>>("kvmerger-weights") &&
+         print<weigh_rows<half, residual_weights>>("zsmerge-weights") &&
+         print<make_rows<half, join_above_mean>>("d2o-rows") &&
+         print<weigh_rows<half, absorb_weights>>("d2o-weights") &&
          print<pick_seeds>("fold-seeds") && print<nearest_centre<256>>("fold-nearest") &&
          print<nearest_centre<512>>("fold-nearest-256") && print<mean_centres>("fold-means") &&
          print<make_points<half, 128>>("fold-points") &&

@@ -1,6 +1,7 @@
 // Policies that merge by similarity are the library's on the device too: whole prompts, and steps.
 #include <catch2/catch.hpp>
 
+#include "cuda/plan_launches.hpp"
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 #include "kvfold/cuda/policies/d2o.cuh"
@@ -37,6 +38,24 @@ TEST_CASE("compress: keepkv walks several tiles of walkers") {
   check_compress<Eigen::half>(keepkv{.similarity = 0.6F}, {.heads = 1, .dim = 8, .group = 1},
                               {.length = 500, .queries = 10, .target = 100, .random = true}, 1e-3,
                               93);
+}
+
+TEST_CASE("compress: rows and runs of hundreds of slots") {
+  const cache_case c{.heads = 1, .dim = 8, .group = 1};
+  const prompt_case many{
+      .length = 700, .queries = 10, .target = 24, .random = true, .rounding = 1e-5F};
+  check_compress<float>(d2o{}, c, many, 1e-5, 161);
+  check_compress<float>(kvmerger{.gaps_break = false}, c, many, 1e-5, 162);
+  check_compress<float>(kvmerger{}, {.heads = 2, .dim = 40, .group = 1}, many, 1e-5, 163);
+  check_compress<float>(keepkv{.similarity = 0.2F}, c, many, 1e-4, 164);
+}
+
+TEST_CASE("plans that merge by similarity take as many launches as the guide says") {
+  CHECK(launches_of_plan(d2o{}) == 6);
+  CHECK(launches_of_plan(keepkv{}) == 6);
+  CHECK(launches_of_plan(kvmerger{}) == 7);
+  const auto prompt = [](const auto&... call) { detail::merge_first(call...); };
+  CHECK(launches_of_plan(keepkv{}, prompt) == 7 + 1);  // a tile of joiners
 }
 
 TEST_CASE("step: d2o") { check_decode(d2o{}, 24, 91); }

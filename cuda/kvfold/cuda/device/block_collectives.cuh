@@ -122,6 +122,27 @@ KVFOLD_DEVICE block_prefixes block_prefix(prefix_memory<Threads>& shared, index_
   return x;
 }
 
+/// Which of a warp's places are marked, place `32 u + l` by lane `l`.
+template <index_t Own>
+struct marked_places {
+  unsigned lanes[Own];
+  index_t count = 0;
+
+  KVFOLD_DEVICE void mark(index_t u, bool is) {
+    lanes[u] = ballot(is);
+    count += count_lanes(lanes[u]);
+  }
+  /// How many of the 32 places `u` lie below this lane's.
+  KVFOLD_DEVICE index_t below(index_t u) const {
+    return count_lanes(lanes[u] & ((1U << lane()) - 1U));
+  }
+  /// How many lower warps have, and all. As `block_prefix`.
+  template <index_t Threads>
+  KVFOLD_DEVICE block_prefixes of_block(prefix_memory<Threads>& shared, index_t turn) const {
+    return block_prefix(shared, turn, lane() == 31 ? count : 0, 0);
+  }
+};
+
 /// `use(i)` for `0 .. n−1`, each by a warp of one of the blocks along the grid's y.
 template <index_t Threads, class Use>
 KVFOLD_DEVICE void each_by_warp(index_t n, Use use) {

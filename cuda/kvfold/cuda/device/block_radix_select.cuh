@@ -49,14 +49,27 @@ struct block_radix_select {
                                              index_t wanted, Counts counts, Order order, Use use) {
     const selected_order least = highest(shared, n, wanted, counts, order);
     index_t equals = 0;
-    for (index_t base = 0, turn = 0; base < n; base += Threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool is = s < n && counts(s);
-      const unsigned x = is ? order(s) : 0;
-      const bool equal = is && x == least.least;
-      const auto before = block_prefix(prefix, turn, equal ? 1 : 0, 0);
-      if (is && (equal ? equals + before.a >= least.equals : x < least.least)) {
-        use(s);
+    for (index_t base = 0, turn = 0; base < n; base += Threads * own, turn ^= 1) {
+      const index_t first = base + warp() * 32 * own + lane();
+      marked_places<own> equal;
+      unsigned lower = 0;  // a bit each
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const index_t s = first + 32 * i;
+        const bool is = s < n && counts(s);
+        const unsigned x = is ? order(s) : ~0U;
+        equal.mark(i, is && x == least.least);
+        lower |= is && x < least.least ? 1U << i : 0U;
+      }
+      const block_prefixes before = equal.of_block(prefix, turn);
+      index_t at = equals + before.a;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const bool is = (equal.lanes[i] >> lane() & 1U) != 0;
+        if ((lower >> i & 1U) != 0 || (is && at + equal.below(i) >= least.equals)) {
+          use(first + 32 * i);
+        }
+        at += count_lanes(equal.lanes[i]);
       }
       equals += before.all_a;
     }

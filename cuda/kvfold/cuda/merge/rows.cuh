@@ -35,6 +35,7 @@ struct join_above {
 template <class Scalar, class Join>
 struct make_rows {
   static constexpr index_t threads = 512;
+  static constexpr index_t own = 8;  // slots of a thread on their way at once
   struct shared_memory {
     sort_memory<threads> sort;
     of_warps<double, threads> sum;
@@ -56,18 +57,24 @@ struct make_rows {
     index_t* const into = from.into + cache.slot(h, 0);
     index_t* const order = from.kept + cache.slot(h, 0);
     index_t* const spare = from.removed + cache.slot(h, 0);
-    const float least = join.threshold(shared.sum, cache, from, state, h);
-    for (index_t e = thread_index(); e < from.removed_count[h]; e += threads) {
-      const float similarity = from.nearest.similarity[cache.slot(h, e)];
-      into[spare[e]] =
-          similarity < least ? keep_evict_partition::evicted : from.nearest.into[cache.slot(h, e)];
-      from.similarity[cache.slot(h, spare[e])] = similarity;
-    }
+    send(h, join.threshold(shared.sum, cache, from, state, h));
     sync_block();
     index_t goes = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      order[s] = s;
-      goes += into[s] != keep_evict_partition::evicted ? 1 : 0;
+    for (index_t base = thread_index(); base < n; base += threads * own) {
+      index_t to[own];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        const index_t s = base + u * threads;
+        to[u] = s < n ? into[s] : keep_evict_partition::evicted;
+      }
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        const index_t s = base + u * threads;
+        if (s < n) {
+          order[s] = s;
+        }
+        goes += to[u] != keep_evict_partition::evicted ? 1 : 0;
+      }
     }
     goes = block_sum(shared.sort.number, goes);
     const auto key = [&](index_t s) {
@@ -78,20 +85,75 @@ struct make_rows {
     };
     const index_t* const sorted =
         block_sort(shared.sort, order, spare, n, 2U * static_cast<unsigned>(n), key);
-    merge_source* const sources = plan.sources + cache.slot(h, 0);
+    write(shared, h, sorted, goes);
+  }
+
+ private:
+  /// Removed slots to the anchors that were found for them, those below `least` to none.
+  KVFOLD_DEVICE void send(index_t h, float least) const {
+    const index_t count = from.removed_count[h];
+    const std::ptrdiff_t first = cache.slot(h, 0);
+    for (index_t base = thread_index(); base < count; base += threads * own) {
+      index_t slot[own], to[own];
+      float similarity[own];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        const index_t e = base + u * threads;
+        slot[u] = e < count ? from.removed[first + e] : -1;
+        to[u] = e < count ? from.nearest.into[first + e] : 0;
+        similarity[u] = e < count ? from.nearest.similarity[first + e] : 0.0F;
+      }
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        if (slot[u] >= 0) {
+          from.into[first + slot[u]] =
+              similarity[u] < least ? keep_evict_partition::evicted : to[u];
+          from.similarity[first + slot[u]] = similarity[u];
+        }
+      }
+    }
+  }
+
+  /// Sources as they are sorted, and where rows begin. A warp takes `32 own` sources side by side.
+  KVFOLD_DEVICE void write(shared_memory& shared, index_t h, const index_t* sorted,
+                           index_t goes) const {
+    const std::ptrdiff_t first = cache.slot(h, 0);
     index_t* const begin = plan.begin + cache.bound(h, 0);
     index_t rows = 0;
-    for (index_t base = 0, turn = 0; base < goes; base += threads, turn ^= 1) {
-      const index_t e = base + thread_index();
-      const index_t s = e < goes ? sorted[e] : 0;
-      const bool leads = e < goes && (into[s] & ~keep_evict_partition::fresh) == s;
-      const auto before = block_prefix(shared.sort.prefix, turn, leads ? 1 : 0, 0);
-      if (e < goes) {
-        sources[e] = {s, 1.0F, 1.0F};
+    for (index_t base = 0, turn = 0; base < goes; base += threads * own, turn ^= 1) {
+      const index_t e0 = base + warp() * 32 * own + lane();
+      index_t slot[own], to[own];
+      marked_places<own> leads;
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        slot[u] = e0 + 32 * u < goes ? sorted[e0 + 32 * u] : 0;
       }
-      if (leads) {
-        begin[rows + before.a] = e;
-        plan.log_mass[cache.slot(h, rows + before.a)] = cache.log_mass[cache.slot(h, s)];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        to[u] = e0 + 32 * u < goes ? from.into[first + slot[u]] & ~keep_evict_partition::fresh : -1;
+      }
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        leads.mark(u, to[u] == slot[u]);
+      }
+      const block_prefixes before = leads.of_block(shared.sort.prefix, turn);
+      float mass[own];
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        mass[u] = to[u] == slot[u] ? cache.log_mass[first + slot[u]] : 0.0F;
+      }
+      index_t row = rows + before.a;
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        const index_t e = e0 + 32 * u, own_row = row + leads.below(u);
+        if (e < goes) {
+          plan.sources[first + e] = {slot[u], 1.0F, 1.0F};
+        }
+        if (to[u] == slot[u]) {
+          begin[own_row] = e;
+          plan.log_mass[first + own_row] = mass[u];
+        }
+        row += count_lanes(leads.lanes[u]);
       }
       rows += before.all_a;
     }
@@ -101,46 +163,5 @@ struct make_rows {
     }
   }
 };
-
-/// A warp a row: `weights` has the row's sources and log-mass. Rows of one slot that was kept stay
-/// as they are, unless `weights.alone`.
-template <class Scalar, class Weights>
-struct weigh_rows {
-  static constexpr index_t threads = 256;
-  struct shared_memory {};
-
-  cache_view<Scalar> cache;
-  state_view state;
-  keep_evict_partition from;
-  plan_view plan;
-  Weights weights;
-
-  /// Grid: heads, any number of blocks that share the rows.
-  KVFOLD_DEVICE void operator()(shared_memory&) const {
-    const index_t h = cache.head();
-    const head_context head = context_of(cache, state, h, 0);
-    const index_t* const begin = plan.begin + cache.bound(h, 0);
-    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
-      merge_source* const row = plan.sources + cache.slot(h, begin[r]);
-      const index_t size = begin[r + 1] - begin[r];
-      const bool was_kept =
-          (from.into[cache.slot(h, row[0].source)] & keep_evict_partition::fresh) == 0;
-      if (size > 1 || weights.alone(head, row[0].source, was_kept)) {
-        weights(cache, h, head, row, size, plan.log_mass[cache.slot(h, r)]);
-      }
-    });
-  }
-};
-
-/// Rows and their weights: two launches.
-template <class Scalar, class Join, class Weights>
-void write_rows(const cache_view<Scalar>& cache, const state_view& state,
-                const keep_evict_partition& from, const plan_view& plan, const Join& join,
-                const Weights& weights, index_t target, stream stream) {
-  const auto heads = cache.blocks();
-  launch(make_rows<Scalar, Join>{cache, state, from, plan, join}, {heads}, stream);
-  launch(weigh_rows<Scalar, Weights>{cache, state, from, plan, weights},
-         {heads, static_cast<unsigned>((target + 63) / 64)}, stream);
-}
 
 }  // namespace kvfold::cuda::detail

@@ -6,7 +6,7 @@
 #include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/score/add_sums.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/score/rule.cuh"

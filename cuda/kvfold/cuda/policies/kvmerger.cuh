@@ -1,9 +1,12 @@
 /// kvmerger on the device.
 #pragma once
 
+#include "kvfold/cuda/merge/drop_rows.cuh"
 #include "kvfold/cuda/policies/device_policy.cuh"
-#include "kvfold/cuda/policies/kvmerger/runs.cuh"
-#include "kvfold/cuda/search/drop_rows.cuh"
+#include "kvfold/cuda/policies/kvmerger/name_runs.cuh"
+#include "kvfold/cuda/policies/kvmerger/neighbours.cuh"
+#include "kvfold/cuda/policies/kvmerger/rule.cuh"
+#include "kvfold/cuda/policies/kvmerger/weights.cuh"
 #include "kvfold/policies/kvmerger.hpp"
 
 namespace kvfold::cuda {
@@ -19,7 +22,7 @@ struct device_policy<kvmerger> : evicting_policy {
             policy.scale_values,
             policy.gaps_break};
   }
-  /// Ten launches: neighbours joined into runs, rows, and, where they are too many, fewer rows.
+  /// Seven launches: neighbours joined into runs, rows, and, where they are too many, fewer rows.
   template <class Scalar>
   static void plan(const kvmerger_rule& rule, const cache_view<Scalar>& cache,
                    const state_view& state, const head_budgets& limits,
@@ -27,21 +30,24 @@ struct device_policy<kvmerger> : evicting_policy {
     const auto heads = cache.blocks();
     const index_t rows = limits.most_target();
     const detail::keep_evict_partition& d = work.divided;
-    detail::select_into(d, rule, cache, state, limits, stream);
-    launch(detail::order_by_position<Scalar>{cache, d}, {heads}, stream);
+    const bool aligned = cache.aligned();
+    detail::select_into(d, rule, cache, state, limits, detail::order_by_position<Scalar>{cache, d},
+                        stream);
     using cosines = detail::pair_cosines<Scalar>;
-    launch(cosines{cache, d, rule.gaps_break, cache.aligned()},
+    launch(cosines{cache, d, rule.gaps_break, aligned},
            {heads, static_cast<unsigned>((cache.capacity + cosines::pairs - 1) / cosines::pairs)},
            stream);
-    launch(detail::name_runs<Scalar>{cache, state, d, limits, rule.by_threshold, rule.epsilon},
+    using name = detail::name_runs<Scalar>;
+    using make = detail::make_rows<Scalar, detail::join_all>;
+    launch(detail::one_after_other<name, make>{{cache, state, d, limits, rule.by_threshold,
+                                                rule.epsilon},
+                                               {cache, state, d, work.plan, {}}},
            {heads}, stream);
-    detail::write_rows(cache, state, d, work.plan, detail::join_all{},
-                       detail::row_scores{d.similarity}, rows, stream);
-    launch(
-        detail::drop_rows<Scalar, detail::marked_rows>{cache, state, {}, d, limits, d.similarity},
-        {heads}, stream);
-    detail::write_rows(cache, state, d, work.plan, detail::join_all{},
-                       detail::gaussian_weights{rule.sigma, rule.scale_values}, rows, stream);
+    detail::weigh(cache, state, d, work.plan, detail::row_scores{d.similarity}, rows, stream);
+    detail::remake_rows(cache, state, d, work.plan, detail::marked_rows{}, limits, d.similarity,
+                        stream);
+    detail::weigh(cache, state, d, work.plan,
+                  detail::gaussian_weights{rule.sigma, rule.scale_values, aligned}, rows, stream);
     apply(work.plan, cache, state, stream);
   }
 };

@@ -30,20 +30,19 @@ struct device_policy<zsmerge> {
                             static_cast<float>(std::pow(double{policy.decay}, queries.count)),
                             work.sums, work.measure, stream);
   }
-  /// Seven launches.
+  /// Six launches.
   template <class Scalar>
   static void plan(const zsmerge_rule& rule, const cache_view<Scalar>& cache,
                    const state_view& state, const head_budgets& limits,
                    const detail::plan_memory& work, stream stream) {
-    const extent heads{cache.blocks()};
-    detail::select_into(work.divided, rule, cache, state, limits, stream);
-    launch(detail::place_residuals<Scalar>{cache, state, rule, limits, work.divided}, heads,
-           stream);
+    detail::select_into(work.divided, rule, cache, state, limits,
+                        detail::place_residuals<Scalar>{cache, state, rule, limits, work.divided},
+                        stream);
     detail::match_divided(dot_similarity{}, cache, work, stream);
     detail::write_rows(cache, state, work.divided, work.plan, detail::join_all{},
                        detail::residual_weights{rule.alpha}, limits.most_target(), stream);
     apply(work.plan, cache, state, stream);
-    launch(detail::fix_residuals<Scalar>{cache, state, rule, limits}, heads, stream);
+    launch(detail::fix_residuals<Scalar>{cache, state, rule, limits}, {cache.blocks()}, stream);
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/device/one_after_other.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/score/rule.cuh"
@@ -124,6 +125,15 @@ void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache
                  const state_view& state, const head_budgets& limits, stream stream) {
   static_assert(Rule::evicts, "kvfold::cuda: a rule that evicts expected");
   launch(select_slots<Scalar, Rule, To>{cache, state, rule, limits, to}, {cache.blocks()}, stream);
+}
+/// ... and `then`, a kernel of a block a head too, in the same launch.
+template <class Scalar, class Rule, class To, class Then>
+void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
+                 const state_view& state, const head_budgets& limits, const Then& then,
+                 stream stream) {
+  using select = select_slots<Scalar, Rule, To>;
+  launch(one_after_other<select, Then>{{cache, state, rule, limits, to}, then}, {cache.blocks()},
+         stream);
 }
 
 }  // namespace detail

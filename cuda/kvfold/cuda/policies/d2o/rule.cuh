@@ -74,16 +74,16 @@ struct absorb_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h, const head_context&,
-                                merge_source* row, index_t size, float&) const {
+                                merge_source* row, index_t size, float&, const auto& team) const {
     const auto weight = [&](index_t i) {
       return i == 0 ? d2o_rule::own_weight : exponential(similarity[cache.slot(h, row[i].source)]);
     };
     float z = 0;
-    for (index_t i = lane(); i < size; i += 32) {
+    for (index_t i = team.index(); i < size; i += team.size) {
       z += weight(i);
     }
-    z = reduce_sum(z);
-    for (index_t i = lane(); i < size; i += 32) {
+    z = team.sum(z);
+    for (index_t i = team.index(); i < size; i += team.size) {
       row[i].key_weight = row[i].value_weight = weight(i) / z;
     }
   }

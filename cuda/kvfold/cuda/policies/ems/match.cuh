@@ -3,6 +3,7 @@
 
 #include <type_traits>  // std::is_same_v
 
+#include "kvfold/cuda/device/teams.cuh"
 #include "kvfold/cuda/memory/tile.cuh"
 #include "kvfold/cuda/policies/ems/memory.cuh"
 
@@ -211,8 +212,8 @@ struct entry_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
-                                const head_context& head, merge_source* row, index_t size,
-                                float&) const {
+                                const head_context& head, merge_source* row, index_t size, float&,
+                                const warp_team&) const {
     const float *const w = weight + head.first, *const length = key_length + head.first;
     const auto made = entry_merge::of(
         cache, h, size, head.column(entry_table::norm, row[0].source),

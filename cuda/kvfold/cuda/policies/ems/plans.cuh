@@ -1,9 +1,10 @@
 /// EMS's plans, launch by launch.
 #pragma once
 
+#include "kvfold/cuda/device/one_after_other.cuh"
 #include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/ems/match.cuh"
 #include "kvfold/cuda/policies/ems/scores.cuh"
 #include "kvfold/cuda/policies/ems/update_table.cuh"
@@ -57,7 +58,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
          {heads, shares(cache.capacity, credit::slots)}, stream);
 }
 
-/// Brings every head that reaches its budget to its target; `prompt`: as after one. Eight launches.
+/// Brings every head that reaches its budget to its target; `prompt`: as after one. Seven launches.
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const head_budgets& limits, bool prompt, const ems_plan_memory& work,
@@ -66,8 +67,11 @@ void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
   const keep_evict_partition& d = work.divided;
   const entry_scratch& own = work.entries;
   measure_slots(rule, cache, state, limits, own, stream);
-  launch(weigh_entries<Scalar>{cache, state, rule, limits, own, prompt, nullptr}, heads, stream);
-  launch(divide_entries<Scalar>{cache, state, rule, limits, own, d, prompt}, heads, stream);
+  launch(
+      one_after_other<weigh_entries<Scalar>, divide_entries<Scalar>>{
+          {cache, state, rule, limits, own, prompt, nullptr},
+          {cache, state, rule, limits, own, d, prompt}},
+      heads, stream);
   const auto match = [&](auto kernel) {
     constexpr index_t rows = decltype(kernel)::shape::rows;
     launch(kernel, {heads.x, static_cast<unsigned>((cache.capacity + rows - 1) / rows)}, stream);

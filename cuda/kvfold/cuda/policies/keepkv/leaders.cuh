@@ -5,7 +5,7 @@
 #include "kvfold/cuda/device/block_radix_select.cuh"
 #include "kvfold/cuda/device/block_sort.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
-#include "kvfold/cuda/merge/rows.cuh"
+#include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/keepkv/rule.cuh"
 
 namespace kvfold::cuda::detail {
@@ -107,10 +107,10 @@ struct row_votes {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
-                                const head_context& head, merge_source* row, index_t size,
-                                float&) const {
-    const auto made = vote_merge::of_row(head, row, size);
-    if (lane() == 0) {
+                                const head_context& head, merge_source* row, index_t size, float&,
+                                const auto& team) const {
+    const auto made = vote_merge::of_row(head, row, size, team);
+    if (team.index() == 0) {
       weight[cache.slot(h, row[0].source)] = static_cast<float>(made.a);
     }
   }

@@ -1,15 +1,17 @@
 /// KeepKV's plan of a prompt, launch by launch.
 #pragma once
 
+#include "kvfold/cuda/device/one_after_other.cuh"
 #include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
+#include "kvfold/cuda/merge/drop_rows.cuh"
+#include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
 #include "kvfold/cuda/policies/keepkv/leaders.cuh"
-#include "kvfold/cuda/search/drop_rows.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// KeepKV's prompt: merged first, then evicted. Nine launches, and one for every 128 slots of the
+/// KeepKV's prompt: merged first, then evicted. Seven launches, and one for every 128 slots of the
 /// capacity (floats: 64).
 template <class Scalar>
 void merge_first(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
@@ -19,12 +21,14 @@ void merge_first(const keepkv_rule& rule, const cache_view<Scalar>& cache, const
   const index_t rows = limits.most_target();
   launch(order_joiners<Scalar>{cache, state, rule, limits, d, work.plan.begin}, heads, stream);
   join(cache, d, work.plan.begin, work.plan.log_mass, rule.similarity, stream);
-  launch(limit_joins<Scalar>{cache, d, limits}, heads, stream);
-  write_rows(cache, state, d, work.plan, join_all{}, row_votes{d.similarity}, rows, stream);
-  launch(
-      drop_rows<Scalar, protected_rows<keepkv_rule>>{cache, state, {rule}, d, limits, d.similarity},
-      heads, stream);
-  write_rows(cache, state, d, work.plan, join_all{}, vote_weights{}, rows, stream);
+  using make = make_rows<Scalar, join_all>;
+  launch(one_after_other<limit_joins<Scalar>, make>{{cache, d, limits},
+                                                    {cache, state, d, work.plan, {}}},
+         heads, stream);
+  weigh(cache, state, d, work.plan, row_votes{d.similarity}, rows, stream);
+  remake_rows(cache, state, d, work.plan, protected_rows<keepkv_rule>{rule}, limits, d.similarity,
+              stream);
+  weigh(cache, state, d, work.plan, vote_weights{}, rows, stream);
   apply(work.plan, cache, state, stream);
 }
 

@@ -98,17 +98,17 @@ struct vote_merge {
     return r >= 0.5 && r <= 2 ? vote_merge{a, static_cast<float>(r), static_cast<float>(p)}
                               : vote_merge{a, 1.0F, static_cast<float>(a - mean)};
   }
-  /// ... by a warp, for a row of a plan.
+  /// ... for a row of a plan.
   KVFOLD_DEVICE static vote_merge of_row(const head_context& head, const merge_source* row,
-                                         index_t size) {
+                                         index_t size, const auto& team) {
     return of(
         head,
         [&](auto take) {
-          for (index_t i = lane(); i < size; i += 32) {
+          for (index_t i = team.index(); i < size; i += team.size) {
             take(row[i].source);
           }
         },
-        [](double x) { return reduce_sum(x); }, [](double x) { return reduce_max(x); });
+        [&](double x) { return team.sum(x); }, [&](double x) { return team.max(x); });
   }
   /// ω
   KVFOLD_DEVICE float share(const head_context& head, index_t s) const {
@@ -133,14 +133,15 @@ struct vote_weights {
   KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context& head,
-                                merge_source* row, index_t size, float& log_mass) const {
-    const auto made = vote_merge::of_row(head, row, size);
-    for (index_t i = lane(); i < size; i += 32) {
+                                merge_source* row, index_t size, float& log_mass,
+                                const auto& team) const {
+    const auto made = vote_merge::of_row(head, row, size, team);
+    for (index_t i = team.index(); i < size; i += team.size) {
       const float w = made.share(head, row[i].source);
       row[i].key_weight = made.key_scale * w, row[i].value_weight = w;
     }
-    sync_warp();
-    if (lane() == 0) {
+    team.sync();
+    if (team.index() == 0) {
       log_mass = made.log_mass;
       head.column(keepkv_rule::log_score, row[0].source) = made.score();
     }

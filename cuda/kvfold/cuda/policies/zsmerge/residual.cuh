@@ -154,17 +154,18 @@ struct residual_weights {
   }
   template <class Scalar>
   KVFOLD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context& head,
-                                merge_source* row, index_t size, float& log_mass) const {
+                                merge_source* row, index_t size, float& log_mass,
+                                const auto& team) const {
     float w = 0;
-    for (index_t e = lane(); e < size; e += 32) {
+    for (index_t e = team.index(); e < size; e += team.size) {
       w += head.column(zsmerge_rule::count, row[e].source);
     }
-    w = reduce_sum(w);
-    for (index_t e = lane(); e < size; e += 32) {
+    w = team.sum(w);
+    for (index_t e = team.index(); e < size; e += team.size) {
       const float share = head.column(zsmerge_rule::count, row[e].source) / w;
       row[e].key_weight = share, row[e].value_weight = share;
     }
-    if (lane() == 0) {
+    if (team.index() == 0) {
       log_mass = alpha * logarithm(w);
     }
   }

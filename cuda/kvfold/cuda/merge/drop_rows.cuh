@@ -2,8 +2,10 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/device/one_after_other.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda::detail {
@@ -25,7 +27,7 @@ struct marked_rows {
 };
 
 /// More rows than the target: of those that nothing protects the heaviest stay, and the others go
-/// with all their members. A block a head.
+/// with all their members. A block a head; false: none goes.
 template <class Scalar, class Protected>
 struct drop_rows {
   static constexpr index_t threads = 512;
@@ -43,11 +45,11 @@ struct drop_rows {
   const float* weight;  // [heads, capacity] of the anchors
 
   /// Grid: heads.
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVFOLD_DEVICE bool operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h], target = limits.of(h).target;
     if (of.rows[h] <= target) {
-      return;
+      return false;
     }
     const auto& is_protected = under_target(any, target);
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
@@ -72,7 +74,21 @@ struct drop_rows {
         into[s] = keep_evict_partition::evicted;
       }
     }
+    return true;
   }
 };
+
+/// Makes a plan's rows anew where there are more of them than the target. One launch.
+template <class Scalar, class Protected>
+void remake_rows(const cache_view<Scalar>& cache, const state_view& state,
+                 const keep_evict_partition& of, const plan_view& plan,
+                 const Protected& is_protected, const head_budgets& limits, const float* weight,
+                 stream stream) {
+  using drop = drop_rows<Scalar, Protected>;
+  using make = make_rows<Scalar, join_all>;
+  launch(one_after_other<drop, make>{{cache, state, is_protected, of, limits, weight},
+                                     {cache, state, of, plan, {}}},
+         {cache.blocks()}, stream);
+}
 
 }  // namespace kvfold::cuda::detail
