@@ -9,6 +9,7 @@
 #include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
@@ -69,7 +70,8 @@ bool print_all() {
          print<weigh_rows<half, residual_weights>>("zsmerge-weights") &&
          print<make_rows<half, join_above_mean>>("d2o-rows") &&
          print<weigh_rows<half, absorb_weights>>("d2o-weights") &&
-         print<pick_seeds>("fold-seeds") && print<nearest_centre<256>>("fold-nearest") &&
+         print<choose_cheapest<half>>("fold-cheapest") && print<pick_seeds>("fold-seeds") &&
+         print<nearest_centre<256>>("fold-nearest") &&
          print<nearest_centre<512>>("fold-nearest-256") && print<mean_centres>("fold-means") &&
          print<make_points<half, 128>>("fold-points") &&
          print<make_points<half, 256>>("fold-points-256") &&

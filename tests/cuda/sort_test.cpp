@@ -132,5 +132,69 @@ TEST_CASE("a sort looks at a key once a digit, and once where slots are in order
   CHECK(counted.barriers == 3 + (sorted ? 0 : 4 * digits));
 }
 
+/// The highest of a list go to `high`, the others close up in the list.
+struct divide_list {
+  static constexpr index_t threads = 256;
+  struct shared_memory {
+    detail::radix_select_memory radix;
+    prefix_memory<threads> prefix;
+  };
+
+  index_t *list, *high;  // [n]
+  const unsigned* key;   // [n] by slot
+  index_t n, wanted;
+
+  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    detail::block_radix_select<threads>::divide(
+        shared.radix, shared.prefix, list, n, wanted, [&](index_t e) { return key[list[e]]; },
+        [&](index_t s, bool is, index_t before, index_t e) {
+          (is ? high[before] : list[e - before]) = s;
+        });
+  }
+};
+
+void check_divide(index_t n, index_t wanted, std::uint64_t seed) {
+  INFO("length " << n << ", " << wanted << " wanted");
+  emulator::chance random{seed};
+  const auto size = static_cast<std::size_t>(n);
+  std::vector<index_t> order(size);
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::vector<unsigned> numbers(size);
+  for (unsigned& x : numbers) {
+    x = random.below(20);
+  }
+  device_buffer<index_t> list(order), high(size);
+  device_buffer<unsigned> key(numbers);
+  const emulator::traffic counted;
+  launch(divide_list{list.data(), high.data(), key.data(), n, wanted}, {1}, cuda::order(seed));
+  std::vector<index_t> places(size);
+  std::iota(places.begin(), places.end(), 0);
+  const auto number = [&](index_t e) {
+    return numbers[static_cast<std::size_t>(order[static_cast<std::size_t>(e)])];
+  };
+  std::stable_sort(places.begin(), places.end(),
+                   [&](index_t a, index_t b) { return number(a) > number(b); });
+  const auto middle = places.begin() + std::clamp(wanted, index_t{0}, n);
+  std::sort(places.begin(), middle), std::sort(middle, places.end());
+  bool same = true;
+  for (auto at = places.begin(); at != places.end(); ++at) {
+    const index_t s = order[static_cast<std::size_t>(*at)];
+    same = same && s == (at < middle ? high[static_cast<index_t>(at - places.begin())]
+                                     : list[static_cast<index_t>(at - middle)]);
+  }
+  CHECK(same);
+  // Four a digit, and one for eight slots a thread.
+  CHECK(counted.barriers <= 16 + (n + 8 * divide_list::threads - 1) / (8 * divide_list::threads));
+}
+
+TEST_CASE("a list is divided into its highest and the others, in few barriers") {
+  std::uint64_t seed = 1;
+  for (const index_t n : {1, 33, 700, 2048, 5000}) {
+    for (const index_t wanted : {-3, 0, n / 3, n, n + 4}) {
+      check_divide(n, wanted, seed++);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvfold::cuda

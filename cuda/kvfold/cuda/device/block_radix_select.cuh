@@ -75,6 +75,48 @@ struct block_radix_select {
     }
   }
 
+  /// `use(slot, is, before, e)` for place `e` of a list of `n` slots: is it among the `wanted`
+  /// highest of `order(e)`, ties to the lower place, and how many of these lie before it? What is
+  /// `used` may be written to the list at or below `e`.
+  template <class Order, class Use>
+  KVFOLD_DEVICE static void divide(radix_select_memory& shared, prefix_memory<Threads>& prefix,
+                                   const index_t* list, index_t n, index_t wanted, Order order,
+                                   Use use) {
+    const selected_order least = highest(
+        shared, n, wanted < n ? wanted : n, [](index_t) { return true; }, order);
+    index_t higher_below = 0, equal_below = 0;
+    for (index_t base = 0, turn = 0; base < n; base += Threads * own, turn ^= 1) {
+      const index_t first = base + warp() * 32 * own + lane();
+      index_t slot[own];
+      marked_places<own> higher, equal;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const index_t e = first + 32 * i;
+        slot[i] = e < n ? list[e] : -1;
+        const unsigned x = e < n ? order(e) : 0;
+        higher.mark(i, e < n && x > least.least);
+        equal.mark(i, e < n && x == least.least);
+      }
+      const bool counts = lane() == 31;
+      const block_prefixes before =
+          block_prefix(prefix, turn, counts ? higher.count : 0, counts ? equal.count : 0);
+      index_t higher_at = higher_below + before.a, equal_at = equal_below + before.b;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < own; ++i) {
+        const index_t equals = equal_at + equal.below(i);
+        const bool among = equals < least.equals;
+        const bool is = (higher.lanes[i] >> lane() & 1U) != 0 ||
+                        ((equal.lanes[i] >> lane() & 1U) != 0 && among);
+        if (slot[i] >= 0) {
+          use(slot[i], is, higher_at + higher.below(i) + (among ? equals : least.equals),
+              first + 32 * i);
+        }
+        higher_at += count_lanes(higher.lanes[i]), equal_at += count_lanes(equal.lanes[i]);
+      }
+      higher_below += before.all_a, equal_below += before.all_b;
+    }
+  }
+
  private:
   /// A thread's numbers of a stretch of slots, read side by side. Where one stretch is all there
   /// is, they are read once.

@@ -12,7 +12,7 @@ namespace kvfold::cuda::detail {
 /// A block a head.
 template <class Scalar>
 struct choose_cheapest {
-  static constexpr index_t threads = 512;
+  static constexpr index_t threads = 512, resident = 1;
   struct shared_memory {
     radix_select_memory radix;
     prefix_memory<threads> prefix;
@@ -34,25 +34,16 @@ struct choose_cheapest {
       const bool joins = of.nearest.into[cache.slot(h, e)] >= 0;
       return ordered(joins ? of.nearest.similarity[cache.slot(h, e)] : -ward_similarity::no_cost);
     };
-    const selected_order least = block_radix_select<threads>::highest(
-        shared.radix, count, surplus < count ? surplus : count, [](index_t) { return true; },
-        order);
-    index_t freed = 0, equals = 0;
-    for (index_t base = 0; base < count; base += threads) {
-      const index_t e = base + thread_index(), s = e < count ? list[e] : 0;
-      const unsigned x = e < count ? order(e) : 0;
-      const bool equal = e < count && x == least.least;
-      const index_t equal_at = equals + block_prefix(shared.prefix, 0, equal ? 1 : 0, 0).a;
-      const bool goes = e < count && (equal ? equal_at < least.equals : x > least.least);
-      const auto before = block_prefix(shared.prefix, 1, goes ? 1 : 0, equal ? 1 : 0);
-      const index_t at = freed + before.a;
-      if (goes) {
-        list[at] = s;  // the list closes up: all of this stretch is read
-      } else if (e < count) {
-        of.kept[cache.slot(h, e - at)] = s, of.into[cache.slot(h, s)] = s;
-      }
-      freed += before.all_a, equals += before.all_b;
-    }
+    const index_t freed = surplus < count ? surplus : count;
+    block_radix_select<threads>::divide(shared.radix, shared.prefix, list, count, freed, order,
+                                        [&](index_t s, bool goes, index_t before, index_t e) {
+                                          if (goes) {
+                                            list[before] = s;
+                                          } else {
+                                            of.kept[cache.slot(h, e - before)] = s,
+                                                                      of.into[cache.slot(h, s)] = s;
+                                          }
+                                        });
     if (thread_index() == 0) {
       of.removed_count[h] = freed, of.kept_count[h] = count - freed;
     }

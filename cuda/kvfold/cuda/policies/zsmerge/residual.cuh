@@ -106,41 +106,42 @@ struct place_residuals {
     index_t* const removed = of.removed + cache.slot(h, 0);
     index_t* const into = of.into + cache.slot(h, 0);
     const index_t count = of.removed_count[h];
-    const selected_order least = block_radix_select<threads>::highest(
-        shared.radix, count, mine.missing < count ? mine.missing : count,
-        [](index_t) { return true; }, [&](index_t e) { return mine.order(head, removed[e]); });
-    index_t others = 0, equals = 0;
-    for (index_t base = 0; base < count; base += threads) {
-      const index_t e = base + thread_index();
-      const index_t s = e < count ? removed[e] : 0;
-      const unsigned x = e < count ? mine.order(head, s) : 0;
-      const bool equal = e < count && mine.missing > 0 && x == least.least;
-      const index_t equal_at = equals + block_prefix(shared.sort.prefix, 0, equal ? 1 : 0, 0).a;
-      const bool seeds = e < count && ((mine.missing > 0 && x > least.least) ||
-                                       (equal && equal_at < least.equals));
-      const auto before =
-          block_prefix(shared.sort.prefix, 1, e < count && !seeds ? 1 : 0, equal ? 1 : 0);
-      if (seeds) {
-        into[s] = s | keep_evict_partition::fresh;
-      } else if (e < count) {
-        removed[others + before.a] = s;  // the list closes up: all of this stretch is read
-      }
-      others += before.all_a, equals += before.all_b;
-    }
+    const index_t missing = mine.missing > 0 ? mine.missing : 0;
+    const index_t seeds = missing < count ? missing : count;
+    block_radix_select<threads>::divide(
+        shared.radix, shared.sort.prefix, removed, count, seeds,
+        [&](index_t e) { return mine.order(head, removed[e]); },
+        [&](index_t s, bool is, index_t before, index_t e) {
+          if (is) {
+            into[s] = s | keep_evict_partition::fresh;
+          } else {
+            removed[e - before] = s;
+          }
+        });
     sync_block();
     index_t kept = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool is = s < n && into[s] >= 0 &&
-                      ((into[s] & keep_evict_partition::fresh) != 0 || mine.counted(head, s));
-      const auto before = block_prefix(shared.sort.prefix, turn, is ? 1 : 0, 0);
-      if (is) {
-        of.kept[cache.slot(h, kept + before.a)] = s;
+    constexpr index_t own = 8;
+    for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
+      const index_t first = base + warp() * 32 * own + lane();
+      marked_places<own> is;
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        const index_t s = first + 32 * u, to = s < n ? into[s] : -1;
+        is.mark(u, to >= 0 && ((to & keep_evict_partition::fresh) != 0 || mine.counted(head, s)));
+      }
+      const block_prefixes before = is.of_block(shared.sort.prefix, turn);
+      index_t at = kept + before.a;
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        if ((is.lanes[u] >> lane() & 1U) != 0) {
+          of.kept[cache.slot(h, at + is.below(u))] = first + 32 * u;
+        }
+        at += count_lanes(is.lanes[u]);
       }
       kept += before.all_a;
     }
     if (thread_index() == 0) {
-      of.kept_count[h] = kept, of.removed_count[h] = others;
+      of.kept_count[h] = kept, of.removed_count[h] = count - seeds;
     }
   }
 };
