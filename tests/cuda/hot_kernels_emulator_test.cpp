@@ -4,9 +4,8 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
-#include "cuda/device_cache.hpp"
+#include "cuda/row_traffic.hpp"
 #include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
@@ -16,39 +15,10 @@
 namespace kvfold::cuda {
 namespace {
 
-using emulator::traffic;
-
-/// Rows of keys, values and queries, counted each for itself.
-class row_traffic : public traffic {
- public:
-  enum plane : std::size_t { keys, values, queries };
-
-  explicit row_traffic(device_cache<half>& kv, device_buffer<half>* q = nullptr)
-      : row_bytes_(2.0 * kv.shape.dim) {
-    watch(kv.keys.data(), kv.keys.size() * sizeof(half));
-    watch(kv.values.data(), kv.values.size() * sizeof(half));
-    if (q != nullptr) {
-      watch(q->data(), q->size() * sizeof(half));
-    }
-  }
-  double loaded(plane x) const { return static_cast<double>(of(x).loaded.bytes) / row_bytes_; }
-  double stored(plane x) const { return static_cast<double>(of(x).stored.bytes) / row_bytes_; }
-  /// Sectors that rows touched, beside those that their bytes fill.
-  double sectors(plane x) const {
-    const auto bytes = of(x).loaded.bytes + of(x).stored.bytes;
-    const auto touched = of(x).loaded.sectors + of(x).stored.sectors;
-    return bytes == 0 ? 1.0 : static_cast<double>(32 * touched) / static_cast<double>(bytes);
-  }
-
- private:
-  double row_bytes_;
-};
-
 /// Of `count` queries a query head.
 std::size_t query_elements(const cache_case& c, index_t count) {
   return static_cast<std::size_t>(c.heads * c.group * count * c.dim);
 }
-index_t ceiling(index_t n, index_t of) { return (n + of - 1) / of; }
 
 void check_attend(const cache_case& c, const std::vector<index_t>& lengths) {
   INFO("dim " << c.dim << ", group " << c.group << ", capacity " << c.capacity);
@@ -234,88 +204,6 @@ void check_joins(const cache_case& c, index_t held) {
 TEST_CASE("joins read a tile of joiners once a launch, and leaders once for 128 joiners") {
   check_joins({.heads = 1, .capacity = 600, .dim = 128}, 200);
   check_joins({.heads = 1, .capacity = 300, .dim = 64}, 10);
-}
-
-/// The first `staying` slots are rows as they are; of the rest every `keep`-th is kept, and moves.
-/// `merged`: it takes in those before it. Blocks take 16 bytes of every row a lane.
-template <index_t Lanes>
-void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged) {
-  INFO("dim " << c.dim << ", one of " << keep << " kept, merged " << merged);
-  device_cache<half> kv(c, {c.capacity}, 3, {column_merge::sum});
-  device_buffer<index_t> rows(1), begin(static_cast<std::size_t>(c.capacity + 1));
-  device_buffer<merge_source> sources(kv.slots());
-  device_buffer<float> log_mass(kv.slots(), 0);
-  index_t count = 0, last = 0;
-  for (; count < staying; ++count) {
-    begin[count] = last, sources[last++] = {count};
-  }
-  for (index_t s = staying + keep - 1; s < c.capacity; s += keep) {
-    begin[count++] = last;
-    for (index_t e = 0; e < (merged ? keep : 1); ++e) {
-      sources[last++] = merged ? merge_source{s - e, 0.5F, 0.5F} : merge_source{s};
-    }
-  }
-  begin[count] = last, rows[0] = count;
-  row_traffic counted(kv);
-  detail::apply_by<Lanes>({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(),
-                          kv.state, order());
-  REQUIRE(kv.length[0] == count);
-  for (const auto plane : {row_traffic::keys, row_traffic::values}) {
-    CHECK(counted.loaded(plane) / (last - staying) <= 1);
-    CHECK(counted.stored(plane) / (count - staying) <= 1);
-    CHECK(counted.sectors(plane) <= 1);
-  }
-  CHECK(counted.bank_conflicts == 0);
-  // One a chunk of a block's rows, three before; and the numbers beside rows.
-  const index_t blocks = 2 * ceiling(c.dim, 8 * Lanes), chunks = ceiling(count, 256 / Lanes);
-  CHECK(counted.barriers <= blocks * (chunks + 3) + 3 * ceiling(count, 1024));
-}
-
-TEST_CASE("a plan's rows are read once and written once, and not at all where they stay") {
-  check_apply<4>({.heads = 1, .capacity = 600, .dim = 128}, 100, 2, false);
-  check_apply<4>({.heads = 1, .capacity = 600, .dim = 128}, 0, 3, true);
-  check_apply<4>({.heads = 1, .capacity = 300, .dim = 64}, 30, 4, true);
-  check_apply<16>({.heads = 1, .capacity = 600, .dim = 128}, 100, 2, false);
-  check_apply<16>({.heads = 1, .capacity = 600, .dim = 128}, 0, 3, true);
-  check_apply<16>({.heads = 1, .capacity = 300, .dim = 256}, 30, 4, true);
-}
-
-/// The last of `count` rows takes in all slots behind the others.
-template <index_t Lanes>
-void check_long_row(const cache_case& c, index_t count) {
-  INFO("dim " << c.dim << ", " << c.capacity << " slots, " << count << " rows");
-  device_cache<half> kv(c, {c.capacity}, 3, {column_merge::sum, column_merge::max});
-  device_buffer<index_t> rows(std::vector{count}), begin(static_cast<std::size_t>(c.capacity + 1));
-  device_buffer<merge_source> sources(kv.slots());
-  device_buffer<float> log_mass(kv.slots(), 0);
-  for (index_t s = 0; s < c.capacity; ++s) {
-    sources[s] = s + 1 < count ? merge_source{s} : merge_source{s, 0.25F, 0.25F};
-    begin[std::min(s, count - 1)] = s < count ? s : count - 1;
-  }
-  begin[count] = c.capacity;
-  row_traffic counted(kv);
-  detail::apply_by<Lanes>({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(),
-                          kv.state, order());
-  REQUIRE(kv.length[0] == count);
-  const index_t members = c.capacity - (count - 1);
-  for (const auto plane : {row_traffic::keys, row_traffic::values}) {
-    CHECK(counted.loaded(plane) / members <= 1);
-    CHECK(counted.stored(plane) <= 1);
-    CHECK(counted.sectors(plane) <= 1);
-  }
-  CHECK(counted.bank_conflicts == 0);
-  // 64 KiB of a block's are on their way, and it waits once for every four sources of its lanes.
-  CHECK(counted.copies_at_once * 16 * 256 == std::size_t{64} << 10);
-  const index_t chunks = ceiling(count, 256 / Lanes);
-  CHECK(counted.waits <= static_cast<std::size_t>(ceiling(members, 4 * 256 / Lanes) + chunks + 2));
-  // As of other rows, and two for the long row, of columns too, however many there are.
-  const index_t blocks = 2 * ceiling(c.dim, 8 * Lanes);
-  CHECK(counted.barriers <= blocks * (chunks + 3 + 2) + 3 * ceiling(count, 1024) + 2);
-}
-
-TEST_CASE("a row of very many sources has 64 KiB a block on their way") {
-  check_long_row<4>({.heads = 1, .capacity = 1500, .dim = 128}, 200);
-  check_long_row<16>({.heads = 1, .capacity = 700, .dim = 256}, 100);
 }
 
 }  // namespace
