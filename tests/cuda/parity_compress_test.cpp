@@ -2,7 +2,6 @@
 // ties included, with the same weights; on random ones nearly always. Then decoding goes on.
 #include <catch2/catch.hpp>
 
-#include "cuda/plan_launches.hpp"
 #include "cuda/prompt_parity.hpp"
 #include "kvfold/cuda/policies/full_cache.cuh"
 #include "kvfold/cuda/policies/h2o.cuh"
@@ -34,12 +33,6 @@ TEST_CASE("compress: zsmerge") {
                         {.length = 24, .queries = 20, .target = 24, .steps = 3}, 1e-5, 69);
   check_policy(zsmerge{.residual = 3, .prompt = zsmerge::prompt_mode::nearest}, 24, 71);
   check_policy(zsmerge{.residual = 5, .sinks = 0, .new_token_competes = false}, 24, 81);
-}
-
-TEST_CASE("plans take as many launches as the guide says") {
-  CHECK(launches_of_plan(h2o{}) == 2);
-  CHECK(launches_of_plan(streaming_llm{}) == 2);
-  CHECK(launches_of_plan(zsmerge{}) == 6);
 }
 
 TEST_CASE("compress takes prompts of several blocks") {

@@ -1,7 +1,6 @@
 // EMS on the device is the library's: entries, plans, and the table token by token, place by place.
 #include <catch2/catch.hpp>
 
-#include "cuda/plan_launches.hpp"
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 #include "kvfold/cuda/policies/ems.cuh"
@@ -14,10 +13,6 @@ TEST_CASE("compress: ems") {
   check_policy_once(ems{.window = 8, .threshold = 0.1F}, 24, 301, false);
   check_policy(ems{.window = 4, .kernel = 1, .sinks = 0, .gamma = 1.5F, .threshold = -1}, 19, 311,
                false);
-}
-
-TEST_CASE("a plan of ems takes as many launches as the guide says") {
-  CHECK(launches_of_plan(ems{}) == 7);
 }
 
 TEST_CASE("compress: ems a second time, on entries that are shared") {

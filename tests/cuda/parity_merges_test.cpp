@@ -1,7 +1,6 @@
 // Policies that merge by similarity are the library's on the device too: whole prompts, and steps.
 #include <catch2/catch.hpp>
 
-#include "cuda/plan_launches.hpp"
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 #include "kvfold/cuda/policies/d2o.cuh"
@@ -48,14 +47,6 @@ TEST_CASE("compress: rows and runs of hundreds of slots") {
   check_compress<float>(kvmerger{.gaps_break = false}, c, many, 1e-5, 162);
   check_compress<float>(kvmerger{}, {.heads = 2, .dim = 40, .group = 1}, many, 1e-5, 163);
   check_compress<float>(keepkv{.similarity = 0.2F}, c, many, 1e-4, 164);
-}
-
-TEST_CASE("plans that merge by similarity take as many launches as the guide says") {
-  CHECK(launches_of_plan(d2o{}) == 6);
-  CHECK(launches_of_plan(keepkv{}) == 6);
-  CHECK(launches_of_plan(kvmerger{}) == 7);
-  const auto prompt = [](const auto&... call) { detail::merge_first(call...); };
-  CHECK(launches_of_plan(keepkv{}, prompt) == 7 + 1);  // a tile of joiners
 }
 
 TEST_CASE("step: d2o") { check_decode(d2o{}, 24, 91); }

@@ -1,11 +1,18 @@
-/// How many launches a plan takes: the table "Launches and bytes" of docs/cuda.md.
-#pragma once
+// How many launches a plan takes: the table "Launches and bytes" of docs/cuda.md.
+#include <catch2/catch.hpp>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/policies/device_policy.cuh"
+#include "kvfold/cuda/policies/d2o.cuh"
+#include "kvfold/cuda/policies/ems.cuh"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvfold/cuda/policies/zsmerge.cuh"
 #include "kvfold/cuda/state.cuh"
 
 namespace kvfold::cuda {
+namespace {
 
 /// `plan(rule, cache, state, budgets, memory, stream)`, by default the policy's of a step.
 template <class Policy, class Plan>
@@ -32,4 +39,17 @@ index_t launches_of_plan(const Policy& policy) {
                           [](const auto&... call) { device_policy<Policy>::plan(call...); });
 }
 
+TEST_CASE("plans take as many launches as the guide says") {
+  CHECK(launches_of_plan(h2o{}) == 2);
+  CHECK(launches_of_plan(streaming_llm{}) == 2);
+  CHECK(launches_of_plan(zsmerge{}) == 6);
+  CHECK(launches_of_plan(d2o{}) == 6);
+  CHECK(launches_of_plan(keepkv{}) == 6);
+  CHECK(launches_of_plan(kvmerger{}) == 7);
+  CHECK(launches_of_plan(ems{}) == 7);
+  const auto prompt = [](const auto&... call) { detail::merge_first(call...); };
+  CHECK(launches_of_plan(keepkv{}, prompt) == 7 + 1);  // a tile of joiners
+}
+
+}  // namespace
 }  // namespace kvfold::cuda
