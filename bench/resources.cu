@@ -70,14 +70,17 @@ bool print_all() {
          print<weigh_rows<half, residual_weights>>("zsmerge-weights") &&
          print<make_rows<half, join_above_mean>>("d2o-rows") &&
          print<weigh_rows<half, absorb_weights>>("d2o-weights") &&
-         print<choose_cheapest<half>>("fold-cheapest") && print<pick_seeds>("fold-seeds") &&
+         print<choose_cheapest<half>>("fold-cheapest") && print<pick_seeds<>>("fold-seeds") &&
+         print<pick_seeds<pick_seeds<>::few>>("fold-seeds-small") &&
          print<nearest_centre<256>>("fold-nearest") &&
-         print<nearest_centre<512>>("fold-nearest-256") && print<mean_centres>("fold-means") &&
+         print<nearest_centre<512>>("fold-nearest-256") &&
+         print<nearest_centre<512, 64>>("fold-near-256-sm") && print<mean_centres>("fold-means") &&
          print<make_points<half, 128>>("fold-points") &&
          print<make_points<half, 256>>("fold-points-256") &&
          print<reference_tiles<half, 128>>("fold-outputs") &&
          print<reference_tiles<half, 256>>("fold-outputs-256") &&
          print<row_masses<half, 128>>("fold-masses") &&
+         print<row_masses<half, 256>>("fold-masses-256") &&
          print<probability_tiles<half, 128>>("fold-probabilities") &&
          print<probability_tiles<half, 256>>("fold-probab-256") &&
          print<multiply_rows<1, false>>("ridge-products") &&

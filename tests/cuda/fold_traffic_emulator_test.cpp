@@ -91,14 +91,14 @@ void check_rows(const cache_case& c, index_t count, index_t rows) {
     counted.watch(f.asked.q.data(), f.asked.q.size() * sizeof(half));
     counted.watch(work.rows.key, of_rows);
     f.fit_masses(launches);
-    const index_t blocks = ceiling(f.unknowns, 64);
+    const index_t blocks = ceiling(f.unknowns, 64), some = c.dim <= 128 ? 64 : 32;
     CHECK(rows_of(counted.of(0), c.dim) <= blocks * f.all);
     CHECK(rows_of(counted.of(1), 2 * c.dim) <= f.unknowns);  // in two parts
     CHECK(whole_sectors(counted.of(0)));
     CHECK(whole_sectors(counted.of(1)));
     CHECK(counted.bank_conflicts == 0);
     CHECK(static_cast<double>(counted.mmas) <=
-          2 * products(64 * blocks, 64 * ceiling(f.all, 64), c.dim));
+          2 * products(64 * blocks, some * ceiling(f.all, some), c.dim));
   }
   {
     const stream launches = order();

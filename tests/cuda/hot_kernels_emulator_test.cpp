@@ -190,7 +190,7 @@ void check_joins(const cache_case& c, index_t held) {
     const index_t own = std::min(index_t{128}, count - 128 * t);
     keys += 3 * own + held + 128 * t + t * own;  // a tile is read once a launch, two more to decide
     pairs += ceiling(held, 128) + t + 2;
-    barriers += 2 * (t + 1) + 5;  // two a block beside one a part, five where a tile decides
+    barriers += 2 * (t + 1) + 6;  // two a block beside one a part, six where a tile decides
   }
   const index_t parts = c.dim / 64;
   CHECK(counted.loaded(row_traffic::keys) / keys <= 1);

@@ -18,6 +18,7 @@
 #include "cuda/matrices.hpp"
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
+#include "cuda/small_card.hpp"
 #include "kvfold/cuda/error.cuh"
 #include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/column_merge.hpp"
@@ -274,6 +275,10 @@ void launch(const Kernel& kernel, extent blocks, stream order, bool early) {
 
 }  // namespace emulator
 
+template <class Kernel>
+bool fits() {
+  return !Kernel::roomy || emulator::small_card::alive() == 0;
+}
 template <class Kernel>
 void launch(const Kernel& kernel, extent blocks, stream order) {
   emulator::launch(kernel, blocks, order, false);

@@ -17,6 +17,9 @@
 /// `static constexpr index_t resident`, where a kernel has it, says how many blocks a
 /// multiprocessor is to hold at once: fewer registers a thread.
 ///
+/// `static constexpr bool roomy = true`: the kernel takes more than the 99 KiB of shared memory
+/// that a block has on every card, and another is launched where it does not `fits<Kernel>()`.
+///
 /// What a kernel may call (`mask`: the lanes of the warp that take part; all by default):
 ///
 ///     thread_index(), lane(), warp()              0 <= thread_index() < threads
@@ -71,10 +74,10 @@
 /// Registers have no addresses: a loop over an array of them carries `KVFOLD_UNROLL`. Instructions
 /// that run once are read from memory: a loop that is to stay short carries `KVFOLD_ROLLED`.
 ///
-/// `stream`, `launch` and `launch_early` are the host's side: asynchronous, and `cuda_error` when
-/// refused. A kernel launched early may begin while the launch before it still runs, once all that
-/// one's blocks have called `let_next_start` or ended; every thread calls `wait_for_previous`
-/// before it touches what that launch touches.
+/// `stream`, `fits`, `launch` and `launch_early` are the host's side: asynchronous, and
+/// `cuda_error` when refused. A kernel launched early may begin while the launch before it still
+/// runs, once all that one's blocks have called `let_next_start` or ended; every thread calls
+/// `wait_for_previous` before it touches what that launch touches.
 #pragma once
 
 #include "kvfold/detail/multiply_add.hpp"

@@ -43,6 +43,18 @@ constexpr unsigned resident_blocks() {
   return 0;
 }
 
+/// Bytes of shared memory that a block has on every card: sm_86, sm_89 and sm_120 give no more.
+inline constexpr std::size_t shared_of_every_card = 99 * 1024;
+
+/// Does a kernel say that it takes more, and is launched where it `fits` alone?
+template <class Kernel>
+constexpr bool is_roomy() {
+  if constexpr (requires { Kernel::roomy; }) {
+    return Kernel::roomy;
+  }
+  return false;
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::threads, resident_blocks<Kernel>())
     run(const __grid_constant__ Kernel kernel) {
@@ -50,13 +62,13 @@ __global__ void __launch_bounds__(Kernel::threads, resident_blocks<Kernel>())
   kernel(*reinterpret_cast<typename Kernel::shared_memory*>(memory));
 }
 
-inline bool starts_early() {
-  int device = 0, major = 0;
+inline int attribute_of_device(cudaDeviceAttr which) {
+  int device = 0, x = 0;
   check(cudaGetDevice(&device), "cudaGetDevice", __FILE__, __LINE__);
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "cudaDeviceGetAttribute", __FILE__, __LINE__);
-  return major >= 9;
+  check(cudaDeviceGetAttribute(&x, which, device), "cudaDeviceGetAttribute", __FILE__, __LINE__);
+  return x;
 }
+inline bool starts_early() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
 
 template <class Kernel>
 void launch_kernel(const Kernel& kernel, extent blocks, stream stream, bool early) {
@@ -65,6 +77,8 @@ void launch_kernel(const Kernel& kernel, extent blocks, stream stream, bool earl
     return;
   }
   constexpr std::size_t bytes = sizeof(typename Kernel::shared_memory);
+  static_assert((bytes > shared_of_every_card) == is_roomy<Kernel>(),
+                "a kernel that every card can launch expected, or another beside it");
   if constexpr (bytes > 48 * 1024) {
     check(cudaFuncSetAttribute(run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(bytes)),
@@ -84,6 +98,14 @@ void launch_kernel(const Kernel& kernel, extent blocks, stream stream, bool earl
 }
 
 }  // namespace detail
+
+/// Does the device give a block the shared memory of a kernel that is `roomy`?
+template <class Kernel>
+bool fits() {
+  return sizeof(typename Kernel::shared_memory) <=
+         static_cast<std::size_t>(
+             detail::attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+}
 
 /// Runs `kernel` on every block of `blocks`, in the order of `stream`; an empty grid does nothing.
 template <class Kernel>

@@ -10,7 +10,7 @@ namespace kvfold::cuda::detail {
 
 /// What clusters are made in.
 struct cluster_scratch {
-  point_rows means;                    ///< of the clusters
+  point_rows means;  ///< of the clusters, at least `pick_seeds<>::spare_rows` a head
   index_t *members, *spare, *by_slot;  ///< [heads, capacity]
   index_t* begin;                      ///< [heads, capacity + 1] centre ↦ its first member
 
@@ -134,19 +134,21 @@ struct group_members {
 template <index_t Depth>
 void cluster_points(const clustered_points& x, const index_t* length, const seed_lists& seeds,
                     const cluster_scratch& work, index_t rounds, unsigned heads, stream stream) {
-  using nearest = nearest_centre<Depth>;
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
   const index_t target = seeds.limits.most_target();
   const auto meet = [&](index_t which) {
-    launch(nearest{x, {work.means, seeds, which}},
-           {heads, shares(x.points.capacity, nearest::rows)}, stream);
+    meet_centres<Depth>(x, {work.means, seeds, which}, heads, stream);
   };
   launch(seed_heaviest{x, length, seeds}, {heads}, stream);
   meet(met_centres::pinned);
   for (index_t round = 0; round < seed_lists::rounds::most_rounds(target); ++round) {
-    launch(pick_seeds{x, seeds, round}, {heads}, stream);
+    if (fits<pick_seeds<>>()) {
+      launch(pick_seeds<>{x, seeds, work.means, round}, {heads}, stream);
+    } else {
+      launch(pick_seeds<pick_seeds<>::few>{x, seeds, work.means, round}, {heads}, stream);
+    }
     meet(round);
   }
   launch(order_seeds{x, length, work.by_slot}, {heads}, stream);

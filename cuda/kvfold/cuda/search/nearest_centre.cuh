@@ -1,6 +1,8 @@
 /// The nearest of some centres to each point, on tensor cores.
 #pragma once
 
+#include <type_traits>  // std::integral_constant
+
 #include "kvfold/cuda/search/points.cuh"
 #include "kvfold/cuda/search/similarities.cuh"
 
@@ -38,10 +40,12 @@ struct met_centres {
 /// For every clustered slot the largest `x·c − |c|²/2`, ties to the lower centre. Of means the
 /// centre in `nearest.into`. Of seeds the slot of the nearest so far, ties to the lower slot, with
 /// the product in `nearest.similarity`; of these and the pinned what the slot would gain as a seed.
-/// A block keeps its points in shared memory, and centres stream by.
-template <index_t Depth>
+/// A block keeps its points in shared memory, and centres stream by. Of more than 256 halfs 128
+/// points are more than every card has room for.
+template <index_t Depth, index_t Rows = 128>
 struct nearest_centre {
-  using tiles = tile_stream<half, Depth, Depth <= 256 ? 3 : 2>;
+  using tiles = tile_stream<half, Depth, Rows>;
+  static constexpr bool roomy = Rows * Depth > 128 * 256;
   static constexpr index_t threads = tiles::threads, resident = tiles::resident;
   static constexpr index_t rows = tiles::rows;
   struct shared_memory {
@@ -125,5 +129,21 @@ struct nearest_centre {
     }
   }
 };
+
+template <index_t Depth>
+void meet_centres(const clustered_points& x, const met_centres& centres, unsigned heads,
+                  stream stream) {
+  const auto by = [&]<index_t Rows>(std::integral_constant<index_t, Rows>) {
+    const index_t tiles = (x.points.capacity + Rows - 1) / Rows;
+    launch(nearest_centre<Depth, Rows>{x, centres}, {heads, static_cast<unsigned>(tiles)}, stream);
+  };
+  if constexpr (nearest_centre<Depth>::roomy) {
+    if (!fits<nearest_centre<Depth>>()) {
+      by(std::integral_constant<index_t, 64>{});
+      return;
+    }
+  }
+  by(std::integral_constant<index_t, 128>{});
+}
 
 }  // namespace kvfold::cuda::detail

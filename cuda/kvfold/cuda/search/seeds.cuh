@@ -38,17 +38,22 @@ struct seed_heaviest {
 
 /// A round of `kvfold::search::pool_seeds`: among the 256 slots that gain most the farthest from
 /// each other. A block a head has what each of them would let the others' gains fall to in shared
-/// memory, as half, and one warp picks. The seeds get `fresh` in `into`.
+/// memory, as half, and one warp picks. Of fewer `Rows` than the pool has, which every card has
+/// room for, the rest lie in global memory. The seeds get `fresh` in `into`.
+template <index_t Rows = seed_lists::rounds::pool>
 struct pick_seeds {
   using rounds = seed_lists::rounds;
   using tile = half_tile<32>;
   static constexpr index_t threads = 512, pool = rounds::pool, stages = 4;
-  static constexpr index_t side = pool / 2, pitch = side + 8, of_side = pool * pitch;
+  static constexpr bool roomy = Rows == pool;
+  static constexpr index_t few = 176;  ///< `Rows` that every card has room for
+  static constexpr index_t side = pool / 2, pitch = pool + 8;
   static constexpr index_t stage = pool * tile::depth, lanes = 32, own = pool / lanes;
-  static_assert(stages * stage <= of_side && own == 8 && threads == 2 * pool);
+  static_assert((Rows == few || Rows == pool) && side <= Rows && own == 8 && threads == 2 * pool);
+  static_assert(stages * stage <= side * pitch);  // they lie where the first half of the rows will
   using sums = warp_sums<4, 4>;
   struct shared_memory {
-    shared_array<half, 2 * of_side> falls;  // [2, pool, pitch]; at first stages in the second
+    shared_array<half, Rows * pitch> falls;  // [Rows, pitch]; at first stages
     shared_array<index_t, pool> place, slot;
     shared_array<float, pool> square, weight;
     shared_array<half, pool> gain;
@@ -59,7 +64,13 @@ struct pick_seeds {
 
   clustered_points x;
   seed_lists seeds;
+  point_rows spare;  // [heads, spare_rows(depth)] scratch: rows behind `Rows`
   index_t round;
+
+  /// Of `depth` halfs, a head, whatever `Rows` is.
+  KVFOLD_HD static constexpr index_t spare_rows(index_t depth) {
+    return ((pool - few) * pool + depth - 1) / depth;
+  }
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -120,7 +131,11 @@ struct pick_seeds {
     return scale;
   }
 
-  /// All of the pool against the first half of it, then against the other; of `wanted` rows.
+  KVFOLD_DEVICE half* behind(index_t h, index_t row) const {
+    return spare.row(h, 0) + (row - Rows) * pool;
+  }
+
+  /// The second half of the pool against all of it, then the first; of `wanted` rows.
   KVFOLD_DEVICE void multiply(shared_memory& shared, index_t h, index_t wanted, float scale) const {
     const index_t row = thread_index() / tile::packs, pack = thread_index() % tile::packs;
     const half* const from[2] = {x.points.row(h, shared.slot[row]) + pack * 8,
@@ -129,7 +144,7 @@ struct pick_seeds {
     index_t ahead = 0;
     const auto copy = [&] {
       if (ahead < 2 * parts) {
-        const index_t to = of_side + ahead % stages * stage, k = ahead % parts * tile::depth;
+        const index_t to = ahead % stages * stage, k = ahead % parts * tile::depth;
         copy_async(shared.falls, to + tile::place(row, pack), from[0] + k, row < wanted ? 16 : 0);
         copy_async(shared.falls, to + tile::place(side + row, pack), from[1] + k,
                    side + row < wanted ? 16 : 0);
@@ -140,31 +155,34 @@ struct pick_seeds {
     for (index_t s = 0; s < stages - 1; ++s) {
       copy();
     }
-    const index_t row0 = warp() / 4 * 64, column0 = warp() % 4 * 32;
+    const index_t column0 = warp() % 8 * 32;
     KVFOLD_ROLLED
-    for (index_t half_of = 0; half_of < 2; ++half_of) {
+    for (index_t done = 0; done < 2; ++done) {
+      const index_t row0 = (1 - done) * side + warp() / 8 * 64;
       sums sum = {};
       KVFOLD_ROLLED
       for (index_t k = 0; k < parts; ++k) {
         wait_async<stages - 2>();
         sync_block();
         copy();
-        const index_t at = of_side + (half_of * parts + k) % stages * stage;
-        sum.add<tile>(shared.falls, at, row0, shared.falls, at, half_of * side + column0);
+        const index_t at = (done * parts + k) % stages * stage;
+        sum.template add<tile>(shared.falls, at, row0, shared.falls, at, column0);
       }
-      if (half_of == 1) {
+      if (done == 1) {
         wait_async<0>();
         sync_block();  // stages are used up
       }
       sum.each([&](float product, index_t r, index_t c) {
-        const index_t i = row0 + r, j = half_of * side + column0 + c;
+        const index_t i = row0 + r, j = column0 + c;
         const float d = shared.square[i] + shared.square[j] - 2 * product;
         const float gain = (d < 0 ? 0.0F : d) * shared.weight[j] * scale;
         const float most = rounds::most_scaled;
-        shared.falls[half_of * of_side + i * pitch + column0 + c] =
-            from_float<half>(i == j        ? -1.0F
-                             : gain < most ? gain
-                                           : most);
+        const half fall = from_float<half>(i == j ? -1.0F : gain < most ? gain : most);
+        if (roomy || i < Rows) {
+          shared.falls[i * pitch + j] = fall;
+        } else if (i < wanted) {
+          behind(h, i)[j] = fall;
+        }
       });
     }
   }
@@ -185,7 +203,8 @@ struct pick_seeds {
         key = low > key ? low : key, key = high > key ? high : key;
       }
       const index_t p = pool - 1 - (reduce_max(key) & (pool - 1));
-      const auto row = shared.falls.words((lane() / 16) * of_side + p * pitch + lane() % 16 * own);
+      const auto row = roomy || p < Rows ? shared.falls.words(p * pitch + lane() * own)
+                                         : load_words(behind(h, p) + lane() * own);
       KVFOLD_UNROLL
       for (index_t u = 0; u < own / 2; ++u) {
         gain[u] = min_pairs<half>(gain[u], row[u]);

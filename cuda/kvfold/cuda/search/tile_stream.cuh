@@ -17,20 +17,21 @@ struct streamed_rows {
 template <class RowOf>
 streamed_rows(RowOf, index_t, index_t, bool) -> streamed_rows<RowOf>;
 
-/// A block keeps `rows` rows of up to `Depth` elements of 16 bits in shared memory; others stream
-/// by, `columns` at a time and 64 elements deep, `Stages` such parts on their way or in use: three
-/// for rows of more than 64. A warp multiplies 64 rows by 32 others on tensor
-/// cores, whose sums stay in its registers.
-template <class Scalar, index_t Depth, index_t Stages = 2>
+/// A block keeps `Rows` rows, 128 or 64, of up to `Depth` elements of 16 bits in shared memory;
+/// others stream by, 16 KiB at a time: 128 of them 64 elements deep, or 256 of them 32 deep. Two
+/// such parts are on their way or in use. A warp multiplies 64 rows by 32 others on tensor cores,
+/// whose sums stay in its registers.
+template <class Scalar, index_t Depth, index_t Rows = 128>
 struct tile_stream {
-  static_assert(sizeof(Scalar) == 2);
-  using tile = half_tile<64>;
+  static_assert(sizeof(Scalar) == 2 && (Rows == 128 || Rows == 64));
+  using tile = half_tile<Rows / 2>;
   using sums = warp_sums<4, 4>;
-  static constexpr index_t warps = 8, threads = 32 * warps, across = 4;
-  static constexpr index_t rows = 128, columns = 128, of_tile = columns * tile::depth;
+  static constexpr index_t warps = 8, threads = 32 * warps, across = warps / (Rows / 64);
+  static constexpr index_t rows = Rows, columns = across * 32, of_tile = columns * tile::depth;
   static constexpr index_t row_tiles = 4, column_tiles = 4;
-  static constexpr index_t stages = Stages, resident = Depth <= 256 ? 2 : 1;
+  static constexpr index_t stages = 2, resident = Rows * Depth <= 128 * 256 ? 2 : 1;
   static constexpr index_t loads = columns * tile::packs / threads, step = threads / tile::packs;
+  static constexpr index_t of_own = rows * tile::depth;  ///< a part of the block's own rows
   using products = float[row_tiles][column_tiles][4];
   struct shared_memory {
     shared_array<Scalar, rows * Depth> own;
@@ -51,11 +52,11 @@ struct tile_stream {
   KVFOLD_DEVICE static void keep(shared_memory& shared, index_t first,
                                  const streamed_rows<RowOf>& from) {
     KVFOLD_UNROLL
-    for (index_t u = 0; u < loads; ++u) {
+    for (index_t u = 0; u < rows / step; ++u) {
       const index_t r = thread_index() / tile::packs + u * step, i = first + r;
       const Scalar* const row = from.row_of(i < from.count ? i : from.count - 1);
       for (index_t k = 0; k * tile::depth < from.dim; ++k) {
-        copy_pack(shared.own, k * of_tile, r, k * tile::depth, row, i < from.count, from);
+        copy_pack(shared.own, k * of_own, r, k * tile::depth, row, i < from.count, from);
       }
     }
   }
@@ -110,7 +111,7 @@ struct tile_stream {
       if (part == 0) {
         sum.each([&](float& x, index_t, index_t at) { x = start(done % 2, column0 + at); });
       }
-      sum.template add<tile>(shared.own, part * of_tile, row0, shared.ring.first, stage * of_tile,
+      sum.template add<tile>(shared.own, part * of_own, row0, shared.ring.first, stage * of_tile,
                              column0);
       stage = stage == stages - 1 ? 0 : stage + 1;
       if (++part == parts) {
@@ -122,6 +123,11 @@ struct tile_stream {
     sync_block();  // what streamed by is used up
   }
 
+  /// A number of each row for each of the `across` warps that have columns of it; the ring is idle.
+  KVFOLD_DEVICE static decltype(auto) number_of_row(shared_memory& shared, index_t w, index_t r) {
+    return shared.ring.then[w * rows + r];
+  }
+
   /// The best of each row, `best` of a lane's own columns: row r's in thread r. The ring is idle.
   KVFOLD_DEVICE static candidate best_of_rows(shared_memory& shared,
                                               const candidate (&best)[row_tiles][2]) {
@@ -131,7 +137,7 @@ struct tile_stream {
       for (index_t i = 0; i < 2; ++i) {
         const candidate it = reduce_max(best[m][i], 4);
         if (lane() % 4 == 0) {
-          shared.ring.then[warp() % across * rows + row(m, 2 * i)] = it;
+          number_of_row(shared, warp() % across, row(m, 2 * i)) = it;
         }
       }
     }
@@ -140,7 +146,7 @@ struct tile_stream {
     if (thread_index() < rows) {
       KVFOLD_UNROLL
       for (index_t w = 0; w < across; ++w) {
-        const candidate it = shared.ring.then[w * rows + thread_index()];
+        const candidate it = number_of_row(shared, w, thread_index());
         most = it > most ? it : most;
       }
     }
@@ -163,11 +169,12 @@ struct tile_stream {
   }
 };
 
-/// ... of floats, by plain products: a warp multiplies 16 rows by 32 others.
+/// ... of floats, by plain products, 64 rows a block: a warp multiplies 16 rows by 32 others or 16.
 template <index_t Depth>
-struct tile_stream<float, Depth, 2> {
+struct tile_stream<float, Depth, 128> {
   using shape = tile_shape<float, Depth>;
   static constexpr index_t threads = shape::threads, rows = shape::rows, columns = shape::columns;
+  static constexpr index_t across = 1;
   static constexpr index_t row_tiles = shape::row_tiles, column_tiles = shape::column_tiles;
   static constexpr index_t resident = 1;
   using products = typename shape::products;
@@ -218,6 +225,10 @@ struct tile_stream<float, Depth, 2> {
       sync_block();  // the tile may be overwritten
     }
     wait_async<0>();
+  }
+
+  KVFOLD_DEVICE static decltype(auto) number_of_row(shared_memory& shared, index_t, index_t r) {
+    return shared.best[r];
   }
 
   KVFOLD_DEVICE static candidate best_of_rows(shared_memory& shared,

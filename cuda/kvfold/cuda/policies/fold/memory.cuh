@@ -46,7 +46,9 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
   m.space = {from.take<float>(n * d * d),
              from.take<char>(n * d * d * split_factor<float>::most_bytes), from.take<float>(n * d),
              from.take<float>(n), from.take<float>(slots)};
-  m.points = points(shape.capacity), m.clusters.means = points(shape.target);
+  const index_t spare = pick_seeds<>::spare_rows(depth);
+  m.points = points(shape.capacity);
+  m.clusters.means = points(shape.target > spare ? shape.target : spare);
   m.clusters.members = from.take<index_t>(slots), m.clusters.spare = from.take<index_t>(slots);
   m.clusters.by_slot = from.take<index_t>(slots);
   m.seeds = {from.take<index_t>(slots), from.take<float>(slots), {}};

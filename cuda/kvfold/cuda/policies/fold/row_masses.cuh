@@ -36,16 +36,17 @@ struct weigh_members {
 };
 
 /// `β = ln(members / Σ_q exp(scale · q·k − Z_q))` of those rows, whose keys lie in two parts. A
-/// warp has 16 rows, and the queries stream by, 64 at a time.
+/// warp has 16 rows, and the queries stream by, 64 at a time, of more than 128 elements 32.
 template <class Scalar, index_t Depth>
 struct row_masses {
   using tile = packed_rows<Depth>;
   static constexpr index_t threads = tile::threads, rows = 64, some = 32, stages = 2;
-  using query_array = shared_array<Scalar, stages * tile::size>;
+  using query_tile = packed_rows<Depth, Depth <= 128 ? 64 : 32>;
+  using query_array = shared_array<Scalar, stages * query_tile::size>;
   struct shared_memory {
     shared_array<Scalar, 2 * tile::size> keys;
     query_array queries;
-    shared_array<float, stages * tile::rows> log_sum;
+    shared_array<float, stages * query_tile::rows> log_sum;
   };
 
   cache_view<Scalar> cache;
@@ -76,16 +77,16 @@ struct row_masses {
     const auto load = [&](index_t q0, index_t stage) {
       if (q0 < all) {
         const auto is = [&](index_t r) { return q0 + r < all; };
-        tile::copy(
-            shared.queries, stage * tile::size, 0, cache.dim,
+        query_tile::copy(
+            shared.queries, stage * query_tile::size, 0, cache.dim,
             [&](index_t r) {
               const index_t q = is(r) ? q0 + r : q0;
               return queries.at(h, q / queries.count, q % queries.count);
             },
             is);
-        if (thread_index() < tile::rows) {
+        if (thread_index() < query_tile::rows) {
           const index_t q = q0 + thread_index();
-          shared.log_sum[stage * tile::rows + thread_index()] =
+          shared.log_sum[stage * query_tile::rows + thread_index()] =
               q < all ? log2_e * log_sum_exp[std::ptrdiff_t{h} * all + q] : -lowest_score;
         }
       }
@@ -96,12 +97,12 @@ struct row_masses {
     load(0, 0);
     index_t stage = 0;
     KVFOLD_ROLLED
-    for (index_t q0 = 0; q0 < all; q0 += tile::rows) {
+    for (index_t q0 = 0; q0 < all; q0 += query_tile::rows) {
       wait_async<0>();
       sync_block();  // these queries are there, those before them are used up
-      load(q0 + tile::rows, stage ^ 1);
+      load(q0 + query_tile::rows, stage ^ 1);
       KVFOLD_ROLLED
-      for (index_t q = 0; q < tile::rows; q += some) {
+      for (index_t q = 0; q < query_tile::rows; q += some) {
         float x[some / 8][4] = {};
         multiply(shared, stage, q, x);
         KVFOLD_UNROLL
@@ -109,7 +110,7 @@ struct row_masses {
           KVFOLD_UNROLL
           for (index_t i = 0; i < 4; ++i) {
             const index_t column = q + t * 8 + lane() % 4 * 2 + i % 2;
-            const float z = shared.log_sum[stage * tile::rows + column];
+            const float z = shared.log_sum[stage * query_tile::rows + column];
             alone[i / 2] += exp2_approx(multiply_add(scale, x[t][i], -z));
           }
         }
@@ -139,7 +140,8 @@ struct row_masses {
         const matrices rest = tile::left(shared.keys, tile::size, warp() * 16, k);
         KVFOLD_UNROLL
         for (index_t pair = 0; pair < some / 16; ++pair) {
-          const matrices b = tile::right(shared.queries, stage * tile::size, q + pair * 16, k);
+          const matrices b =
+              query_tile::right(shared.queries, stage * query_tile::size, q + pair * 16, k);
           add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], high.of, b);
           add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], rest.of, b);
         }

@@ -68,7 +68,7 @@ struct estimate_slots {
   KVFOLD_DEVICE float dot(shared_memory& shared, index_t r, const Scalar* query) const {
     float sum = 0;
     for (index_t k = 0; k < cache.dim; k += shape::width) {
-      const auto x = shared.keys.vector(r * shape::stride + k);
+      const auto x = shared.keys.vector(shape::place(r, k));
       const auto y = load_row(query, k, cache.dim, aligned);
       KVFOLD_UNROLL
       for (index_t j = 0; j < shape::width; ++j) {

@@ -5,6 +5,50 @@
 
 namespace kvfold::cuda::detail {
 
+/// Which of the columns are near to each row: a bit a column, of up to 64 a warp.
+template <class Stream>
+struct near_columns {
+  candidate bits[Stream::row_tiles][2] = {};  // of a lane's own
+
+  /// Takes in the tile from column `first` on; `is(product, row, column)`.
+  template <class Is>
+  KVFOLD_DEVICE void take(const typename Stream::products& x, index_t first, Is is) {
+    constexpr bool whole = Stream::columns == Stream::rows;
+    const index_t begin = whole ? 0 : first / Stream::columns * (Stream::column_tiles * 8);
+    KVFOLD_UNROLL
+    for (index_t n = 0; n < Stream::column_tiles; ++n) {
+      KVFOLD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        KVFOLD_UNROLL
+        for (index_t m = 0; m < Stream::row_tiles; ++m) {
+          const bool yes = is(x[m][n][j], Stream::row(m, j), Stream::column(n, j));
+          bits[m][j / 2] |= yes ? candidate{1} << (begin + n * 8 + j % 2) : candidate{0};
+        }
+      }
+    }
+  }
+  /// Where `of_row` finds them. The ring is idle.
+  KVFOLD_DEVICE void store(typename Stream::shared_memory& shared) const {
+    KVFOLD_UNROLL
+    for (index_t m = 0; m < Stream::row_tiles; ++m) {
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < 2; ++i) {
+        const candidate all = reduce_sum(bits[m][i] << (lane() % 4 * 2), 4);
+        if (lane() % 4 == 0) {
+          Stream::number_of_row(shared, warp() % Stream::across, Stream::row(m, 2 * i)) = all;
+        }
+      }
+    }
+  }
+  /// Of columns `32 k ...`.
+  KVFOLD_DEVICE static unsigned of_row(typename Stream::shared_memory& shared, index_t r,
+                                       index_t k) {
+    constexpr index_t of_warp = Stream::rows / Stream::across;
+    const candidate all = Stream::number_of_row(shared, 32 * k / of_warp, r);
+    return static_cast<unsigned>(all >> 32 * k % of_warp & 0xffffffffU);
+  }
+};
+
 /// One of as many launches as there are tiles of joiners. Joiners from this launch's tile on meet
 /// the leaders that the tile before has made (the first: those from the start), all at once; then
 /// those of the tile decide one after another, by which of them are near to each other alone.
@@ -18,10 +62,8 @@ struct join_leaders {
     typename tiles::shared_memory keys;
     shared_array<index_t, 2 * columns> slot;  // −1: none
     shared_array<float, 2 * columns> number;
-    shared_array<float, rows> own;                  // of joiners, what `number` is of others
-    shared_array<candidate, rows> met;              // their nearest leaders before this tile
-    shared_array<unsigned char, rows * rows> near;  // [earlier, later]: they may join
-    shared_array<index_t, rows> leads;
+    shared_array<float, rows> own;                   // of joiners, what `number` is of others
+    shared_array<unsigned, rows / 32> joins, leads;  // a bit each: one before the tile; itself
   };
 
   cache_view<Scalar> cache;
@@ -70,12 +112,16 @@ struct join_leaders {
       }
       return;
     }
+    const float own = is ? number_of_slot(h, joiners[e]) : 0.0F;
+    const unsigned joins = ballot(!is || score_of(most) * own >= similarity);
     if (r < rows) {
-      shared.met[r] = most;
-      shared.own[r] = is ? number_of_slot(h, joiners[e]) : 0.0F;
+      shared.own[r] = own;
+      if (lane() == 0) {
+        shared.joins[warp()] = joins;
+      }
     }
     sync_block();
-    decide(shared, h, joiners + w0, count - w0 < rows ? count - w0 : rows, end);
+    decide(shared, h, joiners + w0, count - w0 < rows ? count - w0 : rows, end, most);
   }
 
  private:
@@ -92,6 +138,9 @@ struct join_leaders {
   }
   KVFOLD_DEVICE static float score_of(candidate x) {
     return x == 0 ? lowest_score : number_of(static_cast<unsigned>(x >> 32));
+  }
+  KVFOLD_DEVICE static bool leads(shared_memory& shared, index_t r) {
+    return (shared.leads[r / 32] >> r % 32 & 1U) != 0;
   }
   /// The block's joiners and those of `count` others that `is(i)` names, `use(products, at, the
   /// first)`: what is known of others stands from `at` on.
@@ -111,25 +160,17 @@ struct join_leaders {
           use(x, turn * columns, first);
         });
   }
-  /// The tile's `some` joiners, when `led` led before them.
+  /// The tile's `some` joiners, when `led` led before them; `before`: thread r's nearest of these.
   KVFOLD_DEVICE void decide(shared_memory& shared, index_t h, const index_t* joiners, index_t some,
-                            index_t led) const {
+                            index_t led, candidate before) const {
+    near_columns<tiles> near;
     meet(shared, h, joiners, some, all_of_them{}, [&](auto& x, index_t at, index_t first) {
-      KVFOLD_UNROLL
-      for (index_t n = 0; n < tiles::column_tiles; ++n) {
-        KVFOLD_UNROLL
-        for (index_t j = 0; j < 4; ++j) {
-          const index_t column = tiles::column(n, j);
-          const float number = shared.number[at + column];
-          KVFOLD_UNROLL
-          for (index_t m = 0; m < tiles::row_tiles; ++m) {
-            const index_t row = tiles::row(m, j);
-            shared.near[(first + column) * rows + row] =
-                x[m][n][j] * number * shared.own[row] >= similarity ? 1 : 0;
-          }
-        }
-      }
+      near.take(x, first, [&](float ab, index_t row, index_t column) {
+        return ab * shared.number[at + column] * shared.own[row] >= similarity;
+      });
     });
+    near.store(shared.keys);
+    sync_block();
     if (warp() == 0) {
       walk(shared, h, joiners, some, led);
     }
@@ -137,7 +178,7 @@ struct join_leaders {
     // The nearest of all leaders before each: those of the tile are known now.
     nearest best;
     meet(
-        shared, h, joiners, some, [&](index_t i) { return shared.leads[i] != 0; },
+        shared, h, joiners, some, [&](index_t i) { return leads(shared, i); },
         [&](auto& x, index_t at, index_t first) {
           best.take(
               x, [&](index_t column) { return shared.slot[at + column]; },
@@ -149,8 +190,7 @@ struct join_leaders {
         });
     candidate most = best.of_rows(shared.keys);
     const index_t r = thread_index();
-    if (r < some && shared.leads[r] == 0) {
-      const candidate before = shared.met[r];
+    if (r < some && !leads(shared, r)) {
       most = before > most ? before : most;
       const std::ptrdiff_t at = cache.slot(h, joiners[r]);
       of.into[at] = most_slot(most);
@@ -160,34 +200,32 @@ struct join_leaders {
   /// One after another, by a warp: a slot that is near to no leader before it leads.
   KVFOLD_DEVICE void walk(shared_memory& shared, index_t h, const index_t* joiners, index_t some,
                           index_t led) const {
-    constexpr index_t own = rows / 32;
-    index_t joins[own];
+    const unsigned before = (1U << lane()) - 1;
+    unsigned all[rows / 32];  // that lead, 32 at a time
     KVFOLD_UNROLL
-    for (index_t k = 0; k < own; ++k) {
+    for (index_t k = 0; k < rows / 32; ++k) {
       const index_t r = lane() + 32 * k;
-      joins[k] = r >= some || score_of(shared.met[r]) * shared.own[r] >= similarity ? 1 : 0;
-    }
-    KVFOLD_UNROLL
-    for (index_t k = 0; k < own; ++k) {
-      for (index_t j = 0; j < 32 && 32 * k + j < some; ++j) {
-        const index_t leads = 1 - shuffle(joins[k], j);
-        KVFOLD_UNROLL
-        for (index_t i = k; i < own; ++i) {
-          const index_t r = lane() + 32 * i;
-          const index_t near = shared.near[(32 * k + j) * rows + r];
-          joins[i] |= r > 32 * k + j ? leads & near : 0;
-        }
+      bool joins = (shared.joins[k] >> lane() & 1U) != 0;
+      KVFOLD_UNROLL
+      for (index_t i = 0; i < k; ++i) {
+        joins = joins || (near_columns<tiles>::of_row(shared.keys, r, i) & all[i]) != 0;
       }
-      const bool leads = joins[k] == 0;
-      const unsigned all = ballot(leads);
-      const index_t r = lane() + 32 * k;
-      shared.leads[r] = leads ? 1 : 0;
-      if (leads) {
+      const unsigned near = near_columns<tiles>::of_row(shared.keys, r, k) & before;
+      KVFOLD_ROLLED
+      for (index_t j = 0; j < 32 && 32 * k + j < some; ++j) {
+        const bool leads = shuffle(joins ? 1 : 0, j) == 0;
+        joins = joins || (leads && (near >> j & 1U) != 0);
+      }
+      all[k] = ballot(!joins);
+      if (!joins) {
         const index_t s = joiners[r];
-        of.kept[cache.slot(h, led + count_lanes(all & ((1U << lane()) - 1)))] = s;
+        of.kept[cache.slot(h, led + count_lanes(all[k] & before))] = s;
         of.into[cache.slot(h, s)] = s;
       }
-      led += count_lanes(all);
+      if (lane() == 0) {
+        shared.leads[k] = all[k];
+      }
+      led += count_lanes(all[k]);
     }
     if (lane() == 0) {
       ends[cache.bound(h, tile + 1)] = led;
