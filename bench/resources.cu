@@ -13,6 +13,7 @@
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
+#include "kvfold/cuda/policies/keepkv/rule.cuh"
 #include "kvfold/cuda/policies/kvmerger/name_runs.cuh"
 #include "kvfold/cuda/policies/kvmerger/neighbours.cuh"
 #include "kvfold/cuda/policies/kvmerger/rule.cuh"
@@ -61,6 +62,8 @@ bool print_all() {
          print<join_leaders<half, 128>>("keepkv-leaders") &&
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
+         print<select_slots<half, d2o_rule, keep_evict_partition>>("select-d2o") &&
+         print<select_slots<half, keepkv_rule, keep_evict_partition>>("select-keepkv") &&
          print<select_then<zsmerge_rule, place_residuals<half>>>("zsmerge-select") &&
          print<select_then<kvmerger_rule, order_by_position<half>>>("kvmerger-select") &&
          print<pair_cosines<half>>("kvmerger-pairs") &&

@@ -21,6 +21,7 @@ namespace detail {
 
 /// Which slots are kept, which are removed, and into what, while a plan that merges is made.
 struct keep_evict_partition {
+  static constexpr bool reads = false;  ///< a selection writes it, and waits for nothing
   static constexpr index_t evicted = -1;
   static constexpr index_t fresh = 1 << 30;  ///< set in an anchor's own `into`: it was removed
 

@@ -13,6 +13,8 @@ namespace detail {
 
 /// Where a selection goes: rows of a plan, one slot each, as it is.
 struct evictions {
+  static constexpr bool reads = true;  ///< of a slot: those of several are on their way at once
+
   plan_view plan;
 
   KVFOLD_DEVICE void none(index_t h) const { plan.rows[h] = -1; }
@@ -98,8 +100,7 @@ struct select_slots {
       }
       const auto before = block_prefix(shared.prefix, turn, count_lanes(sure), count_lanes(equal));
       index_t sure_at = sure_before + before.a, equal_at = equal_before + before.b;
-      KVFOLD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      const auto put = [&](index_t i) {
         const index_t s = base + thread_index() * own + i;
         const index_t row = sure_at + (equal_at < least.equals ? equal_at : least.equals);
         const bool is_sure = (sure >> i & 1U) != 0, is_equal = (equal >> i & 1U) != 0;
@@ -109,6 +110,17 @@ struct select_slots {
           to.evict(cache, h, s, s - row);
         }
         sure_at += is_sure ? 1 : 0, equal_at += is_equal ? 1 : 0;
+      };
+      if constexpr (To::reads) {
+        KVFOLD_UNROLL
+        for (index_t i = 0; i < own; ++i) {
+          put(i);
+        }
+      } else {
+        KVFOLD_ROLLED
+        for (index_t i = 0; i < own; ++i) {
+          put(i);
+        }
       }
       sure_before += before.all_a, equal_before += before.all_b;
     }
