@@ -8,6 +8,7 @@
 #include "kvfold/cuda/merge/observe_and_remove.cuh"
 #include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/d2o/rule.cuh"
+#include "kvfold/cuda/policies/ems/match_tiles.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
@@ -61,6 +62,8 @@ bool print_all() {
          print<nearest_kept<float, 128, cosine_similarity>>("match-float") &&
          print<join_leaders<half, 128>>("keepkv-leaders") &&
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
+         print<redundant_tiles<half, 128>>("ems-centres") &&
+         print<redundant_tiles<half, 256>>("ems-centres-256") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<select_slots<half, d2o_rule, keep_evict_partition>>("select-d2o") &&
          print<select_slots<half, keepkv_rule, keep_evict_partition>>("select-keepkv") &&

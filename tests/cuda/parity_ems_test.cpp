@@ -57,6 +57,9 @@ TEST_CASE("compress: ems over several tiles") {
       ems{.threshold = 0}, {.heads = 1, .dim = 8},
       {.length = 700, .queries = 40, .target = 200, .random = true, .rounding = 2e-5F, .again = 90},
       1e-3, 352);
+  check_compress<Eigen::half>(ems{.threshold = 0}, {.heads = 1, .dim = 72},
+                              {.length = 300, .queries = 20, .target = 80, .random = true}, 1e-3,
+                              354);
   check_compress<float>(ems{.threshold = -1}, {.heads = 1, .dim = 256},
                         {.length = 160, .queries = 20, .target = 60, .random = true}, 1e-5, 353);
 }

@@ -110,6 +110,11 @@ struct query_log_sums {
     if (!queries.asks(h)) {
       return;
     }
+    if constexpr (requires { masses.differ(cache, h); }) {
+      if (!masses.differ(cache, h)) {
+        return;
+      }
+    }
     shape::template load<shape::rows>(
         shared.queries,
         [&](index_t r) { return i0 + r < queries.count ? queries.at(h, g, i0 + r) : nullptr; },

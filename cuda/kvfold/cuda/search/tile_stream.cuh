@@ -7,12 +7,22 @@
 
 namespace kvfold::cuda::detail {
 
-/// `row_of(i)`, `0 <= i < count`, `[dim]`; `aligned`: all begin at multiples of 16 bytes.
+/// `row_of(i)`, `0 <= i < count`, `[dim]`, or `row_of(i, plane)` where rows are of several planes;
+/// `aligned`: all begin at multiples of 16 bytes.
 template <class RowOf>
 struct streamed_rows {
   RowOf row_of;
   index_t count, dim;
   bool aligned;
+
+  template <index_t Planes>
+  KVFOLD_DEVICE auto row(index_t i, index_t plane) const {
+    if constexpr (Planes == 1) {
+      return row_of(i);
+    } else {
+      return row_of(i, plane);
+    }
+  }
 };
 template <class RowOf>
 streamed_rows(RowOf, index_t, index_t, bool) -> streamed_rows<RowOf>;
@@ -47,41 +57,48 @@ struct tile_stream {
     return warp() % across * 32 + sums::column(n, i);
   }
 
-  /// Starts to copy the block's own rows, those from `first` on.
-  template <class RowOf>
+  /// Starts to copy the block's own rows, those from `first` on: `Depth` elements of all planes.
+  template <index_t Planes = 1, class RowOf>
   KVFOLD_DEVICE static void keep(shared_memory& shared, index_t first,
                                  const streamed_rows<RowOf>& from) {
+    const index_t parts = (from.dim + tile::depth - 1) / tile::depth;
     KVFOLD_UNROLL
     for (index_t u = 0; u < rows / step; ++u) {
       const index_t r = thread_index() / tile::packs + u * step, i = first + r;
-      const Scalar* const row = from.row_of(i < from.count ? i : from.count - 1);
-      for (index_t k = 0; k * tile::depth < from.dim; ++k) {
-        copy_pack(shared.own, k * of_own, r, k * tile::depth, row, i < from.count, from);
+      for (index_t plane = 0; plane < Planes; ++plane) {
+        const Scalar* const row =
+            from.template row<Planes>(i < from.count ? i : from.count - 1, plane);
+        for (index_t k = 0; k < parts; ++k) {
+          copy_pack(shared.own, (plane * parts + k) * of_own, r, k * tile::depth, row,
+                    i < from.count, from);
+        }
       }
     }
   }
 
   /// Streams `others` by the rows that `keep` began to copy. Before a tile comes, a thread for each
   /// of its columns `describe(turn, column, i)`s it, `i < 0`: there is none; its sums begin as
-  /// `start(turn, column)`; then all `use(sums, turn, the first of its rows)`. Two turns alternate.
-  template <class RowOf, class Describe, class Start, class Use>
+  /// `start(turn, column)`; then all `use(sums, turn, the first of its rows)`, or, of several
+  /// planes, `use(sums, turn, first, plane)` of one after the other. Two turns alternate.
+  template <index_t Planes = 1, class RowOf, class Describe, class Start, class Use>
   KVFOLD_DEVICE static void stream(shared_memory& shared, const streamed_rows<RowOf>& others,
                                    Describe describe, Start start, Use use) {
     const index_t parts = (others.dim + tile::depth - 1) / tile::depth;
-    const index_t steps = (others.count + columns - 1) / columns * parts;
+    const index_t steps = (others.count + columns - 1) / columns * Planes * parts;
     const index_t first = thread_index() / tile::packs;
     // Each thread copies the same rows of every part of a tile.
     const Scalar* from[loads];
-    index_t ahead_tile = 0, ahead_part = 0, ahead_stage = 0;
+    index_t ahead_tile = 0, ahead_plane = 0, ahead_part = 0, ahead_stage = 0;
     const auto copy = [&] {
       if (ahead_tile * columns < others.count) {
         if (ahead_part == 0) {
           KVFOLD_UNROLL
           for (index_t u = 0; u < loads; ++u) {
             const index_t i = ahead_tile * columns + first + u * step;
-            from[u] = others.row_of(i < others.count ? i : others.count - 1);
+            from[u] =
+                others.template row<Planes>(i < others.count ? i : others.count - 1, ahead_plane);
           }
-          if (thread_index() < columns) {
+          if (ahead_plane == 0 && thread_index() < columns) {
             const index_t i = ahead_tile * columns + thread_index();
             describe(ahead_tile % 2, thread_index(), i < others.count ? i : -1);
           }
@@ -95,7 +112,8 @@ struct tile_stream {
       }
       commit_async();
       ahead_part = ahead_part == parts - 1 ? 0 : ahead_part + 1;
-      ahead_tile += ahead_part == 0 ? 1 : 0;
+      ahead_plane = ahead_part > 0 ? ahead_plane : ahead_plane == Planes - 1 ? 0 : ahead_plane + 1;
+      ahead_tile += ahead_part == 0 && ahead_plane == 0 ? 1 : 0;
       ahead_stage = ahead_stage == stages - 1 ? 0 : ahead_stage + 1;
     };
     for (index_t k = 0; k < stages - 1; ++k) {
@@ -104,19 +122,24 @@ struct tile_stream {
     sums sum;
     const index_t row0 = warp() / across * 64, column0 = warp() % across * 32;
     KVFOLD_ROLLED
-    for (index_t s = 0, part = 0, done = 0, stage = 0; s < steps; ++s) {
+    for (index_t s = 0, part = 0, plane = 0, done = 0, stage = 0; s < steps; ++s) {
       wait_async<stages - 2>();
       sync_block();
       copy();
       if (part == 0) {
         sum.each([&](float& x, index_t, index_t at) { x = start(done % 2, column0 + at); });
       }
-      sum.template add<tile>(shared.own, part * of_own, row0, shared.ring.first, stage * of_tile,
-                             column0);
+      sum.template add<tile>(shared.own, (plane * parts + part) * of_own, row0, shared.ring.first,
+                             stage * of_tile, column0);
       stage = stage == stages - 1 ? 0 : stage + 1;
       if (++part == parts) {
-        use(sum.x, done % 2, done * columns);
-        part = 0, ++done;
+        if constexpr (Planes == 1) {
+          use(sum.x, done % 2, done * columns);
+          part = 0, ++done;
+        } else {
+          use(sum.x, done % 2, done * columns, plane);
+          part = 0, plane = plane == Planes - 1 ? 0 : plane + 1, done += plane == 0 ? 1 : 0;
+        }
       }
     }
     wait_async<0>();

@@ -18,15 +18,15 @@ KVFOLD_HD inline float entry_cosine(float dot, float a, float b) {
   return a * b > 0 ? dot / (a * b) : 0.0F;
 }
 
-/// Eq. 5. A block holds products of a tile of removed entries with one of centres in registers,
-/// first those of keys, then those of values, 128 elements of the rows at a time, and keeps the
-/// best of each; ties go to the earlier token, wherever it lies. `Product`: the scalar they are
-/// multiplied in. Reads K and V of removed entries once per tile of centres, and of centres once
-/// per tile of removed entries.
-template <class Scalar, class Product>
+/// Eq. 5 in floats: of float rows, and of keys as they were before RoPE. A block holds products of
+/// a tile of removed entries with one of centres in registers, first those of keys, then those of
+/// values, 128 elements of the rows at a time, and keeps the best of each; ties go to the earlier
+/// token, wherever it lies. Reads K and V of removed entries once per tile of centres, and of
+/// centres once per tile of removed entries.
+template <class Scalar>
 struct most_redundant {
   static constexpr index_t depth = 128;
-  using shape = tile_shape<Product, depth>;
+  using shape = tile_shape<float, depth>;
   static constexpr index_t threads = shape::threads;
   struct shared_memory {
     typename shape::row_array removed;
@@ -116,17 +116,13 @@ struct most_redundant {
 
  private:
   /// As they are, or as they were before RoPE: these are floats.
-  KVFOLD_DEVICE head_rows<Product> keys_of(index_t h) const {
-    if constexpr (std::is_same_v<Scalar, Product>) {
+  KVFOLD_DEVICE head_rows<float> keys_of(index_t h) const {
+    if constexpr (std::is_same_v<Scalar, float>) {
       if (entries.turned == nullptr) {
         return cache.keys.of(h);
       }
     }
-    if constexpr (std::is_same_v<Product, float>) {
-      return {entries.turned + cache.slot(h, 0) * entries.pitch, entries.pitch, 0, nullptr, 0};
-    } else {
-      return {};
-    }
+    return {entries.turned + cache.slot(h, 0) * entries.pitch, entries.pitch, 0, nullptr, 0};
   }
   /// Products of all rows of the tile with all centres, 128 elements after the other.
   template <class Row, class RowOf, class ColumnOf>

@@ -5,7 +5,7 @@
 #include "kvfold/cuda/memory/work_memory.cuh"
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/weigh_rows.cuh"
-#include "kvfold/cuda/policies/ems/match.cuh"
+#include "kvfold/cuda/policies/ems/match_tiles.cuh"
 #include "kvfold/cuda/policies/ems/scores.cuh"
 #include "kvfold/cuda/policies/ems/update_table.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
@@ -23,8 +23,9 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
          stream);
 }
 
-/// A prompt's attention into the tokens' scores. Four launches. Column sums of heads whose entries
-/// are shared are made in vain: which these are stays on the device.
+/// A prompt's attention into the tokens' scores: three launches beside `column_scores`, whose sums
+/// are those of heads whose tokens all stand alone. Of other heads they are made in vain, and the
+/// log-sum-exp once more: which these are stays on the device.
 template <class Scalar, index_t Depth>
 void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const query_rows<Scalar>& queries, const prompt_memory<ems_rule>& work,
@@ -41,21 +42,40 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
   const index_t places = rule.places(cache.capacity);
   float* const log_sum_exp = work.measure.log_sum_exp;
   const bool aligned = cache.aligned() && reach.aligned();
+  const bool back = counts.late > counts.all;  // then the sum over all of `reach` is the window's
+  column_scores(cache, reach, {.window = back ? counts.all : counts.late, .combine = rule.combine},
+                {.total = back ? work.last : work.sums, .window = back ? work.sums : work.last},
+                work.measure, stream);
   using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
   launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places}},
          {heads, static_cast<unsigned>(cache.group), shares(reach.count, log_sums::shape::rows)},
          stream);
-  const bool back = counts.late > counts.all;  // then the sum over all of `reach` is the window's
-  column_scores(cache, reach,
-                {.window = back ? counts.all : counts.late,
-                 .combine = rule.combine,
-                 .log_sum_exp = log_sum_exp},
-                {.total = back ? work.last : work.sums, .window = back ? work.sums : work.last},
-                work.measure, stream);
   using credit = credit_tokens<Scalar>;
   launch(credit{cache, state, reach, rule.combine, places, counts, work.sums, work.last,
                 log_sum_exp, aligned},
          {heads, shares(cache.capacity, credit::slots)}, stream);
+}
+
+/// The centre of every removed entry, into `d.nearest`.
+template <class Scalar>
+void match_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const entry_scratch& own,
+                   const keep_evict_partition& d, stream stream) {
+  const auto match = [&](auto kernel, index_t rows) {
+    launch(kernel, {cache.blocks(), static_cast<unsigned>((cache.capacity + rows - 1) / rows)},
+           stream);
+  };
+  if constexpr (sizeof(Scalar) == 2) {
+    if (rule.with_position && cache.dim <= 128) {
+      using kernel = redundant_tiles<Scalar, 128>;
+      return match(kernel{cache, own, d, cache.aligned()}, kernel::rows);
+    }
+    if (rule.with_position) {
+      using kernel = redundant_tiles<Scalar, 256>;
+      return match(kernel{cache, own, d, cache.aligned()}, kernel::rows);
+    }
+  }
+  using kernel = most_redundant<Scalar>;
+  match(kernel{cache, own, d, cache.aligned()}, kernel::shape::rows);
 }
 
 /// Brings every head that reaches its budget to its target; `prompt`: as after one. Seven launches.
@@ -72,15 +92,7 @@ void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
           {cache, state, rule, limits, own, prompt, nullptr},
           {cache, state, rule, limits, own, d, prompt}},
       heads, stream);
-  const auto match = [&](auto kernel) {
-    constexpr index_t rows = decltype(kernel)::shape::rows;
-    launch(kernel, {heads.x, static_cast<unsigned>((cache.capacity + rows - 1) / rows)}, stream);
-  };
-  if (rule.with_position) {
-    match(most_redundant<Scalar, Scalar>{cache, own, d, cache.aligned()});
-  } else {
-    match(most_redundant<Scalar, float>{cache, own, d, cache.aligned()});
-  }
+  match_entries(rule, cache, own, d, stream);
   write_rows(cache, state, d, work.plan, join_above{rule.threshold},
              entry_weights{own.weight, own.key_length}, limits.most_target(), stream);
   launch(carry_entries<Scalar>{cache, state, rule, work.plan, own}, heads, stream);

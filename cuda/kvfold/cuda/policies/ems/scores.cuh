@@ -126,9 +126,9 @@ struct weigh_entries {
   }
 };
 
-/// Which slots of a head are centres (`kept`), to be merged (`removed`) and evicted: those that do
-/// not stay alone by weight, among equals the earlier token first, wherever it lies. A block a
-/// head.
+/// Which slots of a head are centres (`kept`, in the order of positions), to be merged (`removed`)
+/// and evicted: those that do not stay alone by weight, among equals the earlier token first,
+/// wherever it lies. A block a head.
 template <class Scalar>
 struct divide_entries {
   static constexpr index_t threads = 512;
@@ -175,6 +175,10 @@ struct divide_entries {
     index_t* const by_position =
         block_sort(shared.sort, order, spare, others, static_cast<unsigned>(newest),
                    [&](index_t s) { return static_cast<unsigned>(position[s]); });
+    index_t* const in_order = from.freed + from.at(h, 0);
+    for (index_t i = thread_index(); i < others; i += threads) {
+      in_order[i] = by_position[i];
+    }
     const float* const weight = from.weight + cache.slot(h, 0);
     const index_t* const ranked =
         block_sort(shared.sort, by_position, by_position == order ? spare : order, others, ~0U,
@@ -185,10 +189,20 @@ struct divide_entries {
     const index_t most = n - target, merged = wanted < most ? static_cast<index_t>(wanted) : most;
     for (index_t i = thread_index(); i < centres + merged; i += threads) {
       if (i < centres) {
-        to.keep(cache, h, ranked[i], i);
+        to.into[cache.slot(h, ranked[i])] = ranked[i];
       } else {
         to.evict(cache, h, ranked[i], i - centres);
       }
+    }
+    sync_block();
+    for (index_t base = 0, kept = 0, turn = 0; base < others; base += threads, turn ^= 1) {
+      const index_t i = base + thread_index(), s = i < others ? in_order[i] : 0;
+      const bool centre = i < others && to.into[cache.slot(h, s)] == s;
+      const auto before = block_prefix(shared.sort.prefix, turn, centre ? 1 : 0, 0);
+      if (centre) {
+        to.kept[cache.slot(h, kept + before.a)] = s;
+      }
+      kept += before.all_a;
     }
     if (thread_index() == 0) {
       to.end(cache, h, centres, merged);

@@ -157,6 +157,11 @@ struct entry_masses {
     observed = entry_slope(tokens, s, cache.scale, dot);
     return entry_log_sum(tokens, s, observed);
   }
+  /// Is a prompt's log-sum-exp of this head another than `column_scores` has?
+  template <class Scalar>
+  KVFOLD_DEVICE bool differ(const cache_view<Scalar>& cache, index_t h) const {
+    return entry_table::of(cache, state, h, 0, places).counted(entry_table::sharing) != 0;
+  }
 };
 
 }  // namespace kvfold::cuda::detail
