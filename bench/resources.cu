@@ -9,6 +9,7 @@
 #include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/ems/match_tiles.cuh"
+#include "kvfold/cuda/policies/ems/step.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
@@ -64,6 +65,7 @@ bool print_all() {
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<redundant_tiles<half, 128>>("ems-centres") &&
          print<redundant_tiles<half, 256>>("ems-centres-256") &&
+         print<weigh_entries<half>>("ems-weights") && print<remove_into_centre<half>>("ems-step") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<select_slots<half, d2o_rule, keep_evict_partition>>("select-d2o") &&
          print<select_slots<half, keepkv_rule, keep_evict_partition>>("select-keepkv") &&

@@ -27,7 +27,7 @@ template <class Scalar>
 struct most_redundant {
   static constexpr index_t depth = 128;
   using shape = tile_shape<float, depth>;
-  static constexpr index_t threads = shape::threads;
+  static constexpr index_t threads = shape::threads, resident = 2;
   struct shared_memory {
     typename shape::row_array removed;
     typename shape::column_array kept;
@@ -152,8 +152,9 @@ struct entry_merge {
   float norm;
   index_t size;
 
-  /// By a warp, that all take part in: `member(i)`, `weight(s)` and `key_length(s)`.
-  template <class Scalar, class Member, class Weight, class Length>
+  /// By a warp, that all take part in: `member(i)`, `weight(s)` and `key_length(s)`. A lane sums
+  /// `Own` elements of the keys at once.
+  template <index_t Own = max_dim / 32, class Scalar, class Member, class Weight, class Length>
   KVFOLD_DEVICE static entry_merge of(const cache_view<Scalar>& cache, index_t h, index_t size,
                                       float norm, Member member, Weight weight, Length key_length) {
     double sum = 0;
@@ -161,23 +162,25 @@ struct entry_merge {
       sum += static_cast<double>(weight(member(i)));
     }
     entry_merge x{reduce_sum(sum), 0, norm, size};
-    constexpr index_t own = max_dim / 32;
-    double key[own] = {};
     const auto keys = cache.keys.of(h);
-    for (index_t i = 0; i < size; ++i) {
-      const index_t s = member(i);
-      const double unit = x.unit(weight(s), key_length(s));
-      const Scalar* const row = keys.at(s);
-      KVFOLD_UNROLL
-      for (index_t j = 0; j < own; ++j) {
-        const index_t e = j * 32 + lane();
-        key[j] += e < cache.dim ? unit * static_cast<double>(to_float(row[e])) : 0.0;
-      }
-    }
     double square = 0;
-    KVFOLD_UNROLL
-    for (index_t j = 0; j < own; ++j) {
-      square += key[j] * key[j];
+    KVFOLD_ROLLED
+    for (index_t first = 0; first < cache.dim; first += 32 * Own) {
+      double key[Own] = {};
+      for (index_t i = 0; i < size; ++i) {
+        const index_t s = member(i);
+        const double unit = x.unit(weight(s), key_length(s));
+        const Scalar* const row = keys.at(s);
+        KVFOLD_UNROLL
+        for (index_t j = 0; j < Own; ++j) {
+          const index_t e = first + j * 32 + lane();
+          key[j] += e < cache.dim ? unit * static_cast<double>(to_float(row[e])) : 0.0;
+        }
+      }
+      KVFOLD_UNROLL
+      for (index_t j = 0; j < Own; ++j) {
+        square += key[j] * key[j];
+      }
     }
     x.length = square_root(reduce_sum(square));
     return x;

@@ -15,7 +15,7 @@ namespace kvfold::cuda::detail {
 /// place.
 template <class Scalar>
 struct remove_into_centre {
-  static constexpr index_t threads = 512;
+  static constexpr index_t threads = 256, resident = 3;
   struct shared_memory {
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
@@ -31,6 +31,7 @@ struct remove_into_centre {
 
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    wait_for_previous();
     const index_t h = cache.head();
     const auto tile = static_cast<index_t>(block_index().y);
     const index_t removed = from.victims[h];
@@ -38,18 +39,18 @@ struct remove_into_centre {
       return;
     }
     const index_t n = cache.length[h];
-    const entry_table tokens =
-        entry_table::of(cache, state, h, cache.position[cache.slot(h, n - 1)], entries.places);
     const auto best = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
-                                    tile, from.near_tiles, most_like(tokens, h, tile, n, removed));
+                                    tile, from.near_tiles, most_like(h, tile, n, removed));
     if (best.last) {
+      const entry_table tokens = entry_table::of(cache, state, h, 0, entries.places);
       remove(shared, tokens, h, n, removed, best.of);
     }
   }
 
  private:
-  KVFOLD_DEVICE candidate most_like(const entry_table& tokens, index_t h, index_t tile, index_t n,
-                                    index_t removed) const {
+  KVFOLD_DEVICE candidate most_like(index_t h, index_t tile, index_t n, index_t removed) const {
+    const index_t* const position = cache.position + cache.slot(h, 0);
+    const search::protection stays{rule.sinks, rule.window, position[n - 1]};
     candidate best = 0;
     sweep_tile<Scalar, threads>(
         slot_tile::of(tile, from.near_tiles, n), cache.dim, [&](const tile_rows& rows) {
@@ -59,10 +60,10 @@ struct remove_into_centre {
           KVFOLD_UNROLL
           for (index_t u = 0; u < tile_rows::many; ++u) {
             const index_t s = rows.slot(u);
-            const bool centre = s < rows.end && s != removed && !rule.is_protected(tokens.head, s);
-            const candidate c = centre ? most_candidate(ordered(redundancy(keys[u], values[u])),
-                                                        tokens.head.position[s])
-                                       : candidate{0};
+            const bool centre = s < rows.end && s != removed && !stays(position[s]);
+            const candidate c =
+                centre ? most_candidate(ordered(redundancy(keys[u], values[u])), position[s])
+                       : candidate{0};
             best = c > best ? c : best;
           }
         });
@@ -159,7 +160,7 @@ struct remove_into_centre {
     const float* const weight = entries.weight + cache.slot(h, 0);
     const float lengths[2] = {length(cache.keys.of(h).at(into)),
                               length(cache.keys.of(h).at(removed))};
-    const auto made = entry_merge::of(
+    const auto made = entry_merge::of<1>(
         cache, h, 2, tokens.at(entry_table::norm, into),
         [&](index_t i) { return i == 0 ? into : removed; }, [&](index_t s) { return weight[s]; },
         [&](index_t s) { return s == into ? lengths[0] : lengths[1]; });
@@ -181,17 +182,17 @@ struct remove_into_centre {
   }
 };
 
-/// Two launches, for the heads that the step runs.
+/// Two launches, both early, for the heads that the step runs.
 template <class Scalar>
 void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                   const head_budgets& limits, const step_memory<ems_rule>& work, stream stream) {
   const auto heads = cache.blocks();
-  launch(weigh_entries<Scalar>{cache, state, rule, limits, work.plan.entries, false,
-                               work.partial.victims},
-         {heads}, stream);
-  launch(remove_into_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,
-                                    cache.aligned()},
-         {heads, static_cast<unsigned>(work.partial.near_tiles)}, stream);
+  launch_early(weigh_entries<Scalar>{cache, state, rule, limits, work.plan.entries, false,
+                                     work.partial.victims},
+               {heads}, stream);
+  launch_early(remove_into_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,
+                                          cache.aligned()},
+               {heads, static_cast<unsigned>(work.partial.near_tiles)}, stream);
 }
 
 }  // namespace kvfold::cuda::detail

@@ -134,10 +134,10 @@ KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
   float most = lowest_score, sum = 0;
   tokens.each(s, [&](index_t t) {
     const float l = slope * tokens.at(entry_table::norm, t);
-    most = l > most ? l : most;
+    const float higher = l > most ? l : most;
+    sum = sum * exponential(most - higher) + exponential(l - higher);
+    most = higher;
   });
-  tokens.each(
-      s, [&](index_t t) { sum += exponential(slope * tokens.at(entry_table::norm, t) - most); });
   return most + logarithm(sum);
 }
 
