@@ -49,6 +49,14 @@ TEST_CASE("compress: rows and runs of hundreds of slots") {
   check_compress<float>(keepkv{.similarity = 0.2F}, c, many, 1e-4, 164);
 }
 
+// 64 heads: a warp weighs several rows.
+TEST_CASE("compress: rows of many heads") {
+  const cache_case c{.heads = 64, .dim = 8, .group = 1};
+  const prompt_case some{.length = 80, .queries = 10, .target = 40, .random = true};
+  check_compress<float>(d2o{}, c, some, 1e-5, 171);
+  check_compress<float>(kvmerger{}, c, some, 1e-5, 172);
+}
+
 TEST_CASE("step: d2o") { check_decode(d2o{}, 24, 91); }
 TEST_CASE("step: kvmerger") { check_decode(kvmerger{}, 24, 111); }
 TEST_CASE("step: keepkv") { check_decode(keepkv{.similarity = 0.3F}, 24, 101); }

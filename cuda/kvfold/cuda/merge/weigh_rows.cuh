@@ -66,15 +66,17 @@ struct weigh_rows {
   }
 };
 
-/// Weights of rows that `make_rows` has made, a warp for four of them.
+/// Weights of rows that `make_rows` has made: a warp has four of them, or one where heads are few,
+/// so that every multiprocessor has some.
 template <class Scalar, class Weights>
 void weigh(const cache_view<Scalar>& cache, const state_view& state,
            const keep_evict_partition& from, const plan_view& plan, const Weights& weights,
            index_t target, stream stream) {
   using kernel = weigh_rows<Scalar, Weights>;
-  constexpr index_t rows = 4 * kernel::warps;
+  const unsigned heads = cache.blocks();
+  const index_t rows = (heads < 64 ? 1 : 4) * kernel::warps;
   launch(kernel{cache, state, from, plan, weights},
-         {cache.blocks(), static_cast<unsigned>((target + rows - 1) / rows)}, stream);
+         {heads, static_cast<unsigned>((target + rows - 1) / rows)}, stream);
 }
 
 /// Rows and their weights: two launches.
