@@ -65,7 +65,9 @@ bool print_all() {
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<redundant_tiles<half, 128>>("ems-centres") &&
          print<redundant_tiles<half, 256>>("ems-centres-256") &&
-         print<weigh_entries<half>>("ems-weights") && print<remove_into_centre<half>>("ems-step") &&
+         print<weigh_entries<half>>("ems-weights") &&
+         print<one_after_other<weigh_entries<half>, divide_entries<half>>>("ems-divides") &&
+         print<remove_into_centre<half>>("ems-step") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<select_slots<half, d2o_rule, keep_evict_partition>>("select-d2o") &&
          print<select_slots<half, keepkv_rule, keep_evict_partition>>("select-keepkv") &&
