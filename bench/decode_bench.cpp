@@ -21,6 +21,8 @@ template <>
 constexpr std::string_view scalar_name<Eigen::half> = "f16";
 template <>
 constexpr std::string_view scalar_name<Eigen::bfloat16> = "bf16";
+template <>
+constexpr std::string_view scalar_name<kvfold::q8_0> = "q8_0";
 
 /// A cache with `slots` tokens in every head, and tokens to come. The heads hold the same numbers,
 /// each in memory of its own.
@@ -53,21 +55,14 @@ struct scene {
 
   /// The other heads as head 0 is.
   void copy_first(kvfold::state& memory) {
-    const auto from = kv.head(0);
     for (index_t h = 1; h < heads; ++h) {
-      const auto to = kv.head(h);
-      to.restore(from.length(), from.tokens_total());
-      for (index_t i = 0; i < from.length(); ++i) {
-        std::copy_n(from.key(i).data, dim, to.key(i).data);
-        std::copy_n(from.value(i).data, dim, to.value(i).data);
-        to.log_mass(i) = from.log_mass(i), to.position(i) = from.position(i);
-      }
-      memory[h] = memory[0];
+      kvfold::copy(kv, memory, 0, h);
     }
   }
 
   std::int64_t bytes() const {
-    return std::int64_t{2} * slots * heads * dim * static_cast<std::int64_t>(sizeof(Scalar));
+    return std::int64_t{2} * slots * heads * kvfold::row_size<Scalar>(dim) *
+           static_cast<std::int64_t>(sizeof(Scalar));
   }
 
   static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
@@ -100,7 +95,7 @@ void attend(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
-/// Attention over rows of 16 bits against the same over floats.
+/// Attention over rows in fewer bits against the same over floats.
 template <class Scalar>
 void storage(benchmark::State& state) {
   scene<Scalar> s(state);
@@ -256,6 +251,7 @@ int main(int argc, char** argv) {
   register_attend<float>();
   register_attend<Eigen::half>();
   register_attend<Eigen::bfloat16>();
+  register_attend<kvfold::q8_0>();
   register_steps(kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{}, kvfold::snapkv{},
                  kvfold::zsmerge{}, kvfold::d2o{}, kvfold::kvmerger{}, kvfold::ems{},
                  kvfold::keepkv{}, kvfold::fold{}, kvfold::random_tokens{}, kvfold::tova{},

@@ -9,7 +9,7 @@
 #include "kvfold/make_policy.hpp"          // IWYU pragma: export
 #include "kvfold/memory/cache.hpp"         // IWYU pragma: export
 #include "kvfold/memory/paged.hpp"         // IWYU pragma: export
-#include "kvfold/memory/quantised.hpp"     // IWYU pragma: export
+#include "kvfold/memory/q8_0.hpp"          // IWYU pragma: export
 #include "kvfold/memory/rope.hpp"          // IWYU pragma: export
 #include "kvfold/memory/view.hpp"          // IWYU pragma: export
 #include "kvfold/merge/append_only.hpp"    // IWYU pragma: export

@@ -19,7 +19,7 @@ inline namespace v0 {
 //
 //     "kvfold\r\n"                       8 bytes; line ends, as text mode would spoil them
 //     version                            u32
-//     scalar                             u32: 0 float, 1 half, 2 bfloat16
+//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
 //     heads, group, dim, capacity        u32 each
 //     scale                              f32
 //     for every head:
@@ -30,7 +30,7 @@ inline namespace v0 {
 //       length, measured, seen           u32 each: slots, those that have columns, tokens so far
 //       observed                         u64 queries
 //     for every head:
-//       keys, values                     [length, dim] scalars each
+//       keys, values                     [length, dim] scalars each; q8_0: blocks of half and 32 i8
 //       log-mass, positions              [length] f32, [length] u32
 //       columns                          [columns, measured] f32
 //       memory                           f32
@@ -41,19 +41,14 @@ namespace detail {
 inline constexpr std::string_view saved_magic = "kvfold\r\n";
 inline constexpr std::uint32_t saved_version = 1;
 
-template <storage_scalar Scalar>
-constexpr std::uint32_t scalar_code() {
-  return std::same_as<Scalar, float> ? 0 : std::same_as<Scalar, Eigen::half> ? 1 : 2;
-}
-
 /// What a saved cache and the one that it is loaded into must agree on, field by field:
 /// `field(name, value)`.
 template <policies P, class Field>
 void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field field) {
   const auto head = kv.head(0);
   field("version", saved_version);
-  field("scalar (0: float, 1: half, 2: bfloat16)",
-        scalar_code<typename decltype(kv.head(0))::scalar>());
+  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)",
+        static_cast<std::uint32_t>(scalar_type_of<typename decltype(kv.head(0))::scalar>));
   field("heads", kv.heads());
   field("group", head.group());
   field("dim", head.dim());
@@ -87,16 +82,29 @@ void expect_state_of_all(const char* what, const P& p, kv_cache auto& kv, const 
   }
 }
 
+template <class Scalar, class Number>
+void each_number(row<Scalar> x, index_t dim, Number number) {
+  for (index_t i = 0; i < dim; ++i) {
+    number(x[i]);
+  }
+}
+template <class Number>
+void each_number(row<q8_0> x, index_t dim, Number number) {
+  for (q8_0& block : std::span(x.data, static_cast<std::size_t>(row_size<q8_0>(dim)))) {
+    number(block.scale);
+    for (std::int8_t& code : block.codes) {
+      number(code);
+    }
+  }
+}
+
 /// Every number of a head's slots and of its state, in the order in which they are saved.
 /// `number(x)` reads or writes it.
 template <class Number>
 void each_number(const kv_head auto& head, head_state& state, Number number) {
   for (const bool values : {false, true}) {
     for (index_t s = 0; s < head.length(); ++s) {
-      const auto row = values ? head.value(s) : head.key(s);
-      for (index_t i = 0; i < head.dim(); ++i) {
-        number(row[i]);
-      }
+      each_number(values ? head.value(s) : head.key(s), head.dim(), number);
     }
   }
   for (index_t s = 0; s < head.length(); ++s) {
@@ -192,7 +200,9 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
             " tokens seen expected, ", n.tokens_total, " came");
     expects(errc::corrupt_file, n.observed >= 0, "load: at least 0 queries observed expected, ",
             n.observed, " came");
-    const std::size_t row = 2 * sizeof(*head.key(0).data) * static_cast<std::size_t>(head.dim());
+    using scalar = typename decltype(kv.head(h))::scalar;
+    const std::size_t row =
+        2 * sizeof(scalar) * static_cast<std::size_t>(row_size<scalar>(head.dim()));
     size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) * (static_cast<std::size_t>(n.measured) *
                                  static_cast<std::size_t>(state[h].columns()) +

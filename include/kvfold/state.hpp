@@ -106,7 +106,8 @@ void clear(kv_cache auto& kv, state& state, index_t h) {
   clear(kv.head(h), state[h]);
 }
 
-/// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated.
+/// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated. In
+/// another storage every row is rounded once: a prompt compressed in floats can be held in `q8_0`.
 ///
 /// A row that lies at the same place in both heads is not copied, as where page tables share a
 /// prefix. Heads that share rows overwrite one another when they are compressed: give one of them
@@ -115,9 +116,6 @@ void clear(kv_cache auto& kv, state& state, index_t h) {
 /// of `to` lacks (`no_page`), a state of another kind.
 void copy(const kv_head auto& from, const head_state& from_state, const restorable_head auto& to,
           head_state& to_state) {
-  static_assert(std::same_as<typename std::remove_cvref_t<decltype(from)>::scalar,
-                             typename std::remove_cvref_t<decltype(to)>::scalar>,
-                "kvfold: copy needs heads of the same scalar");
   expects(from.dim() == to.dim(), "copy: a head of dim ", from.dim(), " expected, ", to.dim(),
           " came");
   expects(errc::no_capacity, from.length() <= to.capacity(), "copy: a head of at least ",

@@ -57,14 +57,14 @@ oracle::head to_oracle(const kvfold::kv_head auto& head) {
   return h;
 }
 
-/// One head with `tokens` random tokens.
-template <class Scalar = float>
-kvfold::cache<Scalar> random_cache(index_t tokens, index_t dim, index_t group, index_t capacity = 0,
-                                   index_t heads = 1) {
-  kvfold::cache<Scalar> kv{{.heads = heads,
-                            .group = group,
-                            .dim = dim,
-                            .capacity = capacity == 0 ? tokens + 1 : capacity}};
+/// One head with `tokens` random tokens, drawn as `Scalar` and held in `Storage`.
+template <class Scalar = float, class Storage = Scalar>
+kvfold::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
+                                    index_t capacity = 0, index_t heads = 1) {
+  kvfold::cache<Storage> kv{{.heads = heads,
+                             .group = group,
+                             .dim = dim,
+                             .capacity = capacity == 0 ? tokens + 1 : capacity}};
   for (index_t h = 0; h < heads; ++h) {
     kv.append(h, normal<Scalar>(tokens * dim), normal<Scalar>(tokens * dim));
   }

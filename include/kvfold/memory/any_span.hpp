@@ -16,7 +16,7 @@ class any_span {
  public:
   any_span() = default;
   template <std::ranges::contiguous_range R>
-  requires std::ranges::sized_range<R> && storage_scalar<std::ranges::range_value_t<R>> any_span(
+  requires std::ranges::sized_range<R> && plain_scalar<std::ranges::range_value_t<R>> any_span(
       const R& numbers)  // NOLINT: as std::span is made
       : data_(reinterpret_cast<const std::byte*>(std::ranges::data(numbers))),
         size_(std::ranges::size(numbers)),
@@ -48,7 +48,7 @@ class any_span {
   }
 
  private:
-  template <storage_scalar Scalar>
+  template <plain_scalar Scalar>
   std::span<const Scalar> as() const {
     return {reinterpret_cast<const Scalar*>(data_), size_};
   }

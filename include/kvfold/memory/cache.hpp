@@ -31,6 +31,18 @@ struct cache_shape {
   }
 };
 
+namespace detail {
+
+/// `shape`, if its rows are a whole number of `Scalar`s.
+template <storage_scalar Scalar>
+const cache_shape& in_whole_blocks(const cache_shape& shape) {
+  expects(shape.dim % numbers_in<Scalar> == 0, "cache: a dim of whole blocks of ",
+          numbers_in<Scalar>, " numbers expected, ", shape.dim, " came");
+  return shape;
+}
+
+}  // namespace detail
+
 /// The parts of a cache that an engine has no place for: log-mass, position, lengths.
 class cache_metadata {
  public:
@@ -101,7 +113,7 @@ class cache {
   using scalar = Scalar;
 
   explicit cache(const cache_shape& shape)
-      : slots_(shape), keys_(elements()), values_(elements()) {}
+      : slots_(detail::in_whole_blocks<Scalar>(shape)), keys_(elements()), values_(elements()) {}
 
   const cache_shape& shape() const { return slots_.shape(); }
   index_t heads() const { return shape().heads; }
@@ -144,8 +156,9 @@ class cache {
   std::size_t bytes() {
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
-      const auto slot = 2 * sizeof(Scalar) * static_cast<std::size_t>(shape().dim) + sizeof(float) +
-                        sizeof(index_t);
+      const auto slot =
+          2 * sizeof(Scalar) * static_cast<std::size_t>(row_size<Scalar>(shape().dim)) +
+          sizeof(float) + sizeof(index_t);
       sum += static_cast<std::size_t>(head(h).length()) * slot;
     }
     return sum;
@@ -154,7 +167,7 @@ class cache {
  private:
   std::size_t elements() const {
     return static_cast<std::size_t>(shape().heads) * static_cast<std::size_t>(shape().capacity) *
-           static_cast<std::size_t>(shape().dim);
+           static_cast<std::size_t>(row_size<Scalar>(shape().dim));
   }
   layout<Scalar> rows_of(std::vector<Scalar>& all, index_t h) const {
     return layout<Scalar>::head_token_dim(all.data(), shape().capacity, shape().dim).of(h);
@@ -173,7 +186,9 @@ class strided_view {
   using scalar = Scalar;
 
   strided_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values)
-      : slots_(shape), keys_(checked("keys", keys)), values_(checked("values", values)) {}
+      : slots_(detail::in_whole_blocks<Scalar>(shape)),
+        keys_(checked("keys", keys)),
+        values_(checked("values", values)) {}
 
   strided_view(const strided_view&) = delete;
   strided_view& operator=(const strided_view&) = delete;
@@ -200,12 +215,15 @@ class strided_view {
  private:
   layout<Scalar> checked(const char* what, layout<Scalar> l) const {
     expects(l.data != nullptr, "strided_view: ", what, " expected, null came");
+    expects(l.element == 1 || plain_scalar<Scalar>, "strided_view: ", what,
+            " whose blocks lie side by side expected, an element stride of ", l.element, " came");
     // From the shortest stride to the longest, each must step over all that the shorter ones reach.
     struct axis {
       std::ptrdiff_t stride;
       index_t count;
     };
-    axis axes[] = {{l.element, shape().dim}, {l.row, shape().capacity}, {l.head, shape().heads}};
+    const index_t size = row_size<Scalar>(shape().dim);
+    axis axes[] = {{l.element, size}, {l.row, shape().capacity}, {l.head, shape().heads}};
     std::ranges::sort(axes, {}, &axis::stride);
     std::ptrdiff_t reach = 1;
     for (const axis& a : axes) {

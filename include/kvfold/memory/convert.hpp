@@ -29,7 +29,7 @@ inline float half_bits_to_float(std::uint16_t half) {
 
 /// Copies `x [dim]` into `out` as floats: exact, whatever the storage.
 template <class Scalar>
-requires storage_scalar<std::remove_const_t<Scalar>>
+requires plain_scalar<std::remove_const_t<Scalar>>
 void to_floats(row<Scalar> x, index_t dim, float* out) {
   using scalar = std::remove_const_t<Scalar>;
   if (x.step != 1) {
@@ -60,6 +60,16 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
 #endif
     for (; i < dim; ++i) {
       out[i] = detail::half_bits_to_float(bits[i]);
+    }
+  }
+}
+
+inline void to_floats(row<q8_0> x, index_t dim, float* out) {
+  for (index_t begin = 0; begin < dim; begin += q8_0::size) {
+    const q8_0& block = x.data[begin / q8_0::size];
+    const float scale = detail::half_bits_to_float(block.scale.x);
+    for (index_t i = 0; i < q8_0::size; ++i) {
+      out[begin + i] = scale * static_cast<float>(block.codes[i]);
     }
   }
 }

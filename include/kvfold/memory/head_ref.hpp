@@ -98,8 +98,9 @@ class head_ref : public head_base {
 
   /// Are the rows of `l` floats, contiguous and evenly spaced?
   bool even_floats(const layout& l) const {
-    return type_ == scalar_type::float32 && table_.pages == nullptr &&
-           l.element == size_of(type_) && l.row >= dim() * size_of(type_);
+    constexpr std::ptrdiff_t size = sizeof(float);
+    return type_ == scalar_type::float32 && table_.pages == nullptr && l.element == size &&
+           l.row >= dim() * size;
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <cstddef>  // std::byte, std::ptrdiff_t
 
 #include "kvfold/config.hpp"
+#include "kvfold/memory/row.hpp"
 
 namespace kvfold {
 inline namespace v0 {
@@ -21,7 +22,8 @@ struct page_table {
   index_t taken_by(index_t length) const { return length / slots + (length % slots != 0 ? 1 : 0); }
 };
 
-/// Rows by strides, in elements of `Scalar`. Element `i` of slot `s` of head `h` is
+/// Rows by strides, in elements of `Scalar`: a number each, or a block of numbers. Element `i` of
+/// slot `s` of head `h` is
 ///
 ///     strided   data[h * head + s * row + i * element]
 ///     in pages  data[h * head + page_of(s) * page + (s % slots) * row + i * element]
@@ -37,25 +39,30 @@ struct layout {
 
   /// `[token, head, dim]`, as llama.cpp keeps keys.
   static layout token_head_dim(Scalar* data, index_t heads, index_t dim) {
-    return {data, dim, std::ptrdiff_t{heads} * dim};
+    const index_t size = row_size<Scalar>(dim);
+    return {data, size, std::ptrdiff_t{heads} * size};
   }
   /// `[head, token, dim]`
   static layout head_token_dim(Scalar* data, index_t capacity, index_t dim) {
-    return {data, std::ptrdiff_t{capacity} * dim, dim};
+    const index_t size = row_size<Scalar>(dim);
+    return {data, std::ptrdiff_t{capacity} * size, size};
   }
-  /// `[head, dim, token]`: values transposed.
-  static layout head_dim_token(Scalar* data, index_t capacity, index_t dim) {
+  /// `[head, dim, token]`: values transposed. Not in blocks.
+  static layout head_dim_token(Scalar* data, index_t capacity,
+                               index_t dim) requires plain_scalar<Scalar> {
     return {data, std::ptrdiff_t{capacity} * dim, 1, capacity};
   }
   /// `[page, slot, head, dim]`, as vLLM's FlashAttention backend keeps keys and values.
   static layout page_slot_head_dim(Scalar* data, index_t slots, index_t heads, index_t dim) {
-    const std::ptrdiff_t row = std::ptrdiff_t{heads} * dim;
-    return {data, dim, row, 1, slots * row};
+    const index_t size = row_size<Scalar>(dim);
+    const std::ptrdiff_t row = std::ptrdiff_t{heads} * size;
+    return {data, size, row, 1, slots * row};
   }
   /// `[page, head, slot, dim]`
   static layout page_head_slot_dim(Scalar* data, index_t slots, index_t heads, index_t dim) {
-    const std::ptrdiff_t head = std::ptrdiff_t{slots} * dim;
-    return {data, head, dim, 1, heads * head};
+    const index_t size = row_size<Scalar>(dim);
+    const std::ptrdiff_t head = std::ptrdiff_t{slots} * size;
+    return {data, head, size, 1, heads * head};
   }
 
   /// That of head `h` alone.

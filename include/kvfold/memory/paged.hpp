@@ -64,9 +64,15 @@ class paged_view {
   using scalar = Scalar;
 
   paged_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values, page_table table)
-      : slots_(shape), keys_(keys), values_(values), table_(table) {
+      : slots_(detail::in_whole_blocks<Scalar>(shape)),
+        keys_(keys),
+        values_(values),
+        table_(table) {
     expects(keys.data != nullptr && values.data != nullptr && table.pages != nullptr,
             "paged_view: keys, values and a table expected, null came");
+    expects((keys.element == 1 && values.element == 1) || plain_scalar<Scalar>,
+            "paged_view: rows whose blocks lie side by side expected, element strides of ",
+            keys.element, " and ", values.element, " came");
     expects(table.slots > 0 && shape.capacity % table.slots == 0,
             "paged_view: a capacity of whole pages expected, ", shape.capacity,
             " slots in pages of ", table.slots, " came");

@@ -124,17 +124,34 @@ index_t newest_position(const kv_head auto& head) {
 
 namespace detail {
 
+/// `from` in the storage of `to`: rounded once, to the nearest.
+template <class To, class From>
+void convert_row(row<To> to, row<From> from, index_t dim) {
+  constexpr index_t chunk = 64;  // whole blocks
+  float x[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    to_floats(from.from(begin), n, x);
+    store_row(x, to.from(begin), n);
+  }
+}
+
 /// All that `from` holds, and its lengths, to a head that has room for it. Rows that both have at
 /// the same place stay where they are.
 void copy_slots(const kv_head auto& from, const kv_head auto& to) {
+  const auto copy_or_convert = [dim = from.dim()]<class To, class From>(row<To> x, row<From> y) {
+    if constexpr (std::same_as<To, From>) {
+      if (x.data != y.data) {
+        copy_row(x, y, dim);
+      }
+    } else {
+      convert_row(x, y, dim);
+    }
+  };
   to.restore(from.length(), from.tokens_total());
   for (index_t s = 0; s < from.length(); ++s) {
-    if (to.key(s).data != from.key(s).data) {
-      copy_row(to.key(s), from.key(s), from.dim());
-    }
-    if (to.value(s).data != from.value(s).data) {
-      copy_row(to.value(s), from.value(s), from.dim());
-    }
+    copy_or_convert(to.key(s), from.key(s));
+    copy_or_convert(to.value(s), from.value(s));
     to.log_mass(s) = from.log_mass(s);
     to.position(s) = from.position(s);
   }

@@ -2,23 +2,22 @@
 #pragma once
 
 #include <algorithm>  // std::min
-#include <array>
 #include <span>
 
 #include "kvfold/detail/multiply_add.hpp"
 #include "kvfold/memory/convert.hpp"
-#include "kvfold/memory/quantised.hpp"
 #include "kvfold/merge/merge_source.hpp"
 
 namespace kvfold {
 inline namespace v0 {
 namespace merge {
 
-/// `x ← Σ weight · row + delta`, in float, element by element: the sources may include `x` itself.
+/// `x ← Σ weight · row + delta`, in float, a chunk of elements at a time: the sources may include
+/// `x` itself.
 template <class Scalar, class RowOf>
 void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> sources,
                 float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
-  constexpr index_t chunk = 64;
+  constexpr index_t chunk = 64;  // whole blocks of what is stored in blocks
   float sum[chunk], part[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
@@ -35,23 +34,6 @@ void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> source
     }
     detail::store_row(sum, x.from(begin), n);
   }
-}
-
-/// `x ← Σ weight · row + delta` in float, then in int8 again: what merging costs in accuracy.
-template <class RowOf>
-void merge_rows(int8_row x, index_t dim, std::span<const merge_source> sources,
-                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
-  std::array<float, 4096> sum{};  // the most dims that a cache has
-  expects(dim <= static_cast<index_t>(sum.size()), "int8: dim 1 to ", sum.size(), " expected, ",
-          dim, " came");
-  std::copy(delta.begin(), delta.end(), sum.begin());
-  for (const merge_source& e : sources) {
-    const int8_row y = row_of(e.source);
-    for (index_t i = 0; i < dim; ++i) {
-      sum[static_cast<std::size_t>(i)] += e.*weight * y[i];
-    }
-  }
-  from_floats(sum.data(), dim, x);
 }
 
 }  // namespace merge

@@ -11,7 +11,7 @@ inline namespace v0 {
 
 /// Queries of all heads, rotated, over an engine's own memory: query `i` of group member `g` of KV
 /// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.
-template <storage_scalar Scalar>
+template <plain_scalar Scalar>
 struct query_view {
   const Scalar* data = nullptr;
   index_t count = 0;         ///< queries per query head
@@ -52,7 +52,7 @@ struct query_view {
 inline constexpr query_view<float> no_queries{};
 
 /// A prompt's own queries, rotated (after RoPE): `[queries, heads · group, dim]`.
-template <storage_scalar Scalar>
+template <plain_scalar Scalar>
 query_view<Scalar> prompt_queries(const Scalar* data, index_t count, index_t heads, index_t group,
                                   index_t dim) {
   return {data, count, std::ptrdiff_t{group} * dim, dim, std::ptrdiff_t{heads} * group * dim};

@@ -1,0 +1,57 @@
+/// Q8_0, ggml's format: 32 numbers in int8 with one scale, 34 bytes.
+#pragma once
+
+#include <Eigen/Core>  // Eigen::half
+#include <algorithm>   // std::clamp
+#include <cmath>       // std::lround
+#include <cstdint>     // std::int8_t
+#include <limits>      // std::numeric_limits
+
+#include "kvfold/config.hpp"
+
+namespace kvfold {
+inline namespace v0 {
+
+/// 32 numbers: number `i` is `codes[i] · scale`. Symmetric: the scale is the largest magnitude
+/// divided by 127, in half, so a number is off by half a scale (and the scale by its rounding).
+/// Bit for bit what ggml calls `block_q8_0`: rows of a cache in `GGML_TYPE_Q8_0` are read in place.
+/// A block has no code for NaN and Inf, nor for numbers beyond 8.3 million: with one it is NaN
+/// whole.
+struct q8_0 {
+  static constexpr index_t size = 32;
+
+  Eigen::half scale = {};
+  std::int8_t codes[size] = {};
+
+  float operator[](index_t i) const {
+    return static_cast<float>(codes[i]) * static_cast<float>(scale);
+  }
+
+  /// Of `x [size]`.
+  static q8_0 of(const float* x) {
+    float most = 0;
+    bool finite = true;
+    for (index_t i = 0; i < size; ++i) {
+      most = std::max(most, std::abs(x[i]));
+      finite = finite && std::isfinite(x[i]);
+    }
+    q8_0 block;
+    block.scale = static_cast<Eigen::half>(most / 127.0F);
+    const auto scale = static_cast<float>(block.scale);
+    if (!finite || !std::isfinite(scale)) {
+      block.scale = std::numeric_limits<Eigen::half>::quiet_NaN();
+      return block;
+    }
+    // By division: the inverse of a tiny scale would be infinite.
+    for (index_t i = 0; i < size && scale > 0; ++i) {
+      block.codes[i] =
+          static_cast<std::int8_t>(std::lround(std::clamp(x[i] / scale, -127.0F, 127.0F)));
+    }
+    return block;
+  }
+};
+
+static_assert(sizeof(q8_0) == 34);
+
+}  // namespace v0
+}  // namespace kvfold
