@@ -20,6 +20,7 @@ struct contender {
   budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
   index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
+  kvfold::scalar_type storage = kvfold::scalar_type::float32;  ///< of slots, once compressed
   /// In place of a threshold over the model: how slots were divided on other prompts.
   std::shared_ptr<const kvfold::budget_profile> profile = nullptr;
 

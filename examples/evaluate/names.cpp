@@ -47,6 +47,16 @@ void set_source(named_policy& p, const std::string& word) {
   }
 }
 
+kvfold::scalar_type parse_storage(const named_policy& p, const std::string& word) {
+  const std::string names[] = {"float32", "half", "bfloat16", "q8_0"};
+  const auto* const found = std::ranges::find(names, word);
+  require(found != std::end(names),
+          "--policies: /float32, /half, /bfloat16 or /q8_0 expected, '/" + word + "' came");
+  require(p.policy.bounded() || word == "float32",
+          "--policies: /" + word + ": a policy that compresses expected, " + p.name + " came");
+  return static_cast<kvfold::scalar_type>(found - names);
+}
+
 budget_allocation parse_budget_allocation(const named_policy& p, const std::string& word) {
   const auto* const found =
       std::ranges::find(budget_allocations, word, [](const auto& d) { return d.first; });
@@ -62,8 +72,10 @@ budget_allocation parse_budget_allocation(const named_policy& p, const std::stri
 }  // namespace
 
 named_policy parse_policy(const std::string& word) {
-  const std::string source = word.substr(std::min(word.find('@'), word.size()));
-  std::string spec = word.substr(0, word.size() - source.size());
+  const std::string storage = word.substr(std::min(word.find('/'), word.size()));
+  std::string spec = word.substr(0, word.size() - storage.size());
+  const std::string source = spec.substr(std::min(spec.find('@'), spec.size()));
+  spec.resize(spec.size() - source.size());
   const std::string divided = spec.substr(std::min(spec.rfind('+'), spec.size()));
   spec.resize(spec.size() - divided.size());
   const std::string name = spec.substr(0, spec.find(':'));
@@ -90,6 +102,9 @@ named_policy parse_policy(const std::string& word) {
   }
   if (!source.empty()) {
     set_source(p, source.substr(1));
+  }
+  if (!storage.empty()) {
+    p.storage = parse_storage(p, storage.substr(1));
   }
   p.name = word;
   return p;

@@ -81,7 +81,8 @@ options parse(int count, const char* const* arguments) {
       ->required();
   app.add_option("--text", o.text, "text that the model was not trained on")->required();
   app.add_option("--policies", policies,
-                 "all, or names with commas between: name[:parameter=value,...][@source]");
+                 "all, or names with commas between: "
+                 "name[:parameter=value,...][+division][@source][/storage]");
   app.add_option("--horizon", o.ahead.horizon, "positions to come that @foresight looks at");
   app.add_option("--fade", o.ahead.fade, "positions ahead where it looks half as closely; or inf");
   app.add_option("--future", o.future, "future queries that attention_error is the mean of");

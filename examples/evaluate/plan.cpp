@@ -10,26 +10,26 @@ namespace evaluate {
 
 namespace detail {
 
-index_t slots_within(const any_policy& p, double share, index_t prompt, index_t dim,
-                     index_t group) {
-  const auto bytes = [&](const any_policy& of, index_t slots) {
+index_t slots_within(const any_policy& p, scalar_type storage, double share, index_t prompt,
+                     index_t dim, index_t group) {
+  const auto bytes = [&](const any_policy& of, scalar_type held_in, index_t slots) {
     const std::size_t slot =
-        sizeof(float) * (2 * static_cast<std::size_t>(dim) + 1 + of.columns().size()) +
-        sizeof(index_t);
+        2 * row_bytes(held_in, dim) + sizeof(float) * (1 + of.columns().size()) + sizeof(index_t);
     return static_cast<double>(slot * static_cast<std::size_t>(slots) +
                                sizeof(float) * of.memory(dim, group, slots));
   };
-  const double most = share * bytes(full_cache(), prompt);
+  const double most = share * bytes(full_cache(), scalar_type::float32, prompt);
   index_t fit = 0;
   for (index_t above = prompt + 1; fit + 1 < above;) {
     const index_t slots = fit + (above - fit) / 2;
-    (bytes(p, slots) <= most ? fit : above) = slots;
+    (bytes(p, storage, slots) <= most ? fit : above) = slots;
   }
   return fit;
 }
 
-std::string refusal_of(const any_policy& p, index_t slots) {
+std::string refusal_of(const any_policy& p, scalar_type storage, index_t slots, index_t dim) {
   try {
+    stored_cache({.heads = 1, .dim = dim, .capacity = 1}, storage);
     kvfold::check(p, budget{slots}, slots);
     return {};
   } catch (const kvfold::error& e) {
@@ -97,14 +97,19 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
         const named_policy& n = p.policies[i];
-        const index_t slots =
-            b.of_bytes ? detail::slots_within(n.policy, b.given, o.prompt, shape.dim, shape.group())
-                       : b.slots(o.prompt);
+        const index_t slots = b.of_bytes ? detail::slots_within(n.policy, n.storage, b.given,
+                                                                o.prompt, shape.dim, shape.group())
+                                         : b.slots(o.prompt);
         p.most_slots = std::max(p.most_slots, slots);
-        contender chosen{i, n.policy, {slots}, n.budgets, {}, o.room};
+        contender chosen{.index = i,
+                         .policy = n.policy,
+                         .limit = {slots},
+                         .budgets = n.budgets,
+                         .room = o.room,
+                         .storage = n.storage};
         std::string refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
                                   ? "refused: --tasks needle finds its heads"
-                                  : detail::refusal_of(chosen.policy, slots);
+                                  : detail::refusal_of(chosen.policy, n.storage, slots, shape.dim);
         if (chosen.budgets == budget_allocation::global && refusal.empty() && slots < o.prompt) {
           set_sharing(chosen.policy, slots, o.room);
         }

@@ -1,5 +1,5 @@
 /// The policies that are compared, as the command line names them: `h2o`, `snapkv@foresight`,
-/// `fold:share=0.4,ridge=0`.
+/// `fold:share=0.4,ridge=0/q8_0`.
 #pragma once
 
 #include <string>
@@ -45,7 +45,8 @@ struct named_policy {
   index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
   kvfold::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
-  replay_words words = {};  ///< of a second reading
+  replay_words words = {};                                     ///< of a second reading
+  kvfold::scalar_type storage = kvfold::scalar_type::float32;  ///< of keys and values
 
   /// Does it observe all of a second reading with its keys, as KVzip, and not some of its queries?
   bool observes_replay() const {

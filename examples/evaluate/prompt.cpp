@@ -213,6 +213,9 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
       state[h] = kvfold::make_head_state(decoding.back(), kv.head(h));
     }
   }
+  if (c.storage != scalar_type::float32) {
+    kv = kv.in(c.storage);
+  }
 }
 
 compressed_layer::compressed_layer(const contender& c, const engine::config& shape,
@@ -220,7 +223,8 @@ compressed_layer::compressed_layer(const contender& c, const engine::config& sha
     : kv({.heads = shape.kv_heads,
           .group = shape.group(),
           .dim = shape.dim,
-          .capacity = c.policy.bounded() ? c.limit.target + 1 : capacity}),
+          .capacity = c.policy.bounded() ? c.limit.target + 1 : capacity},
+         c.storage),
       state(kvfold::make_state(c.policy, kv)),
       limits(static_cast<std::size_t>(shape.kv_heads), c.in_decode(c.limit.target)),
       decoding(static_cast<std::size_t>(shape.kv_heads), c.policy) {}

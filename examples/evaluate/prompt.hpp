@@ -9,6 +9,7 @@
 #include "engine/decoder.hpp"
 #include "engine/prefill.hpp"
 #include "evaluate/budget_allocation.hpp"
+#include "evaluate/stored_cache.hpp"
 
 namespace evaluate {
 
@@ -96,9 +97,9 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
             engine::logits_of kept = engine::logits_of::last,
             std::vector<row_major_matrix>* streams = nullptr);
 
-/// One layer's cache, compressed, and how it goes on.
+/// One layer's cache, compressed in floats, and how it goes on in the contender's storage.
 struct compressed_layer {
-  kvfold::cache<float> kv;
+  stored_cache kv;
   kvfold::state state;
   std::vector<budget> limits;        ///< [KV heads] in decode
   std::vector<any_policy> decoding;  ///< [KV heads]

@@ -14,8 +14,8 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const auto& [q, k, v] = s.layers[layer];
     const index_t width = shape.group() * shape.dim;
 
-    kvfold::cache<float> kv{
-        {.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = slots + 1}};
+    stored_cache kv({.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = slots + 1},
+                    c.storage);
     auto state = kvfold::make_state(c.policy, kv);
     std::vector<float> out(static_cast<std::size_t>(width));
     std::vector<double> sums(stream_budgets - 1, 0.0);

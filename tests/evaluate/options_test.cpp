@@ -49,6 +49,9 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--policies", "h2o+x"},
                                                      {"--policies", "random+ada_kv"},
                                                      {"--policies", "snapkv@own:3"},
+                                                     {"--policies", "snapkv/int8"},
+                                                     {"--policies", "snapkv/"},
+                                                     {"--policies", "full_cache/half"},
                                                      {"--policies", "fold:share=2"},
                                                      {"--policies", "keepkv:variant=2"}};
   for (const auto& arguments : bad) {
@@ -62,6 +65,18 @@ TEST_CASE("bad values are refused in one line before anything is run") {
     CHECK_FALSE(message.empty());
     CHECK(message.find('\n') == std::string::npos);
   }
+}
+
+TEST_CASE("a policy's name ends in the storage of its slots") {
+  const tiny_model model;
+  const auto chosen =
+      model.options({"--policies", "fold:share=0.4+global@foresight:90/q8_0,h2o"}).policies;
+  REQUIRE(chosen.size() == 2);
+  CHECK(chosen[0].name == "fold:share=0.4+global@foresight:90/q8_0");
+  CHECK(chosen[0].storage == kvfold::scalar_type::q8_0);
+  CHECK(chosen[0].budgets == evaluate::budget_allocation::global);
+  CHECK(chosen[0].queries_taken == 90);
+  CHECK(chosen[1].storage == kvfold::scalar_type::float32);
 }
 
 TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {

@@ -56,7 +56,8 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
           evaluate::measure_layer(policies[i], model.shape(), kv, r, again, 1).chosen;
       kvfold::compress(policies[i].policy, kv, state, reference ? reference->view() : own,
                        std::span<const kvfold::budget>(limits));
-      const auto head = kv.head(0), same = ours.kv.head(0);
+      const auto head = kv.head(0);
+      const auto same = ours.kv.head(0);
       REQUIRE(same.length() == head.length());
       for (kvfold::index_t s = 0; s < head.length(); ++s) {
         CHECK(same.position(s) == head.position(s));
