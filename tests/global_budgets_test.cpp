@@ -98,13 +98,33 @@ TEST_CASE("a profile is the mean of its prompts, and what heads cannot take goes
   CHECK(profile.budgets(12, 5) == std::vector<index_t>{5, 5, 2});
 }
 
+TEST_CASE("slots by errors go as their roots, and no head is left without the least", "[budgets]") {
+  budget_profile profile(4);
+  CHECK(!profile.has_errors());
+  profile.add_errors(std::vector<double>{1, 0, 4, 16});
+  profile.add_errors(std::vector<double>{3, 0, 5, 0});
+  CHECK(profile.has_errors());  // of 4, 0, 9, 16: 2 : 0 : 3 : 4
+  CHECK(profile.by_errors(90, 0, 100) == std::vector<index_t>{20, 0, 30, 40});
+  CHECK(profile.by_errors(92, 2, 100) == std::vector<index_t>{20, 2, 30, 40});
+  CHECK(profile.by_errors(90, 2, 30) == std::vector<index_t>{28, 2, 30, 30});
+  // LAW: of all ways to divide n slots, none has a smaller sum of errors / slots.
+  const auto best = profile.by_errors(9, 0, 9);
+  const auto sum = [&](index_t a, index_t b, index_t c) { return 4.0 / a + 9.0 / b + 16.0 / c; };
+  for (index_t a = 1; a <= 7; ++a) {
+    for (index_t b = 1; a + b <= 8; ++b) {
+      CHECK(sum(best[0], best[2], best[3]) <= sum(a, b, 9 - a - b));
+    }
+  }
+}
+
 TEST_CASE("a profile is saved and loaded", "[budgets]") {
   budget_profile profile(4);
   profile.add(std::vector<index_t>{7, 0, 1 << 30, 3});
   profile.add(std::vector<index_t>{7, 0, 1 << 30, 3});
+  profile.add_errors(std::vector<double>{0.5, 0, 1e-9, 3});
   const std::string bytes = saved(profile);
-  CHECK(bytes.size() == 8 + 4 + 4 + 4 * 8 + 4);
-  CHECK(bytes.substr(0, 20) == std::string("kvprof\r\n\1\0\0\0\4\0\0\0\16\0\0\0", 20));
+  CHECK(bytes.size() == 8 + 4 + 4 + 4 * (8 + 8) + 4);
+  CHECK(bytes.substr(0, 20) == std::string("kvprof\r\n\2\0\0\0\4\0\0\0\16\0\0\0", 20));
   std::istringstream in(bytes);
   budget_profile loaded(4);
   kvfold::load(in, loaded);
@@ -115,6 +135,7 @@ TEST_CASE("a profile that was changed is refused, with nothing changed", "[error
   using Catch::Contains;
   budget_profile profile(2);
   profile.add(std::vector<index_t>{5, 6});
+  profile.add_errors(std::vector<double>{0.5, 0.25});
   const std::string bytes = saved(profile);
   budget_profile kept(2);
   kept.add(std::vector<index_t>{1, 2});
@@ -149,5 +170,14 @@ TEST_CASE("budgets by one threshold that cannot be are refused", "[errors][budge
   CHECK_THROWS_WITH(profile.budgets(3, 9), Contains("an empty one came"));
   CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1}), Contains("2 heads expected, of 1 came"));
   CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1, -1}), Contains("-1 came"));
+  CHECK_THROWS_WITH(profile.by_errors(9, 2, 5), Contains("errors expected, none were added"));
+  profile.add_errors(std::vector<double>{1, 0});
+  CHECK_THROWS_WITH(profile.by_errors(11, 2, 5), Contains("4 to 10 slots for 2 shares"));
+  CHECK_THROWS_WITH(profile.add_errors(std::vector<double>{1}), Contains("2 heads expected, of 1"));
+  for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    CHECK_THROWS_WITH(profile.add_errors(std::vector<double>{1, bad}),
+                      Contains("finite errors of at least 0 expected"));
+  }
+  CHECK(profile.errors()[0] == 1);
   CHECK_THROWS_WITH(budget_profile(0), Contains("at least 1 head expected, 0 came"));
 }

@@ -70,4 +70,34 @@ inline errors errors_of(const contender& c, const engine::decoder& model,
   return {estimate_of(attention), estimate_of(output)};
 }
 
+/// What the errors of each head weigh behind one prompt, `[layers · KV heads]`: the mean over the
+/// future tokens of ‖W_o (o' − o)‖² / ‖x + W_o o‖², summed over its query heads, each by itself.
+inline std::vector<double> errors_of_heads(const contender& c, const engine::decoder& model,
+                                           const text_prompt& p, const workers& on) {
+  const engine::config& shape = model.shape();
+  std::vector<double> all;
+  for (const auto& of_layer : on.map(shape.layers, [&](index_t i) {
+         const auto layer = static_cast<std::size_t>(i);
+         const future_attention& full = p.future[layer];
+         compressed_layer l(c, p.read, layer);
+         row_major_matrix attended;
+         attend_behind(l.kv, full.tokens, attended);
+         const row_major_matrix off = attended - full.of_all;
+         const auto& projection = model.parameters().layers[layer].o.weight;
+         std::vector<double> weights(static_cast<std::size_t>(shape.kv_heads));
+         for (index_t q = 0; q < shape.heads; ++q) {
+           const auto columns = Eigen::seqN(Eigen::Index{q} * shape.dim, shape.dim);
+           const row_major_matrix added =
+               off(Eigen::all, columns) * projection(Eigen::all, columns).transpose();
+           const Eigen::ArrayXf relative = added.rowwise().norm().array() / full.stream.array();
+           weights[static_cast<std::size_t>(q / shape.group())] +=
+               relative.cast<double>().square().mean();
+         }
+         return weights;
+       })) {
+    all.insert(all.end(), of_layer.begin(), of_layer.end());
+  }
+  return all;
+}
+
 }  // namespace evaluate

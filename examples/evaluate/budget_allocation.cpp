@@ -113,12 +113,18 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
     }
     case budget_allocation::global: {
       const auto shared = shared_slots::of(c.policy);
+      index_t most = shared.alone;
+      for (const any_policy& p : c.of_heads) {
+        most = std::max(most, shared_slots::of(p).alone);
+      }
       auto more = c.profile ? c.profile->budgets(c.profile->heads() * (slots - shared.alone),
-                                                 tokens - shared.alone - 1)
+                                                 tokens - most - 1)
                             : threshold_budgets(c, tokens, measured);
       at_least(shared.least, more);
-      for (std::size_t h = 0; h < limits.size(); ++h) {
-        limits[h] = budget{shared.alone + more[layer * limits.size() + h]};
+      for (index_t h = 0; h < heads; ++h) {
+        limits[static_cast<std::size_t>(h)] =
+            budget{shared_slots::of(c.of_head(layer, h, heads)).alone +
+                   more[layer * limits.size() + static_cast<std::size_t>(h)]};
       }
       break;
     }

@@ -23,6 +23,14 @@ struct contender {
   kvfold::scalar_type storage = kvfold::scalar_type::float32;  ///< of slots, once compressed
   /// In place of a threshold over the model: how slots were divided on other prompts.
   std::shared_ptr<const kvfold::budget_profile> profile = nullptr;
+  /// [layers · KV heads] where they are not alike; empty: all are `policy`.
+  std::vector<any_policy> of_heads = {};
+
+  const any_policy& of_head(std::size_t layer, index_t head, index_t heads) const {
+    return of_heads.empty()
+               ? policy
+               : of_heads[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)];
+  }
 
   bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
     return !whole.empty() &&
@@ -32,8 +40,6 @@ struct contender {
   bool streams() const { return policy.decodes() && budgets == budget_allocation::uniform; }
   /// In decode: never more slots than `slots`, with the slack that the policy likes.
   budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
-  /// The policy that decodes: behind a method for prompts alone, all that comes is kept.
-  any_policy decoding() const { return policy.decodes() ? policy : full_cache(); }
 };
 
 }  // namespace evaluate

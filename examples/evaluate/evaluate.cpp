@@ -68,7 +68,8 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   todo.set_rope(model.shape().rope);
   todo.set_replay_words(replay_words_of(tokens, chat_turn_of(o, tokens)));
   const index_t kv_heads = model.shape().layers * model.shape().kv_heads;
-  const bool makes_profile = !o.profile.empty() && !load_profile(todo, o.profile, kv_heads);
+  const bool makes_profile =
+      !o.profile.empty() && !load_profile(todo, o.profile, kv_heads, o.prompt);
   if (makes_profile) {
     profiled(todo);
   }
@@ -93,7 +94,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   try {
     prepare(m, o, todo, model, text, on, bar);
     if (makes_profile) {
-      save_profile(profiled(todo), m.prompts, kv_heads, o.profile);
+      save_profile(profiled(todo), model, m.prompts, o.profile, on);
     }
     const auto asked = read_cases(m, o, todo, model, tokens, needles, on, bar);
     auto asked_of_entry = asked.begin();

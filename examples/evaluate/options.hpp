@@ -66,6 +66,12 @@ struct options {
   std::filesystem::path csv = "build/results/evaluate.csv";
   std::filesystem::path plots = "build/results";
   bool terminal = false;  ///< is the output a terminal?
+
+  /// `future` where anything looks at the attention of the tokens behind a prompt: the task, or a
+  /// profile that is to be made; else 0.
+  index_t future_tokens() const {
+    return tasks.error || (!profile.empty() && !std::filesystem::exists(profile)) ? future : 0;
+  }
 };
 
 /// Throws `usage_error` or `help_request`.

@@ -85,7 +85,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   }
   p.full.index = static_cast<std::size_t>(full - p.policies.begin());
 
-  p.behind = std::max(decoded_tokens, o.tasks.error ? o.future : 0);
+  p.behind = std::max(decoded_tokens, o.future_tokens());
   const index_t wanted = o.prompt + p.behind;
   detail::require(text_tokens >= wanted,
                   fmt::format("--text: at least {} tokens expected (a prompt and {} to come), {} "
@@ -131,7 +131,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
     }
   }
   p.for_each_policy([&](any_policy& x) { set_table(x, p.most_slots); });
-  p.prompts = o.tasks.error || o.tasks.nll ? o.prompts : 1;
+  p.prompts = o.future_tokens() > 0 || o.tasks.nll ? o.prompts : 1;
   p.streams = p.longest_stream > 0 ? o.prompts : 0;
   const index_t positions = shape.max_positions;  // 0: not said
   if (const index_t longest = std::max(wanted, p.longest_stream);

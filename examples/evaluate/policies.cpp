@@ -54,6 +54,26 @@ void set_sharing(any_policy& policy, index_t slots, index_t room) {
   });
 }
 
+std::vector<any_policy> share_clusters(const any_policy& policy,
+                                       const kvfold::budget_profile& profile, index_t tokens) {
+  return policy.visit([&](const auto& one) -> std::vector<any_policy> {
+    if constexpr (requires { one.sharing(index_t{}, index_t{}); }) {
+      if (one.clusters > 0 && profile.has_errors()) {
+        constexpr index_t least = 2;
+        std::vector<any_policy> policies;
+        for (const index_t clusters :
+             profile.by_errors(profile.heads() * one.clusters, least, tokens / 2)) {
+          auto of_head = one;
+          of_head.clusters = clusters;
+          policies.push_back(of_head);
+        }
+        return policies;
+      }
+    }
+    return {};
+  });
+}
+
 index_t score_column(const any_policy& policy) {
   return policy.visit([](const auto& p) {
     if constexpr (requires { p.prompt_score; }) {

@@ -71,6 +71,11 @@ void set_table(any_policy& policy, index_t slots);
 /// policies that have such pins.
 void set_sharing(any_policy& policy, index_t slots, index_t room);
 
+/// The policies of heads that share slots: of `policy`, which `set_sharing` made, with as many
+/// clusters in all, each head as its errors weigh; none, if there are no errors or clusters.
+std::vector<any_policy> share_clusters(const any_policy& policy,
+                                       const kvfold::budget_profile& profile, index_t tokens);
+
 /// The column of a policy's state by which slots are ranked after a prompt.
 index_t score_column(const any_policy& policy);
 

@@ -30,7 +30,7 @@ inline void prepare(dataset& m, const options& o, const plan& todo, const engine
   bar.stage("reading prompts", weight::prompt * todo.prompts);
   m.prompts = on.map(todo.prompts, [&](index_t i) {
     const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + todo.behind);
-    return read_prompt(model, todo.policies, drawn, o.prompt, o.tasks.error ? o.future : 0,
+    return read_prompt(model, todo.policies, drawn, o.prompt, o.future_tokens(),
                        slots + todo.behind + 1, o.tasks.nll, i == 0 ? &m.timed : nullptr);
   });
   bar.stage("reading streams", weight::stream_token * todo.streams * todo.longest_stream);

@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "evaluate/attention_error.hpp"
+
 namespace evaluate {
 
 namespace {
@@ -22,7 +24,7 @@ void for_each_threshold(Plan& todo, F f) {
 
 }  // namespace
 
-bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads) {
+bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, index_t tokens) {
   std::ifstream in(file, std::ios::binary);
   if (!in.is_open()) {
     return false;
@@ -33,7 +35,10 @@ bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads) 
   } catch (const kvfold::error& e) {
     throw usage_error(fmt::format("--profile: '{}': {}", file.string(), e.what()));
   }
-  for_each_threshold(todo, [&](contender& c) { c.profile = loaded; });
+  for_each_threshold(todo, [&](contender& c) {
+    c.profile = loaded;
+    c.of_heads = share_clusters(c.policy, *loaded, tokens);
+  });
   return true;
 }
 
@@ -48,11 +53,13 @@ const contender& profiled(const plan& todo) {
   return *one;
 }
 
-void save_profile(const contender& c, const std::vector<text_prompt>& prompts, index_t heads,
-                  const std::filesystem::path& file) {
-  kvfold::budget_profile made(heads);
+void save_profile(const contender& c, const engine::decoder& model,
+                  const std::vector<text_prompt>& prompts, const std::filesystem::path& file,
+                  const workers& on) {
+  kvfold::budget_profile made(model.shape().layers * model.shape().kv_heads);
   for (const text_prompt& p : prompts) {
     made.add(threshold_budgets(c, p.read.tokens, p.read.measured[c.index]));
+    made.add_errors(errors_of_heads(c, model, p, on));
   }
   std::ofstream out(file, std::ios::binary);
   detail::require(out.is_open(),

@@ -1,5 +1,6 @@
 /// `--profile`: how a model's slots are divided between its heads, in a file. It is made of the
-/// thresholds of a run's prompts, or takes the place of the thresholds in a later run.
+/// thresholds of a run's prompts and of the errors behind them, or takes the place of the
+/// thresholds in a later run.
 #pragma once
 
 #include <filesystem>
@@ -10,14 +11,16 @@
 namespace evaluate {
 
 /// Gives the profile in `file`, of so many heads, to every contender that has one threshold over
-/// the model; false: there is no such file. Throws `usage_error`: something else, another model's.
-bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads);
+/// the model, for prompts of `tokens`; false: there is no such file. Throws `usage_error`:
+/// something else, another model's.
+bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, index_t tokens);
 
 /// The one contender whose thresholds a file can be made of. Throws `usage_error`: none, several.
 const contender& profiled(const plan& todo);
 
-/// Makes `file` of the thresholds of the prompts.
-void save_profile(const contender& c, const std::vector<text_prompt>& prompts, index_t heads,
-                  const std::filesystem::path& file);
+/// Makes `file` of the thresholds of the prompts, and of what heads' errors weigh behind them.
+void save_profile(const contender& c, const engine::decoder& model,
+                  const std::vector<text_prompt>& prompts, const std::filesystem::path& file,
+                  const workers& on);
 
 }  // namespace evaluate

@@ -203,8 +203,10 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
     if (c.keeps_all(layer, h, kv.heads())) {
       decoding.push_back(full_cache());
     } else {
-      kvfold::compress(c.policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
-      decoding.push_back(c.decoding());
+      const any_policy& policy = c.of_head(layer, h, kv.heads());
+      kvfold::compress(policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
+      // Behind a method for prompts alone, all that comes is kept.
+      decoding.push_back(policy.decodes() ? policy : full_cache());
     }
     // A head that holds nearly all of its prompt has no room for more than the cache has.
     limits.push_back(

@@ -19,7 +19,8 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
         const auto limits = allocate_budgets(c, read.tokens, read.measured[c.index], l);
         for (index_t h = 0; h < kv.heads(); ++h) {
           const auto i = static_cast<std::size_t>(h);
-          kvfold::compress(c.policy, kv.head(h), measured.heads[i], work, limits[i], queries.of(h));
+          kvfold::compress(c.of_head(l, h, kv.heads()), kv.head(h), measured.heads[i], work,
+                           limits[i], queries.of(h));
         }
       });
     }

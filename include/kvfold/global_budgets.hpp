@@ -1,10 +1,14 @@
 /// Budgets of all heads of a model by one threshold, and a profile of them for the next prompts.
 #pragma once
 
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
+#include <algorithm>   // std::ranges::transform
+#include <cmath>       // std::sqrt
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t
+#include <functional>  // std::plus
 #include <istream>
-#include <limits>  // std::numeric_limits
+#include <iterator>  // std::back_inserter
+#include <limits>    // std::numeric_limits
 #include <ostream>
 #include <span>
 #include <string_view>
@@ -62,17 +66,24 @@ inline std::vector<index_t> global_budgets(std::span<const float> scores, index_
 
 /// How a model's slots are divided between its heads: what `global_budgets` gave on some prompts.
 /// On other prompts as good as a threshold of their own, and known before the first layer is read,
-/// so that an engine can compress layer by layer.
+/// so that an engine can compress layer by layer. And what the heads' errors weigh, if that was
+/// measured: slots that all heads have, as clusters of `fold`, are worth more where it is much.
 class budget_profile {
  public:
   /// Of no prompt yet.
-  explicit budget_profile(index_t heads) : slots_(static_cast<std::size_t>(heads)) {
+  explicit budget_profile(index_t heads)
+      : slots_(static_cast<std::size_t>(heads)), errors_(slots_.size()) {
     expects(heads > 0, "budget_profile: at least 1 head expected, ", heads, " came");
   }
 
   index_t heads() const { return static_cast<index_t>(slots_.size()); }
   /// Slots `[heads]`, summed over the prompts.
   std::span<const std::int64_t> slots() const { return slots_; }
+  /// Errors `[heads]`, summed over the prompts.
+  std::span<const double> errors() const { return errors_; }
+  bool has_errors() const {
+    return std::ranges::any_of(errors_, [](double e) { return e > 0; });
+  }
   bool operator==(const budget_profile&) const = default;
   friend void load(std::istream& in, budget_profile& profile);
 
@@ -87,6 +98,34 @@ class budget_profile {
     for (std::size_t h = 0; h < slots_.size(); ++h) {
       slots_[h] += budgets[h];
     }
+  }
+
+  /// Counts in the errors `[heads]` of a prompt: of each head the square of what it adds wrongly to
+  /// the residual stream, relative to that, as `evaluate` measures it. Refused: another number of
+  /// heads, errors below 0, NaN and Inf.
+  void add_errors(std::span<const double> errors) {
+    expects(errors.size() == errors_.size(), "budget_profile: errors of ", errors_.size(),
+            " heads expected, of ", errors.size(), " came");
+    for (const double e : errors) {
+      expects(e >= 0 && std::isfinite(e), "budget_profile: finite errors of at least 0 expected, ",
+              e, " came");
+    }
+    std::ranges::transform(errors_, errors, errors_.begin(), std::plus{});
+  }
+
+  /// `total` slots in proportion to the roots of the errors, within [least, most] a head: where a
+  /// head's squared error falls as 1 / slots, their sum is least so. Refused: a profile without
+  /// errors, totals that cannot be reached.
+  std::vector<index_t> by_errors(index_t total, index_t least, index_t most) const {
+    expects(has_errors(), "budget_profile: errors expected, none were added");
+    std::vector<double> weights;
+    std::ranges::transform(errors_, std::back_inserter(weights),
+                           [](double e) { return std::sqrt(e); });
+    const double some = 1e-9 * *std::ranges::max_element(weights);
+    for (double& w : weights) {  // a head without any shares what the others cannot take
+      w += some;
+    }
+    return proportional_budgets(weights, total, least, most);
   }
 
   /// `total` slots in the profile's proportions, at most `most` a head; rounded by largest
@@ -107,17 +146,18 @@ class budget_profile {
 
  private:
   std::vector<std::int64_t> slots_;
+  std::vector<double> errors_;
 };
 
 namespace detail {
 
 inline constexpr std::string_view saved_profile_magic = "kvprof\r\n";
-inline constexpr std::uint32_t saved_profile_version = 1;
+inline constexpr std::uint32_t saved_profile_version = 2;
 
 }  // namespace detail
 
-/// Saves a profile: `kvprof\r\n`, u32 version 1, u32 heads, u64 slots of each, CRC-32 of all that;
-/// little-endian. Refused: a stream that fails.
+/// Saves a profile: `kvprof\r\n`, u32 version 2, u32 heads, u64 slots of each, f64 errors of each,
+/// CRC-32 of all that; little-endian. Refused: a stream that fails.
 inline void save(std::ostream& out, const budget_profile& profile) {
   detail::byte_writer to(out);
   to.put_text(detail::saved_profile_magic);
@@ -125,6 +165,9 @@ inline void save(std::ostream& out, const budget_profile& profile) {
   to.put(profile.heads());
   for (const std::int64_t s : profile.slots()) {
     to.put(s);
+  }
+  for (const double e : profile.errors()) {
+    to.put(e);
   }
   to.finish();
 }
@@ -147,6 +190,11 @@ inline void load(std::istream& in, budget_profile& profile) {
   for (std::int64_t& s : loaded.slots_) {
     s = from.get<std::int64_t>();
     expects(errc::corrupt_file, s >= 0, "load: at least 0 slots of a head expected, ", s, " came");
+  }
+  for (double& e : loaded.errors_) {
+    e = from.get<double>();
+    expects(errc::corrupt_file, e >= 0 && std::isfinite(e),
+            "load: finite errors of at least 0 expected, ", e, " came");
   }
   from.finish();
   profile = loaded;

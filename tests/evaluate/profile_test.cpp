@@ -3,7 +3,9 @@
 
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <iostream>
 
+#include "evaluate/attention_error.hpp"
 #include "evaluate/names.hpp"
 #include "evaluate/replay.hpp"
 #include "support/tiny_model.hpp"
@@ -53,6 +55,93 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
     }
   }
   CHECK(uneven >= 2);
+}
+
+TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay what they were") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  std::vector<int> tokens;
+  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 96)) {
+    tokens.push_back(c);
+  }
+  const auto r = engine::prefill(model, tokens);
+  const std::vector<evaluate::named_policy> policies = {
+      evaluate::detail::parse_policy("fold+global")};
+  const auto prompt =
+      evaluate::measure(model.shape(), r, policies,
+                        std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
+  evaluate::contender one{
+      .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
+  evaluate::set_sharing(one.policy, 40, 0);
+  kvfold::budget_profile profile(2);
+  profile.add(evaluate::threshold_budgets(one, 96, prompt.measured[0]));
+  CHECK(evaluate::share_clusters(one.policy, profile, 96).empty());
+  profile.add_errors(std::vector<double>{9, 1});
+  CHECK(evaluate::share_clusters(kvfold::h2o{}, profile, 96).empty());
+  auto by_errors = one;
+  by_errors.profile = std::make_shared<const kvfold::budget_profile>(profile);
+  by_errors.of_heads = evaluate::share_clusters(one.policy, profile, 96);
+  REQUIRE(by_errors.of_heads.size() == 2);
+  const auto clusters = [](const evaluate::any_policy& p) {
+    return p.visit([](const auto& x) -> kvfold::index_t {
+      if constexpr (requires { x.clusters; }) {
+        return x.clusters;
+      }
+      return 0;
+    });
+  };
+  const kvfold::index_t uniform = clusters(one.policy), more = clusters(by_errors.of_heads[0]);
+  CHECK(more + clusters(by_errors.of_heads[1]) == 2 * uniform);
+  CHECK(more == (2 * uniform * 3 + 2) / 4);
+  kvfold::index_t slots = 0;
+  for (std::size_t l = 0; l < 2; ++l) {
+    evaluate::compressed_layer before(one, prompt, l), after(by_errors, prompt, l);
+    slots += after.kv.head(0).length();
+    CHECK(after.kv.head(0).length() - before.kv.head(0).length() ==
+          clusters(by_errors.of_heads[l]) - uniform);
+    for (const kvfold::index_t s : {0, 1, 2, 3}) {
+      CHECK(after.kv.head(0).position(s) == s);
+    }
+  }
+  CHECK(slots == 80);
+}
+
+TEST_CASE("errors of heads are those of attention behind the prompt, head by head") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  std::vector<int> tokens;
+  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 400)) {
+    tokens.push_back(c);
+  }
+  const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy("h2o")};
+  const auto p = evaluate::read_prompt(model, policies, tokens, 96, 8, 200, false, nullptr);
+  const evaluate::contender c{.policy = policies[0].policy, .limit = {30}};
+  evaluate::progress quiet(std::cerr, false);
+  const evaluate::workers on(1, quiet);
+  const auto errors = evaluate::errors_of_heads(c, model, p, on);
+  REQUIRE(errors.size() == 2);
+  for (std::size_t l = 0; l < 2; ++l) {
+    evaluate::compressed_layer layer(c, p.read, l);
+    evaluate::row_major_matrix attended;
+    evaluate::attend_behind(layer.kv, p.future[l].tokens, attended);
+    const auto& w = model.parameters().layers[l].o.weight;
+    double expected = 0;
+    for (Eigen::Index t = 0; t < 8; ++t) {
+      for (Eigen::Index head = 0; head < 2; ++head) {
+        double added = 0;
+        for (Eigen::Index out = 0; out < 16; ++out) {
+          double x = 0;
+          for (Eigen::Index i = 8 * head; i < 8 * head + 8; ++i) {
+            x += double{w(out, i)} * (attended(t, i) - p.future[l].of_all(t, i));
+          }
+          added += x * x;
+        }
+        expected += added / (double{p.future[l].stream[t]} * p.future[l].stream[t]) / 8;
+      }
+    }
+    CHECK(errors[l] > 0);
+    CHECK(errors[l] == Approx(expected).epsilon(1e-3));
+  }
 }
 
 TEST_CASE("evaluate makes a profile of its prompts, and goes by it where the file is there") {
