@@ -13,8 +13,8 @@ namespace detail {
 index_t slots_within(const any_policy& p, scalar_type storage, double share, index_t prompt,
                      index_t dim, index_t group) {
   const auto bytes = [&](const any_policy& of, scalar_type held_in, index_t slots) {
-    const std::size_t slot =
-        2 * row_bytes(held_in, dim) + sizeof(float) * (1 + of.columns().size()) + sizeof(index_t);
+    const std::size_t slot = 2 * kvfold::row_bytes(held_in, dim) +
+                             sizeof(float) * (1 + of.columns().size()) + sizeof(index_t);
     return static_cast<double>(slot * static_cast<std::size_t>(slots) +
                                sizeof(float) * of.memory(dim, group, slots));
   };

@@ -12,19 +12,6 @@ namespace evaluate {
 using kvfold::index_t;
 using kvfold::scalar_type;
 
-/// Bytes of `dim` numbers.
-inline std::size_t row_bytes(scalar_type storage, index_t dim) {
-  const auto n = static_cast<std::size_t>(dim);
-  switch (storage) {
-    case scalar_type::float32:
-      return n * sizeof(float);
-    case scalar_type::q8_0:
-      return n / kvfold::q8_0::size * sizeof(kvfold::q8_0);
-    default:
-      return n * sizeof(Eigen::half);
-  }
-}
-
 /// A head of it: it has the rows of a `head_ref`, and takes tokens.
 class stored_head : public kvfold::head_ref {
  public:

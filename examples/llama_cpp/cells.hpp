@@ -10,53 +10,57 @@
 
 namespace kvfold::llama {
 
-/// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, or in row `s`
-/// where there are no `cells`.
-template <storage_scalar Scalar>
-class cell_head : public head_base {
+/// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, as in pages of
+/// one slot, or in row `s` where there are no `cells`.
+class cell_head : public head_ref {
  public:
-  using scalar = Scalar;
-
-  cell_head(const layout<Scalar>& keys, const layout<Scalar>& values, const index_t* cells,
-            const slot_metadata& slots, const head_shape& shape)
-      : head_base(slots, shape), keys_(keys), values_(values), cells_(cells) {}
+  cell_head(const head_base& base, scalar_type storage, const layout& keys, const layout& values,
+            index_t* cells)
+      : head_ref(base, storage, in_pages(keys), in_pages(values), {.pages = cells, .slots = 1}),
+        all_(base, storage, keys, values),
+        cells_(cells) {}
 
   index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
-  row<Scalar> key(index_t s) const { return key_in(cell(s)); }
-  row<Scalar> value(index_t s) const { return value_in(cell(s)); }
-  row<Scalar> key_in(index_t cell) const { return {keys_.slot(cell), keys_.element}; }
-  row<Scalar> value_in(index_t cell) const { return {values_.slot(cell), values_.element}; }
+  row<any_scalar> key_in(index_t cell) const { return all_.key(cell); }
+  row<any_scalar> value_in(index_t cell) const { return all_.value(cell); }
+
+  using own_type = cell_head;
+  const head_ref& ref() const { return *this; }
 
  private:
-  layout<Scalar> keys_, values_;
+  static layout in_pages(layout rows) {
+    rows.page = rows.row;
+    return rows;
+  }
+
+  head_ref all_;  // slot = cell
   const index_t* cells_;
 };
 
-/// The keys and values that the engine keeps of one layer, as its graph names them.
+/// The keys and values that the engine keeps of one layer, as its graph names them. Strides are in
+/// bytes.
 struct engine_rows {
   ggml_tensor* keys = nullptr;    ///< `cache_k_lN` [cells, heads · dim]
   ggml_tensor* values = nullptr;  ///< `cache_v_lN`, likewise, or [heads · dim, cells]
 
-  template <storage_scalar Scalar>
-  layout<Scalar> keys_of(index_t h, index_t dim) const {
-    return rows_of<Scalar>(keys, h, dim);
-  }
+  head_ref::layout keys_of(index_t h, index_t dim) const { return rows_of(keys, h, dim); }
   /// Without flash attention values lie transposed.
-  template <storage_scalar Scalar>
-  layout<Scalar> values_of(index_t h, index_t dim, bool transposed) const {
+  head_ref::layout values_of(index_t h, index_t dim, bool transposed) const {
     if (!transposed) {
-      return rows_of<Scalar>(values, h, dim);
+      return rows_of(values, h, dim);
     }
-    const auto cells = static_cast<index_t>(values->ne[1]);
-    return layout<Scalar>::head_dim_token(static_cast<Scalar*>(values->data), cells, dim).of(h);
+    const auto element = static_cast<std::ptrdiff_t>(values->nb[0]),
+               row = static_cast<std::ptrdiff_t>(values->ne[1]) * element;
+    return {data_of(values) + h * dim * row, 0, element, row};
   }
 
  private:
+  static std::byte* data_of(const ggml_tensor* t) { return static_cast<std::byte*>(t->data); }
   /// [cells, heads · dim]; a cell may be longer than that.
-  template <storage_scalar Scalar>
-  static layout<Scalar> rows_of(const ggml_tensor* rows, index_t h, index_t dim) {
-    const auto cell = static_cast<std::ptrdiff_t>(rows->nb[1] / sizeof(Scalar));
-    return layout<Scalar>{static_cast<Scalar*>(rows->data), dim, cell}.of(h);
+  static head_ref::layout rows_of(const ggml_tensor* rows, index_t h, index_t dim) {
+    const auto of_head = static_cast<std::ptrdiff_t>(ggml_row_size(rows->type, dim));
+    return {data_of(rows) + h * of_head, 0, static_cast<std::ptrdiff_t>(rows->nb[1]),
+            static_cast<std::ptrdiff_t>(rows->nb[0])};
   }
 };
 
@@ -68,22 +72,21 @@ struct arrivals {
 };
 
 /// All KV heads of one layer: a `kv_cache`, each head with its own length, budget and state.
-template <storage_scalar Scalar>
 class layer {
  public:
   struct slots {
     cache_metadata records;
     head_state state;
     budget limit;
-    std::vector<index_t> cells;  ///< [length] in the engine's memory
-    std::vector<Scalar> rows;    ///< [2, capacity, dim] of their own; empty: the engine's
+    std::vector<index_t> cells;   ///< [length] in the engine's memory
+    std::vector<std::byte> rows;  ///< [2, capacity, dim] of their own; empty: the engine's
   };
 
-  /// `own`: rows of its own, else the engine's.
+  /// `own`: rows of its own, in the engine's `storage`, else the engine's.
   template <policy P>
-  layer(const P& p, const cache_shape& shape, std::span<const budget> limits,
+  layer(const P& p, const cache_shape& shape, scalar_type storage, std::span<const budget> limits,
         std::span<const index_t> capacities, bool own)
-      : shape_(shape), own_(own) {
+      : shape_(shape), storage_(storage), own_(own) {
     for (std::size_t h = 0; h < limits.size(); ++h) {
       cache_shape one = shape;
       one.heads = 1;
@@ -95,26 +98,29 @@ class layer {
                       one.capacity, p.name()),
            limits[h],
            {},
-           std::vector<Scalar>(own ? 2 * room * static_cast<std::size_t>(one.dim) : 0)});
+           std::vector<std::byte>(own ? 2 * room * row_bytes(storage, one.dim) : 0)});
       heads_.back().cells.reserve(own ? 0 : room);
     }
   }
 
   index_t heads() const { return static_cast<index_t>(heads_.size()); }
   slots& at(index_t h) { return heads_[static_cast<std::size_t>(h)]; }
-  cell_head<Scalar> head(index_t h) {
+  cell_head head(index_t h) {
     slots& s = at(h);
     auto extent = s.records.extent();
     extent.scale = scale;
-    const auto records = s.records.of(0);
+    const head_base base(s.records.of(0), extent);
     if (own_) {
+      const auto row = static_cast<std::ptrdiff_t>(row_bytes(storage_, shape_.dim));
+      const std::ptrdiff_t element =
+          row / (storage_ == scalar_type::q8_0 ? row_size<q8_0>(shape_.dim) : shape_.dim);
       const auto rows = [&](std::size_t first) {
-        return layout<Scalar>::head_token_dim(s.rows.data() + first, extent.capacity, shape_.dim);
+        return head_ref::layout{s.rows.data() + first, 0, row, element};
       };
-      return {rows(0), rows(s.rows.size() / 2), nullptr, records, extent};
+      return {base, storage_, rows(0), rows(s.rows.size() / 2), nullptr};
     }
-    return {engine.keys_of<Scalar>(h, shape_.dim), engine.values_of<Scalar>(h, shape_.dim, true),
-            s.cells.data(), records, extent};
+    return {base, storage_, engine.keys_of(h, shape_.dim), engine.values_of(h, shape_.dim, true),
+            s.cells.data()};
   }
   const cache_shape& shape() const { return shape_; }
 
@@ -129,10 +135,10 @@ class layer {
     const auto to = head(h);
     const index_t s = to.push_metadata();
     if (own_) {
-      const auto keys = engine.keys_of<Scalar>(h, shape_.dim),
-                 values = engine.values_of<Scalar>(h, shape_.dim, false);
-      std::copy_n(keys.slot(cell), shape_.dim, to.key(s).data);
-      std::copy_n(values.slot(cell), shape_.dim, to.value(s).data);
+      const head_ref theirs(to, storage_, engine.keys_of(h, shape_.dim),
+                            engine.values_of(h, shape_.dim, false));
+      kvfold::detail::copy_row(to.key(s), theirs.key(cell), shape_.dim);
+      kvfold::detail::copy_row(to.value(s), theirs.value(cell), shape_.dim);
     }
     at(h).state.extend(to.length());
   }
@@ -170,6 +176,7 @@ class layer {
 
  private:
   cache_shape shape_;
+  scalar_type storage_;
   bool own_;
   std::vector<slots> heads_;
 };

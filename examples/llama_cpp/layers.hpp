@@ -15,7 +15,7 @@
 
 namespace kvfold::llama {
 
-template <storage_scalar Scalar, policy P>
+template <policy P>
 class layers {
  public:
   layers(const layers_setup& setup, const P& p) : setup_(setup), policy_(p), needs_(needs_of(p)) {
@@ -23,7 +23,7 @@ class layers {
     index_t most = 0;
     for (std::size_t l = 0; l < static_cast<std::size_t>(setup.layers); ++l) {
       const auto of = [&](const auto& list) { return std::span(list).subspan(l * heads, heads); };
-      layers_.emplace_back(p, setup.shape, std::span<const budget>(of(setup.limits)),
+      layers_.emplace_back(p, setup.shape, setup.storage, std::span<const budget>(of(setup.limits)),
                            std::span<const index_t>(of(setup.capacities)),
                            setup.how == mode::own_attention);
       layers_.back().whole = setup.whole[l] != 0 || !traits::bounded(p);
@@ -34,7 +34,7 @@ class layers {
   }
 
   index_t count() const { return static_cast<index_t>(layers_.size()); }
-  layer<Scalar>& operator[](index_t l) { return layers_[static_cast<std::size_t>(l)]; }
+  layer& operator[](index_t l) { return layers_[static_cast<std::size_t>(l)]; }
   P& rules() { return policy_; }
   const times& spent() const { return times_; }
 
@@ -76,7 +76,7 @@ class layers {
           }
         }
       };
-      with_mass(policy_, head, of.at(h).state, [&](const auto& mass, bool own) {
+      with_mass(policy_, head.ref(), of.at(h).state, [&](const auto& mass, bool own) {
         for (index_t s = 0; s < head.length(); ++s) {
           if (own || head.log_mass(s) != 0) {
             each(head.cell(s), [&](float dot) { return mass(s, dot) / of.scale; });
@@ -117,7 +117,7 @@ class layers {
             std::span(work_.log_sum_exp)
                 .first(needs_.log_sum_exp ? static_cast<std::size_t>(head.group()) : 0);
         if (needs_.log_sum_exp) {
-          log_sum_exp_of(policy_, head, of.at(h).state, seen, q, lse);
+          log_sum_exp_of(policy_, head.ref(), of.at(h).state, seen, q, lse);
         }
         observe_step(of, h, seen, lse, q);
       }
@@ -135,9 +135,9 @@ class layers {
     }
     const index_t group = setup_.shape.group, dim = setup_.shape.dim;
     const bool measured = !of.whole && !prompt_ && traits::measures(policy_);
-    // The engine's own output is right where nothing came before, to the precision of half rows.
-    const bool theirs =
-        !measured && of.head(0).length() == 0 && !std::same_as<Scalar, float> && !has_mass(policy_);
+    // The engine's own output is right where nothing came before, to the precision of its rows.
+    const bool theirs = !measured && of.head(0).length() == 0 &&
+                        setup_.storage != scalar_type::float32 && !has_mass(policy_);
     for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
       for (index_t h = 0; h < of.heads(); ++h) {
         of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
@@ -215,7 +215,7 @@ class layers {
  private:
   static constexpr std::span<float> no_floats = {};
 
-  void keep_queries(layer<Scalar>& of, const ggml_tensor* q) {
+  void keep_queries(layer& of, const ggml_tensor* q) {
     const auto dim = static_cast<std::size_t>(q->ne[0]), heads = static_cast<std::size_t>(q->ne[2]);
     of.queries.resize(chunk_.size() * heads * dim);
     float* to = of.queries.data();
@@ -226,18 +226,18 @@ class layers {
     }
   }
   /// `[group, dim]` of token `i`; null where none were kept.
-  const float* query_of(const layer<Scalar>& of, index_t i, index_t h) const {
+  const float* query_of(const layer& of, index_t i, index_t h) const {
     const index_t width = setup_.shape.group * setup_.shape.dim;
     return needs_.queries
                ? of.queries.data() + (std::ptrdiff_t{i} * of.heads() + h) * std::ptrdiff_t{width}
                : nullptr;
   }
-  std::span<float> probabilities_of(const cell_head<Scalar>& head) {
+  std::span<float> probabilities_of(const cell_head& head) {
     return std::span(work_.attention)
         .first(static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(head.length()));
   }
 
-  void observe_step(layer<Scalar>& of, index_t h, std::span<const float> p,
+  void observe_step(layer& of, index_t h, std::span<const float> p,
                     std::span<const float> log_sum_exp, const float* q) {
     auto& state = of.at(h).state;
     const observation observed{.probabilities = p, .log_sum_exp = log_sum_exp, .query = q};
@@ -249,7 +249,7 @@ class layers {
     }
   }
 
-  void compress(layer<Scalar>& of) {
+  void compress(layer& of) {
     const auto own = prompt_queries(of.queries.data(), static_cast<index_t>(chunk_.size()),
                                     of.heads(), setup_.shape.group, setup_.shape.dim);
     const auto chosen = prompt_ ? reference_of(policy_, of, own) : std::nullopt;
@@ -282,7 +282,7 @@ class layers {
   layers_setup setup_;
   P policy_;
   needs needs_;
-  std::vector<layer<Scalar>> layers_;
+  std::vector<layer> layers_;
   workspace work_;
   std::vector<float> query_;  // [group, dim]
   std::vector<char> held_;    // [cells]

@@ -15,7 +15,7 @@
 #pragma once
 
 #include <exception>
-#include <variant>
+#include <optional>
 
 #include "llama_cpp/layers.hpp"
 #include "llama_cpp/refusals.hpp"
@@ -32,13 +32,13 @@ class compressor {
   compressor(const compressor&) = delete;
   compressor& operator=(const compressor&) = delete;
 
-  /// Before the context is made. Refused, with nothing changed: quantised keys, several sequences
-  /// without unified KV, fewer cells than a trigger.
+  /// Before the context is made. Refused, with nothing changed: quantised keys but Q8_0 under own
+  /// attention, several sequences without unified KV, fewer cells than a trigger.
   void attach(llama_context_params& params) {
     llama_context_params p = params;
     prepare(p, options_.how);
     setup_.capacities = capacities_of(policy_, setup_, p);
-    half_ = p.type_k == GGML_TYPE_F16;
+    setup_.storage = storage_of(p.type_k, setup_.shape.dim);
     p.cb_eval = on_node;
     p.abort_callback = failed;
     p.cb_eval_user_data = p.abort_callback_data = this;
@@ -67,17 +67,8 @@ class compressor {
   void reset();
   kvfold::llama::report report();
 
-  /// `f(layers)` with the layers of the present scalar; for inspection.
-  template <class F>
-  void each_layers(F f) {
-    std::visit(
-        [&]<class L>(L& all) {
-          if constexpr (!std::same_as<L, std::monostate>) {
-            f(all);
-          }
-        },
-        layers_);
-  }
+  /// For inspection; after `attach`.
+  layers<P>& held() { return *layers_; }
 
  private:
   static bool failed(void* self) { return static_cast<compressor*>(self)->error_ != nullptr; }
@@ -93,23 +84,13 @@ class compressor {
   void note_rows(ggml_tensor* t);
   void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
 
-  template <class F, class G>
-  bool ask(index_t l, F of_float, G of_half) {
-    if (auto* const all = std::get_if<layers<float, P>>(&layers_)) {
-      return (all->*of_float)(l);
-    }
-    return (std::get<layers<Eigen::half, P>>(layers_).*of_half)(l);
-  }
-
   /// All layers have attended: back to the budgets, and free cells back to the engine.
-  template <class Layers>
-  void finish(Layers& all);
+  void finish();
 
   P policy_;
   options options_;
   layers_setup setup_;
-  bool half_ = false;
-  std::variant<std::monostate, layers<float, P>, layers<Eigen::half, P>> layers_;
+  std::optional<layers<P>> layers_;  // from `attach` on
   llama_memory_t memory_ = nullptr;
   llama_seq_id sequences_ = 1;              // that the context has room for
   std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
@@ -127,17 +108,15 @@ void compressor<P>::reset() {
   begun_ = false;
   seen_ = 0;
   cells_.clear(), positions_.clear();
-  if (half_) {
-    layers_.template emplace<layers<Eigen::half, P>>(setup_, policy_);
-  } else {
-    layers_.template emplace<layers<float, P>>(setup_, policy_);
-  }
+  layers_.emplace(setup_, policy_);
 }
 
 template <policy P>
 kvfold::llama::report compressor<P>::report() {
   kvfold::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
-  each_layers([&](auto& all) { count(all, setup_, r); });
+  if (layers_) {
+    count(*layers_, setup_, r);
+  }
   return r;
 }
 
@@ -171,10 +150,9 @@ bool compressor<P>::wants(ggml_tensor* t) {
     return true;
   } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
     note_scale(l, t, options_.how == mode::repack, t->src[2]);
-    return ask(l, &layers<float, P>::wants_probabilities,
-               &layers<Eigen::half, P>::wants_probabilities);
+    return layers_->wants_probabilities(l);
   } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-    return ask(k, &layers<float, P>::wants_logits, &layers<Eigen::half, P>::wants_logits);
+    return layers_->wants_logits(k);
   }
   return name == "result_output";
 }
@@ -183,22 +161,20 @@ template <policy P>
 void compressor<P>::computed(ggml_tensor* t) {
   const std::string_view name = t->name;
   expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: ", another_graph);
-  each_layers([&](auto& all) {
-    if (t->op == GGML_OP_FLASH_ATTN_EXT) {
-      expect_on_host(t);
-      all.attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
-    } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-      all.probabilities(l, t);
-    } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-      expect_on_host(t);
-      expects(t->ne[3] == 1, "llama.cpp: one stream of cells expected, ", t->ne[3], " came");
-      all.logits(k, t, cells_);
-    } else {
-      finish(all);
-      begun_ = false;
-      at_.clear();
-    }
-  });
+  if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+    expect_on_host(t);
+    layers_->attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
+  } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
+    layers_->probabilities(l, t);
+  } else if (const index_t k = number_behind("kq-", name); k >= 0) {
+    expect_on_host(t);
+    expects(t->ne[3] == 1, "llama.cpp: one stream of cells expected, ", t->ne[3], " came");
+    layers_->logits(k, t, cells_);
+  } else {
+    finish();
+    begun_ = false;
+    at_.clear();
+  }
 }
 
 template <policy P>
@@ -225,7 +201,7 @@ void compressor<P>::note_rotation(const ggml_tensor* rows) {
     turn_ = turn;
   }
   const auto known = same_rotation(turn, turn_) ? rope_of(turn, setup_.shape.dim) : std::nullopt;
-  each_layers([&](auto& all) { set_rope(all.rules(), known); });
+  set_rope(layers_->rules(), known);
 }
 
 template <policy P>
@@ -245,18 +221,15 @@ void compressor<P>::note_rows(ggml_tensor* t) {
     read_indices(t->src[1], chunk_);
     begun_ = true;
     turn_known_ = false;
-    each_layers([&](auto& all) { all.begin(chunk_); });
+    layers_->begin(chunk_);
   }
   if (k >= 0 && seen_ == 0 && setup_.whole[static_cast<std::size_t>(k)] == 0) {
     note_rotation(t);
   }
-  each_layers([&](auto& all) {
-    auto& of = all[std::max(k, v)];
-    (k >= 0 ? of.engine.keys : of.engine.values) = root;
-    (k >= 0 ? of.came.keys : of.came.values) = true;
-    expect_rows(root, std::int64_t{setup_.shape.heads} * setup_.shape.dim,
-                half_ ? GGML_TYPE_F16 : GGML_TYPE_F32);
-  });
+  auto& of = (*layers_)[std::max(k, v)];
+  (k >= 0 ? of.engine.keys : of.engine.values) = root;
+  (k >= 0 ? of.came.keys : of.came.values) = true;
+  expect_rows(root, std::int64_t{setup_.shape.heads} * setup_.shape.dim, type_of(setup_.storage));
 }
 
 template <policy P>
@@ -267,21 +240,19 @@ void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
   expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: cannot compress a model with ALiBi");
   expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
           "llama.cpp: cannot compress a model with capped logits");
-  each_layers([&](auto& all) {
-    all[l].scale = parameter<float>(t, 0);
-    all[l].came.scale = true;
-  });
+  auto& of = (*layers_)[l];
+  of.scale = parameter<float>(t, 0);
+  of.came.scale = true;
 }
 
 template <policy P>
-template <class Layers>
-void compressor<P>::finish(Layers& all) {
+void compressor<P>::finish() {
   expects(memory_ != nullptr, "llama.cpp: bind(context) expected before llama_decode");
   for (const index_t cell : chunk_) {
     cells_.push_back(cell);
     positions_.push_back(static_cast<index_t>(seen_++));
   }
-  const auto longest = static_cast<std::size_t>(all.end());
+  const auto longest = static_cast<std::size_t>(layers_->end());
   const std::size_t keep = options_.how == mode::repack ? longest : 1;
   if (keep >= cells_.size()) {
     return;
@@ -291,7 +262,7 @@ void compressor<P>::finish(Layers& all) {
   cells_[keep - 1] = cells_.back(), positions_[keep - 1] = last;
   cells_.resize(keep), positions_.resize(keep);
   if (options_.how == mode::repack) {
-    all.move_to(cells_);
+    layers_->move_to(cells_);
   }
   expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
 }

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "kvfold/any_policy.hpp"
+#include "kvfold/score/dot.hpp"
 #include "kvfold/score/reference.hpp"
 
 namespace kvfold::llama {
@@ -68,10 +69,8 @@ void log_sum_exp_of(const P& policy, const kv_head auto& head, const head_state&
       const auto row = p.subspan(static_cast<std::size_t>(g) * n, n);
       const auto best = std::ranges::max_element(row);
       const auto s = static_cast<index_t>(best - row.begin());
-      float dot = 0;
-      for (index_t i = 0; i < head.dim(); ++i) {
-        dot += q[std::ptrdiff_t{g} * head.dim() + i] * static_cast<float>(head.key(s)[i]);
-      }
+      const kvfold::row<const float> query{q + std::ptrdiff_t{g} * head.dim()};
+      const float dot = score::dot(query, head.key(s), head.dim());
       out[static_cast<std::size_t>(g)] = mass(s, dot) - std::log(*best);
     }
   });

@@ -33,7 +33,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_flag("--perplexity", o.perplexity, "nats a token of the prompt");
   app.add_option("--chunk", o.chunk, "tokens of the prompt at once");
   app.add_option("--cells", o.cells, "of the engine (n_ctx); 0: what trigger and chunk need");
-  app.add_option("--cache-type", o.cache_type, "f16 or f32");
+  app.add_option("--cache-type", o.cache_type, "f16, f32, or in mode own q8_0");
   app.add_option("--untouched", o.untouched, "layers that keep all")->delimiter(',');
   app.add_option("--threads", o.threads, "llama.cpp's");
   app.add_flag("--alone", o.alone, "no run with the full cache to compare with");
@@ -46,8 +46,9 @@ program_options program_options::parse(int count, const char* const* arguments) 
   }
   require(o.mode == "repack" || o.mode == "own",
           "--mode: repack or own expected, '" + o.mode + "' came");
-  require(o.cache_type == "f16" || o.cache_type == "f32",
-          "--cache-type: f16 or f32 expected, '" + o.cache_type + "' came");
+  require(
+      o.cache_type == "f16" || o.cache_type == "f32" || (o.cache_type == "q8_0" && o.mode == "own"),
+      "--cache-type: f16 or f32 (in mode own q8_0 too) expected, '" + o.cache_type + "' came");
   for (const auto& [name, value, least] : {std::tuple{"--budget", o.budget, 1},
                                            {"--trigger", o.trigger, 0},
                                            {"--predict", o.predict, 0},
@@ -84,7 +85,9 @@ llama_context_params parameters_of(const program_options& o, index_t cells) {
   auto p = llama_context_default_params();
   p.n_ctx = static_cast<std::uint32_t>(cells);
   p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(o.chunk);
-  p.type_k = p.type_v = o.cache_type == "f16" ? GGML_TYPE_F16 : GGML_TYPE_F32;
+  p.type_k = p.type_v = o.cache_type == "f16"   ? GGML_TYPE_F16
+                        : o.cache_type == "f32" ? GGML_TYPE_F32
+                                                : GGML_TYPE_Q8_0;
   p.n_threads = p.n_threads_batch = o.threads;
   return p;
 }

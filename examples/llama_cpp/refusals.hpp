@@ -95,11 +95,28 @@ inline cache_shape shape_of(const model_facts& m) {
           .capacity = m.context};
 }
 
+/// How the engine holds keys and values, and kvfold too. Refused: rows that are no whole blocks.
+inline scalar_type storage_of(ggml_type type, index_t dim) {
+  expects(type != GGML_TYPE_Q8_0 || dim % q8_0::size == 0, "llama.cpp: a dim of whole blocks of ",
+          q8_0::size, " numbers expected for q8_0, ", dim, " came");
+  return type == GGML_TYPE_F32   ? scalar_type::float32
+         : type == GGML_TYPE_F16 ? scalar_type::half
+                                 : scalar_type::q8_0;
+}
+inline ggml_type type_of(scalar_type storage) {
+  return storage == scalar_type::float32 ? GGML_TYPE_F32
+         : storage == scalar_type::half  ? GGML_TYPE_F16
+                                         : GGML_TYPE_Q8_0;
+}
+
 /// Refuses a context whose cells the adapter cannot use; sets what it needs where it was left open.
 inline void prepare(llama_context_params& params, mode how) {
   const auto named = [](ggml_type t) { return ggml_type_name(t); };
-  expects(params.type_k == GGML_TYPE_F32 || params.type_k == GGML_TYPE_F16,
-          "llama.cpp: keys in f32 or f16 expected, quantised K (", named(params.type_k), ") came");
+  const bool own = how == mode::own_attention;
+  expects(params.type_k == GGML_TYPE_F32 || params.type_k == GGML_TYPE_F16 ||
+              (own && params.type_k == GGML_TYPE_Q8_0),
+          "llama.cpp: keys in f32 or f16 expected (in mode own in q8_0 too), quantised K (",
+          named(params.type_k), ") came");
   expects(params.type_v == params.type_k, "llama.cpp: values in ", named(params.type_k),
           " as the keys expected, ", named(params.type_v), " came");
   expects(params.n_seq_max == 1 || params.kv_unified,
@@ -108,7 +125,6 @@ inline void prepare(llama_context_params& params, mode how) {
   expects(params.cb_eval == nullptr, "llama.cpp: no cb_eval expected, another one came");
   expects(!params.embeddings && params.attention_type != LLAMA_ATTENTION_TYPE_NON_CAUSAL,
           "llama.cpp: causal attention that makes logits expected, embeddings came");
-  const bool own = how == mode::own_attention;
   const auto wanted = own ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   expects(params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_AUTO || params.flash_attn_type == wanted,
           "llama.cpp: flash attention ", own ? "on" : "off", " expected (or auto) in mode ",

@@ -19,9 +19,9 @@ struct report {
 };
 
 /// Fills in what follows from `tokens` and `cells`.
-template <storage_scalar Scalar, policy P>
-void count(layers<Scalar, P>& all, const layers_setup& setup, report& r) {
-  const std::size_t row = 2 * static_cast<std::size_t>(setup.shape.dim) * sizeof(Scalar),
+template <policy P>
+void count(layers<P>& all, const layers_setup& setup, report& r) {
+  const std::size_t row = 2 * row_bytes(setup.storage, setup.shape.dim),
                     record = sizeof(float) + sizeof(index_t);
   for (index_t l = 0; l < all.count(); ++l) {
     if (const auto& engine = all[l].engine; engine.keys != nullptr && engine.values != nullptr) {
@@ -37,8 +37,8 @@ void count(layers<Scalar, P>& all, const layers_setup& setup, report& r) {
       // Repack cannot give back a cell that another head holds.
       const auto rows = static_cast<std::size_t>(setup.how == mode::repack ? r.cells : n);
       r.bytes += rows * row + slots * record + state.bytes();
-      r.reserved_bytes += own.size() * sizeof(Scalar) + room * record + state.bytes() +
-                          (room - slots) * columns * sizeof(float);
+      r.reserved_bytes +=
+          own.size() + room * record + state.bytes() + (room - slots) * columns * sizeof(float);
       r.full_bytes += static_cast<std::size_t>(r.tokens) * row;
     }
   }

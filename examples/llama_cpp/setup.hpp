@@ -22,10 +22,11 @@ struct options {
 struct layers_setup {
   mode how = mode::repack;
   index_t layers = 0;
-  cache_shape shape;                ///< of one layer; its capacity is that of heads that keep all
-  std::vector<budget> limits = {};  ///< [layers · heads]
-  std::vector<char> whole = {};     ///< [layers] left alone
-  std::vector<index_t> capacities = {};  ///< [layers · heads]
+  cache_shape shape;  ///< of one layer; its capacity is that of heads that keep all
+  scalar_type storage = scalar_type::float32;  ///< of keys and values
+  std::vector<budget> limits = {};             ///< [layers · heads]
+  std::vector<char> whole = {};                ///< [layers] left alone
+  std::vector<index_t> capacities = {};        ///< [layers · heads]
 };
 
 /// Seconds spent in the callback.

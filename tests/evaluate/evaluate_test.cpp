@@ -242,7 +242,7 @@ TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
       }
     }
     CHECK((worst > 0 && worst < off));
-    CHECK(stored.bytes() == 10 * (2 * evaluate::row_bytes(storage, 32) + 8));
+    CHECK(stored.bytes() == 10 * (2 * kvfold::row_bytes(storage, 32) + 8));
   }
 }
 

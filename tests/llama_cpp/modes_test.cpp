@@ -44,12 +44,11 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
         const auto r = kv.kv.report();
         CHECK(r.slots == (whole ? 448 : 144));  // four chunks, 80, two more, 80, one more
         CHECK(r.cells == (how == mode::own_attention ? 1 : r.slots));
-        kv.kv.each_layers([&](auto& all) {
-          for (index_t h = 0; h < 2; ++h) {
-            CHECK((all[0].at(h).state.observed() == 0) == (whole || !p.measures()));
-            CHECK((all[1].at(h).state.observed() == 0) == !p.measures());
-          }
-        });
+        for (index_t h = 0; h < 2; ++h) {
+          auto& all = kv.kv.held();
+          CHECK((all[0].at(h).state.observed() == 0) == (whole || !p.measures()));
+          CHECK((all[1].at(h).state.observed() == 0) == !p.measures());
+        }
       }
     }
   }
@@ -68,16 +67,14 @@ TEST_CASE(
                         exact_parameters(256, chunk));
     logits.push_back(run(kv, text));
     index_t slots = 0;
-    kv.kv.each_layers([&](auto& all) {
-      for (index_t l = 0; l < 2; ++l) {
-        for (index_t h = 0; h < 2; ++h) {
-          const auto i = static_cast<std::size_t>(2 * l + h);
-          CHECK(all[l].head(h).length() == limits[i].target);
-          CHECK(all[l].head(h).tokens_total() == 448);
-          slots += all[l].head(h).length();
-        }
+    for (index_t l = 0; l < 2; ++l) {
+      for (index_t h = 0; h < 2; ++h) {
+        const auto head = kv.kv.held()[l].head(h);
+        CHECK(head.length() == limits[static_cast<std::size_t>(2 * l + h)].target);
+        CHECK(head.tokens_total() == 448);
+        slots += head.length();
       }
-    });
+    }
     CHECK(slots == 24 + 96 + 95 + 32);
   }
   CHECK(apart(logits[0], logits[1]) < 1e-3F);

@@ -122,6 +122,11 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
   CHECK_THAT(said([](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; }),
              Contains("flash attention off expected"));
   const options own{.how = mode::own_attention, .limits = {{.target = 96}}};
+  const auto in_q8_0 = [](auto& p) { p.type_k = p.type_v = GGML_TYPE_Q8_0; };
+  CHECK_THAT(said(in_q8_0, own), Contains("a dim of whole blocks of 32 numbers expected for q8_0, "
+                                          "16 came"));
+  CHECK_THAT(said([](auto& p) { p.type_k = p.type_v = GGML_TYPE_Q4_0; }, own),
+             Contains("quantised K (q4_0)"));
   CHECK_THAT(said([](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED; }, own),
              Contains("flash attention on expected"));
   CHECK_THAT(said([](auto& p) { p.cb_eval = [](ggml_tensor*, bool, void*) { return true; }; }),

@@ -70,6 +70,19 @@ inline constexpr scalar_type scalar_type_of =
     : std::same_as<Scalar, Eigen::bfloat16> ? scalar_type::bfloat16
                                             : scalar_type::q8_0;
 
+/// Bytes of a row of `dim` numbers.
+constexpr std::size_t row_bytes(scalar_type type, index_t dim) {
+  const auto n = static_cast<std::size_t>(dim);
+  switch (type) {
+    case scalar_type::float32:
+      return n * sizeof(float);
+    case scalar_type::q8_0:
+      return n / q8_0::size * sizeof(q8_0);
+    default:
+      return n * sizeof(Eigen::half);
+  }
+}
+
 /// A row of any scalar, so that what reads rows is compiled once for all.
 template <>
 struct row<any_scalar> {
