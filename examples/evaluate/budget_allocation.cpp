@@ -52,10 +52,18 @@ index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least)
   return whole;
 }
 
-std::vector<index_t> threshold_budgets(const contender& c, index_t tokens,
-                                       const measured_heads& measured) {
-  const index_t column = score_column(c.policy);
+std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
+                                    const measured_heads& measured) {
   const auto shared = shared_slots::of(c.policy);
+  index_t alone = shared.alone;  // of the head that has most
+  for (const any_policy& p : c.of_heads) {
+    alone = std::max(alone, shared_slots::of(p).alone);
+  }
+  const index_t mean = c.limit.target - shared.alone, most = tokens - alone - 1;
+  if (c.budgets == budget_allocation::profile) {
+    return c.profile->budgets(c.profile->heads() * mean, most);
+  }
+  const index_t column = score_column(c.policy);
   std::vector<float> scores;
   index_t heads = 0;
   for (const auto& layer : measured) {
@@ -67,8 +75,7 @@ std::vector<index_t> threshold_budgets(const contender& c, index_t tokens,
       ++heads;
     }
   }
-  return kvfold::global_budgets(scores, heads, heads * (c.limit.target - shared.alone),
-                                tokens - shared.alone - 1);
+  return kvfold::global_budgets(scores, heads, heads * mean, most);
 }
 
 std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
@@ -111,16 +118,10 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
       }
       break;
     }
-    case budget_allocation::global: {
-      const auto shared = shared_slots::of(c.policy);
-      index_t most = shared.alone;
-      for (const any_policy& p : c.of_heads) {
-        most = std::max(most, shared_slots::of(p).alone);
-      }
-      auto more = c.profile ? c.profile->budgets(c.profile->heads() * (slots - shared.alone),
-                                                 tokens - most - 1)
-                            : threshold_budgets(c, tokens, measured);
-      at_least(shared.least, more);
+    case budget_allocation::global:
+    case budget_allocation::profile: {
+      auto more = shared_budgets(c, tokens, measured);
+      at_least(shared_slots::of(c.policy).least, more);
       for (index_t h = 0; h < heads; ++h) {
         limits[static_cast<std::size_t>(h)] =
             budget{shared_slots::of(c.of_head(layer, h, heads)).alone +

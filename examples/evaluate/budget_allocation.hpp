@@ -17,12 +17,17 @@ inline constexpr std::array budget_allocations = {
     std::pair{std::string_view("d2o"), budget_allocation::d2o},
     std::pair{std::string_view("ada_kv"), budget_allocation::ada_kv},
     std::pair{std::string_view("duo_attention"), budget_allocation::duo_attention},
-    std::pair{std::string_view("global"), budget_allocation::global}};
+    std::pair{std::string_view("global"), budget_allocation::global},
+    std::pair{std::string_view("profile"), budget_allocation::profile}};
+
+/// Are a model's slots shared by all of its heads: by one threshold, or by a profile of it?
+inline bool is_shared(budget_allocation d) {
+  return d == budget_allocation::global || d == budget_allocation::profile;
+}
 
 /// Does it go by what a column of the policy's has measured?
 inline bool by_scores(budget_allocation d) {
-  return d == budget_allocation::d2o || d == budget_allocation::ada_kv ||
-         d == budget_allocation::global;
+  return d == budget_allocation::d2o || d == budget_allocation::ada_kv || is_shared(d);
 }
 
 /// How many of `heads` can keep all `tokens` (DuoAttention, Xiao et al. 2024: those that retrieve),
@@ -40,9 +45,9 @@ using measured_heads = std::vector<std::vector<kvfold::head_state>>;
 std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
                                      const measured_heads& measured, std::size_t layer);
 
-/// What one threshold over the model gives each of its heads beside what all have, `[layers · KV
-/// heads]`.
-std::vector<index_t> threshold_budgets(const contender& c, index_t tokens,
-                                       const measured_heads& measured);
+/// What one threshold over the model (or its profile) gives each of its heads beside what all have,
+/// `[layers · KV heads]`.
+std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
+                                    const measured_heads& measured);
 
 }  // namespace evaluate

@@ -21,7 +21,7 @@ struct contender {
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
   index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
   kvfold::scalar_type storage = kvfold::scalar_type::float32;  ///< of slots, once compressed
-  /// In place of a threshold over the model: how slots were divided on other prompts.
+  /// How slots were divided on other prompts, in place of a threshold over the model.
   std::shared_ptr<const kvfold::budget_profile> profile = nullptr;
   /// [layers · KV heads] where they are not alike; empty: all are `policy`.
   std::vector<any_policy> of_heads = {};

@@ -68,8 +68,8 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   todo.set_rope(model.shape().rope);
   todo.set_replay_words(replay_words_of(tokens, chat_turn_of(o, tokens)));
   const index_t kv_heads = model.shape().layers * model.shape().kv_heads;
-  const bool makes_profile =
-      !o.profile.empty() && !load_profile(todo, o.profile, kv_heads, o.prompt);
+  const bool has_profile = load_profile(todo, o.profile, kv_heads, o.prompt),
+             makes_profile = !o.profile.empty() && !has_profile;
   if (makes_profile) {
     profiled(todo);
   }

@@ -61,8 +61,8 @@ budget_allocation parse_budget_allocation(const named_policy& p, const std::stri
   const auto* const found =
       std::ranges::find(budget_allocations, word, [](const auto& d) { return d.first; });
   require(found != budget_allocations.end(),
-          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention or +global "
-          "expected, '+" +
+          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, +global or "
+          "+profile expected, '+" +
               word + "' came");
   require(!by_scores(found->second) || p.policy.column_count() > 0,
           "--policies: +" + word + ": a policy that scores slots expected, " + p.name + " came");
@@ -96,7 +96,7 @@ named_policy parse_policy(const std::string& word) {
   }
   if (!divided.empty()) {
     p.budgets = parse_budget_allocation(p, divided.substr(1));
-    if (p.budgets == budget_allocation::global && found->name == kvfold::fold::name()) {
+    if (is_shared(p.budgets) && found->name == kvfold::fold::name()) {
       set_parameter(p, "pins=1");
     }
   }

@@ -106,8 +106,8 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--seed", o.seed, "of all that is drawn");
   app.add_option(
       "--profile", o.profile,
-      "slots of each head, for +global and kvzip: made of the prompts, or, if the file is "
-      "there, in their place");
+      "how heads share slots: made of the prompts by one threshold; where the file is there, "
+      "+profile goes by it, and fold's clusters by its errors");
   app.add_option("--csv", o.csv, "results as a table");
   app.add_option("--plots", o.plots, "folder for the pictures");
   try {

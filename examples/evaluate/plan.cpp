@@ -110,7 +110,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
         std::string refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
                                   ? "refused: --tasks needle finds its heads"
                                   : detail::refusal_of(chosen.policy, n.storage, slots, shape.dim);
-        if (chosen.budgets == budget_allocation::global && refusal.empty() && slots < o.prompt) {
+        if (is_shared(chosen.budgets) && refusal.empty() && slots < o.prompt) {
           set_sharing(chosen.policy, slots, o.room);
         }
         const index_t stream_tokens =

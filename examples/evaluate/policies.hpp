@@ -28,7 +28,8 @@ enum class budget_allocation {
   d2o,
   ada_kv,
   duo_attention,
-  global
+  global,
+  profile
 };
 
 /// Tokens that ask the model to read a prompt again.

@@ -10,12 +10,12 @@ namespace evaluate {
 
 namespace {
 
-/// `f` on each contender that goes by one threshold over the model.
+/// `f` on each contender whose heads share the model's slots.
 template <class Plan, class F>
-void for_each_threshold(Plan& todo, F f) {
+void for_each_sharing(Plan& todo, F f) {
   for (auto& g : todo.groups) {
     for (auto& e : g.entries) {
-      if (e.chosen.budgets == budget_allocation::global && e.refusal.empty()) {
+      if (is_shared(e.chosen.budgets) && e.refusal.empty()) {
         f(e.chosen);
       }
     }
@@ -27,6 +27,10 @@ void for_each_threshold(Plan& todo, F f) {
 bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, index_t tokens) {
   std::ifstream in(file, std::ios::binary);
   if (!in.is_open()) {
+    for_each_sharing(todo, [](const contender& c) {
+      detail::require(c.budgets != budget_allocation::profile,
+                      "--policies: +profile: --profile with a file that is there expected");
+    });
     return false;
   }
   auto loaded = std::make_shared<kvfold::budget_profile>(heads);
@@ -35,7 +39,7 @@ bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, 
   } catch (const kvfold::error& e) {
     throw usage_error(fmt::format("--profile: '{}': {}", file.string(), e.what()));
   }
-  for_each_threshold(todo, [&](contender& c) {
+  for_each_sharing(todo, [&](contender& c) {
     c.profile = loaded;
     c.of_heads = share_clusters(c.policy, *loaded, tokens);
   });
@@ -45,7 +49,7 @@ bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, 
 const contender& profiled(const plan& todo) {
   const contender* one = nullptr;
   int count = 0;
-  for_each_threshold(todo, [&](const contender& c) { one = &c, ++count; });
+  for_each_sharing(todo, [&](const contender& c) { one = &c, ++count; });
   detail::require(count == 1, fmt::format("--profile: to make the file, one policy by one "
                                           "threshold over the model (+global, kvzip) at one budget "
                                           "expected, {} came",
@@ -58,7 +62,7 @@ void save_profile(const contender& c, const engine::decoder& model,
                   const workers& on) {
   kvfold::budget_profile made(model.shape().layers * model.shape().kv_heads);
   for (const text_prompt& p : prompts) {
-    made.add(threshold_budgets(c, p.read.tokens, p.read.measured[c.index]));
+    made.add(shared_budgets(c, p.read.tokens, p.read.measured[c.index]));
     made.add_errors(errors_of_heads(c, model, p, on));
   }
   std::ofstream out(file, std::ios::binary);

@@ -38,12 +38,13 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
     evaluate::contender by_threshold{
         .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
     evaluate::set_sharing(by_threshold.policy, 40, 0);
-    const auto shares = evaluate::threshold_budgets(by_threshold, 96, prompt.measured[0]);
+    const auto shares = evaluate::shared_budgets(by_threshold, 96, prompt.measured[0]);
     uneven += shares[0] != shares[1] ? 1 : 0;
     const auto profile = std::make_shared<kvfold::budget_profile>(2);
     profile->add(shares);
     auto by_profile = by_threshold;
     by_profile.profile = profile;
+    by_profile.budgets = evaluate::budget_allocation::profile;
     for (std::size_t l = 0; l < 2; ++l) {
       evaluate::compressed_layer one(by_threshold, prompt, l), same(by_profile, prompt, l);
       const auto head = one.kv.head(0), other = same.kv.head(0);
@@ -74,12 +75,11 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
   evaluate::set_sharing(one.policy, 40, 0);
   kvfold::budget_profile profile(2);
-  profile.add(evaluate::threshold_budgets(one, 96, prompt.measured[0]));
+  profile.add(evaluate::shared_budgets(one, 96, prompt.measured[0]));
   CHECK(evaluate::share_clusters(one.policy, profile, 96).empty());
   profile.add_errors(std::vector<double>{9, 1});
   CHECK(evaluate::share_clusters(kvfold::h2o{}, profile, 96).empty());
   auto by_errors = one;
-  by_errors.profile = std::make_shared<const kvfold::budget_profile>(profile);
   by_errors.of_heads = evaluate::share_clusters(one.policy, profile, 96);
   REQUIRE(by_errors.of_heads.size() == 2);
   const auto clusters = [](const evaluate::any_policy& p) {
@@ -144,22 +144,47 @@ TEST_CASE("errors of heads are those of attention behind the prompt, head by hea
   }
 }
 
-TEST_CASE("evaluate makes a profile of its prompts, and goes by it where the file is there") {
+TEST_CASE("evaluate makes a profile of its prompts, and +profile goes by it") {
   const tiny_model model;
   const auto file = model.file("profile").string();
-  const auto run = [&](std::vector<std::string> more) {
-    more.insert(more.end(), {"--tasks", "error,nll", "--policies", "h2o+global", "--prompts", "1"});
+  const auto run = [&](const std::string& division, std::vector<std::string> more) {
+    more.insert(more.end(), {"--tasks", "nll", "--policies", "h2o+" + division, "--prompts", "1"});
     return model.run(more);
   };
-  const auto made = run({"--profile", file});
+  /// Its rows without the policies' names.
+  const auto figures = [](const auto& ran) {
+    std::vector<std::string> rows;
+    for (const std::string& row : ran.csv) {
+      rows.push_back(row.substr(row.find(',')));
+    }
+    return rows;
+  };
+  const auto made = run("global", {"--profile", file});
   CHECK(made.code == 0);
   CHECK_THAT(made.table, Catch::Contains("profile    " + file));
-  const auto used = run({"--profile", file});
-  CHECK(used.csv == made.csv);
-  CHECK(used.csv == run({}).csv);
-  CHECK_THAT(used.table, !Catch::Contains("profile    "));
-  // Of another prompt's thresholds.
-  CHECK(run({"--profile", file, "--seed", "2"}).csv != run({"--seed", "2"}).csv);
+  const auto used = run("profile", {"--profile", file});
+  CHECK(figures(used) == figures(made));
+  CHECK_THAT(used.table, !Catch::Contains("profile    " + file));
+  // Of another prompt's thresholds: a threshold stays its own.
+  CHECK(figures(run("profile", {"--profile", file, "--seed", "2"})) !=
+        figures(run("global", {"--seed", "2"})));
+  CHECK(figures(run("global", {"--profile", file, "--seed", "2"})) ==
+        figures(run("global", {"--seed", "2"})));
+}
+
+TEST_CASE("clusters go by the errors of a profile that is there, by a threshold too") {
+  const tiny_model model;
+  const auto file = model.file("profile").string();
+  const auto run = [&](const std::string& seed, const std::string& from) {
+    return model
+        .run({"--tasks", "error", "--policies", "fold+global", "--budgets", "40", "--seed", seed,
+              "--profile", from})
+        .csv;
+  };
+  const auto before = run("1", file);
+  const auto by_errors = run("1", file);
+  CHECK(fields(before[1])["bytes"] == fields(by_errors[1])["bytes"]);
+  CHECK(fields(before[1])["attention_error"] != fields(by_errors[1])["attention_error"]);
 }
 
 TEST_CASE("a profile of several policies, or of none, or of another model, is refused") {
@@ -177,6 +202,7 @@ TEST_CASE("a profile of several policies, or of none, or of another model, is re
   CHECK_THAT(refusal({"--policies", "kvzip,h2o+global"}), Catch::Contains("2 came"));
   CHECK_THAT(refusal({"--policies", "kvzip", "--budgets", "30,40"}), Catch::Contains("2 came"));
   CHECK_THAT(refusal({"--policies", "h2o"}), Catch::Contains("0 came"));
+  CHECK_THAT(refusal({"--policies", "fold+profile"}), Catch::Contains("a file that is there"));
   CHECK(!std::filesystem::exists(file));
   std::ofstream(file) << "something else";
   CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("a saved profile expected"));
