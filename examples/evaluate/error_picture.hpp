@@ -51,7 +51,7 @@ inline std::string styles(const std::vector<std::string>& policies, int width, i
   std::vector<std::string> named(policies.begin(),
                                  policies.begin() + static_cast<std::ptrdiff_t>(count));
   if (policies.size() > coloured) {
-    named.push_back(fmt::format("{} others", policies.size() - coloured));
+    named.push_back(others(policies.size() - coloured));
   }
   return script + legend(named, 0.045, width, height);
 }

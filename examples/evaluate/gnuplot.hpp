@@ -63,6 +63,11 @@ inline std::string_view colour(std::size_t i) {
   return palette[i % palette.size()];
 }
 
+/// What a legend says of lines that it does not name.
+inline std::string others(std::size_t count) {
+  return fmt::format("{} other{}", count, count == 1 ? "" : "s");
+}
+
 /// Names and their colours, in as many lines as they take, the last at height `y` of the screen:
 /// line styles 1 and on.
 inline std::string legend(const std::vector<std::string>& names, double y, int picture_width,

@@ -72,7 +72,7 @@ inline std::string stream_picture(const std::vector<outcome>& outcomes) {
   script +=
       fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n", most + 1);
   if (lines.size() > most) {
-    named.push_back(fmt::format("{} others", lines.size() - most));
+    named.push_back(others(lines.size() - most));
   }
   return script + legend(named, 0.045, width, height) + "plot " + plots + "\n";
 }
