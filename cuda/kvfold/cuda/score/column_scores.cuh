@@ -117,26 +117,36 @@ struct column_streams {
   }
 };
 
-template <class Scalar, index_t Depth, class Queries>
-void plain_sums(const cache_view<Scalar>& cache, const Queries& queries,
-                const column_options& options, const column_sums& out, const float* given,
-                float* log_sum_exp, stream stream) {
-  using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
-  const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
-  const auto tiles = [](index_t n) {
-    return static_cast<unsigned>((n + shape::rows - 1) / shape::rows);
-  };
-  const bool aligned = cache.aligned() && queries.aligned();
-  if (given == nullptr) {
-    launch(query_log_sums<Scalar, Depth, Queries>{cache, queries, log_sum_exp, aligned},
-           {heads, group, tiles(queries.count)}, stream);
+/// `f(std::integral_constant)` of the rows that kernels are made for, of two kinds.
+template <index_t Short, index_t Long, class F>
+void with_depth(index_t dim, F f) {
+  if (dim <= Short) {
+    f(std::integral_constant<index_t, Short>{});
+  } else {
+    f(std::integral_constant<index_t, Long>{});
   }
-  launch(
-      slot_sums<Scalar, Depth, Queries>{
-          cache, queries, given == nullptr ? log_sum_exp : given, out, options.combine,
-          options.window, static_cast<float>(std::log(static_cast<double>(options.decay))),
-          aligned},
-      {heads, tiles(cache.capacity)}, stream);
+}
+
+/// log Σ exp of every query's logits over the slots that it sees, into `out [heads, group, count]`.
+/// One launch, two where slots are split.
+template <class Scalar, class Queries>
+void log_sums(const cache_view<Scalar>& cache, const Queries& queries, const column_memory& memory,
+              float* out, stream stream) {
+  if constexpr (sizeof(product_scalar<Scalar, Queries>) == 2) {
+    if (streams(cache, queries)) {
+      return with_depth<64, 128>(cache.dim, [&](auto depth) {
+        column_streams<Scalar, decltype(depth)::value, Queries>{cache, queries, memory, stream}
+            .log_sums(out);
+      });
+    }
+  }
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    using kernel = query_log_sums<Scalar, decltype(depth)::value, Queries>;
+    const auto tiles =
+        static_cast<unsigned>((queries.count + kernel::shape::rows - 1) / kernel::shape::rows);
+    launch(kernel{cache, queries, out, cache.aligned() && queries.aligned()},
+           {cache.blocks(), static_cast<unsigned>(cache.group), tiles}, stream);
+  });
 }
 
 /// `column_scores` without its checks. A log-sum-exp that is not given is left in `memory`.
@@ -145,35 +155,28 @@ void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
                    const column_options& options, const column_sums& out,
                    const column_memory& memory, stream stream) {
   const float* given = options.log_sum_exp;
+  if (given == nullptr) {
+    log_sums(cache, queries, memory, memory.log_sum_exp, stream);
+    given = memory.log_sum_exp;
+  }
   if constexpr (sizeof(product_scalar<Scalar, Queries>) == 2) {
     const bool maxima = options.combine == group_combine::max && cache.group > 1;
-    const auto take = [&](auto depth) {
-      const column_streams<Scalar, decltype(depth)::value, Queries> calls{cache, queries, memory,
-                                                                          stream};
-      if (given == nullptr) {
-        calls.log_sums(memory.log_sum_exp);
-        given = memory.log_sum_exp;
-      }
-      if (!maxima) {
-        calls.sums(options, out, given);
-      }
-    };
-    if (streams(cache, queries)) {
-      if (cache.dim <= 64) {
-        take(std::integral_constant<index_t, 64>{});
-      } else {
-        take(std::integral_constant<index_t, 128>{});
-      }
-      if (!maxima) {
-        return;
-      }
+    if (!maxima && streams(cache, queries)) {
+      return with_depth<64, 128>(cache.dim, [&](auto depth) {
+        column_streams<Scalar, decltype(depth)::value, Queries>{cache, queries, memory, stream}
+            .sums(options, out, given);
+      });
     }
   }
-  if (cache.dim <= 128) {
-    plain_sums<Scalar, 128>(cache, queries, options, out, given, memory.log_sum_exp, stream);
-  } else {
-    plain_sums<Scalar, 256>(cache, queries, options, out, given, memory.log_sum_exp, stream);
-  }
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    using kernel = slot_sums<Scalar, decltype(depth)::value, Queries>;
+    const auto tiles =
+        static_cast<unsigned>((cache.capacity + kernel::shape::rows - 1) / kernel::shape::rows);
+    launch(kernel{cache, queries, given, out, options.combine, options.window,
+                  static_cast<float>(std::log(static_cast<double>(options.decay))),
+                  cache.aligned() && queries.aligned()},
+           {cache.blocks(), tiles}, stream);
+  });
 }
 
 }  // namespace detail
