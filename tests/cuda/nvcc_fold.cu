@@ -10,6 +10,7 @@ struct every_kernel {
                    const query_rows<Scalar>& queries, Scalar* out,
                    const detail::fold_plan_memory& work, workspace memory, stream stream) {
     attend_observe(fold_rule{}, cache, state, q, out, nullptr, memory, stream);
+    device_policy<fold>::observe({}, fold_rule{}, cache, state, queries, {}, stream);
     device_policy<fold>::plan(fold_rule{}, cache, state, {}, work, stream);
     detail::fold_clusters(fold_rule{}, cache, state, queries, {}, work, stream);
   }

@@ -66,6 +66,11 @@ TEST_CASE("budgets of heads: ems") {
 TEST_CASE("budgets of heads: fold") {
   const fold p{.recent = 4, .decode = {.queries = 8}};
   check_uneven(p, 591, false);
+  check_uneven(fold{.recent = 4,
+                    .decode = {.queries = 8},
+                    .pins = fold::pin_rule::scores,
+                    .prompt_recent = 4},
+               596, false);
 }
 
 TEST_CASE("budgets of heads that do not fit are refused") {

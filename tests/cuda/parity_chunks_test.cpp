@@ -26,6 +26,12 @@ struct chunk_case {
   bool apart = false;   ///< observed first, and compressed without queries
 };
 
+const fold scored{.recent = 4,
+                  .decode = {.queries = 8},
+                  .pins = fold::pin_rule::scores,
+                  .prompt_recent = 4,
+                  .score_share = 0.5F};
+
 /// LAW: the CPU's observe, chunk by chunk, and compress behind each. Head `h` has 5 `h` tokens
 /// more, before the first chunk's queries.
 template <class Policy>
@@ -51,7 +57,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
     x = number();
   }
   device_buffer<float> queries(q);
-  device_buffer<unsigned char> work(workspace_bytes(p, twin.device.view(), capacity));
+  device_buffer<unsigned char> work(workspace_bytes(p, twin.device.view(), capacity, 0, all));
   const auto append = [&](index_t h, index_t n) {
     std::vector<float> keys(static_cast<std::size_t>(n * dim)), values(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -132,6 +138,7 @@ TEST_CASE("prompts in chunks: fold") {
   for (const index_t group : {1, 4}) {
     const fold p{.recent = 4, .decode = {.queries = 8}};
     check_chunks(p, {.chunks = {20, 17, 3, 1}, .group = group, .random = true});
+    check_chunks(scored, {.chunks = {20, 17, 3, 1}, .group = group, .random = true});
   }
 }
 
@@ -146,6 +153,7 @@ TEST_CASE("chunks observed, and compressed without queries") {
   check_chunks(keepkv{.window = 8, .merge_first = false}, apart);
   check_chunks(ems{.window = 6, .threshold = -1}, apart);
   check_chunks(fold{.recent = 4, .decode = {.queries = 8}}, apart);
+  check_chunks(scored, apart);
 }
 
 TEST_CASE("observe refuses what is none") {

@@ -109,13 +109,6 @@ TEST_CASE("compress refuses fold's polish") {
                     Catch::Contains("cuda fold: no polish expected, 3 steps came"));
 }
 
-TEST_CASE("fold with pins by scores is refused on the device") {
-  fold p;
-  p.pins = fold::pin_rule::scores;
-  CHECK_THROWS_WITH(device_policy<fold>::rule(p, 8),
-                    Catch::Contains("cuda fold: pins by leverage expected, by scores came"));
-}
-
 TEST_CASE("step refuses a state without fold's memory") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 7);
   std::vector<float> x(16);

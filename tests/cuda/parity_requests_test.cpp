@@ -126,6 +126,10 @@ TEST_CASE("some heads at a time") {
   check_active(kvmerger{});
   check_active(ems{.window = 6});
   check_active(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}});
+  check_active(fold{.recent = 4,
+                    .decode = {.queries = 4, .stride = 2},
+                    .pins = fold::pin_rule::scores,
+                    .prompt_recent = 3});
 }
 
 TEST_CASE("a list of more heads than there are is refused") {

@@ -34,9 +34,9 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
     const auto work = detail::allocate_prompt(
         from, rule,
         detail::shape_of(cache, detail::measured_queries(rule, queries.count),
-                         targets.most_target()));
+                         targets.most_target(), queries.before));
     from.check("cuda compress");
-    if constexpr (rule_type::observes) {
+    if constexpr (observes_prompts<rule_type>) {
       if (queries.count > 0) {
         device::observe(policy, rule, cache, state, queries, work, stream);
       }

@@ -10,7 +10,7 @@ namespace kvfold::cuda {
 
 /// Measures every head on the queries of a chunk of a prompt, whose tokens were appended, and
 /// compresses nothing. Equals `kvfold::observe`. `compress` without queries ends such a prompt.
-/// Memory: `workspace_bytes` of so many queries and a target of 1. Refused: no queries, and modes
+/// Memory: `observe_workspace_bytes`. Refused: no queries, and modes
 /// without a CUDA path.
 template <class Policy, class Scalar>
 void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
@@ -23,14 +23,13 @@ void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_
     policy.validate();
     detail::check_state(policy, rule, cache, state, "cuda observe");
   }
-  if constexpr (rule_type::evicts && rule_type::observes) {
+  if constexpr (rule_type::evicts && observes_prompts<rule_type>) {
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(
-        from, rule, detail::shape_of(cache, detail::measured_queries(rule, queries.count), 1));
-    from.check("cuda observe");
+        from, rule,
+        detail::shape_of(cache, detail::measured_queries(rule, queries.count), 0, queries.before));
+    from.check("cuda observe", "observe_workspace_bytes");
     device::observe(policy, rule, cache, state, queries, work, stream);
-  } else if constexpr (requires { device::remember(rule, cache, state, queries, stream); }) {
-    device::remember(rule, cache, state, queries, stream);
   }
 }
 

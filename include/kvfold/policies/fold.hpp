@@ -85,7 +85,7 @@ struct fold {
   }
   index_t min_budget() const {
     index_t slots = sinks + 2;
-    while (slots < sinks + recent_of(slots) + 2) {
+    while (slots < sinks + pinned().recent_of(slots) + 2) {
       ++slots;
     }
     return pins == pin_rule::scores
@@ -102,7 +102,7 @@ struct fold {
     search::expect_count(name(), "slots of room", room, 0);
     fold shared = *this;
     shared.pins = pin_rule::scores;
-    shared.recent = recent_of(slots);
+    shared.recent = pinned().recent_of(slots);
     if (room > 0 && room >= recent) {
       shared.prompt_recent = room_recent;
       shared.score_share = room_share;
@@ -112,10 +112,14 @@ struct fold {
     expects(slots >= shared.min_budget(), "fold: at least ", shared.min_budget(),
             " slots to share expected, ", slots, " came");
     shared.clusters =
-        std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.scored_pins(slots));
+        std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.pinned().scored(slots));
     return shared;
   }
   index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
+  /// How many slots are pinned.
+  detail::fold_pins pinned() const {
+    return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share};
+  }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
@@ -169,7 +173,7 @@ struct fold {
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const {
     if (pins == pin_rule::scores &&
-        pin_scored(head, state, prompt_recent, scored_pins(target), work)) {
+        pin_scored(head, state, prompt_recent, pinned().scored(target), work)) {
       fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
                                 work.marks);
     } else {
@@ -179,7 +183,7 @@ struct fold {
       const float least =
           prompt.outlier * Eigen::Map<const dense::vector>(of_slots.data(), head.length()).mean();
       pin(
-          head, outliers(target), protected_slots(head, sinks, recent_of(target)),
+          head, pinned().outliers(target), protected_slots(head, sinks, pinned().recent_of(target)),
           [&, held = state.column(tokens)](index_t s) {
             const auto i = static_cast<std::size_t>(s);
             return held[i] == 1.0F && of_slots[i] > least ? of_slots[i] : lowest_score;
@@ -196,19 +200,16 @@ struct fold {
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores && scored.count() > 0;
-    index_t most = outliers(slots);
+    index_t most = pinned().outliers(slots);
     if (by_scores) {
-      // What was scored and all else have pins by their lengths: the prompt the best of its own by
-      // score, what was decoded behind it by leverage.
-      const index_t latest = recent_behind_prompt(slots);
-      most = std::max(index_t{0}, std::min(scored_pins(slots), target - sinks - latest - 2));
-      const index_t of_prompt = share_of(
-          static_cast<float>(scored.count()) / static_cast<float>(head.tokens_total()), most);
-      pin_scored(head, state, latest, of_prompt, work);
+      // The prompt keeps the best of its own by score, what was decoded behind it by leverage.
+      const auto pins_of = pinned().decode(slots, target, scored.count(), head.tokens_total());
+      pin_scored(head, state, pins_of.latest, pins_of.scored, work);
       work.row_of.assign(work.marks.begin(), work.marks.end());
-      most -= of_prompt;
+      most = pins_of.others;
     }
-    const auto kept = [&, always = protected_slots(head, sinks, recent_of(slots))](index_t s) {
+    const auto kept = [&, always =
+                              protected_slots(head, sinks, pinned().recent_of(slots))](index_t s) {
       return by_scores ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
     };
     const auto candidate = [&, held = state.column(tokens)](index_t s) {
@@ -232,28 +233,6 @@ struct fold {
   auto memory_of(const kv_head auto& head, State& state) const {
     return detail::fold_memory(state.memory(), decode.queries, head.group(), head.dim());
   }
-  index_t recent_of(index_t slots) const {
-    return detail::fold_recent(recent, recent_share, slots);
-  }
-
-  /// By leverage: outliers at most, in a head of so many slots.
-  index_t outliers(index_t slots) const {
-    return std::max(index_t{0}, static_cast<index_t>(
-                                    share * static_cast<float>(slots - sinks - recent_of(slots))));
-  }
-  /// By scores, in decode: the latest tokens of a head of so many slots that stay unmerged, so many
-  /// that a quarter of the slots for all that is merged is left.
-  index_t recent_behind_prompt(index_t slots) const {
-    const index_t merged = slots - sinks - prompt_recent - scored_pins(slots);
-    return std::min(clusters > 0 ? recent : recent_of(slots), prompt_recent + 3 * merged / 4);
-  }
-  /// By scores: pins of a head of so many slots.
-  index_t scored_pins(index_t slots) const {
-    const index_t free = std::max(index_t{0}, slots - sinks - prompt_recent);
-    const index_t merged = clusters > 0 ? clusters : share_of(1 - score_share, free);
-    return std::max(index_t{0}, free - std::max(index_t{1}, merged));
-  }
-
   /// Marks what keeps its bytes by scores: sinks, the latest, and the `most` best of the slots that
   /// hold one token which something of the prompt looked up. False: there is none.
   bool pin_scored(const kv_head auto& head, const head_state& state, index_t latest, index_t most,

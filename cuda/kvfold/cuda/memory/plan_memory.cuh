@@ -12,7 +12,9 @@ namespace kvfold::cuda::detail {
 struct work_shape {
   index_t heads = 0, capacity = 0, group = 1, dim = 0;
   index_t queries = 0;  ///< reference queries of a prompt, a query head; 0: a step
-  index_t target = 0;   ///< slots a head after a prompt
+  index_t target = 0;   ///< slots a head after a prompt; 0: it is observed and not compressed
+  index_t before = 0;   ///< queries of the same prompt right before those
+  index_t active = 0;   ///< heads that a call runs
   index_t scalar_bytes = 4;
 
   std::size_t all_heads() const { return static_cast<std::size_t>(heads); }
@@ -20,13 +22,16 @@ struct work_shape {
 };
 
 template <class Scalar>
-work_shape shape_of(const cache_view<Scalar>& cache, index_t queries = 0, index_t target = 0) {
+work_shape shape_of(const cache_view<Scalar>& cache, index_t queries = 0, index_t target = 0,
+                    index_t before = 0) {
   return {cache.heads,
           cache.capacity,
           cache.group,
           cache.dim,
           queries,
           target,
+          before,
+          static_cast<index_t>(cache.blocks()),
           static_cast<index_t>(sizeof(Scalar))};
 }
 

@@ -31,10 +31,7 @@ namespace kvfold::cuda {
 ///                                   CUDA path. Required
 ///     observe(policy, rule, cache, state, queries, prompt_memory, stream)
 ///                                   a prompt's attention into the state's columns, for rules that
-///                                   observe
-///     remember(rule, cache, state, queries, stream)
-///                                   of rules that do not, what a prompt that is not compressed
-///                                   leaves. Default: nothing
+///                                   observe, or that say `observes_prompts`
 ///     plan(rule, cache, state, head_budgets, plan_memory, stream)
 ///                                   brings the heads that reach their budgets to the targets
 ///     plan_prompt(policy, rule, cache, state, queries, head_budgets, plan_memory, stream)

@@ -10,17 +10,14 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<fold> {
-  /// Refused: pins by scores.
   static fold_rule rule(const fold& policy, index_t dim) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
-    expects(errc::unsupported, policy.pins == fold::pin_rule::leverage,
-            "cuda fold: pins by leverage expected, by scores came");
     return {group_combine::sum,
-            policy.sinks,
-            policy.recent,
-            policy.recent_share,
-            policy.share,
+            policy.pinned(),
+            policy.pins == fold::pin_rule::scores,
+            prompt_score_options{}.horizon,
+            policy.evicted,
             policy.leverage_ridge,
             decode.queries,
             decode.stride,
@@ -30,11 +27,17 @@ struct device_policy<fold> {
             {p.pool, p.outlier, p.rounds, p.floor, p.ridge},
             rope_params_of(policy.rope, dim)};
   }
-  /// What a prompt that is observed and not compressed leaves.
+  /// Of a prompt: by scores, what its own queries will look up; and what is remembered of them with
+  /// those before them.
   template <class Scalar>
-  static void remember(const fold_rule& rule, const cache_view<Scalar>& cache,
-                       const state_view& state, const query_rows<Scalar>& queries, stream stream) {
-    detail::remember_queries(rule, cache, state, queries, stream);
+  static void observe(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
+                      const state_view& state, const query_rows<Scalar>& queries,
+                      const detail::prompt_memory<fold_rule>& work, stream stream) {
+    const query_rows<Scalar> all = queries.reference(queries.count + queries.before);
+    if (rule.by_scores && queries.position == nullptr) {
+      detail::score_prompt(rule, cache, state, all, work.plan.scores, stream);
+    }
+    launch(detail::remember_reference<Scalar>{cache, state, rule, all}, {cache.blocks()}, stream);
   }
   template <class Scalar>
   static void plan(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,

@@ -14,6 +14,7 @@ inline index_t first_spread(index_t queries) {
   return queries > score::blind_queries ? score::blind_queries : queries - 1;
 }
 
+/// Queries that are spread over a prompt, turned to the positions to come.
 template <class Scalar>
 struct move_ahead {
   static constexpr index_t threads = 256;
@@ -25,9 +26,9 @@ struct move_ahead {
   future_positions ahead;
   index_t first, count;
   Scalar* to;         // [heads, group, count, dim]
-  index_t* position;  // [count]
+  index_t* position;  // [count]; null: not wanted
 
-  /// Grid: heads, query heads of one.
+  /// Grid: heads, query heads of one, any number of blocks that share the queries.
   KVFOLD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
     const auto g = static_cast<index_t>(block_index().y);
@@ -35,14 +36,16 @@ struct move_ahead {
     const index_t seen = cache.tokens_total[cache.active == nullptr ? 0 : cache.active[0]];
     Scalar* const rows =
         to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
-    for (index_t e = thread_index(); e < count * pairs; e += threads) {
+    const auto block = static_cast<index_t>(block_index().z);
+    const auto all = static_cast<index_t>(grid().z) * threads;
+    for (index_t e = block * threads + thread_index(); e < count * pairs; e += all) {
       const index_t i = e / pairs, p = e % pairs;
       const index_t from = score::spread_query(i, count, queries.count, first);
       const index_t moved = seen + score::future_position(i, count, ahead.horizon, ahead.fade);
       Scalar* const row = rows + std::ptrdiff_t{i} * cache.dim;
       rope.pair(queries.at(h, g, from), cache.dim, p, moved - queries.position_of(h, from, seen),
                 [&](index_t j, float x) { row[j] = from_float<Scalar>(x); });
-      if (place_of_block() == 0 && g == 0 && p == 0) {
+      if (position != nullptr && place_of_block() == 0 && g == 0 && p == 0) {
         position[i] = moved;
       }
     }

@@ -25,6 +25,12 @@ inline constexpr bool always_plans = requires {
   Rule::always_plans;
 };
 
+/// Does `device_policy::observe` measure a prompt for it?
+template <class Rule>
+inline constexpr bool observes_prompts = Rule::observes || requires {
+  Rule::observes_prompts;
+};
+
 /// Does a rule observe logits, and not probabilities?
 template <class Rule>
 inline constexpr bool seeks_logits = requires(const Rule& rule, const head_context& head,
@@ -103,8 +109,8 @@ template <class Rule, index_t Threads>
 KVFOLD_DEVICE Rule prepared(const Rule& any, index_t target, of_warps<index_t, Threads>& shared,
                             const head_context& head, index_t n) {
   Rule rule = under_target(any, target);
-  if constexpr (requires { rule.of_length(n); }) {
-    rule.of_length(n);
+  if constexpr (requires { rule.of_head(head, n); }) {
+    rule.of_head(head, n);
   }
   if constexpr (requires { rule.counted(head, n); }) {
     index_t count = 0;

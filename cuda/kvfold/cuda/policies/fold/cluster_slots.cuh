@@ -31,7 +31,7 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
          {heads}, stream);
   const clustered_points x{own.points, own.space.weight, d, {cache.active}};
   seed_lists seeds = own.seeds;
-  seeds.limits = limits;
+  seeds.limits = limits, seeds.evicted = rule.evicts_scored() ? work.fold.evicted : nullptr;
   cluster_scratch scratch = own.clusters;
   scratch.begin = work.plan.begin;
   const auto cluster = [&]<index_t Dim>(std::integral_constant<index_t, Dim>) {

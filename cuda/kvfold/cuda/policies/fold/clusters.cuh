@@ -7,8 +7,8 @@
 
 namespace kvfold::cuda::detail {
 
-/// Clusters of all slots but the outliers, fitted on the reference queries; those before them are
-/// remembered with them. Eleven launches, and those of `cluster_slots`, `fit_masses` and
+/// Clusters of all slots but the pinned, fitted on the reference queries. Ten launches, eleven by
+/// scores, twelve with slots that are evicted, and those of `cluster_slots`, `fit_masses` and
 /// `fit_values`.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
@@ -24,13 +24,19 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const prompt_options& options = rule.prompt;
 
   // Slots that keep their bytes.
-  remember_queries(rule, cache, state, reference, stream);
-  leverage_of_keys(cache, state, rule, limits, false, d.rows, own.leverage, stream);
+  const scored_pins scored =
+      pin_by_scores(rule, cache, state, limits, false, d.nearest.into, own.more, stream);
+  leverage_of_keys(cache, state, rule, limits, false, scored.more, d.rows, own.leverage, stream);
   launch(pool_leverage<Scalar>{cache, d, options.pool, options.outlier, own.leverage.leverage,
                                more.least},
          {heads}, stream);
-  select_into(d, pin_rule{rule, own.leverage.leverage, more.least, false}, cache, state, limits,
-              stream);
+  select_into(d, pin_rule{rule, own.leverage.leverage, more.least, false, scored}, cache, state,
+              limits, stream);
+
+  if (rule.evicts_scored()) {
+    launch(evict_scored<Scalar>{cache, state, d, limits, rule.evicted, scored.more, own.evicted},
+           {heads}, stream);
+  }
 
   // The mass of slots, and clusters.
   const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};

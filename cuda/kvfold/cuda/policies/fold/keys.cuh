@@ -3,17 +3,10 @@
 
 #include "kvfold/cuda/device/cholesky.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
-#include "kvfold/cuda/memory/lists.cuh"
+#include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 
 namespace kvfold::cuda::detail {
-
-/// What leverage is computed in, and leverage.
-struct leverage_scratch {
-  float* moments;   ///< [heads, key_moments::size(dim)]
-  float* factor;    ///< [heads, dim, dim] covariance, then L⁻¹, column by column
-  float* leverage;  ///< [heads, capacity]
-};
 
 /// Floats of a head's mean key `E[x] [dim]`, and of `E[x xᵀ]`, the lower triangle row by row.
 struct key_moments {
@@ -23,6 +16,20 @@ struct key_moments {
   /// Row `i` of the triangle `[i + 1]`.
   KVFOLD_DEVICE float* row_of_second(index_t i, index_t dim) const {
     return mean + dim + std::ptrdiff_t{i} * (i + 1) / 2;
+  }
+};
+
+/// What leverage is computed in, and leverage.
+struct leverage_scratch {
+  float* moments;   ///< [heads, key_moments::size(dim)]
+  float* factor;    ///< [heads, dim, dim] covariance, then L⁻¹, column by column
+  float* leverage;  ///< [heads, capacity]
+
+  void allocate(workspace_allocator& from, const work_shape& shape) {
+    const std::size_t n = shape.all_heads();
+    const auto d = static_cast<std::size_t>(shape.dim);
+    moments = from.take<float>(n * static_cast<std::size_t>(key_moments::size(shape.dim)));
+    factor = from.take<float>(n * d * d), leverage = from.take<float>(shape.slots());
   }
 };
 
@@ -42,14 +49,15 @@ struct measure_moments {
   cache_view<Scalar> cache;
   rope_params turn;
   head_budgets limits;
-  index_t* planned;  // [heads] 0: the head is brought back to the budget; −1: it is not
-  float* moments;    // [heads, key_moments::size(dim)]
+  const index_t* more;  // [heads] 0: leverage pins nothing, and is not wanted; or null
+  index_t* planned;     // [heads] 0: the head is brought back to the budget; −1: it is not
+  float* moments;       // [heads, key_moments::size(dim)]
 
   /// Grid: heads, stretches of `rows`.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = cache.length[h], dim = cache.dim;
     const index_t first = static_cast<index_t>(block_index().y) * rows + warp() * own;
-    const bool plans = limits.of(h).reached(n);
+    const bool plans = limits.of(h).reached(n) && (more == nullptr || more[h] != 0);
     if (block_index().y == 0 && thread_index() == 0) {
       planned[h] = plans ? 0 : -1;
     }
@@ -219,18 +227,19 @@ struct measure_leverage {
   }
 };
 
-/// `leverage [heads, capacity]` of the heads that are brought back to their budgets, which
-/// `planned` then says. Three launches.
+/// `leverage [heads, capacity]` of the heads that are brought back to their budgets and want it
+/// (`more`, if there is any), which `planned` then says. Three launches.
 template <class Scalar>
 void leverage_of_keys(const cache_view<Scalar>& cache, const state_view& state,
                       const fold_rule& rule, const head_budgets& limits, bool single,
-                      index_t* planned, const leverage_scratch& work, stream stream) {
+                      const index_t* more, index_t* planned, const leverage_scratch& work,
+                      stream stream) {
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
   const auto heads = cache.blocks();
   using moments = measure_moments<Scalar>;
-  launch(moments{cache, rule.turn, limits, planned, work.moments},
+  launch(moments{cache, rule.turn, limits, more, planned, work.moments},
          {heads, shares(cache.dim, moments::rows)}, stream);
   launch(invert_covariance<Scalar>{cache, work.moments, planned, work.factor, rule.leverage_ridge},
          {heads}, stream);

@@ -5,6 +5,7 @@
 #include "kvfold/cuda/memory/plan_memory.cuh"
 #include "kvfold/cuda/policies/fold/keys.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
+#include "kvfold/cuda/policies/fold/prompt_scores.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 #include "kvfold/cuda/policies/fold/value_memory.cuh"
 #include "kvfold/cuda/search/clusters.cuh"
@@ -14,9 +15,11 @@ namespace kvfold::cuda::detail {
 /// What plans of fold's work in, beside the partition.
 struct fold_scratch {
   leverage_scratch leverage;
-  float* sum;       ///< [heads, capacity] probabilities summed over the queries
-  float* mass;      ///< [heads, capacity]
-  float* foreseen;  ///< [heads, group, queries, pitch]
+  index_t* more;     ///< [heads] by scores: pins by leverage
+  index_t* evicted;  ///< [heads] by scores: slots of a prompt
+  float* sum;        ///< [heads, capacity] probabilities summed over the queries
+  float* mass;       ///< [heads, capacity]
+  float* foreseen;   ///< [heads, group, queries, pitch]
   column_memory measure;
 };
 
@@ -63,16 +66,28 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
 struct fold_plan_memory : plan_memory {
   fold_scratch fold;
   prompt_scratch prompt;
+  score_scratch scores;  ///< of a prompt, before it is planned: in the same memory
 
   void allocate(workspace_allocator& from, const fold_rule& rule, const work_shape& shape) {
+    workspace_allocator before = from;
+    if (rule.by_scores && shape.queries > 0) {
+      scores.allocate(before, shape);
+    }
+    if (shape.queries == 0 || shape.target > 0) {
+      allocate_plan(from, rule, shape);
+    }
+    from.reserve(before.used());
+  }
+
+ private:
+  void allocate_plan(workspace_allocator& from, const fold_rule& rule, const work_shape& shape) {
     plan_memory::allocate(from, rule, shape);
     const std::size_t n = shape.all_heads(), slots = shape.slots();
-    const auto d = static_cast<std::size_t>(shape.dim),
-               pitch = static_cast<std::size_t>(pitch_of(shape.dim));
-    const auto all = static_cast<std::size_t>(shape.group) * n,
+    const auto pitch = static_cast<std::size_t>(pitch_of(shape.dim)),
+               all = static_cast<std::size_t>(shape.group) * n,
                queries = all * static_cast<std::size_t>(rule.queries);
-    fold.leverage = {from.take<float>(n * static_cast<std::size_t>(key_moments::size(shape.dim))),
-                     from.take<float>(n * d * d), from.take<float>(slots)};
+    fold.leverage.allocate(from, shape);
+    fold.more = from.take<index_t>(n), fold.evicted = from.take<index_t>(n);
     fold.sum = from.take<float>(slots);
     fold.mass = from.take<float>(slots), fold.foreseen = from.take<float>(queries * pitch);
     fold.measure.allocate(from, shape.heads, shape.group,

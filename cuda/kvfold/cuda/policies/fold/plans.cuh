@@ -5,13 +5,14 @@
 #include "kvfold/cuda/merge/rows.cuh"
 #include "kvfold/cuda/policies/fold/memory.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
+#include "kvfold/cuda/policies/fold/pins.cuh"
 #include "kvfold/cuda/search/match.cuh"
 #include "kvfold/cuda/search/select.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// Decode, on the queries remembered: the cheapest pairs of every head that reaches its
-/// budget are merged, to its target. Fifteen launches.
+/// budget are merged, to its target. Fifteen launches, sixteen by scores.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const head_budgets& limits, const fold_plan_memory& work, stream stream) {
@@ -21,8 +22,10 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   };
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
-  leverage_of_keys(cache, state, rule, limits, true, d.rows, own.leverage, stream);
-  select_into(d, pin_rule{rule, own.leverage.leverage, nullptr, true}, cache, state, limits,
+  const scored_pins scored =
+      pin_by_scores(rule, cache, state, limits, true, d.nearest.into, own.more, stream);
+  leverage_of_keys(cache, state, rule, limits, true, scored.more, d.rows, own.leverage, stream);
+  select_into(d, pin_rule{rule, own.leverage.leverage, nullptr, true, scored}, cache, state, limits,
               stream);
 
   const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),

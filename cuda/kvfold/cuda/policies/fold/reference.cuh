@@ -60,15 +60,6 @@ struct remember_reference {
   }
 };
 
-/// Of a prompt's queries with those before them. One launch.
-template <class Scalar>
-void remember_queries(const fold_rule& rule, const cache_view<Scalar>& cache,
-                      const state_view& state, const query_rows<Scalar>& queries, stream stream) {
-  launch(remember_reference<Scalar>{cache, state, rule,
-                                    queries.reference(queries.count + queries.before)},
-         {cache.blocks()}, stream);
-}
-
 /// Leverage averaged over `pool` neighbours in position, and what an outlier's must exceed. A block
 /// a head; the lists are scratch.
 template <class Scalar>

@@ -39,6 +39,14 @@ struct fold_floats : kvfold::detail::fold_layout {
   KVFOLD_DEVICE bfloat16* at(index_t g, index_t slot) const {
     return reinterpret_cast<bfloat16*>(floats + query(g, slot));
   }
+  struct positions {
+    index_t begin, end;
+  };
+  /// Of the prompts that have been scored.
+  KVFOLD_DEVICE positions scored() const { return {get(prompt_begin), get(prompt_end)}; }
+  KVFOLD_DEVICE void set_scored(const positions& p) const {
+    set(prompt_begin, p.begin), set(prompt_end, p.end);
+  }
 
   /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest. By a block.
   template <index_t Threads, class Scalar>
@@ -65,17 +73,19 @@ struct fold_plan_memory;
 
 }  // namespace detail
 
-/// Its plans are made on queries that it remembers: nothing is observed but these. Slots are never
-/// merged one by one.
+/// Its plans are made on queries that it remembers: nothing is observed of a step but these, of a
+/// prompt by scores what they will look up. Slots are never merged one by one.
 struct fold_rule {
   static constexpr index_t columns = 1;
-  static constexpr bool observes = false, evicts = true, merges = true, always_plans = true,
-                        remembers = true;
+  static constexpr bool observes = false, observes_prompts = true, evicts = true, merges = true,
+                        always_plans = true, remembers = true;
   using plan_memory = detail::fold_plan_memory;
-  enum column_name : index_t { tokens };
+  enum column_name : index_t { tokens, prompt_score };
   group_combine combine = group_combine::sum;
-  index_t sinks = 4, recent = 24;
-  float recent_share = 0.25F, share = 0.5F;
+  kvfold::detail::fold_pins pins = {};
+  bool by_scores = false;
+  index_t score_horizon = 64;  ///< positions behind the prompt that its queries are moved to
+  float evicted = 0;           ///< by scores: share of a prompt's slots beside the pins
   float leverage_ridge = 1;
   index_t queries = 16, stride = 4, period = 0;
   index_t horizon = 256;
@@ -84,8 +94,11 @@ struct fold_rule {
   rope_params turn = {};
 
   KVFOLD_HD index_t freed(index_t slots) const { return kvfold::detail::fold_freed(period, slots); }
-  KVFOLD_HD index_t recent_of(index_t slots) const {
-    return kvfold::detail::fold_recent(recent, recent_share, slots);
+  KVFOLD_HD bool evicts_scored() const { return by_scores && evicted > 0; }
+  /// In a plan of a step for a head of `n` slots: as many as there will be before the next one.
+  KVFOLD_HD index_t slots_before_next(index_t n, index_t target) const {
+    const index_t slots = target + freed(target) - 1;
+    return n - 1 < slots ? n - 1 : slots;
   }
   /// `kvfold::future_positions`
   KVFOLD_DEVICE index_t ahead(index_t i, index_t n) const {
@@ -102,6 +115,10 @@ struct fold_rule {
                                               const state_view& state, index_t h) const {
     return {{queries, cache.group, cache.dim}, state.memory + h * state.memory_stride};
   }
+  /// ... of which the header alone is asked.
+  KVFOLD_DEVICE detail::fold_floats memory_of(const head_context& head) const {
+    return {{queries, 1, 1}, head.memory};
+  }
   /// Of a step, `query [group, dim]` at `position`. By a block.
   template <index_t Threads, class Scalar>
   KVFOLD_DEVICE void remember(const cache_view<Scalar>& cache, const state_view& state, index_t h,
@@ -112,50 +129,5 @@ struct fold_rule {
   KVFOLD_DEVICE bool is_protected(const head_context&, index_t) const { return true; }
   KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
 };
-
-namespace detail {
-
-/// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
-/// token the highest leverage above `least`, up to their share. For `select`.
-struct pin_rule {
-  static constexpr bool evicts = true;
-  fold_rule fold;
-  const float* leverage;         // [heads, capacity]
-  const float* least = nullptr;  // [heads]; null: whatever it is
-  bool decodes;                  // as many slots as there will be before the next plan
-  index_t target = 0, latest = 0, outliers = 0;
-
-  KVFOLD_DEVICE void of_target(index_t slots) { target = slots; }
-  KVFOLD_DEVICE void of_length(index_t n) {
-    index_t slots = target;
-    if (decodes) {
-      slots = target + fold.freed(target) - 1;
-      slots = n - 1 < slots ? n - 1 : slots;
-    }
-    latest = fold.recent_of(slots);
-    outliers = static_cast<index_t>(fold.share * static_cast<float>(slots - fold.sinks - latest));
-    outliers = outliers > 0 ? outliers : 0;
-  }
-  KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{fold.sinks, latest, head.newest}(head.position[s]);
-  }
-  KVFOLD_DEVICE bool outlying(const head_context& head, index_t s) const {
-    const float x = leverage[head.first + s];
-    return head.column(fold_rule::tokens, s) == 1.0F &&
-           (least == nullptr ? x == x : x > least[head.head]);
-  }
-  KVFOLD_DEVICE bool counted(const head_context& head, index_t s) const {
-    return !is_protected(head, s) && outlying(head, s);
-  }
-  KVFOLD_DEVICE void prepare(index_t candidates) {
-    outliers = candidates < outliers ? candidates : outliers;
-  }
-  KVFOLD_DEVICE index_t free(index_t, index_t) const { return outliers; }
-  KVFOLD_DEVICE unsigned order(const head_context& head, index_t s) const {
-    return ordered(outlying(head, s) ? leverage[head.first + s] : lowest_score);
-  }
-};
-
-}  // namespace detail
 
 }  // namespace kvfold::cuda
