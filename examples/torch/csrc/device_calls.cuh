@@ -117,11 +117,23 @@ struct device_types {
 template <kvfold::scalar_type Type>
 std::size_t device_calls<Type>::workspace_bytes(const kvfold::any_policy& any,
                                                 const device_call& call, index_t queries,
-                                                index_t target) {
+                                                index_t target, index_t before) {
   using types = device_types<Type>;
   std::size_t bytes = 0;
   types::visit(any, [&](const auto& policy) {
-    bytes = gpu::workspace_bytes(policy, types::view(call), queries, target);
+    bytes = gpu::workspace_bytes(policy, types::view(call), queries, target, before);
+  });
+  return bytes;
+}
+
+template <kvfold::scalar_type Type>
+std::size_t device_calls<Type>::observe_bytes(const kvfold::any_policy& any,
+                                              const device_call& call, index_t queries,
+                                              index_t before) {
+  using types = device_types<Type>;
+  std::size_t bytes = 0;
+  types::visit(any, [&](const auto& policy) {
+    bytes = gpu::observe_workspace_bytes(policy, types::view(call), queries, before);
   });
   return bytes;
 }

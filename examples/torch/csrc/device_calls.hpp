@@ -32,12 +32,15 @@ struct device_budgets {
 /// kernels refuse.
 template <kvfold::scalar_type Type>
 struct device_calls {
-  /// Bytes for `compress` on so many queries to so many slots, for `step` and for `attend`.
+  /// Bytes for `compress` on so many queries, with so many before them, to so many slots, for
+  /// `step` and for `attend`.
   static std::size_t workspace_bytes(const kvfold::any_policy& policy, const device_call& call,
-                                     index_t queries, index_t target);
+                                     index_t queries, index_t target, index_t before = 0);
+  /// ... for `observe`.
+  static std::size_t observe_bytes(const kvfold::any_policy& policy, const device_call& call,
+                                   index_t queries, index_t before);
   static std::size_t column_scores_bytes(const device_call& call, index_t queries);
 
-  /// Memory: as for `compress` to a target of 1.
   static void observe(const kvfold::any_policy& policy, const device_call& call,
                       const query_layout& queries);
   static void compress(const kvfold::any_policy& policy, const device_call& call,

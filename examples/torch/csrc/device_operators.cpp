@@ -141,8 +141,9 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
       most = std::max(most, x.target);
     }
     with_calls(work.type(), [&](auto calls) {
-      work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, most));
-      calls.compress(p, work.call(), reference.rows(), work.budgets(budgets));
+      const query_layout& rows = reference.rows();
+      work.allocate(calls.workspace_bytes(p, work.call(), rows.count, most, rows.before));
+      calls.compress(p, work.call(), rows, work.budgets(budgets));
     });
   });
 }
@@ -155,8 +156,9 @@ void observe(const text& policy, TensorList cache, const Tensor& queries,
     const query_tensors reference = work.queries(queries, positions, before);
     const auto& p = policy_of(policy, span_of(rope));
     with_calls(work.type(), [&](auto calls) {
-      work.allocate(calls.workspace_bytes(p, work.call(), reference.rows().count, 1));
-      calls.observe(p, work.call(), reference.rows());
+      const query_layout& rows = reference.rows();
+      work.allocate(calls.observe_bytes(p, work.call(), rows.count, rows.before));
+      calls.observe(p, work.call(), rows);
     });
   });
 }
