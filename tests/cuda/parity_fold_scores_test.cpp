@@ -94,7 +94,7 @@ TEST_CASE("scores of chunks are those of one pass with all queries, or the large
   scores_twin<float> twin(
       by_scores(), {.shape = {.heads = 2, .dim = 16, .group = 2}, .chunks = {31, 29}, .seed = 743});
   const auto chunks = twin.twin.device.columns.bytes();
-  twin.observe_device(0, 60, 0);
+  twin.observe_again();
   CHECK(twin.twin.device.columns.bytes() == chunks);
 }
 
@@ -159,6 +159,16 @@ TEST_CASE("heads with all, with no and with some pins in one launch") {
   check_pins<Eigen::half>(p, what, {none + 45}, 15);
 }
 
+TEST_CASE("slots that were merged are not pinned, whatever is looked up in them") {
+  uneven_budgets first({44}, 6, 2), then({41}, 6, 2);
+  const fold p{.decode = {.queries = 8}, .score_share = 0.3F};  // many clusters of a few
+  scores_twin<float> twin(shared(24, p),
+                          {.shape = {.heads = 2, .dim = 16, .group = 2}, .seed = 763});
+  twin.check_compress(first, 24, 1e-4);
+  twin.draw_scores();
+  twin.check_compress(then, 24, 2e-4);
+}
+
 struct given_budgets {
   std::vector<budget> host;
   device_buffer<budget> device{host};
@@ -184,7 +194,8 @@ TEST_CASE("pins by one threshold over all heads") {
 }
 
 TEST_CASE("a head without any score above 0 has its pins by leverage") {
-  check_pins<float>(shared(24),
+  const fold p{.prompt = {.outlier = 0}, .decode = {.queries = 8}};  // every key is an outlier
+  check_pins<float>(shared(24, p),
                     {.shape = {.heads = 3, .dim = 16, .group = 2}, .mute = 1, .seed = 771}, {30}, 0,
                     5, 1e-4);
 }

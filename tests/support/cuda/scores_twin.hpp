@@ -52,26 +52,27 @@ class scores_twin {
       for (const index_t h : heads_) {
         append(h, n + (begin == 0 ? what.apart * h : 0));
       }
-      const std::ptrdiff_t first = std::ptrdiff_t{begin} * row();
-      query_view<Scalar> own{own_.data() + first, n, std::ptrdiff_t{c_.group} * c_.dim, c_.dim,
-                             row()};
-      own.before = what.before ? begin : 0;
-      observe(policy, kv, state, head_selection(heads_), own);
-      observe_device(begin, n, own.before);
+      observe_both(begin, n, what.before ? begin : 0);
       begin += n;
     }
   }
 
-  /// On the device, `n` queries from `begin` on.
-  void observe_device(index_t begin, index_t n, index_t before) {
-    device_buffer<unsigned char> work(observe_workspace_bytes(policy, view(), n, before));
-    cuda::observe(
-        policy, view(), twin.device.state,
-        query_rows<scalar>{queries_.data() + begin * row(), n, std::ptrdiff_t{c_.group} * c_.dim,
-                           c_.dim, row(), nullptr, before},
-        {work.data(), work.size()}, order(what_.seed));
-    CHECK((work.intact() && queries_.intact()));
+  /// Scored once more, in one pass.
+  void observe_again() {
+    observe_both(0, std::reduce(what_.chunks.begin(), what_.chunks.end()), 0);
   }
+
+  /// Any scores, of slots that were merged too.
+  void draw_scores() {
+    for (const index_t h : heads_) {
+      for (index_t s = 0; s < kv.head(h).length(); ++s) {
+        const float x = static_cast<float>(random_.below(1U << 20)) + 1;
+        state[h].column(fold::prompt_score)[static_cast<std::size_t>(s)] = x;
+        twin.device.column(fold::prompt_score, h, s) = x;
+      }
+    }
+  }
+
   /// Scores within `tolerance` of themselves and a thousandth of the head's largest.
   void check_scores(double tolerance) {
     twin.check_same(kv, state, std::numeric_limits<double>::infinity());
@@ -238,6 +239,20 @@ class scores_twin {
     return y;
   }
 
+  /// `n` queries from `begin` on.
+  void observe_both(index_t begin, index_t n, index_t before) {
+    const std::ptrdiff_t first = begin * row();
+    query_view<Scalar> own{own_.data() + first, n, std::ptrdiff_t{c_.group} * c_.dim, c_.dim,
+                           row()};
+    own.before = before;
+    observe(policy, kv, state, head_selection(heads_), own);
+    device_buffer<unsigned char> work(observe_workspace_bytes(policy, view(), n, before));
+    cuda::observe(policy, view(), twin.device.state,
+                  query_rows<scalar>{queries_.data() + first, n, own.head, own.group, own.row,
+                                     nullptr, before},
+                  {work.data(), work.size()}, order(what_.seed));
+    CHECK((work.intact() && queries_.intact()));
+  }
   /// `n` tokens of an engine's own prefill.
   void append(index_t h, index_t n) {
     auto& device = twin.device;
