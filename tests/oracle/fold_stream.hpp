@@ -8,6 +8,9 @@
 //  - The memory: queries of the last window * stride steps with their positions, rounded to
 //    bfloat16. A prompt goes into it too: its last queries.
 //  - Leverage is among the slots that there are, each counted once, as after a prompt.
+//  - By scores, a head that holds no prompt's: all slots but the sinks, the latest and the clusters
+//    are outliers, and two more may always be folded away. The latest are fewer where that many
+//    would leave less than a quarter of the clusters' slots.
 //  - Masses are tied as they are computed: "a slot of larger mass" includes one of equal mass.
 #pragma once
 
@@ -69,9 +72,19 @@ inline mat fold::remembered(const head& h) const {
 /// Folds slots away until `keep` are left; outliers are a share of `budget`.
 inline void fold::compress_step(head& h, int budget, int keep) const {
   const std::size_t n = h.slots.size();
-  const std::vector<bool> fixed = pinned(h, protected_slots(h, sinks, decode_recent),
-                                         leverage(unrotated_keys(h, rotation), leverage_ridge),
-                                         outlier_count(outliers, budget, sinks, decode_recent));
+  int latest = decode_recent, most = 0;
+  if (by_scores) {
+    const int free = budget - sinks - recent;
+    const int merged =
+        clusters > 0 ? clusters : static_cast<int>(std::floor((1 - score_share) * free + 0.5));
+    latest = std::min(decode_recent, recent + 3 * merged / 4);
+    most = std::min(free - merged, keep - sinks - latest - 2);
+  } else {
+    most = outlier_count(outliers, budget, sinks, decode_recent);
+  }
+  const std::vector<bool> fixed =
+      pinned(h, protected_slots(h, sinks, latest),
+             leverage(unrotated_keys(h, rotation), leverage_ridge), most);
   const measure m = measured(h, remembered(h));
   const auto cost = [&](std::size_t i, std::size_t j) {  // Ward
     return m.mass[i] * m.mass[j] / (m.mass[i] + m.mass[j]) *

@@ -47,7 +47,8 @@ struct fold {
   /// What stays unmerged besides sinks and the latest: outliers among keys, or the best by
   /// `prompt_scores` in all slots but those of the clusters. These are measured when the prompt's
   /// own queries are observed, before `compress` gets the reference queries; where that was not
-  /// done, outliers stay.
+  /// done, outliers stay: in decode in all slots but those of the clusters, so that of two heads
+  /// the one with more slots has more pins.
   enum class pin_rule { leverage, scores };
   pin_rule pins = pin_rule::leverage;
   index_t clusters = 0;       ///< by scores: slots of a head for all that is merged; 0: by share
@@ -199,10 +200,11 @@ struct fold {
     const auto memory = memory_of(head, state);
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
     const auto scored = memory.scored();
-    const bool by_scores = pins == pin_rule::scores && scored.count() > 0;
+    const bool by_scores = pins == pin_rule::scores;
     index_t most = pinned().outliers(slots);
     if (by_scores) {
-      // The prompt keeps the best of its own by score, what was decoded behind it by leverage.
+      // The prompt keeps the best of its own by score; what was decoded, behind it or from an empty
+      // cache, has the rest by leverage.
       const auto pins_of = pinned().decode(slots, target, scored.count(), head.tokens_total());
       pin_scored(head, state, pins_of.latest, pins_of.scored, work);
       work.row_of.assign(work.marks.begin(), work.marks.end());

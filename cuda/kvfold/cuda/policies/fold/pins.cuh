@@ -15,7 +15,7 @@ struct scored_pins {
 };
 
 /// By scores: sinks, the latest, and the best by `prompt_score` of the slots that hold one token
-/// which something of the prompt looked up. A head without any has its pins by leverage. A block a
+/// which something of the prompt looked up. A prompt without any has its pins by leverage. A block a
 /// head.
 template <class Scalar>
 struct pin_scored {
@@ -42,10 +42,9 @@ struct pin_scored {
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     const auto score = [&](index_t s) { return head.column(fold_rule::prompt_score, s); };
     kvfold::detail::fold_pins::of_decode pins{rule.pins.prompt_recent, rule.pins.scored(target), 0};
-    bool any = false;
+    bool any = decodes;
     if (decodes) {
       const fold_floats::positions prompt = rule.memory_of(head).scored();
-      any = prompt.end > prompt.begin;
       pins = rule.pins.decode(rule.slots_before_next(n, target), target, prompt.end - prompt.begin,
                               cache.tokens_total[h]);
     } else {
