@@ -38,6 +38,18 @@ void at_least(index_t least, std::vector<index_t>& budgets) {
   }
 }
 
+/// The budgets of a layer's heads, by what each of all heads has `more` than what it has alone.
+std::vector<budget> shared_by_heads(const contender& c, std::vector<index_t> more,
+                                    std::size_t layer, index_t heads) {
+  at_least(shared_slots::of(c.policy).least, more);
+  std::vector<budget> limits;
+  for (index_t h = 0; h < heads; ++h) {
+    const auto all = layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h);
+    limits.push_back(budget{shared_slots::of(c.of_head(layer, h, heads)).alone + more[all]});
+  }
+  return limits;
+}
+
 }  // namespace
 
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least) {
@@ -119,16 +131,8 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
       break;
     }
     case budget_allocation::global:
-    case budget_allocation::profile: {
-      auto more = shared_budgets(c, tokens, measured);
-      at_least(shared_slots::of(c.policy).least, more);
-      for (index_t h = 0; h < heads; ++h) {
-        limits[static_cast<std::size_t>(h)] =
-            budget{shared_slots::of(c.of_head(layer, h, heads)).alone +
-                   more[layer * limits.size() + static_cast<std::size_t>(h)]};
-      }
-      break;
-    }
+    case budget_allocation::profile:
+      return shared_by_heads(c, shared_budgets(c, tokens, measured), layer, heads);
     case budget_allocation::ada_kv: {
       // Between the sinks and the latest, which every head keeps.
       const auto first = static_cast<std::size_t>(std::min(alone, index_t{4}));
@@ -147,6 +151,14 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
     }
   }
   return limits;
+}
+
+std::vector<budget> allocate_budgets(const contender& c, index_t tokens, index_t heads,
+                                     std::size_t layer) {
+  if (c.budgets == budget_allocation::uniform || c.limit.target >= tokens) {
+    return std::vector<budget>(static_cast<std::size_t>(heads), budget{c.limit.target});
+  }
+  return shared_by_heads(c, shared_budgets(c, tokens, {}), layer, heads);
 }
 
 }  // namespace evaluate

@@ -45,6 +45,11 @@ using measured_heads = std::vector<std::vector<kvfold::head_state>>;
 std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
                                      const measured_heads& measured, std::size_t layer);
 
+/// The budgets of a layer's heads for a stream of at most `tokens`, before its first: the
+/// contender's own for all, or by its profile.
+std::vector<budget> allocate_budgets(const contender& c, index_t tokens, index_t heads,
+                                     std::size_t layer);
+
 /// What one threshold over the model (or its profile) gives each of its heads beside what all have,
 /// `[layers · KV heads]`.
 std::vector<index_t> shared_budgets(const contender& c, index_t tokens,

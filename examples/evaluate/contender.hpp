@@ -36,8 +36,11 @@ struct contender {
     return !whole.empty() &&
            whole[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)] != 0;
   }
-  /// Can it decode from an empty cache? A division needs a prompt to go by.
-  bool streams() const { return policy.decodes() && budgets == budget_allocation::uniform; }
+  /// Can it decode from an empty cache? A division needs a prompt to go by, or a profile of others.
+  bool streams() const {
+    return policy.decodes() &&
+           (budgets == budget_allocation::uniform || budgets == budget_allocation::profile);
+  }
   /// In decode: never more slots than `slots`, with the slack that the policy likes.
   budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
 };

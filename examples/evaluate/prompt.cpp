@@ -1,6 +1,6 @@
 #include "evaluate/prompt.hpp"
 
-#include <algorithm>  // std::min
+#include <algorithm>  // std::min, std::ranges::max_element
 #include <utility>
 
 #include "engine/causal.hpp"
@@ -221,15 +221,26 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
 }
 
 compressed_layer::compressed_layer(const contender& c, const engine::config& shape,
-                                   index_t capacity)
+                                   std::size_t layer, index_t capacity)
+    : compressed_layer(c, shape, layer, capacity,
+                       allocate_budgets(c, capacity, shape.kv_heads, layer)) {}
+
+compressed_layer::compressed_layer(const contender& c, const engine::config& shape,
+                                   std::size_t layer, index_t capacity,
+                                   const std::vector<budget>& budgets)
     : kv({.heads = shape.kv_heads,
           .group = shape.group(),
           .dim = shape.dim,
-          .capacity = c.policy.bounded() ? c.limit.target + 1 : capacity},
+          .capacity = c.policy.bounded()
+                          ? std::ranges::max_element(budgets, {}, &budget::target)->target + 1
+                          : capacity},
          c.storage),
-      state(kvfold::make_state(c.policy, kv)),
-      limits(static_cast<std::size_t>(shape.kv_heads), c.in_decode(c.limit.target)),
-      decoding(static_cast<std::size_t>(shape.kv_heads), c.policy) {}
+      state(kvfold::make_state(c.policy, kv)) {
+  for (index_t h = 0; h < shape.kv_heads; ++h) {
+    limits.push_back(c.in_decode(budgets[static_cast<std::size_t>(h)].target));
+    decoding.push_back(c.of_head(layer, h, shape.kv_heads));
+  }
+}
 
 compressed_decoder::compressed_decoder(const engine::decoder& model, const contender& c,
                                        const prompt& p)
@@ -243,7 +254,7 @@ compressed_decoder::compressed_decoder(const engine::decoder& model, const conte
                                        index_t capacity)
     : model_(model), position_(0) {
   for (index_t l = 0; l < model.shape().layers; ++l) {
-    layers_.emplace_back(c, model.shape(), capacity);
+    layers_.emplace_back(c, model.shape(), static_cast<std::size_t>(l), capacity);
   }
 }
 

@@ -106,9 +106,14 @@ struct compressed_layer {
 
   compressed_layer(const contender& c, const prompt& p, std::size_t layer);
   /// An empty one, for at most `capacity` tokens.
-  compressed_layer(const contender& c, const engine::config& shape, index_t capacity);
+  compressed_layer(const contender& c, const engine::config& shape, std::size_t layer,
+                   index_t capacity);
 
   std::size_t bytes() { return kv.bytes() + state.bytes(); }
+
+ private:
+  compressed_layer(const contender& c, const engine::config& shape, std::size_t layer,
+                   index_t capacity, const std::vector<budget>& budgets);
 };
 
 /// The model over a compressed cache: one token in, the next one's logits out.

@@ -14,15 +14,17 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const auto& [q, k, v] = s.layers[layer];
     const index_t width = shape.group() * shape.dim;
 
-    stored_cache kv({.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = slots + 1},
+    const any_policy& policy = c.of_head(layer, head, shape.kv_heads);
+    const index_t most =
+        allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].target;
+    stored_cache kv({.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = most + 1},
                     c.storage);
-    auto state = kvfold::make_state(c.policy, kv);
+    auto state = kvfold::make_state(policy, kv);
     std::vector<float> out(static_cast<std::size_t>(width));
     std::vector<double> sums(stream_budgets - 1, 0.0);
     for (index_t t = 0; t < steps && !interrupted; ++t) {
-      kvfold::step(c.policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
-                   &k(t, head * shape.dim), &v(t, head * shape.dim), c.in_decode(slots),
-                   out.data());
+      kvfold::step(policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
+                   &k(t, head * shape.dim), &v(t, head * shape.dim), c.in_decode(most), out.data());
       if (t >= slots) {
         sums[static_cast<std::size_t>(t / slots - 1)] +=
             relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);

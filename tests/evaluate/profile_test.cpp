@@ -187,6 +187,59 @@ TEST_CASE("clusters go by the errors of a profile that is there, by a threshold 
   CHECK(fields(before[1])["attention_error"] != fields(by_errors[1])["attention_error"]);
 }
 
+TEST_CASE("from an empty cache heads have the slots that a profile says, in all what was asked") {
+  const tiny_model files;
+  const auto shape = engine::decoder::load(files.file("")).shape();
+  const auto profile = std::make_shared<kvfold::budget_profile>(2);
+  profile->add(std::vector<kvfold::index_t>{3, 9});
+  for (const std::string name : {"h2o+profile", "fold+profile"}) {
+    CAPTURE(name);
+    const auto named = evaluate::detail::parse_policy(name);
+    evaluate::contender c{.policy = named.policy,
+                          .limit = {40},
+                          .budgets = evaluate::budget_allocation::global,
+                          .profile = profile};
+    CHECK(!c.streams());  // a threshold needs scores
+    c.budgets = named.budgets;
+    CHECK(c.streams());
+    evaluate::set_sharing(c.policy, 40, 0);
+    std::vector<kvfold::index_t> most;
+    for (std::size_t l = 0; l < 2; ++l) {
+      const evaluate::compressed_layer layer(c, shape, l, 140);
+      most.push_back(layer.limits[0].trigger - 1);
+      CHECK(layer.kv.shape().capacity == most.back() + 1);
+    }
+    CHECK(most[0] + most[1] == 80);
+    CHECK(most[0] < 40);
+  }
+}
+
+TEST_CASE("streams take part by a profile alone, and by an even one are those of even budgets") {
+  const tiny_model model;
+  const auto file = model.file("profile").string();
+  const auto run = [&](const std::string& policy) {
+    return model.run({"--tasks", "stream", "--policies", policy, "--prompts", "1", "--budgets",
+                      "24", "--profile", file});
+  };
+  const auto error_of = [&](const std::string& policy) {
+    return fields(run(policy).csv[1])["stream_error"];
+  };
+  const auto write = [&](const std::vector<kvfold::index_t>& of_heads) {
+    kvfold::budget_profile made(2);
+    made.add(of_heads);
+    std::ofstream out(file, std::ios::binary);
+    save(out, made);
+  };
+  CHECK(error_of("h2o+global").empty());  // makes the file
+  write({5, 5});
+  CHECK(error_of("h2o+profile") == error_of("h2o"));
+  write({1, 5});
+  CHECK(error_of("h2o+global").empty());
+  CHECK(!error_of("h2o+profile").empty());
+  CHECK(error_of("h2o+profile") != error_of("h2o"));
+  CHECK(!error_of("fold+profile").empty());
+}
+
 TEST_CASE("a profile of several policies, or of none, or of another model, is refused") {
   const tiny_model model;
   const auto file = model.file("profile").string();
