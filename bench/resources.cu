@@ -6,6 +6,7 @@
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/drop_rows.cuh"
 #include "kvfold/cuda/merge/observe_and_remove.cuh"
+#include "kvfold/cuda/merge/remove_into_nearest.cuh"
 #include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/ems/match_tiles.cuh"
@@ -40,6 +41,8 @@ template <class Rule, class Then>
 using select_then = one_after_other<select_slots<half, Rule, keep_evict_partition>, Then>;
 template <class First>
 using then_rows = one_after_other<First, make_rows<half, join_all>>;
+template <class Rule, index_t Depth>
+using nearest_step = remove_into_nearest<half, Rule, search_tiles<half, Depth>>;
 template <measured What>
 using columns_of = stream_columns<half, 128, What, query_rows<half>>;
 
@@ -47,8 +50,16 @@ bool print_all() {
   return print<attend_tiles<half, 128, 1, log_masses>>("attend") &&
          print<attend_tiles<half, 128, 2, log_masses>>("attend-group-16") &&
          print<attend_tiles<half, 256, 1, log_masses>>("attend-dim-256") &&
+         print<attend_tiles<half, 128, 1, log_masses, true>>("attend-near") &&
+         print<attend_tiles<half, 128, 2, log_masses, true>>("attend-near-16") &&
+         print<attend_tiles<half, 256, 1, log_masses, true>>("attend-near-256") &&
          print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
          print<observe_and_remove<half, sum_rule>>("observe-h2o") &&
+         print<observe_and_remove<half, d2o_rule>>("observe-d2o") &&
+         print<observe_and_remove<half, keepkv_rule>>("observe-keepkv") &&
+         print<nearest_step<d2o_rule, 128>>("step-nearest-d2o") &&
+         print<nearest_step<keepkv_rule, 128>>("step-nearest-keepkv") &&
+         print<nearest_step<keepkv_rule, 256>>("step-nearest-256") &&
          print<columns_of<measured::log_sums>>("log-sums") &&
          print<columns_of<measured::one_sum>>("column-sums") &&
          print<columns_of<measured::three_sums>>("column-three-sums") &&

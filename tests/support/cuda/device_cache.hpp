@@ -108,6 +108,7 @@ struct device_cache {
   device_buffer<float> log_mass;
   device_buffer<index_t> position, length, tokens_total;
   device_buffer<float> columns, memory;
+  device_buffer<index_t> predicted;
   state_view state;
 
   device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
@@ -124,7 +125,8 @@ struct device_cache {
         length(lengths),
         tokens_total(lengths),
         columns(slots() * folds.size()),
-        memory(static_cast<std::size_t>(c.heads * floats), 0) {
+        memory(static_cast<std::size_t>(c.heads * floats), 0),
+        predicted(static_cast<std::size_t>(c.heads * compared_rows), -1) {
     emulator::chance random{seed};
     for (std::size_t i = 0; i < keys.size(); ++i) {
       keys.host()[i] = from_float<Scalar>(whole(random, 4));
@@ -158,7 +160,8 @@ struct device_cache {
              .head_stride = c.capacity,
              .memory = memory.data(),
              .floats = floats,
-             .memory_stride = floats};
+             .memory_stride = floats,
+             .predicted = predicted.data()};
     for (std::size_t k = 0; k < folds.size(); ++k) {
       state.merges[k] = folds[k];
     }
@@ -206,7 +209,7 @@ struct device_cache {
   void check_guards() const {
     CHECK((keys.intact() && values.intact() && table.intact() && log_mass.intact() &&
            position.intact() && length.intact() && tokens_total.intact() && columns.intact() &&
-           memory.intact()));
+           memory.intact() && predicted.intact()));
   }
 
  private:

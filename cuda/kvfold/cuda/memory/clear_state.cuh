@@ -5,7 +5,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// Initial numbers in all columns, zeros in the memory.
+/// Initial numbers in all columns, zeros in the memory, nothing predicted.
 template <class Scalar>
 struct clear_state {
   static constexpr index_t threads = 256;
@@ -26,6 +26,9 @@ struct clear_state {
     }
     for (index_t i = first; i < state.floats; i += step) {
       state.memory_of(h)[i] = 0;
+    }
+    if (state.predicted != nullptr && first < compared_rows) {
+      state.predicted[std::ptrdiff_t{h} * compared_rows + first] = -1;
     }
   }
 };

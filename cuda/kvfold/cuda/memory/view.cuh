@@ -147,6 +147,10 @@ struct cache_view {
 
 inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
 
+/// Rows that a step's attention compares with all others on its way: a right side of the tensor
+/// cores.
+inline constexpr index_t compared_rows = 8;
+
 /// A policy's state: columns of a float a slot, and a flat memory of floats a head. Column `c` of
 /// head `h`, slot `s` is at `columns[c · column_stride + h · head_stride + s]`, the memory of head
 /// `h` at `memory[h · memory_stride]`. `make_state_view` makes one.
@@ -160,6 +164,11 @@ struct state_view {
   float* memory = nullptr;
   index_t floats = 0;                ///< of memory, a head
   std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`
+
+  /// `[heads, compared_rows]` slots that a step may evict next, or null. A guess of `step`'s own
+  /// that saves time, and changes no result: where it is null, wrong, or of another time, keys are
+  /// read once more.
+  index_t* predicted = nullptr;
 
   /// Column 0 of head `h`, slot 0.
   KVFOLD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }

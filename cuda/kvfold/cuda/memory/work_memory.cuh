@@ -22,25 +22,44 @@ struct partial_attention {
   float* sum;                // [heads, splits, group] Σ exp(ℓ − max)
   float* out;                // [heads, splits, group, dim] Σ exp(ℓ − max) v
   unsigned long long* best;  // [heads, near_tiles] best candidate of each tile of a launch
-  index_t* victims;          // [heads] the slot to remove; −1: none
+  index_t* victims;          // [heads] the slot that a third launch removes; −1: none
   index_t splits;
   index_t tiles;
   index_t near_tiles;
 
+  /// [heads, compared_rows] slots that may be evicted next, of the state; null: none is compared.
+  index_t* predicted;
+  unsigned long long* nearest;  // [heads, splits, compared_rows] the nearest of each
+  unsigned long long* lowest;   // [heads, tiles, compared_rows] a tile's first to be evicted next
+
   KVFOLD_DEVICE unsigned long long* best_of(index_t h) const {
     return best + std::ptrdiff_t{h} * near_tiles;
   }
+  KVFOLD_DEVICE unsigned long long* nearest_of(index_t h, index_t split) const {
+    return nearest + (std::ptrdiff_t{h} * splits + split) * compared_rows;
+  }
+  KVFOLD_DEVICE unsigned long long* lowest_of(index_t h, index_t tile) const {
+    return lowest + (std::ptrdiff_t{h} * tiles + tile) * compared_rows;
+  }
+  /// −1 where it is none of the head's `n` slots: predictions may be of any age.
+  KVFOLD_DEVICE index_t predicted_slot(index_t h, index_t r, index_t n) const {
+    const index_t s = predicted[std::ptrdiff_t{h} * compared_rows + r];
+    return s < n ? s : -1;
+  }
 };
 
-/// Slots of a block in the second launch, and in the search for the nearest, at most.
-inline constexpr index_t slots_a_tile = 4096, slots_a_near_tile = 1024;
+/// Slots of a block in the second launch, and in the search for the nearest, at most; there on
+/// tensor cores.
+inline constexpr index_t slots_a_tile = 4096, slots_a_near_tile = 1024, slots_a_fast_tile = 256;
 
 /// One of `tiles` even shares of a head's `n` slots.
 struct slot_tile {
   index_t begin, end;
 
-  KVFOLD_DEVICE static slot_tile of(index_t tile, index_t tiles, index_t n) {
-    const index_t share = (n + tiles - 1) / tiles, begin = tile * share;
+  /// `begin` is a multiple of `turn`.
+  KVFOLD_DEVICE static slot_tile of(index_t tile, index_t tiles, index_t n, index_t turn = 1) {
+    const index_t share = ((n + tiles - 1) / tiles + turn - 1) / turn * turn;
+    const index_t begin = tile * share < n ? tile * share : n;
     return {begin, begin + share < n ? begin + share : n};
   }
 };
@@ -69,8 +88,14 @@ inline void allocate(partial_attention& p, workspace_allocator& from, const work
   p.max = from.take<float>(parts);
   p.sum = from.take<float>(parts);
   p.out = from.take<float>(parts * static_cast<std::size_t>(shape.dim));
-  p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(p.near_tiles));
+  const index_t most_tiles = (shape.capacity + slots_a_fast_tile - 1) / slots_a_fast_tile;
+  p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(most_tiles));
   p.victims = from.take<index_t>(n);
+  p.predicted = nullptr;
+  const auto lists = [&](index_t of) {
+    return from.take<unsigned long long>(n * static_cast<std::size_t>(of * compared_rows));
+  };
+  p.nearest = lists(p.splits), p.lowest = lists(p.tiles);
 }
 
 /// What a step works in: the splits' attention, then plans in the same memory.

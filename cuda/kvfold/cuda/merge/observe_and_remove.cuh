@@ -1,11 +1,11 @@
 /// Combining the splits, observing, and removing one slot: the second of a step's launches.
 #pragma once
 
-#include <type_traits>  // std::remove_cvref_t
+#include <type_traits>  // std::conditional_t, std::remove_cvref_t
 
 #include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
-#include "kvfold/cuda/merge/slot_removals.cuh"
+#include "kvfold/cuda/merge/remove_predicted.cuh"
 #include "kvfold/cuda/score/attend_splits.cuh"
 #include "kvfold/cuda/score/combine_splits.cuh"
 #include "kvfold/cuda/score/rule.cuh"
@@ -33,7 +33,8 @@ struct observe_and_remove {
   static constexpr bool by_probability =
       Rule::observes && !shares_entries<Rule> && !seeks_logits<Rule>;
   static constexpr bool evicts_here = Rule::evicts && !shares_entries<Rule>;
-  struct shared_memory {
+  struct no_memory {};
+  struct shared_memory : std::conditional_t<seeks_nearest<Rule>, best_memory<threads>, no_memory> {
     combined_splits softmax;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
@@ -48,6 +49,7 @@ struct observe_and_remove {
   const Scalar* queries;  // [heads, group, dim]
   Scalar* out;            // [heads, group, dim]
   float* log_sum_exp;     // [heads, group], or null
+  bool aligned;
 
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -64,7 +66,7 @@ struct observe_and_remove {
     if (options.appended) {
       begin_slot(head, h, own, n - 1);
     }
-    const unsigned stay = look_ahead(mine, head, own);
+    const protected_bits stay = look_ahead(mine, head, own);
     wait_for_previous();
     const auto ahead = first_logits(h, own.begin + thread_index(), own.end);
     if (Rule::observes || from.splits > 1) {
@@ -75,11 +77,18 @@ struct observe_and_remove {
         return;
       }
     }
-    const auto least =
-        best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile,
-                      from.tiles, observe(shared, mine, head, h, own, stay, ahead));
+    best_two next;
+    const candidate first = observe(shared, mine, head, h, own, stay, ahead, next);
+    if constexpr (seeks_nearest<Rule>) {
+      if (predicts() && from.tiles > 1) {
+        best_of_block<threads>(shared, next,
+                               [&](index_t i, candidate c) { from.lowest_of(h, tile)[i] = c; });
+      }
+    }
+    const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
+                                     tile, from.tiles, first);
     if (least.last) {  // lengths change when all blocks of the head have read them
-      finish(shared, mine, head, h, n, target, least.of == 0 ? -1 : least_slot(least.of));
+      finish(shared, mine, head, h, n, target, least.of == 0 ? -1 : least_slot(least.of), next);
     }
   }
 
@@ -98,18 +107,30 @@ struct observe_and_remove {
     }
   }
 
-  /// A bit for each of the thread's slots that is protected, which observing does not change. The
-  /// columns, which the first launch has pushed out of L2, are asked for.
-  KVFOLD_DEVICE unsigned look_ahead(const Rule& mine, const head_context& head,
-                                    const slot_tile& own) const {
-    unsigned stay = 0, bit = 1;
+  /// A bit for each of the thread's slots that is protected, which observing does not change: in
+  /// this step, and in the next.
+  struct protected_bits {
+    unsigned now = 0, next = 0;
+  };
+  KVFOLD_DEVICE bool predicts() const { return from.predicted != nullptr; }
+
+  /// The columns, which the first launch has pushed out of L2, are asked for.
+  KVFOLD_DEVICE protected_bits look_ahead(const Rule& mine, const head_context& head,
+                                          const slot_tile& own) const {
+    protected_bits stay;
+    unsigned bit = 1;
+    head_context later = head;
+    ++later.newest;
     for (index_t s = own.begin + thread_index(); s < own.end; s += threads, bit *= 2) {
       KVFOLD_ROLLED
       for (index_t c = 0; c < Rule::columns; ++c) {
         prefetch(&head.column(c, s));
       }
       if constexpr (evicts_here) {
-        stay |= mine.is_protected(head, s) ? bit : 0U;
+        stay.now |= mine.is_protected(head, s) ? bit : 0U;
+      }
+      if constexpr (seeks_nearest<Rule>) {
+        stay.next |= mine.is_protected(later, s) ? bit : 0U;
       }
     }
     return stay;
@@ -133,17 +154,18 @@ struct observe_and_remove {
     return load_row(logits_at(h, s), g, cache.group, cache.group % 4 == 0);
   }
 
-  /// The block's slots: scores, and which slot would be evicted first. A slot's first logits,
-  /// `ahead`, are on their way while the slot before is observed.
+  /// The block's slots: scores, and which slot would be evicted first, now and of those that the
+  /// next step may evict. A slot's first logits, `ahead`, are on their way while the slot before is
+  /// observed.
   KVFOLD_DEVICE candidate observe(shared_memory& shared, const Rule& mine, const head_context& head,
-                                  index_t h, const slot_tile& own, unsigned stay,
-                                  vector_16<float> ahead) const {
+                                  index_t h, const slot_tile& own, protected_bits stay,
+                                  vector_16<float> ahead, best_two& next) const {
     const auto probability = [&](index_t g, float l) {
       return exp2_approx((l - shared.softmax.max[g]) * log2_e) * shared.softmax.inverse[g];
     };
     candidate best = 0;
     KVFOLD_ROLLED
-    for (index_t s = own.begin + thread_index(); s < own.end; s += threads, stay /= 2) {
+    for (index_t s = own.begin + thread_index(); s < own.end; s += threads) {
       if constexpr (shares_entries<Rule>) {
         mine.observe_entry(cache, state, h, s, logits_at(h, s), probability);
       } else if constexpr (seeks_logits<Rule>) {
@@ -155,7 +177,11 @@ struct observe_and_remove {
       }
       if constexpr (evicts_here) {
         const candidate c = least_candidate(mine.order(head, s), s);
-        best = stay % 2 == 0 && c > best ? c : best;
+        best = stay.now % 2 == 0 && c > best ? c : best;
+        if constexpr (seeks_nearest<Rule>) {
+          next.take(stay.next % 2 == 0 ? c : candidate{0});
+        }
+        stay.now /= 2, stay.next /= 2;
       }
     }
     return options.removes ? best : candidate{0};
@@ -182,7 +208,8 @@ struct observe_and_remove {
 
   /// One block, when all of the head is observed.
   KVFOLD_DEVICE void finish(shared_memory& shared, const Rule& mine, const head_context& head,
-                            index_t h, index_t n, index_t target, index_t removed) const {
+                            index_t h, index_t n, index_t target, index_t removed,
+                            const best_two& next) const {
     const bool fresh = n > cache.length[h];  // else there was no room
     const bool over = options.removes && fresh && n == target + 1;
     bool removes = Rule::evicts && over && removed >= 0;
@@ -209,11 +236,9 @@ struct observe_and_remove {
       return;
     }
     if constexpr (seeks_nearest<Rule>) {
-      if (options.removes) {  // another launch finds the nearest
-        if (thread_index() == 0) {
-          from.victims[h] = removes ? removed : -1;
-        }
-        return;
+      if (options.removes) {
+        const remove_predicted<Scalar, Rule, threads> removal{cache, state, from, mine, aligned};
+        return removal(shared, head, h, n, removes ? removed : -1, fresh, next);
       }
     }
     if constexpr (merges_removed<Rule>) {
@@ -248,10 +273,14 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
           cache.group, ", ", cache.dim, "] expected, null came");
   partial.logits = Rule::observes ? partial.logits : nullptr;
   const auto attend = [&](const auto& masses) {
-    attend_splits(
-        attention_call<Scalar, std::remove_cvref_t<decltype(masses)>>{
-            cache, queries, fresh, partial, out, log_sum_exp, masses},
-        stream);
+    attention_call<Scalar, std::remove_cvref_t<decltype(masses)>> call{
+        cache, queries, fresh, partial, out, log_sum_exp, masses};
+    if constexpr (seeks_nearest<Rule>) {
+      if (options.removes && fits_tiles(call)) {
+        call.to.predicted = partial.predicted = state.predicted;
+      }
+    }
+    attend_splits<seeks_nearest<Rule>>(call, stream);
   };
   if constexpr (shares_entries<Rule>) {
     attend(rule.masses(state, cache.capacity));
@@ -260,7 +289,7 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
   }
   if (Rule::observes || remembers<Rule> || options.appended || partial.splits > 1) {
     launch_early(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries,
-                                                  out, log_sum_exp},
+                                                  out, log_sum_exp, cache.aligned()},
                  {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
   }
 }

@@ -7,22 +7,32 @@
 namespace kvfold::cuda::detail {
 
 /// Can the tensor cores take these rows?
+template <class Scalar>
+bool fits_tiles(const cache_view<Scalar>& cache) {
+  return sizeof(Scalar) == 2 && cache.dim % 8 == 0 && cache.aligned();
+}
 template <class Scalar, class Masses>
 bool fits_tiles(const attention_call<Scalar, Masses>& call) {
   const auto at = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-  return sizeof(Scalar) == 2 && call.cache.dim % 8 == 0 && call.cache.aligned() &&
-         at(call.fresh.keys) % 16 == 0 && at(call.fresh.values) % 16 == 0 &&
-         at(call.queries) % 4 == 0;
+  return fits_tiles(call.cache) && at(call.fresh.keys) % 16 == 0 &&
+         at(call.fresh.values) % 16 == 0 && at(call.queries) % 4 == 0;
 }
 
-template <index_t Depth, class Scalar, class Masses>
+template <index_t Depth, bool Compares, class Scalar, class Masses>
 void attend_depth(const attention_call<Scalar, Masses>& call, stream stream) {
   const extent blocks{call.cache.blocks(), static_cast<unsigned>(call.to.splits)};
   if (call.cache.group <= 8) {
-    launch(attend_tiles<Scalar, Depth, 1, Masses>{call}, blocks, stream);
+    launch(attend_tiles<Scalar, Depth, 1, Masses, Compares>{call}, blocks, stream);
   } else {
-    launch(attend_tiles<Scalar, Depth, 2, Masses>{call}, blocks, stream);
+    launch(attend_tiles<Scalar, Depth, 2, Masses, Compares>{call}, blocks, stream);
   }
+}
+template <bool Compares, class Scalar, class Masses>
+void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) {
+  const index_t dim = call.cache.dim;
+  return dim <= 64    ? attend_depth<64, Compares>(call, stream)
+         : dim <= 128 ? attend_depth<128, Compares>(call, stream)
+                      : attend_depth<256, Compares>(call, stream);
 }
 
 template <index_t Packs, index_t Heads, class Scalar, class Masses>
@@ -33,14 +43,19 @@ void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
          {call.cache.blocks(), static_cast<unsigned>(call.to.splits), sweeps}, stream);
 }
 
-template <class Scalar, class Masses>
+/// `Compares`: the nearest of `call.to.predicted` too, where that is not null; the tensor cores
+/// must be able to take the rows then.
+template <bool Compares, class Scalar, class Masses>
 void attend_splits(const attention_call<Scalar, Masses>& call, stream stream) {
   const index_t dim = call.cache.dim;
   if constexpr (sizeof(Scalar) == 2) {
+    if constexpr (Compares) {
+      if (call.to.predicted != nullptr) {
+        return attend_on_tiles<true>(call, stream);
+      }
+    }
     if (fits_tiles(call)) {
-      return dim <= 64    ? attend_depth<64>(call, stream)
-             : dim <= 128 ? attend_depth<128>(call, stream)
-                          : attend_depth<256>(call, stream);
+      return attend_on_tiles<false>(call, stream);
     }
   } else if (dim > 128) {
     return attend_sweeps<2, 4>(call, stream);

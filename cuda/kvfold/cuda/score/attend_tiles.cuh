@@ -2,7 +2,11 @@
 /// bytes.
 #pragma once
 
+#include <type_traits>  // std::conditional_t
+
 #include "kvfold/cuda/score/attend_new_token.cuh"
+#include "kvfold/cuda/score/nearest_in_tiles.cuh"
+#include "kvfold/cuda/score/warp_tile.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -17,19 +21,26 @@ namespace kvfold::cuda::detail {
 /// P goes in two 16-bit parts, what they round to and the rest, which is as good as float. K and V
 /// are read once and need not stay in L2, so that the logits may. Up to `Depth` dims, `Eights` · 8
 /// query heads. Reads 2 · dim · 2 + 4 bytes a slot, writes 4 · group of logits.
-template <class Scalar, index_t Depth, index_t Eights, class Masses>
+///
+/// `Compares`: the nearest of the cached slots to each of `call.to.predicted` too, from the same
+/// tiles; each warp keeps the predicted slots' keys in shared memory.
+template <class Scalar, index_t Depth, index_t Eights, class Masses, bool Compares = false>
 struct attend_tiles {
   static constexpr index_t warps = Depth > 128 ? 2 : 4, threads = 32 * warps;
-  static constexpr index_t resident = Depth > 64 ? 3 : 5;
+  static constexpr index_t resident = (Depth > 64 ? 3 : 5) - (Compares && Eights > 1 ? 1 : 0);
   static constexpr index_t stages = 2;         // tiles of a ring
-  static constexpr index_t tile = 16 * Depth;  // elements of K or V
   static constexpr index_t turn = 16 * warps;  // slots
-  static constexpr index_t packs = Depth / 8;  // of 16 bytes, a row
   static constexpr index_t queries = 8 * Eights;
   static constexpr index_t pitch = Depth + 4;
-  /// A cache hint at 256 dims was an illegal instruction on an H100.
-  static constexpr reads how = Depth > 128 ? reads::again : reads::once;
-  struct shared_memory {
+  using rows = warp_tile<Scalar, Depth>;
+  static constexpr index_t tile = rows::size;  // elements of K or V
+  using nearest_type =
+      std::conditional_t<Compares, nearest_in_tiles<Scalar, Depth>, nothing_compared>;
+  struct compared_memory {
+    shared_array<Scalar, warps * compared_rows * Depth> compared;
+    shared_array<candidate, warps * compared_rows> nearest;
+  };
+  struct shared_memory : std::conditional_t<Compares, compared_memory, nothing_compared> {
     shared_union<shared_array<Scalar, warps * stages * 2 * tile>,
                  shared_array<float, warps * queries * pitch>>
         tiles;
@@ -49,6 +60,12 @@ struct attend_tiles {
     for (index_t i = 0; i < stages - 1; ++i) {
       load(shared.tiles.first, ring + i * 2 * tile, keys, values, share.end_in_cache(),
            first + i * turn);
+    }
+    nearest_type nearest;
+    if constexpr (Compares) {
+      nearest.begin(shared.compared, compared_at(), keys, call.cache.dim,
+                    [&](index_t r) { return call.to.predicted_slot(share.head, r, share.cached); });
+      commit_async();
     }
     call.clear_ticket(share);
     unsigned q[Eights][Depth / 16][2];
@@ -82,7 +99,16 @@ struct attend_tiles {
       sync_warp();  // every lane's part of the tile is there
       const index_t at = ring + stage * 2 * tile;
       float x[Eights][4] = {};
-      multiply_keys(shared.tiles.first, at, q, x);
+      typename nearest_type::products beside;
+      if constexpr (Compares) {
+        if (s0 == first) {
+          nearest.measure(shared.compared, compared_at());
+        }
+      }
+      multiply_keys(shared, at, q, x, beside);
+      if constexpr (Compares) {
+        nearest.take(beside, s0, end);
+      }
       make_logits(share, end, s0, mass, x);
       unsigned p[Eights][2], rest[Eights][2];
       KVFOLD_UNROLL
@@ -99,7 +125,8 @@ struct attend_tiles {
       KVFOLD_UNROLL
       for (index_t d = 0; d < Depth / 16; ++d) {
         const index_t row = lane() % 8 + lane() / 16 * 8, pack = 2 * d + lane() / 8 % 2;
-        const auto a = load_matrices_transposed(shared.tiles.first, at + tile + place(row, pack));
+        const auto a =
+            load_matrices_transposed(shared.tiles.first, at + tile + rows::place(row, pack));
         KVFOLD_UNROLL
         for (index_t t = 0; t < Eights; ++t) {
           mma_16x8x16<Scalar>(out[d][t], a.of, p[t]);
@@ -112,46 +139,29 @@ struct attend_tiles {
     wait_async<0>();
     sync_block();
     write(shared, out, max, sum);
+    if constexpr (Compares) {
+      nearest.write(shared.nearest, warp() * compared_rows);
+    }
     sync_block();
     call.template combine_warps<warps, queries, pitch>(shared.max, shared.sum, shared.tiles.then,
                                                        share, 0);
+    if constexpr (Compares) {
+      write_nearest(shared, share);
+    }
   }
 
  private:
-  /// Where 16 bytes of a tile's row lie: turned, so that those of 8 rows meet different banks.
-  KVFOLD_DEVICE static index_t place(index_t row, index_t pack) {
-    return (row * packs + (pack ^ (row & 7))) * 8;
-  }
+  /// Where a warp's predicted rows lie.
+  KVFOLD_DEVICE static index_t compared_at() { return warp() * compared_rows * Depth; }
 
   /// Starts to copy K and V of 16 slots, zeros where there is none.
   KVFOLD_DEVICE void load(tile_array& to, index_t at, const head_rows<Scalar>& keys,
                           const head_rows<Scalar>& values, index_t end, index_t s0) const {
     if (s0 < end) {
-      load_plane(to, at, keys, end, s0);
-      load_plane(to, at + tile, values, end, s0);
+      rows::load(to, at, keys, call.cache.dim, end, s0);
+      rows::load(to, at + tile, values, call.cache.dim, end, s0);
     }
     commit_async();  // an empty one too: groups are counted
-  }
-  /// Rows lie evenly: a share begins at a multiple of 16, so where pages hold a multiple of 16
-  /// slots one page has them all. Those of other pages are looked up one by one.
-  KVFOLD_DEVICE void load_plane(tile_array& to, index_t at, const head_rows<Scalar>& rows,
-                                index_t end, index_t s0) const {
-    constexpr index_t many = packs >= 32 ? 1 : 32 / packs;  // rows of a warp's copy
-    const index_t pack = lane() % packs, r0 = lane() / packs;
-    const index_t bytes = pack * 8 < call.cache.dim ? 16 : 0;
-    if (s0 + 16 <= end && (rows.table == nullptr || rows.pages.slots % 16 == 0)) {
-      const Scalar* const from = rows.at(s0) + r0 * rows.row + pack * 8;
-      KVFOLD_UNROLL
-      for (index_t r = 0; r < 16; r += many) {
-        copy_async<how>(to, at + place(r0 + r, pack), from + r * rows.row, bytes);
-      }
-    } else {
-      for (index_t r = r0; r < 16; r += many) {
-        const bool is = s0 + r < end;
-        const Scalar* const from = rows.at(is ? s0 + r : s0) + pack * 8;
-        copy_async<how>(to, at + place(r, pack), from, is ? bytes : 0);
-      }
-    }
   }
 
   /// The queries as the tensor cores' right side.
@@ -171,15 +181,20 @@ struct attend_tiles {
   }
 
   /// `x`: of slots lane / 4 (elements 0 and 1) and 8 further on.
-  KVFOLD_DEVICE static void multiply_keys(tile_array& tiles, index_t at,
+  KVFOLD_DEVICE static void multiply_keys(shared_memory& shared, index_t at,
                                           const unsigned (&q)[Eights][Depth / 16][2],
-                                          float (&x)[Eights][4]) {
+                                          float (&x)[Eights][4],
+                                          [[maybe_unused]]
+                                          typename nearest_type::products& beside) {
     KVFOLD_UNROLL
     for (index_t d = 0; d < Depth / 16; ++d) {
-      const auto a = load_matrices(tiles, at + place(lane() % 16, 2 * d + lane() / 16));
+      const auto a = rows::left(shared.tiles.first, at, d);
       KVFOLD_UNROLL
       for (index_t t = 0; t < Eights; ++t) {
         mma_16x8x16<Scalar>(x[t], a.of, q[t][d]);
+      }
+      if constexpr (Compares) {
+        nearest_type::multiply(beside, shared.compared, compared_at(), d, a);
       }
     }
   }
@@ -263,6 +278,20 @@ struct attend_tiles {
           }
         }
       }
+    }
+  }
+
+  /// The block's nearest of each predicted slot, for the next launch.
+  KVFOLD_DEVICE void write_nearest(shared_memory& shared, const slot_share& share) const {
+    const index_t r = thread_index();
+    if (r < compared_rows) {
+      candidate best = 0;
+      KVFOLD_UNROLL
+      for (index_t w = 0; w < warps; ++w) {
+        const candidate x = shared.nearest[w * compared_rows + r];
+        best = x > best ? x : best;
+      }
+      call.to.nearest_of(share.head, share.split)[r] = best;
     }
   }
 };

@@ -1,0 +1,104 @@
+// How often the slot that a step evicts is among the 1, 2, ... that the scores before it would
+// evict first: what a comparison on the way is worth that is made for so many.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "kvfold/compress.hpp"
+#include "kvfold/memory/cache.hpp"
+#include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/keepkv.hpp"
+#include "kvfold/policy.hpp"
+#include "topic.hpp"
+
+namespace {
+
+using kvfold::index_t;
+
+constexpr index_t dim = 128;
+
+/// What `policy` orders the slots of a head by, the lowest first.
+template <class Policy>
+float order(const auto& head, const kvfold::head_state& state, index_t s) {
+  const float score = state.column(0)[static_cast<std::size_t>(s)];
+  return std::is_same_v<Policy, kvfold::keepkv> ? head.log_mass(s) + score : score;
+}
+index_t latest(const kvfold::d2o& p, index_t target) {
+  return kvfold::share_of(p.recent, target - p.sinks);
+}
+index_t latest(const kvfold::keepkv& p, index_t target) {
+  return kvfold::share_of(p.recent, target);
+}
+
+/// One head that decodes three times its slots, and then `steps` that are counted.
+template <class Policy>
+void count(const Policy& policy, bool topic, index_t slots, index_t group, index_t steps) {
+  kvfold::cache<float> kv{{.heads = 1,
+                           .group = group,
+                           .dim = dim,
+                           .capacity = slots + 1,
+                           .scale = 1 / std::sqrt(static_cast<float>(dim))}};
+  auto state = kvfold::make_state(policy, kv);
+  auto head = kv.head(0);
+  std::mt19937 generator(6);
+  std::normal_distribution<float> normal;
+  bench::topic_stream x(dim, group, 0.5F);
+  std::vector<float> out(x.q.size());
+  constexpr std::array<std::size_t, 6> most{1, 2, 4, 8, 12, 16};
+  std::array<index_t, most.size()> among{};
+  for (index_t t = 0; t < 3 * slots + steps; ++t) {
+    if (topic) {
+      x.next();
+    } else {
+      for (auto* const row : {&x.q, &x.k, &x.v}) {
+        std::generate(row->begin(), row->end(), [&] { return normal(generator); });
+      }
+    }
+    const index_t newest = head.tokens_total();
+    const kvfold::search::protection stays{policy.sinks, latest(policy, slots), newest};
+    std::vector<std::pair<float, index_t>> first;
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (!stays(head.position(s))) {
+        first.emplace_back(order<Policy>(head, state[0], s), s);
+      }
+    }
+    std::sort(first.begin(), first.end());
+    kvfold::step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(),
+                 {.target = slots}, out.data());
+    if (t < 3 * slots) {
+      continue;
+    }
+    for (std::size_t i = 0; i < std::min(first.size(), most.back()); ++i) {
+      if (head.position(first[i].second) == newest) {  // the new token took its place
+        for (std::size_t m = 0; m < most.size(); ++m) {
+          among[m] += i < most[m] ? 1 : 0;
+        }
+      }
+    }
+  }
+  std::printf("%-7s %-7s %5d slots, group %d:", std::string(Policy::name()).c_str(),
+              topic ? "topic" : "random", slots, group);
+  for (std::size_t m = 0; m < most.size(); ++m) {
+    std::printf("  %zu %.1f%%", most[m], 100.0 * among[m] / steps);
+  }
+  std::printf("\n");
+}
+
+}  // namespace
+
+int main() {
+  for (const index_t slots : {256, 1024, 4096}) {
+    for (const index_t group : {1, 4}) {
+      for (const bool topic : {false, true}) {
+        const index_t steps = slots < 4096 ? 2000 : 500;
+        count(kvfold::d2o{}, topic, slots, group, steps);
+        count(kvfold::keepkv{}, topic, slots, group, steps);
+      }
+    }
+  }
+}
