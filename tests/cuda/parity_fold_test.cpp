@@ -22,6 +22,15 @@ TEST_CASE("step: fold") {
   check_steps<Eigen::bfloat16>(p, paged, 22, {24, 27}, 8, data::integers, 1.6e-2, 206);
 }
 
+TEST_CASE("step: fold by scores from an empty cache, where all but the clusters stands out") {
+  fold p{.recent = 4, .decode = {.queries = 8}};
+  p.pins = fold::pin_rule::scores, p.clusters = 4, p.prompt_recent = 3;
+  const cache_case c{.heads = 2, .capacity = 30, .dim = 32, .group = 2};
+  check_steps<float>(p, c, 0, {24, 26}, 40, data::integers, 1e-5, 213);
+  check_steps<float>(p, c, 20, {24, 29}, 30, data::random, 1e-5, 214);  // a prompt without scores
+  check_steps<Eigen::half>(p, c, 0, {24, 27}, 34, data::integers, 1e-3, 215);
+}
+
 TEST_CASE("step: fold of keys in few directions, whose costs tie") {
   const fold one{.recent = 6, .decode = {.queries = 8}};
   check_steps<float>(one, {.heads = 2, .capacity = 30, .dim = 1}, 20, {24, 29}, 20, data::integers,
