@@ -15,8 +15,8 @@ struct scored_pins {
 };
 
 /// By scores: sinks, the latest, and the best by `prompt_score` of the slots that hold one token
-/// which something of the prompt looked up. A prompt without any has its pins by leverage. A block a
-/// head.
+/// which something of the prompt looked up. A prompt without any has its pins by leverage. A block
+/// a head.
 template <class Scalar>
 struct pin_scored {
   static constexpr index_t threads = 512, resident = 2;
