@@ -17,24 +17,37 @@ namespace {
 
 const std::string every_threshold[] = {"kvzip", "h2o+global", "fold+global"};
 
+/// The tiny model, and so many bytes of its text as tokens.
+struct tiny_text {
+  tiny_model files;
+  engine::decoder model = engine::decoder::load(files.file(""));
+  std::vector<int> tokens;
+
+  explicit tiny_text(std::size_t count) {
+    for (const char c : engine::read_file(files.file("text.txt")).substr(0, count)) {
+      tokens.push_back(c);
+    }
+  }
+  /// All of it as a prompt that one policy has measured.
+  evaluate::prompt measured_by(const std::vector<evaluate::named_policy>& policies) const {
+    const auto r = engine::prefill(model, tokens);
+    const auto count = static_cast<kvfold::index_t>(tokens.size());
+    return evaluate::measure(
+        model.shape(), r, policies,
+        std::make_shared<evaluate::prompt_body>(model.shape(), r, count, count + 44),
+        evaluate::replay_for(policies, model, r, tokens));
+  }
+};
+
 }  // namespace
 
 TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
-  const tiny_model files;
-  const auto model = engine::decoder::load(files.file(""));
-  std::vector<int> tokens;
-  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 96)) {
-    tokens.push_back(c);
-  }
-  const auto r = engine::prefill(model, tokens);
+  const tiny_text text(96);
   int uneven = 0;
   for (const std::string& name : every_threshold) {
     CAPTURE(name);
     const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy(name)};
-    const auto prompt =
-        evaluate::measure(model.shape(), r, policies,
-                          std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140),
-                          evaluate::replay_for(policies, model, r, tokens));
+    const auto prompt = text.measured_by(policies);
     evaluate::contender by_threshold{
         .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
     evaluate::set_sharing(by_threshold.policy, 40, 0);
@@ -59,18 +72,10 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
 }
 
 TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay what they were") {
-  const tiny_model files;
-  const auto model = engine::decoder::load(files.file(""));
-  std::vector<int> tokens;
-  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 96)) {
-    tokens.push_back(c);
-  }
-  const auto r = engine::prefill(model, tokens);
+  const tiny_text text(96);
   const std::vector<evaluate::named_policy> policies = {
       evaluate::detail::parse_policy("fold+global")};
-  const auto prompt =
-      evaluate::measure(model.shape(), r, policies,
-                        std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
+  const auto prompt = text.measured_by(policies);
   evaluate::contender one{
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
   evaluate::set_sharing(one.policy, 40, 0);
@@ -107,14 +112,10 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
 }
 
 TEST_CASE("errors of heads are those of attention behind the prompt, head by head") {
-  const tiny_model files;
-  const auto model = engine::decoder::load(files.file(""));
-  std::vector<int> tokens;
-  for (const char c : engine::read_file(files.file("text.txt")).substr(0, 400)) {
-    tokens.push_back(c);
-  }
+  const tiny_text text(400);
+  const auto& model = text.model;
   const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy("h2o")};
-  const auto p = evaluate::read_prompt(model, policies, tokens, 96, 8, 200, false, nullptr);
+  const auto p = evaluate::read_prompt(model, policies, text.tokens, 96, 8, 200, false, nullptr);
   const evaluate::contender c{.policy = policies[0].policy, .limit = {30}};
   evaluate::progress quiet(std::cerr, false);
   const evaluate::workers on(1, quiet);

@@ -95,7 +95,6 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
   CHECK(said({"--mode", "own", "--cache-type", "f32", "--untouched", "0,3"}) == "not refused");
   CHECK_THAT(said({"--mode", "both"}), Contains("--mode: repack or own"));
   CHECK_THAT(said({"--cache-type", "q8_0"}), Contains("--cache-type: f16 or f32"));
-  CHECK_THAT(said({"--cache-type", "q4_0", "--mode", "own"}), Contains("--cache-type: f16 or f32"));
   CHECK(said({"--cache-type", "q8_0", "--mode", "own"}) == "not refused");
   for (const auto& [name, least] : {std::pair{"--budget", 1},
                                     {"--trigger", 0},
@@ -174,19 +173,16 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
       CHECK(std::stod(nll[1]) > mean + 0.003);
     }
     if (mode == "own") {
-      // Rows in int8: the engine's own cells and ours.
       auto o = with({"--policy", "streaming_llm", "--budget", "96"});
       const table floats(o);
       o.cache_type = "q8_0";
       const table t(o);
-      const double blocks = 2.0 * facts.dim / 32 * 34;
-      CHECK(t.line("KV held, KiB") ==
-            cells{kib(all * heads * blocks), kib(96 * heads * (blocks + 8))});
       const auto nll = t.line("nll, nats/token"), exact = floats.line("nll, nats/token");
-      REQUIRE(nll.size() == 2);
-      CHECK(std::stod(nll[0]) == Approx(mean).margin(0.01));
-      CHECK(std::stod(nll[1]) == Approx(std::stod(exact[1])).margin(0.01));
-      CHECK(nll[1] != exact[1]);
+      const double blocks = facts.dim / 16.0 * 34;  // of keys and values
+      const cells held{kib(all * heads * blocks), kib(96 * heads * (blocks + 8))};
+      CHECK(t.line("KV held, KiB") == held);
+      CHECK(std::stod(nll.at(0)) == Approx(mean).margin(0.01));
+      CHECK((nll[1] != exact[1] && std::abs(std::stod(nll[1]) - std::stod(exact[1])) < 0.01));
     }
     {
       // Between target and trigger; half rows; one column of figures.

@@ -9,8 +9,8 @@ namespace kvfold::cuda::detail {
 /// Compares 8 keys of a head with tile after tile, by a warp: the most similar by cosine to each,
 /// ties to the lower slot. Products and squares come from the tile as it lies there for attention,
 /// on tensor cores: three products for every 16 elements of 16 keys, and a square is the diagonal
-/// of a tile's product with itself. What a key's cosine is hangs on the two keys alone, whoever
-/// compares them with whatever else.
+/// of a tile's product with itself. A cosine hangs on its two keys alone, not on what else they are
+/// compared with.
 ///
 /// A lane has rows 2 (lane mod 4) and the next, and of tiles slots lane / 4 and 8 further on.
 template <class Scalar, index_t Depth>

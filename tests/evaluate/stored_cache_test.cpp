@@ -1,0 +1,71 @@
+// A policy's slots in another storage: rows of the table, and the cache that they decode from.
+#include "evaluate/stored_cache.hpp"
+
+#include <catch2/catch.hpp>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/tiny_model.hpp"
+
+using test::fields;
+using test::tiny_model;
+
+TEST_CASE("slots in another storage are rounded once, and streams decode in it") {
+  const tiny_model model;
+  const auto [code, table, progress, csv] =
+      model.run({"--tasks", "error,stream", "--budgets", "30", "--policies",
+                 "h2o,h2o/float32,h2o/half,h2o/bfloat16,h2o/q8_0"});
+  REQUIRE(csv.size() == 5);
+  std::map<std::string, double> error, stream, bytes;
+  for (std::size_t i = 1; i < csv.size(); ++i) {
+    auto row = fields(csv[i]);
+    const std::string name = row["policy"];
+    error[name] = std::stod(row["attention_error"]), bytes[name] = std::stod(row["bytes"]);
+    stream[name] = std::stod(row["stream_error"]);
+  }
+  CHECK((error["h2o/float32"] == error["h2o"] && bytes["h2o/float32"] == bytes["h2o"]));
+  for (const std::string name : {"h2o/half", "h2o/bfloat16"}) {
+    INFO(name);
+    CHECK((error[name] != error["h2o"] && error[name] == Approx(error["h2o"]).epsilon(0.02)));
+    CHECK((stream[name] != stream["h2o"] && stream[name] == Approx(stream["h2o"]).epsilon(0.02)));
+    // 8 numbers a row of two bytes, and a log-mass, a position and a score.
+    CHECK(bytes[name] == bytes["h2o"] * (32 + 12) / (64 + 12));
+  }
+  CHECK_THAT(table, Catch::Contains(
+                        "refused: kvfold: cache: a dim of whole blocks of 32 numbers expected, "
+                        "8 came"));
+}
+
+TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
+  kvfold::cache<float> kv({.heads = 2, .group = 2, .dim = 32, .capacity = 12});
+  std::vector<float> numbers(9 * 32);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = static_cast<float>(i % 7) / 3 - 0.9F;
+  }
+  kv.append(1, numbers, numbers);
+  kv.head(1).log_mass(4) = 0.5F;
+  evaluate::stored_cache floats(kv);
+  CHECK((floats.bytes() == kv.bytes() && floats.heads() == 2 && floats.shape().capacity == 12));
+  for (const auto& [storage, off] : {std::pair{kvfold::scalar_type::half, 5e-4},
+                                     {kvfold::scalar_type::bfloat16, 4e-3},
+                                     {kvfold::scalar_type::q8_0, 5e-3}}) {
+    auto stored = floats.in(storage);
+    const auto head = stored.head(1);
+    REQUIRE((stored.head(0).length() == 0 && head.length() == 9 && head.tokens_total() == 9));
+    CHECK((head.log_mass(4) == 0.5F && head.position(8) == 8));
+    head.push(numbers.data(), numbers.data() + 32);
+    double worst = 0;
+    for (kvfold::index_t s = 0; s < 10; ++s) {
+      for (kvfold::index_t i = 0; i < 32; ++i) {
+        const auto number = [&](kvfold::index_t at) {
+          return double{numbers[static_cast<std::size_t>(at + i)]};
+        };
+        worst = std::max(worst, std::abs(double{head.key(s)[i]} - number(s % 9 * 32)));
+        worst = std::max(worst, std::abs(double{head.value(s)[i]} - number(s == 9 ? 32 : s * 32)));
+      }
+    }
+    CHECK((worst > 0 && worst < off));
+    CHECK(stored.bytes() == 10 * (2 * kvfold::row_bytes(storage, 32) + 8));
+  }
+}

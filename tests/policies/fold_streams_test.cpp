@@ -1,0 +1,78 @@
+// fold by scores from an empty cache: against its oracle, and what it keeps.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "kvfold/kvfold.hpp"
+#include "oracle/oracle.hpp"
+#include "support/fixtures.hpp"
+
+using fixtures::index_t;
+using kvfold::any_policy;
+using kvfold::budget;
+using kvfold::fold;
+
+TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but the clusters",
+          "[oracle]") {
+  const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), more = GENERATE(0, 3, 37);
+  const bool shared = GENERATE(false, true);
+  fold policy = shared ? fold{}.sharing(40) : fold{.pins = fold::pin_rule::scores};
+  policy.decode.period = 4, policy.decode.stride = 1;
+  const index_t slots = shared ? policy.slots_beside_pins() + more : 40;
+  const oracle::fold o{.sinks = 4,
+                       .recent = policy.prompt_recent,
+                       .leverage_ridge = 1,
+                       .by_scores = true,
+                       .clusters = policy.clusters,
+                       .period = 4,
+                       .stride = 1,
+                       .decode_recent = 10};
+  kvfold::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1}};
+  auto state = kvfold::make_state(any_policy(policy), kv);
+  oracle::head expected = fixtures::to_oracle(kv.head(0));
+  const budget most = kvfold::budget_within(any_policy(policy), slots);
+  std::vector<float> out(static_cast<std::size_t>(of_group * width));
+  for (index_t t = 0; t < 2 * slots; ++t) {
+    const auto q = fixtures::normal(of_group * width), k = fixtures::normal(width),
+               v = fixtures::normal(width);
+    kvfold::step(any_policy(policy), kv, state, {q, k, v}, most, out);
+    o.step(expected, fixtures::to_mat(q.data(), of_group, width),
+           fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width)[0],
+           most.target, most.trigger);
+    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
+  }
+}
+
+TEST_CASE("in a stream a head with more slots has more of what stands out, by their bytes",
+          "[fold]") {
+  const fold policy = fold{}.sharing(40);
+  constexpr index_t dim = 8;
+  const index_t more = 60, slots = policy.slots_beside_pins() + more, steps = 4 * slots;
+  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
+  const any_policy any = policy;
+  auto state = kvfold::make_state(any, kv);
+  std::vector<float> out(dim);
+  std::vector<std::vector<float>> odd;  // by far the longest; eight in a row are nearly alike,
+  std::vector<float> like;              // so that those of them that are no pins would be merged
+  for (index_t t = 0; t < steps; ++t) {
+    auto k = fixtures::normal(dim);
+    if (t >= 10 && t < 10 + 56) {
+      like = t % 8 == 2 ? k : like;
+      std::ranges::transform(k, like, k.begin(),
+                             [](float x, float y) { return 6 * y + 0.05F * x; });
+      odd.push_back(k);
+    }
+    kvfold::step(any, kv, state, {fixtures::normal(dim), k, fixtures::normal(dim)},
+                 kvfold::budget_within(any, slots), out);
+  }
+  index_t kept = 0, alone = 0;
+  for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
+    alone += s.log_mass == 0 ? 1 : 0;
+    kept += std::ranges::any_of(odd, [&](const auto& k) {
+      return std::ranges::equal(k, s.key,
+                                [](float a, double b) { return a == static_cast<float>(b); });
+    });
+  }
+  CHECK(kept == 56);
+  CHECK(alone >= more);
+}
