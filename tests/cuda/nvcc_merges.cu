@@ -1,5 +1,6 @@
 // Steps and plans that merge, for each scalar, as nvcc compiles them for the hardware on every
 // commit.
+#include "kvfold/cuda/attend.cuh"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/keepkv.cuh"
 #include "kvfold/cuda/policies/kvmerger.cuh"
@@ -21,8 +22,11 @@ struct every_kernel {
     estimate<Scalar, 128>(keepkv_rule{}, cache, state, queries, stream);
     estimate<Scalar, 256>(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};
-    launch(remove_into_nearest<Scalar, d2o_rule>{cache, state, partial, {}, true}, one, stream);
-    launch(remove_into_nearest<Scalar, keepkv_rule>{cache, state, partial, {}, true}, one, stream);
+    Scalar* const out = nullptr;
+    attend_observe(d2o_rule{}, cache, state, queries.data, out, nullptr, {}, stream);
+    attend_observe(keepkv_rule{}, cache, state, queries.data, out, nullptr, {}, stream);
+    remove_nearest(d2o_rule{}, cache, state, partial, stream);
+    remove_nearest(keepkv_rule{}, cache, state, partial, stream);
     launch(add_sums<Scalar>{cache, state, nullptr, 1}, one, stream);
     launch(pool_sums<Scalar>{cache, state, {}, 7, false, nullptr, nullptr, nullptr}, one, stream);
   }

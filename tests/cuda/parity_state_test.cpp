@@ -55,8 +55,12 @@ void check_made(const Policy& p) {
     for (index_t i = 0; i < state.floats; ++i) {
       same = same && on_host(state.memory_of(h))[i] == 0;
     }
+    for (index_t i = 0; i < compared_rows && state.predicted != nullptr; ++i) {
+      same = same && on_host(state.predicted)[h * compared_rows + i] == -1;
+    }
   }
   CHECK(same);
+  CHECK((state.predicted != nullptr) == seeks_nearest<decltype(detail::rule_of(p, 0))>);
   CHECK(memory.intact());
 }
 
