@@ -15,9 +15,8 @@ namespace kvfold::cuda {
 ///
 ///     trigger = target + 1   two launches: a head with one slot more than its target loses one,
 ///                            and the new token takes its place
-///     ... d2o, keepkv        three: the third, of the nearest key, has nothing to do for heads
-///     whose
-///                            evicted slot was predicted (`state_view::predicted`)
+///     ... d2o, keepkv        three: the third finds the nearest of all keys, for heads whose
+///                            evicted slot was not predicted (`state_view::predicted`)
 ///     ... ems                four: all tokens are weighed, and all entries compared
 ///     later of any head,     two, and those of a plan for the heads that have reached the trigger
 ///     and kvmerger

@@ -1,6 +1,7 @@
 /// Which slots a step may evict next: those that would be evicted first now.
 #pragma once
 
+#include "kvfold/cuda/device/block_collectives.cuh"
 #include "kvfold/cuda/memory/work_memory.cuh"
 
 namespace kvfold::cuda::detail {
