@@ -155,7 +155,7 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
       {4, 0x0A0A646CU, "a saved cache expected"},  // as text mode leaves it
       {8, 2, "version 1 expected, 2 came"},
       {8, 0, "version 1 expected, 0 came"},
-      {12, 0, "scalar (0: float, 1: half, 2: bfloat16) 1 expected, 0 came"},
+      {12, 0, "scalar (0: float, 1: half, 2: bfloat16, 3: q8_0) 1 expected, 0 came"},
       {16, 2, "heads 1 expected, 2 came"},
       {20, 0xFFFFFFFFU, "group 1 expected, -1 came"},
       {24, 4096, "dim 2 expected, 4096 came"},
