@@ -10,9 +10,12 @@ namespace kvfold::cuda {
 
 template <>
 struct device_policy<fold> {
+  /// Refused: a polish.
   static fold_rule rule(const fold& policy, index_t dim) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
+    expects(errc::unsupported, p.polish == 0, "cuda fold: no polish expected, ", p.polish,
+            " steps came");
     return {group_combine::sum,
             policy.pinned(),
             policy.pins == fold::pin_rule::scores,
@@ -45,14 +48,11 @@ struct device_policy<fold> {
                    stream stream) {
     detail::fold_pairs(rule, cache, state, limits, work, stream);
   }
-  /// Refused: a polish.
   template <class Scalar>
-  static void plan_prompt(const fold& policy, const fold_rule& rule,
-                          const cache_view<Scalar>& cache, const state_view& state,
-                          const query_rows<Scalar>& queries, const head_budgets& limits,
-                          const detail::fold_plan_memory& work, stream stream) {
-    expects(policy.prompt.polish == 0, "cuda fold: no polish expected, ", policy.prompt.polish,
-            " steps came");
+  static void plan_prompt(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
+                          const state_view& state, const query_rows<Scalar>& queries,
+                          const head_budgets& limits, const detail::fold_plan_memory& work,
+                          stream stream) {
     detail::fold_clusters(rule, cache, state, queries, limits, work, stream);
   }
 };
