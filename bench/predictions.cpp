@@ -6,12 +6,13 @@
 #include <cstdio>
 #include <random>
 #include <string>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kvfold/compress.hpp"
 #include "kvfold/memory/cache.hpp"
 #include "kvfold/policies/d2o.hpp"
+#include "kvfold/policies/ems.hpp"
 #include "kvfold/policies/keepkv.hpp"
 #include "kvfold/policy.hpp"
 #include "topic.hpp"
@@ -22,11 +23,17 @@ using kvfold::index_t;
 
 constexpr index_t dim = 128;
 
-/// What `policy` orders the slots of a head by, the lowest first.
-template <class Policy>
-float order(const auto& head, const kvfold::head_state& state, index_t s) {
-  const float score = state.column(0)[static_cast<std::size_t>(s)];
-  return std::is_same_v<Policy, kvfold::keepkv> ? head.log_mass(s) + score : score;
+/// `f(s)`: what a policy orders the slots of a head by, the lowest first.
+auto order(const kvfold::d2o&, const auto&, const kvfold::head_state& state) {
+  return [&](index_t s) { return state.column(0)[static_cast<std::size_t>(s)]; };
+}
+auto order(const kvfold::keepkv&, const auto& head, const kvfold::head_state& state) {
+  return [&](index_t s) { return head.log_mass(s) + state.column(0)[static_cast<std::size_t>(s)]; };
+}
+auto order(const kvfold::ems&, const auto& head, const kvfold::head_state& state) {
+  namespace detail = kvfold::detail;
+  const detail::ems_table tokens(state, head.group());
+  return detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
 }
 index_t latest(const kvfold::d2o& p, index_t target) {
   return kvfold::share_of(p.recent, target - p.sinks);
@@ -34,6 +41,7 @@ index_t latest(const kvfold::d2o& p, index_t target) {
 index_t latest(const kvfold::keepkv& p, index_t target) {
   return kvfold::share_of(p.recent, target);
 }
+index_t latest(const kvfold::ems& p, index_t) { return p.window; }
 
 /// One head that decodes three times its slots, and then `steps` that are counted.
 template <class Policy>
@@ -62,9 +70,12 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
     const index_t newest = head.tokens_total();
     const kvfold::search::protection stays{policy.sinks, latest(policy, slots), newest};
     std::vector<std::pair<float, index_t>> first;
-    for (index_t s = 0; s < head.length(); ++s) {
-      if (!stays(head.position(s))) {
-        first.emplace_back(order<Policy>(head, state[0], s), s);
+    if (t >= 3 * slots) {
+      const auto score = order(policy, head, state[0]);
+      for (index_t s = 0; s < head.length(); ++s) {
+        if (!stays(head.position(s))) {
+          first.emplace_back(score(s), s);
+        }
       }
     }
     std::sort(first.begin(), first.end());
@@ -98,6 +109,7 @@ int main() {
         const index_t steps = slots < 4096 ? 2000 : 500;
         count(kvfold::d2o{}, topic, slots, group, steps);
         count(kvfold::keepkv{}, topic, slots, group, steps);
+        count(kvfold::ems{}, topic, slots, group, steps);
       }
     }
   }

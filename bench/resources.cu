@@ -5,11 +5,12 @@
 
 #include "kvfold/cuda/merge/apply.cuh"
 #include "kvfold/cuda/merge/drop_rows.cuh"
-#include "kvfold/cuda/merge/observe_and_remove.cuh"
+#include "kvfold/cuda/merge/attend_and_observe.cuh"
 #include "kvfold/cuda/merge/remove_into_nearest.cuh"
 #include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/d2o/rule.cuh"
 #include "kvfold/cuda/policies/ems/match_tiles.cuh"
+#include "kvfold/cuda/policies/ems/scores.cuh"
 #include "kvfold/cuda/policies/ems/step.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
@@ -43,6 +44,10 @@ template <class First>
 using then_rows = one_after_other<First, make_rows<half, join_all>>;
 template <class Rule, index_t Depth>
 using nearest_step = remove_into_nearest<half, Rule, search_tiles<half, Depth>>;
+template <index_t Depth>
+using centre_step = remove_into_centre<half, search_entry_tiles<half, Depth>>;
+template <index_t Depth, index_t Eights>
+using attend_entries = attend_tiles<half, Depth, Eights, entry_masses, centres_in_tiles>;
 template <measured What>
 using columns_of = stream_columns<half, 128, What, query_rows<half>>;
 
@@ -50,13 +55,18 @@ bool print_all() {
   return print<attend_tiles<half, 128, 1, log_masses>>("attend") &&
          print<attend_tiles<half, 128, 2, log_masses>>("attend-group-16") &&
          print<attend_tiles<half, 256, 1, log_masses>>("attend-dim-256") &&
-         print<attend_tiles<half, 128, 1, log_masses, true>>("attend-near") &&
-         print<attend_tiles<half, 128, 2, log_masses, true>>("attend-near-16") &&
-         print<attend_tiles<half, 256, 1, log_masses, true>>("attend-near-256") &&
+         print<attend_tiles<half, 128, 1, log_masses, nearest_in_tiles>>("attend-near") &&
+         print<attend_tiles<half, 128, 2, log_masses, nearest_in_tiles>>("attend-near-16") &&
+         print<attend_tiles<half, 256, 1, log_masses, nearest_in_tiles>>("attend-near-256") &&
+         print<attend_tiles<half, 128, 1, entry_masses>>("attend-entries") &&
+         print<attend_entries<128, 1>>("attend-like") &&
+         print<attend_entries<128, 2>>("attend-like-16") &&
+         print<attend_entries<256, 1>>("attend-like-256") &&
          print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
          print<observe_and_remove<half, sum_rule>>("observe-h2o") &&
          print<observe_and_remove<half, d2o_rule>>("observe-d2o") &&
          print<observe_and_remove<half, keepkv_rule>>("observe-keepkv") &&
+         print<observe_and_remove<half, ems_rule>>("observe-ems") &&
          print<nearest_step<d2o_rule, 128>>("step-nearest-d2o") &&
          print<nearest_step<keepkv_rule, 128>>("step-nearest-keepkv") &&
          print<nearest_step<keepkv_rule, 256>>("step-nearest-256") &&
@@ -76,9 +86,8 @@ bool print_all() {
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<redundant_tiles<half, 128>>("ems-centres") &&
          print<redundant_tiles<half, 256>>("ems-centres-256") &&
-         print<weigh_entries<half>>("ems-weights") &&
          print<one_after_other<weigh_entries<half>, divide_entries<half>>>("ems-divides") &&
-         print<remove_into_centre<half>>("ems-step") &&
+         print<centre_step<128>>("step-centre") && print<centre_step<256>>("step-centre-256") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<select_slots<half, d2o_rule, keep_evict_partition>>("select-d2o") &&
          print<select_slots<half, keepkv_rule, keep_evict_partition>>("select-keepkv") &&

@@ -11,7 +11,7 @@ struct every_kernel {
                    const detail::step_memory<ems_rule>& step,
                    const detail::prompt_memory<ems_rule>& prompt, workspace memory, stream stream) {
     attend_observe(ems_rule{}, cache, state, q, out, nullptr, memory, stream);
-    detail::remove_entry(ems_rule{}, cache, state, {}, step, stream);
+    detail::remove_entry(ems_rule{}, cache, state, step, stream);
     device_policy<ems>::plan(ems_rule{}, cache, state, {}, step.plan, stream);
     detail::observe_tokens<Scalar, 128>(ems_rule{}, cache, state, queries, prompt, stream);
     detail::observe_tokens<Scalar, 256>(ems_rule{}, cache, state, queries, prompt, stream);

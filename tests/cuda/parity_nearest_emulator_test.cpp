@@ -25,14 +25,14 @@ void check_keys(const Policy& p, const cache_case& c, const std::vector<index_t>
   const index_t warps = c.dim > 128 ? 2 : 4, searches = ceiling(c.capacity, 256);
   row_traffic counted(x.kv, &x.q);
   x.run();
-  // Each warp has the predicted rows; the evicted one and the step's own token are compared apart.
-  double keys = slots + blocks * warps * compared_rows + right * 16 * 2;
+  // Each block has the predicted rows; the evicted one and the step's own token are compared apart.
+  double keys = slots + blocks * compared_rows + right * 16 * 2;
   double tiles = 0, again = 0, mmas = 0;
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = held[static_cast<std::size_t>(h)];
     CHECK(x.evicted(h) == 10);
     tiles += ceiling(n, 16), again += h < right ? 0 : ceiling(n, 16);
-    keys += h < right ? 0 : n + searches * warps + warps * 2;
+    keys += h < right ? 0 : n + searches + warps * 2;
     mmas += h < right ? 0 : searches * warps;  // the evicted row's length
   }
   CHECK(counted.loaded(row_traffic::keys) / keys <= 1);
@@ -45,12 +45,12 @@ void check_keys(const Policy& p, const cache_case& c, const std::vector<index_t>
   const index_t eights = ceiling(c.group, 8);
   mmas += (3 * eights + 3) * tiles + 3 * again + blocks * warps;
   CHECK(static_cast<double>(counted.mmas) / (mmas * (c.dim / 16)) <= 1);
-  // Attention meets twice a block, the second launch of a head three times and once more for what
-  // it predicts, a removal three times, and a search twice a block; where several share a head,
-  // twice more each for the ticket, and the last twice for them all.
+  // Attention meets three times a block, the second launch of a head three times and once more for
+  // what it predicts, a removal three times, and a search three times a block; where several share
+  // a head, twice more each for the ticket, and the last twice for them all.
   const index_t wrong = c.heads - right;
   const index_t shared = searches > 1 ? 2 * searches + 2 : 0;
-  const double barriers = 2 * blocks + c.heads * (4 + 3) + wrong * (2 * searches + shared);
+  const double barriers = 3 * blocks + c.heads * (4 + 3) + wrong * (3 * searches + shared);
   CHECK(static_cast<double>(counted.barriers) / barriers <= 1);
 }
 

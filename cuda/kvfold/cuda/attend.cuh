@@ -1,7 +1,7 @@
 /// Decode attention with log-mass, which observes as it goes.
 #pragma once
 
-#include "kvfold/cuda/merge/observe_and_remove.cuh"
+#include "kvfold/cuda/merge/attend_and_observe.cuh"
 
 namespace kvfold::cuda {
 

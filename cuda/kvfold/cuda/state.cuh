@@ -9,7 +9,7 @@ namespace kvfold::cuda {
 namespace detail {
 
 /// The state of `policy` in `from`: `[columns, heads, capacity]` and `[heads, floats]`, and of
-/// policies that seek the evicted slot's nearest `[heads, compared_rows]` predictions.
+/// policies that compare the evicted slot with all others `[heads, compared_rows]` predictions.
 template <class Policy, class Scalar>
 state_view allocate_state(workspace_allocator& from, const Policy& policy,
                           const cache_view<Scalar>& cache) {
@@ -29,7 +29,7 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
   state.column_stride = static_cast<std::ptrdiff_t>(slots);
   state.memory = from.take<float>(shape_of(cache).all_heads() * floats);
   state.floats = static_cast<index_t>(floats), state.memory_stride = state.floats;
-  if constexpr (seeks_nearest<decltype(device_policy<Policy>::rule(policy, cache.dim))>) {
+  if constexpr (predicts_evicted<decltype(device_policy<Policy>::rule(policy, cache.dim))>) {
     state.predicted = from.take<index_t>(shape_of(cache).all_heads() * compared_rows);
   }
   return state;

@@ -17,7 +17,7 @@ namespace kvfold::cuda {
 ///                            and the new token takes its place
 ///     ... d2o, keepkv        three: the third finds the nearest of all keys, for heads whose
 ///                            evicted slot was not predicted (`state_view::predicted`)
-///     ... ems                four: all tokens are weighed, and all entries compared
+///     ... ems                three: the third finds the centre among all entries
 ///     later of any head,     two, and those of a plan for the heads that have reached the trigger
 ///     and kvmerger
 ///
@@ -56,8 +56,8 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   workspace_allocator from(memory);
   const auto work = detail::allocate_step(from, rule, detail::shape_of(cache), plans);
   from.check("cuda step");
-  detail::attend_and_observe(rule, cache, state, queries, fresh, {true, !plans, checked},
-                             work.partial, out, nullptr, stream);
+  detail::attend_and_observe(detail::in_memory(rule, work), cache, state, queries, fresh,
+                             {true, !plans, checked}, work.partial, out, nullptr, stream);
   if constexpr (rule_type::evicts) {
     if (plans) {
       device::plan(rule, cache, state, checked, work.plan, stream);

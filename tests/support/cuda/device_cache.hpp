@@ -108,6 +108,7 @@ struct device_cache {
   device_buffer<float> log_mass;
   device_buffer<index_t> position, length, tokens_total;
   device_buffer<float> columns, memory;
+  static constexpr index_t predicted_stride = compared_rows + 3;  // another than by default
   device_buffer<index_t> predicted;
   state_view state;
 
@@ -126,7 +127,7 @@ struct device_cache {
         tokens_total(lengths),
         columns(slots() * folds.size()),
         memory(static_cast<std::size_t>(c.heads * floats), 0),
-        predicted(static_cast<std::size_t>(c.heads * compared_rows), -1) {
+        predicted(static_cast<std::size_t>(c.heads * predicted_stride), -1) {
     emulator::chance random{seed};
     for (std::size_t i = 0; i < keys.size(); ++i) {
       keys.host()[i] = from_float<Scalar>(whole(random, 4));
@@ -161,7 +162,8 @@ struct device_cache {
              .memory = memory.data(),
              .floats = floats,
              .memory_stride = floats,
-             .predicted = predicted.data()};
+             .predicted = predicted.data(),
+             .predicted_stride = predicted_stride};
     for (std::size_t k = 0; k < folds.size(); ++k) {
       state.merges[k] = folds[k];
     }

@@ -73,11 +73,11 @@ struct one_step {
   void predict(index_t h, const std::vector<index_t>& slots) {
     for (index_t i = 0; i < compared_rows; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      kv.predicted[h * compared_rows + i] = at < slots.size() ? slots[at] : -1;
+      kv.predicted[h * kv.predicted_stride + i] = at < slots.size() ? slots[at] : -1;
     }
   }
   std::vector<index_t> predicted(index_t h) const {
-    const index_t* const first = kv.predicted.host() + std::ptrdiff_t{h} * compared_rows;
+    const index_t* const first = kv.predicted.host() + std::ptrdiff_t{h} * kv.predicted_stride;
     return {first, first + compared_rows};
   }
   void run(std::uint64_t seed = 1) { run(kv.view(), seed); }

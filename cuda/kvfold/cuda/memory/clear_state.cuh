@@ -28,7 +28,7 @@ struct clear_state {
       state.memory_of(h)[i] = 0;
     }
     if (state.predicted != nullptr && first < compared_rows) {
-      state.predicted[std::ptrdiff_t{h} * compared_rows + first] = -1;
+      state.predicted_of(h)[first] = -1;
     }
   }
 };

@@ -165,15 +165,19 @@ struct state_view {
   index_t floats = 0;                ///< of memory, a head
   std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`
 
-  /// `[heads, compared_rows]` slots that a step may evict next, or null. A guess of `step`'s own
-  /// that saves time, and changes no result: where it is null, wrong, or of another time, keys are
-  /// read once more.
+  /// `compared_rows` slots of each head that a step may evict next, or null. A guess of `step`'s
+  /// own that saves time, and changes no result: where it is null, wrong, or of another time, keys
+  /// are read once more.
   index_t* predicted = nullptr;
+  index_t predicted_stride = compared_rows;  ///< numbers, head to head
 
   /// Column 0 of head `h`, slot 0.
   KVFOLD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }
   KVFOLD_HD float* column(index_t c, index_t h) const { return columns_of(h) + c * column_stride; }
   KVFOLD_HD float* memory_of(index_t h) const { return memory + h * memory_stride; }
+  KVFOLD_HD index_t* predicted_of(index_t h) const {
+    return predicted + std::ptrdiff_t{h} * predicted_stride;
+  }
 };
 
 /// Plans of all heads in device memory. A head with `rows[h] < 0` stays as it is.

@@ -16,19 +16,21 @@ inline constexpr index_t most_splits = 128;
 
 /// What the first launch writes for the second.
 struct partial_attention {
-  index_t* tickets;          // [heads] blocks of a launch that are done
-  float* logits;             // [heads, capacity, group], or null: they are not observed
-  float* max;                // [heads, splits, group] of the logits
-  float* sum;                // [heads, splits, group] Σ exp(ℓ − max)
-  float* out;                // [heads, splits, group, dim] Σ exp(ℓ − max) v
-  unsigned long long* best;  // [heads, near_tiles] best candidate of each tile of a launch
-  index_t* victims;          // [heads] the slot that a third launch removes; −1: none
+  index_t* tickets;           // [heads] blocks of a launch that are done
+  float* logits;              // [heads, capacity, group], or null: they are not observed
+  float* max;                 // [heads, splits, group] of the logits
+  float* sum;                 // [heads, splits, group] Σ exp(ℓ − max)
+  float* out;                 // [heads, splits, group, dim] Σ exp(ℓ − max) v
+  unsigned long long* best;   // [heads, near_tiles] best candidate of each tile of a launch
+  index_t* victims;           // [heads] the slot that a third launch removes; −1: none
+  unsigned long long* found;  // [heads] what attention has found most like it, of ems; 0: nothing
   index_t splits;
   index_t tiles;
   index_t near_tiles;
 
-  /// [heads, compared_rows] slots that may be evicted next, of the state; null: none is compared.
+  /// The state's slots that may be evicted next, `compared_rows` a head; null: none is compared.
   index_t* predicted;
+  index_t predicted_stride;
   unsigned long long* nearest;  // [heads, splits, compared_rows] the nearest of each
   unsigned long long* lowest;   // [heads, tiles, compared_rows] a tile's first to be evicted next
 
@@ -41,9 +43,12 @@ struct partial_attention {
   KVFOLD_DEVICE unsigned long long* lowest_of(index_t h, index_t tile) const {
     return lowest + (std::ptrdiff_t{h} * tiles + tile) * compared_rows;
   }
+  KVFOLD_DEVICE index_t* predicted_of(index_t h) const {
+    return predicted + std::ptrdiff_t{h} * predicted_stride;
+  }
   /// −1 where it is none of the head's `n` slots: predictions may be of any age.
   KVFOLD_DEVICE index_t predicted_slot(index_t h, index_t r, index_t n) const {
-    const index_t s = predicted[std::ptrdiff_t{h} * compared_rows + r];
+    const index_t s = predicted_of(h)[r];
     return s < n ? s : -1;
   }
 };
@@ -91,6 +96,7 @@ inline void allocate(partial_attention& p, workspace_allocator& from, const work
   const index_t most_tiles = (shape.capacity + slots_a_fast_tile - 1) / slots_a_fast_tile;
   p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(most_tiles));
   p.victims = from.take<index_t>(n);
+  p.found = from.take<unsigned long long>(n);
   p.predicted = nullptr;
   const auto lists = [&](index_t of) {
     return from.take<unsigned long long>(n * static_cast<std::size_t>(of * compared_rows));
@@ -119,6 +125,15 @@ step_memory<Rule> allocate_step(workspace_allocator& from, const Rule& rule,
     m.plan.allocate_scratch(from, rule, shape);  // beside what attention writes
   }
   return m;
+}
+
+/// The rule of a step, with what it works in where it needs that.
+template <class Rule>
+Rule in_memory(Rule rule, const step_memory<Rule>& work) {
+  if constexpr (requires { rule.scratch = work.plan.entries; }) {
+    rule.scratch = work.plan.entries;
+  }
+  return rule;
 }
 
 /// What `compress` works in: column sums, then plans in the same memory.

@@ -1,12 +1,11 @@
 /// Combining the splits, observing, and removing one slot: the second of a step's launches.
 #pragma once
 
-#include <type_traits>  // std::conditional_t, std::remove_cvref_t
+#include <type_traits>  // std::conditional_t
 
 #include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
 #include "kvfold/cuda/merge/remove_predicted.cuh"
-#include "kvfold/cuda/score/attend_splits.cuh"
 #include "kvfold/cuda/score/combine_splits.cuh"
 #include "kvfold/cuda/score/rule.cuh"
 
@@ -34,7 +33,13 @@ struct observe_and_remove {
       Rule::observes && !shares_entries<Rule> && !seeks_logits<Rule>;
   static constexpr bool evicts_here = Rule::evicts && !shares_entries<Rule>;
   struct no_memory {};
-  struct shared_memory : std::conditional_t<seeks_nearest<Rule>, best_memory<threads>, no_memory> {
+  struct entry_memory : best_memory<threads> {
+    of_warps<double, threads> sum;
+  };
+  using rule_memory =
+      std::conditional_t<seeks_nearest<Rule>, best_memory<threads>,
+                         std::conditional_t<shares_entries<Rule>, entry_memory, no_memory>>;
+  struct shared_memory : rule_memory {
     combined_splits softmax;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
@@ -226,9 +231,9 @@ struct observe_and_remove {
         mine.observed(head);
       }
     }
-    if constexpr (shares_entries<Rule>) {  // other launches remove a slot
-      if (thread_index() == 0 && options.removes) {
-        from.victims[h] = over ? 0 : -1;
+    if constexpr (shares_entries<Rule>) {  // another launch removes a slot
+      if (options.removes) {
+        choose_entry(shared, mine, mine.tokens_of(cache, state, h, head.newest), h, n, over, fresh);
       }
       if (thread_index() == 0 && fresh) {
         count_slots(cache, h, n);
@@ -260,38 +265,25 @@ struct observe_and_remove {
       count_slots(cache, h, left);
     }
   }
-};
 
-/// Both launches: attention over all splits, then what `options` says of the second, which is left
-/// out where they say nothing.
-template <class Scalar, class Rule>
-void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                        const Scalar* queries, const new_tokens<Scalar>& fresh,
-                        const step_options& options, partial_attention partial, Scalar* out,
-                        float* log_sum_exp, stream stream) {
-  expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
-          cache.group, ", ", cache.dim, "] expected, null came");
-  partial.logits = Rule::observes ? partial.logits : nullptr;
-  const auto attend = [&](const auto& masses) {
-    attention_call<Scalar, std::remove_cvref_t<decltype(masses)>> call{
-        cache, queries, fresh, partial, out, log_sum_exp, masses};
-    if constexpr (seeks_nearest<Rule>) {
-      if (options.removes && fits_tiles(call)) {
-        call.to.predicted = partial.predicted = state.predicted;
-      }
+  /// The entry that the third launch removes, and what attention has found of it.
+  template <class Tokens>
+  KVFOLD_DEVICE void choose_entry(shared_memory& shared, const Rule& mine, const Tokens& tokens,
+                                  index_t h, index_t n, bool over, bool fresh) const {
+    best_two next;
+    const index_t chosen =
+        over ? mine.choose(shared.sum, shared.best, shared.number, tokens, n, next) : -1;
+    const candidate found =
+        predicts() && chosen >= 0 ? found_in_attention(from, h, n, chosen) : candidate{0};
+    if (predicts() && fresh) {
+      sync_block();  // all have looked it up
+      next.leave_out(chosen);
+      predict_slots(shared, from, h, n, chosen, next);
     }
-    attend_splits<seeks_nearest<Rule>>(call, stream);
-  };
-  if constexpr (shares_entries<Rule>) {
-    attend(rule.masses(state, cache.capacity));
-  } else {
-    attend(log_masses{});
+    if (thread_index() == 0) {
+      from.victims[h] = chosen, from.found[h] = found;
+    }
   }
-  if (Rule::observes || remembers<Rule> || options.appended || partial.splits > 1) {
-    launch_early(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries,
-                                                  out, log_sum_exp, cache.aligned()},
-                 {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
-  }
-}
+};
 
 }  // namespace kvfold::cuda::detail

@@ -1,4 +1,4 @@
-/// Which slots a step may evict next: those that would be evicted first now.
+/// Which slots a step may evict next, and what attention has found of those that it was told.
 #pragma once
 
 #include "kvfold/cuda/device/block_collectives.cuh"
@@ -14,6 +14,14 @@ struct best_two {
   KVFOLD_DEVICE void take(candidate c) {
     const candidate less = c > best ? best : c;
     best = c > best ? c : best, second = less > second ? less : second;
+  }
+  /// Those that are left when slot `removed` is gone.
+  KVFOLD_DEVICE void leave_out(index_t removed) {
+    if (least_slot(best) == removed) {
+      best = second, second = 0;
+    } else if (least_slot(second) == removed) {
+      second = 0;
+    }
   }
 };
 
@@ -58,6 +66,34 @@ KVFOLD_DEVICE void best_of_block(best_memory<Threads>& shared, best_two mine, Us
       ++next;
     }
   }
+}
+
+/// What attention has found most like slot `removed` of a head's `n`, the step's own token among
+/// them; 0: it was not predicted. In every warp.
+KVFOLD_DEVICE inline candidate found_in_attention(const partial_attention& from, index_t h,
+                                                  index_t n, index_t removed) {
+  candidate best = 0;
+  KVFOLD_ROLLED
+  for (index_t r = 0; r < compared_rows; ++r) {
+    if (from.predicted_slot(h, r, n - 1) == removed) {
+      KVFOLD_ROLLED
+      for (index_t p = lane(); p < from.splits; p += 32) {
+        const candidate c = from.nearest_of(h, p)[r];
+        best = c > best ? c : best;
+      }
+    }
+  }
+  return reduce_max(best);
+}
+
+/// What the next step may evict, of the slots that stay when `removed` is gone, −1: all.
+template <index_t Threads>
+KVFOLD_DEVICE void predict_slots(best_memory<Threads>& shared, const partial_attention& from,
+                                 index_t h, index_t n, index_t removed, best_two next) {
+  best_of_block(shared, next, [&](index_t i, candidate c) {
+    const index_t s = least_slot(c);  // the last slot moves into the removed one's place
+    from.predicted_of(h)[i] = removed >= 0 && s == n - 1 ? removed : s;
+  });
 }
 
 }  // namespace kvfold::cuda::detail

@@ -48,7 +48,7 @@ struct search_tiles {
   using nearest_type = nearest_in_tiles<Scalar, Depth>;
   struct shared_memory {
     shared_array<Scalar, warps * stages * rows::size> tiles;
-    shared_array<Scalar, warps * nearest_type::size> compared;
+    shared_array<Scalar, nearest_type::size> removed;  // and zeros
     shared_array<candidate, warps * compared_rows> nearest;
   };
 
@@ -58,11 +58,9 @@ struct search_tiles {
   KVFOLD_DEVICE candidate operator()(shared_memory& shared, index_t h, const slot_tile& tile,
                                      index_t removed) const {
     const auto keys = cache.keys.of(h);
-    const index_t ring = warp() * stages * rows::size, row = warp() * nearest_type::size;
-    const index_t first = tile.begin + warp() * 16;
+    const index_t ring = warp() * stages * rows::size, first = tile.begin + warp() * 16;
     nearest_type nearest;
-    nearest.begin(shared.compared, row, keys, cache.dim,
-                  [&](index_t r) { return r == 0 ? removed : -1; });
+    nearest.begin(shared.removed, cache, h, [&](index_t r) { return r == 0 ? removed : -1; });
     const auto load = [&](index_t stage, index_t s0) {
       if (s0 < tile.end) {
         rows::load(shared.tiles, ring + stage * rows::size, keys, cache.dim, tile.end, s0);
@@ -73,21 +71,21 @@ struct search_tiles {
     for (index_t i = 0; i < stages - 1; ++i) {
       load(i, first + i * turn);
     }
+    wait_async<stages - 1>();
+    sync_block();  // the removed slot's key is there
+    nearest.measure(shared.removed);
     index_t stage = 0;
     for (index_t s0 = first; s0 < tile.end; s0 += turn) {
       load(stage == 0 ? stages - 1 : stage - 1, s0 + (stages - 1) * turn);
       wait_async<stages - 1>();
       sync_warp();
-      if (s0 == first) {
-        nearest.measure(shared.compared, row);
-      }
       typename nearest_type::products x;
       KVFOLD_UNROLL
       for (index_t d = 0; d < Depth / 16; ++d) {
-        nearest_type::multiply(x, shared.compared, row, d,
-                               rows::left(shared.tiles, ring + stage * rows::size, d));
+        nearest_type::multiply_keys(x, shared.removed, d,
+                                    rows::left(shared.tiles, ring + stage * rows::size, d));
       }
-      nearest.take(x, s0, tile.end);
+      nearest.take_keys(x, s0, tile.end);
       sync_warp();  // the tile may be overwritten
       stage = stage == stages - 1 ? 0 : stage + 1;
     }

@@ -22,7 +22,8 @@ struct remove_predicted {
                                 index_t n, index_t removed, bool fresh,
                                 const best_two& next) const {
     const bool predicts = from.predicted != nullptr;
-    const candidate nearest = predicts && removed >= 0 ? compared(h, n, removed) : candidate{0};
+    const candidate nearest =
+        predicts && removed >= 0 ? found_in_attention(from, h, n, removed) : candidate{0};
     if (predicts && fresh) {
       predict(shared, h, n, removed, next);
     }
@@ -38,21 +39,6 @@ struct remove_predicted {
   }
 
  private:
-  /// What attention has found nearest to slot `removed`; 0: it was not predicted. In every warp.
-  KVFOLD_DEVICE candidate compared(index_t h, index_t n, index_t removed) const {
-    candidate best = 0;
-    KVFOLD_ROLLED
-    for (index_t r = 0; r < compared_rows; ++r) {
-      if (from.predicted_slot(h, r, n - 1) == removed) {
-        KVFOLD_ROLLED
-        for (index_t p = lane(); p < from.splits; p += 32) {
-          const candidate c = from.nearest_of(h, p)[r];
-          best = c > best ? c : best;
-        }
-      }
-    }
-    return reduce_max(best);
-  }
   /// What the next step may evict: the first of the slots that stay.
   KVFOLD_DEVICE void predict(best_memory<Threads>& shared, index_t h, index_t n, index_t removed,
                              best_two next) const {
@@ -63,16 +49,10 @@ struct remove_predicted {
         const candidate c = from.lowest_of(h, 0)[e];
         next.take(least_slot(c) == removed ? candidate{0} : c);
       }
-    } else if (least_slot(next.best) == removed) {
-      next = {next.second, 0};
-    } else if (least_slot(next.second) == removed) {
-      next.second = 0;
+    } else {
+      next.leave_out(removed);
     }
-    best_of_block(shared, next, [&](index_t i, candidate c) {
-      const index_t s = least_slot(c);  // the last slot moves into the removed one's place
-      from.predicted[std::ptrdiff_t{h} * compared_rows + i] =
-          removed >= 0 && s == n - 1 ? removed : s;
-    });
+    predict_slots(shared, from, h, n, removed, next);
   }
 };
 

@@ -45,9 +45,9 @@ struct device_policy<ems> {
   }
   template <class Scalar>
   static void remove_one(const ems_rule& rule, const cache_view<Scalar>& cache,
-                         const state_view& state, const head_budgets& limits,
+                         const state_view& state, const head_budgets&,
                          const detail::step_memory<ems_rule>& work, stream stream) {
-    detail::remove_entry(rule, cache, state, limits, work, stream);
+    detail::remove_entry(rule, cache, state, work, stream);
   }
 };
 

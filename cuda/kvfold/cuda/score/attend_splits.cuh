@@ -18,21 +18,21 @@ bool fits_tiles(const attention_call<Scalar, Masses>& call) {
          at(call.fresh.values) % 16 == 0 && at(call.queries) % 4 == 0;
 }
 
-template <index_t Depth, bool Compares, class Scalar, class Masses>
+template <index_t Depth, template <class, index_t> class Compared, class Scalar, class Masses>
 void attend_depth(const attention_call<Scalar, Masses>& call, stream stream) {
   const extent blocks{call.cache.blocks(), static_cast<unsigned>(call.to.splits)};
   if (call.cache.group <= 8) {
-    launch(attend_tiles<Scalar, Depth, 1, Masses, Compares>{call}, blocks, stream);
+    launch(attend_tiles<Scalar, Depth, 1, Masses, Compared>{call}, blocks, stream);
   } else {
-    launch(attend_tiles<Scalar, Depth, 2, Masses, Compares>{call}, blocks, stream);
+    launch(attend_tiles<Scalar, Depth, 2, Masses, Compared>{call}, blocks, stream);
   }
 }
-template <bool Compares, class Scalar, class Masses>
+template <template <class, index_t> class Compared, class Scalar, class Masses>
 void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) {
   const index_t dim = call.cache.dim;
-  return dim <= 64    ? attend_depth<64, Compares>(call, stream)
-         : dim <= 128 ? attend_depth<128, Compares>(call, stream)
-                      : attend_depth<256, Compares>(call, stream);
+  return dim <= 64    ? attend_depth<64, Compared>(call, stream)
+         : dim <= 128 ? attend_depth<128, Compared>(call, stream)
+                      : attend_depth<256, Compared>(call, stream);
 }
 
 template <index_t Packs, index_t Heads, class Scalar, class Masses>
@@ -43,19 +43,19 @@ void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
          {call.cache.blocks(), static_cast<unsigned>(call.to.splits), sweeps}, stream);
 }
 
-/// `Compares`: the nearest of `call.to.predicted` too, where that is not null; the tensor cores
-/// must be able to take the rows then.
-template <bool Compares, class Scalar, class Masses>
+/// `Compared`: what is most like each of `call.to.predicted` too, where that is not null; the
+/// tensor cores must be able to take the rows then.
+template <template <class, index_t> class Compared, class Scalar, class Masses>
 void attend_splits(const attention_call<Scalar, Masses>& call, stream stream) {
   const index_t dim = call.cache.dim;
   if constexpr (sizeof(Scalar) == 2) {
-    if constexpr (Compares) {
+    if constexpr (Compared<Scalar, 64>::compares) {
       if (call.to.predicted != nullptr) {
-        return attend_on_tiles<true>(call, stream);
+        return attend_on_tiles<Compared>(call, stream);
       }
     }
     if (fits_tiles(call)) {
-      return attend_on_tiles<false>(call, stream);
+      return attend_on_tiles<nothing_compared>(call, stream);
     }
   } else if (dim > 128) {
     return attend_sweeps<2, 4>(call, stream);

@@ -5,7 +5,7 @@
 #include <type_traits>  // std::conditional_t
 
 #include "kvfold/cuda/score/attend_new_token.cuh"
-#include "kvfold/cuda/score/nearest_in_tiles.cuh"
+#include "kvfold/cuda/score/tile_cosines.cuh"
 #include "kvfold/cuda/score/warp_tile.cuh"
 
 namespace kvfold::cuda::detail {
@@ -22,25 +22,30 @@ namespace kvfold::cuda::detail {
 /// are read once and need not stay in L2, so that the logits may. Up to `Depth` dims, `Eights` · 8
 /// query heads. Reads 2 · dim · 2 + 4 bytes a slot, writes 4 · group of logits.
 ///
-/// `Compares`: the nearest of the cached slots to each of `call.to.predicted` too, from the same
-/// tiles; each warp keeps the predicted slots' keys in shared memory.
-template <class Scalar, index_t Depth, index_t Eights, class Masses, bool Compares = false>
+/// `Compared`: what of the cached slots is most like each of `call.to.predicted` too, from the same
+/// tiles: by keys, `nearest_in_tiles`, or by keys and values, `centres_in_tiles`. The predicted
+/// slots' rows lie in shared memory.
+template <class Scalar, index_t Depth, index_t Eights, class Masses,
+          template <class, index_t> class Compared = nothing_compared>
 struct attend_tiles {
   static constexpr index_t warps = Depth > 128 ? 2 : 4, threads = 32 * warps;
-  static constexpr index_t resident = (Depth > 64 ? 3 : 5) - (Compares && Eights > 1 ? 1 : 0);
+  using compared = Compared<Scalar, Depth>;
+  static constexpr index_t resident =
+      (Depth > 64 ? 3 : 5) - (compared::compares && Eights > 1 ? 1 : 0);
   static constexpr index_t stages = 2;         // tiles of a ring
   static constexpr index_t turn = 16 * warps;  // slots
   static constexpr index_t queries = 8 * Eights;
   static constexpr index_t pitch = Depth + 4;
   using rows = warp_tile<Scalar, Depth>;
   static constexpr index_t tile = rows::size;  // elements of K or V
-  using nearest_type =
-      std::conditional_t<Compares, nearest_in_tiles<Scalar, Depth>, nothing_compared>;
+  template <class C>
   struct compared_memory {
-    shared_array<Scalar, warps * compared_rows * Depth> compared;
-    shared_array<candidate, warps * compared_rows> nearest;
+    shared_array<Scalar, C::size> predicted;
+    shared_array<candidate, warps * compared_rows> best;
   };
-  struct shared_memory : std::conditional_t<Compares, compared_memory, nothing_compared> {
+  struct no_memory {};
+  struct shared_memory
+      : std::conditional_t<compared::compares, compared_memory<compared>, no_memory> {
     shared_union<shared_array<Scalar, warps * stages * 2 * tile>,
                  shared_array<float, warps * queries * pitch>>
         tiles;
@@ -56,16 +61,15 @@ struct attend_tiles {
     const slot_share share = call.share(turn);
     const auto keys = call.cache.keys.of(share.head), values = call.cache.values.of(share.head);
     const index_t ring = warp() * stages * 2 * tile, first = share.begin + warp() * 16;
+    [[maybe_unused]] compared like;
+    if constexpr (compared::compares) {
+      like.begin(shared.predicted, call.cache, share.head,
+                 [&](index_t r) { return call.to.predicted_slot(share.head, r, share.cached); });
+    }
     KVFOLD_UNROLL
     for (index_t i = 0; i < stages - 1; ++i) {
       load(shared.tiles.first, ring + i * 2 * tile, keys, values, share.end_in_cache(),
            first + i * turn);
-    }
-    nearest_type nearest;
-    if constexpr (Compares) {
-      nearest.begin(shared.compared, compared_at(), keys, call.cache.dim,
-                    [&](index_t r) { return call.to.predicted_slot(share.head, r, share.cached); });
-      commit_async();
     }
     call.clear_ticket(share);
     unsigned q[Eights][Depth / 16][2];
@@ -89,25 +93,33 @@ struct attend_tiles {
       return s < end ? call.cache.log_mass[call.cache.slot(share.head, s)] : 0.0F;
     };
     float next_mass = mass_of(first);
+    if constexpr (compared::compares) {
+      wait_async<stages - 1>();
+      sync_block();  // the predicted rows are there
+      like.measure(shared.predicted);
+    }
+    const auto position_of = [&](index_t s0) {  // likewise
+      const index_t s = s0 + lane() % 16;
+      return compared::of_values && s < end ? call.cache.position[call.cache.slot(share.head, s)]
+                                            : 0;
+    };
+    index_t next_position = position_of(first);
     index_t stage = 0;
     for (index_t s0 = first; s0 < end; s0 += turn) {
       const float mass = next_mass;
       next_mass = mass_of(s0 + turn);
+      [[maybe_unused]] const index_t position = next_position;
+      next_position = position_of(s0 + turn);
       const index_t free = stage == 0 ? stages - 1 : stage - 1;
       load(shared.tiles.first, ring + free * 2 * tile, keys, values, end, s0 + (stages - 1) * turn);
       wait_async<stages - 1>();
       sync_warp();  // every lane's part of the tile is there
       const index_t at = ring + stage * 2 * tile;
       float x[Eights][4] = {};
-      typename nearest_type::products beside;
-      if constexpr (Compares) {
-        if (s0 == first) {
-          nearest.measure(shared.compared, compared_at());
-        }
-      }
-      multiply_keys(shared, at, q, x, beside);
-      if constexpr (Compares) {
-        nearest.take(beside, s0, end);
+      typename compared::products of_keys;
+      multiply_keys(shared, at, q, x, of_keys);
+      if constexpr (compared::compares) {
+        like.take_keys(of_keys, s0, end);
       }
       make_logits(share, end, s0, mass, x);
       unsigned p[Eights][2], rest[Eights][2];
@@ -133,27 +145,29 @@ struct attend_tiles {
           mma_16x8x16<Scalar>(out[d][t], a.of, rest[t]);
         }
       }
+      if constexpr (compared::of_values) {
+        const index_t newest = call.cache.tokens_total[share.head];
+        like.take_values(shared.predicted, shared.tiles.first, at + tile, s0, end, position,
+                         [&](index_t its) { return call.masses.is_centre(its, newest); });
+      }
       sync_warp();  // the tile may be overwritten
       stage = stage == stages - 1 ? 0 : stage + 1;
     }
     wait_async<0>();
     sync_block();
     write(shared, out, max, sum);
-    if constexpr (Compares) {
-      nearest.write(shared.nearest, warp() * compared_rows);
+    if constexpr (compared::compares) {
+      like.write(shared.best, warp() * compared_rows);
     }
     sync_block();
     call.template combine_warps<warps, queries, pitch>(shared.max, shared.sum, shared.tiles.then,
                                                        share, 0);
-    if constexpr (Compares) {
-      write_nearest(shared, share);
+    if constexpr (compared::compares) {
+      write_best_of_warps<warps>(shared.best, call.to.nearest_of(share.head, share.split));
     }
   }
 
  private:
-  /// Where a warp's predicted rows lie.
-  KVFOLD_DEVICE static index_t compared_at() { return warp() * compared_rows * Depth; }
-
   /// Starts to copy K and V of 16 slots, zeros where there is none.
   KVFOLD_DEVICE void load(tile_array& to, index_t at, const head_rows<Scalar>& keys,
                           const head_rows<Scalar>& values, index_t end, index_t s0) const {
@@ -184,8 +198,7 @@ struct attend_tiles {
   KVFOLD_DEVICE static void multiply_keys(shared_memory& shared, index_t at,
                                           const unsigned (&q)[Eights][Depth / 16][2],
                                           float (&x)[Eights][4],
-                                          [[maybe_unused]]
-                                          typename nearest_type::products& beside) {
+                                          [[maybe_unused]] typename compared::products& of_keys) {
     KVFOLD_UNROLL
     for (index_t d = 0; d < Depth / 16; ++d) {
       const auto a = rows::left(shared.tiles.first, at, d);
@@ -193,8 +206,8 @@ struct attend_tiles {
       for (index_t t = 0; t < Eights; ++t) {
         mma_16x8x16<Scalar>(x[t], a.of, q[t][d]);
       }
-      if constexpr (Compares) {
-        nearest_type::multiply(beside, shared.compared, compared_at(), d, a);
+      if constexpr (compared::compares) {
+        compared::multiply_keys(of_keys, shared.predicted, d, a);
       }
     }
   }
@@ -278,20 +291,6 @@ struct attend_tiles {
           }
         }
       }
-    }
-  }
-
-  /// The block's nearest of each predicted slot, for the next launch.
-  KVFOLD_DEVICE void write_nearest(shared_memory& shared, const slot_share& share) const {
-    const index_t r = thread_index();
-    if (r < compared_rows) {
-      candidate best = 0;
-      KVFOLD_UNROLL
-      for (index_t w = 0; w < warps; ++w) {
-        const candidate x = shared.nearest[w * compared_rows + r];
-        best = x > best ? x : best;
-      }
-      call.to.nearest_of(share.head, share.split)[r] = best;
     }
   }
 };

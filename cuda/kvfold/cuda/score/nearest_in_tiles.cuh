@@ -1,136 +1,70 @@
 /// The nearest keys of a few of a head's own, found as its keys come by.
 #pragma once
 
-#include "kvfold/cuda/device/block_collectives.cuh"
-#include "kvfold/cuda/score/warp_tile.cuh"
+#include "kvfold/cuda/score/tile_cosines.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// Compares 8 keys of a head with tile after tile, by a warp: the most similar by cosine to each,
-/// ties to the lower slot. Products and squares come from the tile as it lies there for attention,
-/// on tensor cores: three products for every 16 elements of 16 keys, and a square is the diagonal
-/// of a tile's product with itself. A cosine hangs on its two keys alone, not on what else they are
-/// compared with.
-///
-/// A lane has rows 2 (lane mod 4) and the next, and of tiles slots lane / 4 and 8 further on.
+/// The most similar by cosine to each of 8 keys of a head, ties to the lower slot. By a warp, whose
+/// lanes have their rows as `tile_cosines` deals them.
 template <class Scalar, index_t Depth>
 class nearest_in_tiles {
  public:
-  using tile = warp_tile<Scalar, Depth>;
-  static constexpr index_t size = compared_rows * Depth;  // elements of the rows
-  /// What multiplying a tile accumulates.
-  struct products {
-    matrices rows;
-    float dot[4] = {}, low[4] = {}, high[4] = {};
-  };
+  using cosines = tile_cosines<Scalar, Depth>;
+  static constexpr bool compares = true, of_values = false;
+  static constexpr index_t size = cosines::size;  // elements of the keys
+  using products = typename cosines::products;
 
-  /// Starts to copy the rows of slots `slot_of(r)`, −1: none, of the lane's group of copies.
+  /// Starts to copy the keys of slots `slot_of(r)`, −1: none, by a block's first warp.
   template <index_t N, class SlotOf>
-  KVFOLD_DEVICE void begin(shared_array<Scalar, N>& to, index_t at, const head_rows<Scalar>& keys,
-                           index_t dim, SlotOf slot_of) {
-    constexpr index_t many = tile::packs >= 32 ? 1 : 32 / tile::packs;
-    const index_t pack = lane() % tile::packs;
-    for (index_t r = lane() / tile::packs; r < compared_rows; r += many) {
-      const index_t s = slot_of(r);
-      const bool is = s >= 0 && pack * 8 < dim;
-      copy_async(to, at + tile::place(r, pack), is ? keys.at(s) + pack * 8 : keys.data,
-                 is ? 16 : 0);
+  KVFOLD_DEVICE void begin(shared_array<Scalar, N>& to, const cache_view<Scalar>& cache, index_t h,
+                           SlotOf slot_of) {
+    if (warp() == 0) {
+      cosines::begin(to, 0, cache.keys.of(h), cache.dim, slot_of);
+      commit_async();
     }
     KVFOLD_UNROLL
     for (index_t j = 0; j < 2; ++j) {
-      slot_[j] = slot_of(lane() % 4 * 2 + j), near_[j] = -1, length_[j] = cosine_[j] = 0;
+      slot_[j] = slot_of(lane() % 4 * 2 + j), near_[j] = -1, cosine_[j] = 0;
     }
   }
-  /// The rows' own lengths, once they are there.
+  /// The keys' own lengths, once they are there.
   template <index_t N>
-  KVFOLD_DEVICE void measure(const shared_array<Scalar, N>& rows, index_t at) {
-    float square[4] = {};
-    KVFOLD_UNROLL
-    for (index_t d = 0; d < Depth / 16; d += 2) {
-      const auto b = right(rows, at, d);
-      KVFOLD_UNROLL
-      for (index_t j = 0; j < 4; j += 2) {
-        const unsigned left_side[4] = {b.of[j], b.of[j], b.of[j + 1], b.of[j + 1]};
-        const unsigned right_side[2] = {b.of[j], b.of[j + 1]};
-        mma_16x8x16<Scalar>(square, left_side, right_side);
-      }
-    }
-    KVFOLD_UNROLL
-    for (index_t j = 0; j < 2; ++j) {
-      const index_t r = lane() % 4 * 2 + j;
-      length_[j] = square_root(shuffle(of_diagonal(square[0], square[1]), 4 * r + r / 2));
-    }
+  KVFOLD_DEVICE void measure(const shared_array<Scalar, N>& rows) {
+    of_.measure(rows, 0);
   }
 
-  /// Elements `16 d ...` of a tile, which is `a`; all `d` from 0 on.
   template <index_t N>
-  KVFOLD_DEVICE static void multiply(products& x, const shared_array<Scalar, N>& rows, index_t at,
-                                     index_t d, const matrices& a) {
-    if (d % 2 == 0) {
-      x.rows = right(rows, at, d);
-    }
-    const unsigned b[2] = {x.rows.of[d % 2 * 2], x.rows.of[d % 2 * 2 + 1]};
-    const unsigned low[2] = {a.of[0], a.of[2]}, high[2] = {a.of[1], a.of[3]};
-    mma_16x8x16<Scalar>(x.dot, a.of, b);
-    mma_16x8x16<Scalar>(x.low, a.of, low);    // slots 0 to 7, and
-    mma_16x8x16<Scalar>(x.high, a.of, high);  // 8 to 15 of the tile, each with themselves
+  KVFOLD_DEVICE static void multiply_keys(products& x, const shared_array<Scalar, N>& rows,
+                                          index_t d, const matrices& a) {
+    cosines::multiply(x, rows, 0, d, a);
   }
   /// The tile's slots are `s0 ...`, below `end`.
-  KVFOLD_DEVICE void take(const products& x, index_t s0, index_t end) {
-    const index_t row = lane() / 4;
-    const float length[2] = {
-        square_root(shuffle(of_diagonal(x.low[0], x.low[1]), 4 * row + row / 2)),
-        square_root(shuffle(of_diagonal(x.high[2], x.high[3]), 4 * row + row / 2))};
-    KVFOLD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
-      KVFOLD_UNROLL
-      for (index_t j = 0; j < 2; ++j) {
-        const index_t s = s0 + row + 8 * i;
-        const float lengths = length_[j] * length[i];
-        const float ratio = lengths > 0 ? x.dot[2 * i + j] / lengths : 0.0F;
-        const float cosine = ratio == ratio ? ratio : 0.0F;
-        const bool nearer = near_[j] < 0 || cosine > cosine_[j];
-        if (nearer && s < end && s != slot_[j]) {
-          cosine_[j] = cosine, near_[j] = s;
-        }
+  KVFOLD_DEVICE void take_keys(const products& x, index_t s0, index_t end) {
+    of_.each(x, [&](index_t i, index_t j, float ratio) {
+      const index_t s = s0 + lane() / 4 + 8 * i;
+      const float cosine = ratio == ratio ? ratio : 0.0F;
+      const bool nearer = near_[j] < 0 || cosine > cosine_[j];
+      if (nearer && s < end && s != slot_[j]) {
+        cosine_[j] = cosine, near_[j] = s;
       }
-    }
+    });
   }
-  /// The warp's nearest of each row into `to[first ...]`; 0: none.
+  /// The warp's nearest of each key into `to[first ...]`; 0: none.
   template <index_t N>
   KVFOLD_DEVICE void write(shared_array<candidate, N>& to, index_t first) const {
+    candidate best[2];
     KVFOLD_UNROLL
     for (index_t j = 0; j < 2; ++j) {
-      candidate best = near_[j] < 0 ? candidate{0} : most_candidate(ordered(cosine_[j]), near_[j]);
-      KVFOLD_UNROLL
-      for (index_t d = 4; d < 32; d *= 2) {
-        const candidate other = shuffle_xor(best, d);
-        best = other > best ? other : best;
-      }
-      if (lane() < 4) {
-        to[first + lane() * 2 + j] = best;
-      }
+      best[j] = near_[j] < 0 ? candidate{0} : most_candidate(ordered(cosine_[j]), near_[j]);
     }
+    write_best(to, first, best);
   }
 
  private:
-  /// Elements `16 d .. 16 d + 31` of all rows.
-  template <index_t N>
-  KVFOLD_DEVICE static matrices right(const shared_array<Scalar, N>& rows, index_t at, index_t d) {
-    return load_matrices(rows, at + tile::place(lane() % 8, 2 * d + lane() / 8));
-  }
-  /// In lane 4 r + r / 2 the diagonal's element r, of columns 2 (lane mod 4) and the next.
-  KVFOLD_DEVICE static float of_diagonal(float even, float odd) {
-    return lane() / 4 % 2 == 0 ? even : odd;
-  }
-
-  index_t slot_[2], near_[2];
-  float length_[2], cosine_[2];
-};
-
-/// Attention alone.
-struct nothing_compared {
-  struct products {};
+  cosines of_;
+  index_t slot_[2] = {}, near_[2] = {};
+  float cosine_[2] = {};
 };
 
 }  // namespace kvfold::cuda::detail

@@ -52,6 +52,10 @@ inline constexpr bool shares_entries = requires {
   Rule::shares;
 };
 
+/// Does a step predict which slots the next one may evict?
+template <class Rule>
+inline constexpr bool predicts_evicted = seeks_nearest<Rule> || shares_entries<Rule>;
+
 /// Does a rule remember the steps' queries (`rule.remember`)?
 template <class Rule>
 inline constexpr bool remembers = requires {

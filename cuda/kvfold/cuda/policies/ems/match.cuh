@@ -6,13 +6,10 @@
 #include "kvfold/cuda/device/teams.cuh"
 #include "kvfold/cuda/memory/tile.cuh"
 #include "kvfold/cuda/policies/ems/memory.cuh"
+#include "kvfold/cuda/score/centres_in_tiles.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// R = cos(k_a, k_b) · cos(v_a, v_b) from the two, negative when both are.
-KVFOLD_HD inline float redundancy(float keys, float values) {
-  return keys < 0 && values < 0 ? -keys * values : keys * values;
-}
 /// 0 when either is zero.
 KVFOLD_HD inline float entry_cosine(float dot, float a, float b) {
   return a * b > 0 ? dot / (a * b) : 0.0F;

@@ -6,19 +6,6 @@
 
 namespace kvfold::cuda::detail {
 
-/// What EMS's tokens and entries are weighed in.
-struct entry_scratch {
-  float *key_length, *value_length, *weight;  ///< [heads, capacity]
-  float *score, *raw;                         ///< [heads, names] of tokens; before pooling
-  index_t *order, *spare, *freed, *mark;      ///< [heads, names]
-  float* turned;  ///< [heads, capacity, pitch] or null: keys as they are
-  index_t places, names, pitch;
-
-  KVFOLD_DEVICE std::ptrdiff_t at(index_t h, index_t token) const {
-    return std::ptrdiff_t{h} * names + token;
-  }
-};
-
 inline entry_scratch allocate_entries(workspace_allocator& from, const ems_rule& rule,
                                       const work_shape& shape) {
   entry_scratch m{};

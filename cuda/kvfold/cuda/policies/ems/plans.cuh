@@ -47,7 +47,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
                 {.total = back ? work.last : work.sums, .window = back ? work.sums : work.last},
                 work.measure, stream);
   using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
-  launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places}},
+  launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places, rule.sinks, rule.window}},
          {heads, static_cast<unsigned>(cache.group), shares(reach.count, log_sums::shape::rows)},
          stream);
   using credit = credit_tokens<Scalar>;
@@ -89,8 +89,7 @@ void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
   measure_slots(rule, cache, state, limits, own, stream);
   launch(
       one_after_other<weigh_entries<Scalar>, divide_entries<Scalar>>{
-          {cache, state, rule, limits, own, prompt, nullptr},
-          {cache, state, rule, limits, own, d, prompt}},
+          {cache, state, rule, limits, own, prompt}, {cache, state, rule, limits, own, d, prompt}},
       heads, stream);
   match_entries(rule, cache, own, d, stream);
   write_rows(cache, state, d, work.plan, join_above{rule.threshold},

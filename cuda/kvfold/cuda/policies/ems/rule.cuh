@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/memory/rope_params.cuh"
-#include "kvfold/cuda/policies/ems/table.cuh"
+#include "kvfold/cuda/policies/ems/weights.cuh"
 #include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda {
@@ -22,7 +22,8 @@ struct ems_rule {
   float gamma = 4, threshold = 0.6F;
   bool with_position = true;
   index_t table = 0;
-  rope_params turn = {};  ///< without position only
+  rope_params turn = {};               ///< without position only
+  detail::entry_scratch scratch = {};  ///< of a step
 
   /// (γ − 1) times so many, rounded.
   KVFOLD_HD double beyond(index_t slots) const {
@@ -58,7 +59,13 @@ struct ems_rule {
   }
   /// The mass function of attention.
   detail::entry_masses masses(const state_view& state, index_t capacity) const {
-    return {state, places(capacity)};
+    return {state, places(capacity), sinks, window};
+  }
+  template <class Scalar>
+  KVFOLD_DEVICE detail::entry_table tokens_of(const cache_view<Scalar>& cache,
+                                              const state_view& state, index_t h,
+                                              index_t newest) const {
+    return detail::entry_table::of(cache, state, h, newest, places(cache.capacity));
   }
   /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
   /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` wrote. A new key is
@@ -68,7 +75,7 @@ struct ems_rule {
                                    index_t h, index_t s, const float* logits,
                                    Probability probability) const {
     using entries = detail::entry_table;
-    const entries tokens = entries::of(cache, state, h, 0, places(cache.capacity));
+    const entries tokens = tokens_of(cache, state, h, 0);
     float& own = tokens.at(entries::norm, s);
     if (own < 0) {
       const Scalar* const key = cache.keys.of(h).at(s);
@@ -86,6 +93,18 @@ struct ems_rule {
                              [&](index_t g) { return probability(g, norm * logits[g]); }),
                     fills);
     });
+  }
+  /// The slot of a head's `n` that a step removes, by a block, when all of them are observed.
+  /// `next`: of the thread's slots, those that the next step would evict.
+  template <index_t Threads>
+  KVFOLD_DEVICE index_t choose(of_warps<double, Threads>& sum, of_warps<candidate, Threads>& best,
+                               of_warps<index_t, Threads>& number,
+                               const detail::entry_table& tokens, index_t n,
+                               detail::best_two& next) const {
+    const head_context& head = tokens.head;
+    detail::score_tokens(sum, tokens, scratch, head.head, n);
+    return detail::latest_least(best, number, head.position, scratch.weight + head.first, n,
+                                {sinks, window, head.newest}, next);
   }
 };
 

@@ -7,18 +7,15 @@
 
 namespace kvfold::cuda::detail {
 
-/// Eq. 2, every token's s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), the means over all tokens
-/// held; after a prompt averaged over `kernel` neighbours in position, outside the window. Then
-/// every entry's sum of them, and in a step the slot to remove: the least, among equals the latest.
-/// A block a head, a thread an entry, whose tokens are walked along twice; after a prompt twice
-/// more.
+/// Every token's score, after a prompt averaged over `kernel` neighbours in position, outside the
+/// window, and every entry's sum of them. A block a head, a thread an entry; after a prompt its
+/// tokens are walked along twice more.
 template <class Scalar>
 struct weigh_entries {
   static constexpr index_t threads = 512, resident = 2;
   struct shared_memory {
     sort_memory<threads> sort;
     of_warps<double, threads> sum;
-    of_warps<candidate, threads> best;
   };
 
   cache_view<Scalar> cache;
@@ -27,65 +24,26 @@ struct weigh_entries {
   head_budgets limits;
   entry_scratch to;
   bool prompt;
-  index_t* victims;  // [heads] of a step, not −1: a slot is wanted; null: a plan
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    let_next_start();
-    wait_for_previous();
     const index_t h = cache.head();
     const index_t n = cache.length[h];
-    if (victims != nullptr ? victims[h] < 0 : !limits.of(h).reached(n)) {
+    if (!limits.of(h).reached(n)) {
       return;
     }
     const entry_table tokens =
         entry_table::of(cache, state, h, newest_of(shared.sort.number, cache, h, n), to.places);
-    float* const weight = to.weight + cache.slot(h, 0);
-    float* const score = to.score + to.at(h, 0);
-    const auto weigh = [&](auto score_of) {
-      for (index_t s = thread_index(); s < n; s += threads) {
-        float sum = 0;
-        tokens.each(s, [&](index_t t) { sum += score_of(t); });
-        weight[s] = sum;
-      }
-    };
-    const float scale = local_share(shared, tokens, n);
-    weigh([&](index_t t) {
-      const float glo = tokens.at(entry_table::all, t) * scale, loc = local(tokens, t);
-      return score[t] = glo < loc ? loc : glo;
-    });
+    score_tokens(shared.sum, tokens, to, h, n);
     if (prompt) {
       pool(shared, tokens, h, n);
-      weigh([&](index_t t) { return score[t]; });
-    }
-    if (victims != nullptr) {
-      const index_t least = latest_least(shared, tokens, weight, n);
-      if (thread_index() == 0) {
-        victims[h] = least;
-      }
+      const float* const score = to.score + to.at(h, 0);
+      sum_of_tokens<threads>(tokens, to.weight + cache.slot(h, 0), n,
+                             [&](index_t t) { return score[t]; });
     }
   }
 
  private:
-  KVFOLD_DEVICE static float local(const entry_table& tokens, index_t t) {
-    return tokens.at(entry_table::past, t) + tokens.at(entry_table::current, t);
-  }
-  /// mean(s_loc)/mean(s_glo)
-  KVFOLD_DEVICE static float local_share(shared_memory& shared, const entry_table& tokens,
-                                         index_t n) {
-    double all = 0, in_windows = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      tokens.each(s, [&](index_t t) {
-        const float glo = tokens.at(entry_table::all, t), loc = local(tokens, t);
-        if (glo + loc == glo + loc) {
-          all += static_cast<double>(glo), in_windows += static_cast<double>(loc);
-        }
-      });
-    }
-    all = block_sum(shared.sum, all), in_windows = block_sum(shared.sum, in_windows);
-    return static_cast<float>(all > 0 ? in_windows / all : 0.0);
-  }
-
   /// Tokens in the window come last in the order of positions.
   KVFOLD_DEVICE void pool(shared_memory& shared, const entry_table& tokens, index_t h,
                           index_t n) const {
@@ -114,21 +72,6 @@ struct weigh_entries {
       score[by_position[i]] = pooled(raw, by_position, outside, i, rule.kernel);
     }
     sync_block();
-  }
-
-  KVFOLD_DEVICE index_t latest_least(shared_memory& shared, const entry_table& tokens,
-                                     const float* weight, index_t n) const {
-    candidate best = 0;
-    index_t own = -1;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      if (!rule.is_protected(tokens.head, s)) {
-        const candidate c = least_candidate(ordered(weight[s]), tokens.head.position[s]);
-        own = c > best ? s : own;
-        best = c > best ? c : best;
-      }
-    }
-    const candidate least = block_max(shared.best, best);
-    return block_max(shared.sort.number, own >= 0 && best == least ? own : -1);
   }
 };
 

@@ -3,20 +3,21 @@
 
 #include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/merge/slot_removals.cuh"
-#include "kvfold/cuda/policies/ems/match.cuh"
-#include "kvfold/cuda/policies/ems/scores.cuh"
-#include "kvfold/cuda/search/nearest_tile.cuh"
+#include "kvfold/cuda/policies/ems/memory.cuh"
+#include "kvfold/cuda/policies/ems/search.cuh"
+#include "kvfold/cuda/score/attend_splits.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// A block takes a tile of a head's slots, whose keys and values it reads once: the most redundant
-/// to the removed one, ties to the earlier token. The head's last block removes the least tokens
-/// where there is no room, joins the two or evicts the entry, and moves the newest slot into its
-/// place.
-template <class Scalar>
+/// Where attention did not find the removed entry's centre on its way, a block takes a tile of a
+/// head's slots, whose keys and values it reads once: the most redundant to the removed one, ties
+/// to the earlier token. One block a head removes the least tokens where there is no room, joins
+/// the two or evicts the entry, and moves the newest slot into its place.
+template <class Scalar, class Search>
 struct remove_into_centre {
-  static constexpr index_t threads = 256, resident = 3;
+  static constexpr index_t threads = Search::threads, resident = Search::resident;
   struct shared_memory {
+    typename Search::shared_memory search;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
     shared_array<index_t, 1> ticket;
@@ -27,7 +28,7 @@ struct remove_into_centre {
   partial_attention from;
   ems_rule rule;
   entry_scratch entries;
-  bool aligned;
+  Search search;
 
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -38,9 +39,18 @@ struct remove_into_centre {
     if (removed < 0) {
       return;
     }
+    best_of_all best{true, from.found[h]};
+    if (best.of != 0 && tile > 0) {
+      return;
+    }
     const index_t n = cache.length[h];
-    const auto best = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
-                                    tile, from.near_tiles, most_like(h, tile, n, removed));
+    if (best.of == 0) {
+      const search::protection stays{rule.sinks, rule.window, cache.position[cache.slot(h, n - 1)]};
+      best = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile,
+                           from.near_tiles,
+                           search(shared.search, h, slot_tile::of(tile, from.near_tiles, n, 16),
+                                  removed, [&](index_t position) { return !stays(position); }));
+    }
     if (best.last) {
       const entry_table tokens = entry_table::of(cache, state, h, 0, entries.places);
       remove(shared, tokens, h, n, removed, best.of);
@@ -48,28 +58,6 @@ struct remove_into_centre {
   }
 
  private:
-  KVFOLD_DEVICE candidate most_like(index_t h, index_t tile, index_t n, index_t removed) const {
-    const index_t* const position = cache.position + cache.slot(h, 0);
-    const search::protection stays{rule.sinks, rule.window, position[n - 1]};
-    candidate best = 0;
-    sweep_tile<Scalar, threads>(
-        slot_tile::of(tile, from.near_tiles, n), cache.dim, [&](const tile_rows& rows) {
-          float keys[tile_rows::many], values[tile_rows::many];
-          cosines(cache.keys.of(h), removed, rows, cache.dim, aligned, keys);
-          cosines(cache.values.of(h), removed, rows, cache.dim, aligned, values);
-          KVFOLD_UNROLL
-          for (index_t u = 0; u < tile_rows::many; ++u) {
-            const index_t s = rows.slot(u);
-            const bool centre = s < rows.end && s != removed && !stays(position[s]);
-            const candidate c =
-                centre ? most_candidate(ordered(redundancy(keys[u], values[u])), position[s])
-                       : candidate{0};
-            best = c > best ? c : best;
-          }
-        });
-    return best;
-  }
-
   KVFOLD_DEVICE void remove(shared_memory& shared, const entry_table& tokens, index_t h, index_t n,
                             index_t removed, candidate best) const {
     const bool joins = best != 0 && number_of(static_cast<unsigned>(best >> 32)) >= rule.threshold;
@@ -182,17 +170,30 @@ struct remove_into_centre {
   }
 };
 
-/// Two launches, both early, for the heads that the step runs.
+template <class Search, class Scalar>
+void remove_entry_after(const ems_rule& rule, const cache_view<Scalar>& cache,
+                        const state_view& state, const step_memory<ems_rule>& work, stream stream) {
+  partial_attention from = work.partial;
+  from.near_tiles = (cache.capacity + Search::slots - 1) / Search::slots;
+  launch_early(remove_into_centre<Scalar, Search>{cache, state, from, rule, work.plan.entries,
+                                                  Search{cache, cache.aligned()}},
+               {cache.blocks(), static_cast<unsigned>(from.near_tiles)}, stream);
+}
+/// One launch, early, for the heads that the step runs.
 template <class Scalar>
 void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                  const head_budgets& limits, const step_memory<ems_rule>& work, stream stream) {
-  const auto heads = cache.blocks();
-  launch_early(weigh_entries<Scalar>{cache, state, rule, limits, work.plan.entries, false,
-                                     work.partial.victims},
-               {heads}, stream);
-  launch_early(remove_into_centre<Scalar>{cache, state, work.partial, rule, work.plan.entries,
-                                          cache.aligned()},
-               {heads, static_cast<unsigned>(work.partial.near_tiles)}, stream);
+                  const step_memory<ems_rule>& work, stream stream) {
+  if constexpr (sizeof(Scalar) == 2) {
+    if (fits_tiles(cache)) {
+      return cache.dim <= 64 ? remove_entry_after<search_entry_tiles<Scalar, 64>>(
+                                   rule, cache, state, work, stream)
+             : cache.dim <= 128 ? remove_entry_after<search_entry_tiles<Scalar, 128>>(
+                                      rule, cache, state, work, stream)
+                                : remove_entry_after<search_entry_tiles<Scalar, 256>>(
+                                      rule, cache, state, work, stream);
+    }
+  }
+  remove_entry_after<search_entry_rows<Scalar>>(rule, cache, state, work, stream);
 }
 
 }  // namespace kvfold::cuda::detail

@@ -146,6 +146,12 @@ KVFOLD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
 struct entry_masses {
   state_view state;
   index_t places;
+  index_t sinks, window;
+
+  /// May other entries join that of the token at this position? The newest is always in the window.
+  KVFOLD_DEVICE bool is_centre(index_t position, index_t newest) const {
+    return !search::protection{sinks, window, newest}(position);
+  }
 
   template <class Scalar>
   KVFOLD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t h, index_t s, float dot,
