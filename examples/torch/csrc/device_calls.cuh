@@ -86,6 +86,13 @@ struct device_types {
     }
     x.memory = at.memory, x.floats = static_cast<index_t>(floats);
     x.memory_stride = at.memory_row;
+    using rule = decltype(gpu::detail::rule_of(policy, at.shape.dim));
+    if constexpr (gpu::predicts_evicted<rule>) {
+      if (at.memory_row - x.floats >= gpu::compared_rows) {  // behind the policy's own
+        x.predicted = reinterpret_cast<index_t*>(at.memory + x.floats);
+        x.predicted_stride = static_cast<index_t>(at.memory_row);
+      }
+    }
     return x;
   }
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from ._library import ops
 
 _LINE = 16  # floats: a policy's memory has rows of whole cache lines
+_PREDICTING = ("d2o", "ems", "keepkv")  # whose kernels predict what is evicted next, which saves them a launch ...
+_PREDICTED = 8  # ... in the 32-bit numbers behind their memory
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class Heads:
         """Over an engine's keys and values, of which the first `tokens` rows are a prompt's. No copies."""
         heads, capacity, dim = keys.shape
         size = policy.describe(dim, group, capacity)
+        floats = size["memory"]
+        if policy.name in _PREDICTING and keys.device.type != "cpu":
+            floats += _PREDICTED
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=keys.device)
@@ -79,7 +84,7 @@ class Heads:
             length=new(heads, dtype=torch.int32).fill_(tokens),
             seen=new(heads, dtype=torch.int32).fill_(tokens),
             columns=columns,
-            memory=new(heads, -(-size["memory"] // _LINE) * _LINE),
+            memory=new(heads, -(-floats // _LINE) * _LINE),
             measured=measured,
         )
 
@@ -224,7 +229,8 @@ class Heads:
 
     def _expect_movable(self, to: "Heads") -> None:
         """Kernels read a policy's memory as it is laid out for the capacity; the CPU knows for which it was."""
-        if self.keys.device.type != "cpu" and to.memory.shape != self.memory.shape:
+        floats = [x.policy.describe(x.keys.shape[2], x.group, x.capacity)["memory"] for x in (self, to)]
+        if self.keys.device.type != "cpu" and floats[0] != floats[1]:
             raise RuntimeError(
                 f"kvfold: {self.policy.name} on a GPU keeps its capacity of {self.capacity} slots, {to.capacity} came"
             )
