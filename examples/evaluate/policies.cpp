@@ -15,6 +15,10 @@ std::vector<named_policy> all_policies() {
       list.back().budgets = budget_allocation::global;
     }
   }
+  list.push_back({.name = "fold+global",
+                  .policy = kvfold::fold{},
+                  .queries = query_source::foresight,
+                  .budgets = budget_allocation::global});
   list.push_back({.name = "snapkv+pyramid_kv",
                   .policy = kvfold::snapkv{},
                   .budgets = budget_allocation::pyramid_kv});
