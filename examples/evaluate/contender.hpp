@@ -41,8 +41,10 @@ struct contender {
     return policy.decodes() &&
            (budgets == budget_allocation::uniform || budgets == budget_allocation::profile);
   }
-  /// In decode: never more slots than `slots`, with the slack that the policy likes.
-  budget in_decode(index_t slots) const { return kvfold::budget_within(policy, slots); }
+  /// In decode, of one head: never more than `slots`, with the slack that its policy likes.
+  budget in_decode(std::size_t layer, index_t head, index_t heads, index_t slots) const {
+    return kvfold::budget_within(of_head(layer, head, heads), slots);
+  }
 };
 
 }  // namespace evaluate

@@ -16,7 +16,7 @@ std::vector<named_policy> all_policies() {
     }
   }
   list.push_back({.name = "fold+global",
-                  .policy = kvfold::fold{},
+                  .policy = kvfold::fold{.pins = kvfold::fold::pin_rule::scores},
                   .queries = query_source::foresight,
                   .budgets = budget_allocation::global});
   list.push_back({.name = "snapkv+pyramid_kv",

@@ -210,7 +210,8 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
     }
     // A head that holds nearly all of its prompt has no room for more than the cache has.
     limits.push_back(
-        c.in_decode(std::max(b.target, std::min(b.target + c.room, kv.shape().capacity - 1))));
+        c.in_decode(layer, h, kv.heads(),
+                    std::max(b.target, std::min(b.target + c.room, kv.shape().capacity - 1))));
     if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
       state[h] = kvfold::make_head_state(decoding.back(), kv.head(h));
     }
@@ -237,7 +238,8 @@ compressed_layer::compressed_layer(const contender& c, const engine::config& sha
          c.storage),
       state(kvfold::make_state(c.policy, kv)) {
   for (index_t h = 0; h < shape.kv_heads; ++h) {
-    limits.push_back(c.in_decode(budgets[static_cast<std::size_t>(h)].target));
+    limits.push_back(
+        c.in_decode(layer, h, shape.kv_heads, budgets[static_cast<std::size_t>(h)].target));
     decoding.push_back(c.of_head(layer, h, shape.kv_heads));
   }
 }

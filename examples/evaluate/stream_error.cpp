@@ -17,6 +17,7 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const any_policy& policy = c.of_head(layer, head, shape.kv_heads);
     const index_t most =
         allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].target;
+    const budget limit = c.in_decode(layer, head, shape.kv_heads, most);
     stored_cache kv({.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = most + 1},
                     c.storage);
     auto state = kvfold::make_state(policy, kv);
@@ -24,7 +25,7 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     std::vector<double> sums(stream_budgets - 1, 0.0);
     for (index_t t = 0; t < steps && !interrupted; ++t) {
       kvfold::step(policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
-                   &k(t, head * shape.dim), &v(t, head * shape.dim), c.in_decode(most), out.data());
+                   &k(t, head * shape.dim), &v(t, head * shape.dim), limit, out.data());
       if (t >= slots) {
         sums[static_cast<std::size_t>(t / slots - 1)] +=
             relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);

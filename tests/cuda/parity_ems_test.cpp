@@ -88,6 +88,15 @@ TEST_CASE("step: ems on few directions, whose likeness ties") {
                            data::integers, 1e-3, 383);
 }
 
+/// Often both are unlike the removed entry, and less like it than the zeros behind a tile's end.
+TEST_CASE("step: ems with two centres to choose from, on tensor cores") {
+  const ems p{.window = 3, .sinks = 0, .threshold = -1};
+  check_steps<Eigen::half>(p, {.heads = 3, .capacity = 7, .dim = 8, .group = 2}, 6, {6}, 60,
+                           data::integers, 1e-3, 384);
+  check_steps<Eigen::bfloat16>(p, {.heads = 1, .capacity = 7, .dim = 136, .group = 9}, 6, {6}, 20,
+                               data::integers, 1.6e-2, 385);
+}
+
 TEST_CASE("step: ems, several slots leave now and then") {
   const cache_case c{.heads = 3, .capacity = 41, .dim = 8, .group = 2};
   ems p{.window = 8, .gamma = 2, .threshold = 0};

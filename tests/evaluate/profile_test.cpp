@@ -215,6 +215,27 @@ TEST_CASE("from an empty cache heads have the slots that a profile says, in all 
   }
 }
 
+/// A head with more clusters than the others protects more slots: its budget is of its own policy.
+TEST_CASE("from an empty cache every head holds what its own policy protects") {
+  const tiny_model files;
+  const auto shape = engine::decoder::load(files.file("")).shape();
+  const auto profile = std::make_shared<kvfold::budget_profile>(2);
+  profile->add(std::vector<kvfold::index_t>{0, 12});
+  profile->add_errors(std::vector<double>{9, 1});
+  const auto named = evaluate::detail::parse_policy("fold+profile");
+  evaluate::contender c{
+      .policy = named.policy, .limit = {60}, .budgets = named.budgets, .profile = profile};
+  evaluate::set_sharing(c.policy, 60, 0);
+  c.of_heads = evaluate::share_clusters(c.policy, *profile, 400);
+  REQUIRE(c.of_heads.size() == 2);
+  REQUIRE(c.of_heads[0].min_budget() > c.policy.min_budget());
+  for (std::size_t l = 0; l < 2; ++l) {
+    const evaluate::compressed_layer layer(c, shape, l, 400);
+    CHECK(layer.limits[0].target >= c.of_heads[l].min_budget());
+    CHECK(layer.limits[0].trigger <= layer.kv.shape().capacity);
+  }
+}
+
 TEST_CASE("streams take part by a profile alone, and by an even one are those of even budgets") {
   const tiny_model model;
   const auto file = model.file("profile").string();
