@@ -4,8 +4,8 @@
 #include <typeinfo>
 
 #include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/drop_rows.cuh"
 #include "kvfold/cuda/merge/attend_and_observe.cuh"
+#include "kvfold/cuda/merge/drop_rows.cuh"
 #include "kvfold/cuda/merge/remove_into_nearest.cuh"
 #include "kvfold/cuda/merge/weigh_rows.cuh"
 #include "kvfold/cuda/policies/d2o/rule.cuh"
