@@ -1,8 +1,9 @@
 /// Picture `bytes`: what compression costs against the bytes that it holds, state included.
 #pragma once
 
-#include <algorithm>  // std::ranges::any_of
+#include <algorithm>  // std::ranges::any_of, stable_sort
 #include <array>
+#include <functional>  // std::greater
 #include <set>
 #include <string>
 #include <vector>
@@ -11,15 +12,50 @@
 
 namespace evaluate {
 
+namespace detail {
+
+struct bytes_panel {
+  std::optional<double> row::*value;
+  const char* title;
+  bool share;  ///< of the cases, from 0 to 1; else on a logarithmic axis
+};
+
+/// The policies in the order of their lines: the best of each panel, the next best of each, and so
+/// on.
+inline std::vector<std::string> by_panels(const std::vector<row>& rows,
+                                          const std::vector<std::string>& policies,
+                                          const std::vector<bytes_panel>& panels) {
+  std::vector<std::vector<std::string>> ranked;
+  for (const bytes_panel& p : panels) {
+    ranked.push_back(by_error(rows, policies, p.value));
+    if (p.share) {
+      std::ranges::stable_sort(ranked.back(), std::greater{}, [&](const std::string& policy) {
+        double sum = 0;
+        for (const row& r : rows) {
+          sum += r.policy == policy ? (r.*p.value).value_or(0) : 0;
+        }
+        return sum;
+      });
+    }
+  }
+  std::vector<std::string> order;
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    for (const auto& of_panel : ranked) {
+      if (std::ranges::find(order, of_panel[i]) == order.end()) {
+        order.push_back(of_panel[i]);
+      }
+    }
+  }
+  return order;
+}
+
+}  // namespace detail
+
 /// Attention error, divergence and facts found, those that were measured, side by side. Bytes are
-/// on a logarithmic axis in MiB, error and divergence too; what is without loss is not shown.
-/// Empty: fewer than two policies, or nothing to show.
+/// on a logarithmic axis in MiB, error and divergence too; what is without loss is not shown. The
+/// best of each are in colour. Empty: fewer than two policies, or nothing to show.
 inline std::string bytes_picture(const std::vector<row>& rows) {
-  struct panel {
-    std::optional<double> row::*value;
-    const char* title;
-    bool share;  ///< of the cases, from 0 to 1; else on a logarithmic axis
-  };
+  using panel = detail::bytes_panel;
   constexpr std::array all = {panel{&row::attention_error, "attention error", false},
                               panel{&row::kl, "KL to the full cache, nats a token", false},
                               panel{&row::needle_after, "facts found, %", true}};
@@ -46,7 +82,7 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
   if (policies.size() < 2) {
     return {};
   }
-  policies = detail::by_error(rows, policies, panels[0].share ? &row::bytes : panels[0].value);
+  policies = detail::by_panels(rows, policies, panels);
   constexpr int width = 900, height = 420;
   std::string script = picture("bytes", width, height);
   script += fmt::format(
