@@ -5,7 +5,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// R = cos(k_a, k_b) · cos(v_a, v_b) from the two, negative when both are.
+/// EMS, Eq. 5: R = cos(k_a, k_b) · cos(v_a, v_b) from the two, negative when both are.
 KVFOLD_HD inline float redundancy(float keys, float values) {
   return keys < 0 && values < 0 ? -keys * values : keys * values;
 }
