@@ -78,12 +78,12 @@ TEST_CASE("budgets of heads that do not fit are refused") {
   std::vector<budget> host{{20}, {30}};
   device_buffer<budget> device(host);
   const auto prompt = [&](const head_budgets& limits) {
-    compress(h2o{}, kv.view(), kv.state, {}, limits, {}, order());
+    policy_calls<h2o, float>::compress({}, kv.view(), kv.state, {}, limits, {}, order());
   };
   const auto one_step = [&](const head_budgets& limits) {
     std::vector<float> x(64);
-    step(h2o{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()}, limits,
-         x.data(), {}, order());
+    policy_calls<h2o, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()}, limits,
+                                   x.data(), {}, order());
   };
   CHECK_THROWS_WITH(prompt({host, device.data()}), Catch::Contains("a workspace of"));
   CHECK_THROWS_WITH(prompt({host, nullptr}), Catch::Contains("on the device as on the host"));
@@ -107,8 +107,9 @@ TEST_CASE("a target on the device beyond the host's is cut to the nearest of the
   const std::vector<budget> host{{12}, {20}, {16}, {16}}, there{{2}, {38}, {16}, {1 << 30}};
   device_buffer<budget> device(there);
   device_buffer<unsigned char> work(workspace_bytes(streaming_llm{}, kv.view()));
-  compress(streaming_llm{}, kv.view(), kv.state, {}, head_budgets(host, device.data()),
-           {work.data(), work.size()}, order());
+  policy_calls<streaming_llm, float>::compress({}, kv.view(), kv.state, {},
+                                               head_budgets(host, device.data()),
+                                               {work.data(), work.size()}, order());
   CHECK((kv.length[0] == 12 && kv.length[1] == 20 && kv.length[2] == 16 && kv.length[3] == 20));
   CHECK((work.intact() && device.intact()));
 }

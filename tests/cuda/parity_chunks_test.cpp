@@ -3,8 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/mirror.hpp"
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/observe.cuh"
+#include "cuda/policy_calls.hpp"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/policies/fold.cuh"
@@ -58,6 +57,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
   }
   device_buffer<float> queries(q);
   device_buffer<unsigned char> work(workspace_bytes(p, twin.device.view(), capacity, 0, all));
+  using calls = policy_calls<Policy, float>;
   const auto append = [&](index_t h, index_t n) {
     std::vector<float> keys(static_cast<std::size_t>(n * dim)), values(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -102,10 +102,11 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
     }
     const workspace memory{work.data(), work.size()};
     if (what.apart) {
-      cuda::observe(p, twin.device.view(), twin.device.state, device, memory, order(seed));
+      calls::observe(p, twin.device.view(), twin.device.state, device, memory, order(seed));
     }
-    cuda::compress(p, twin.device.view(), twin.device.state,
-                   what.apart ? query_rows<float>{} : device, {what.target}, memory, order(seed));
+    calls::compress(p, twin.device.view(), twin.device.state,
+                    what.apart ? query_rows<float>{} : device, budget{what.target}, memory,
+                    order(seed));
     twin.check_same(kv, state, 1e-5);
     begin += n;
   }
@@ -158,7 +159,7 @@ TEST_CASE("chunks observed, and compressed without queries") {
 
 TEST_CASE("observe refuses what is none") {
   device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
-  CHECK_THROWS_WITH(cuda::observe(h2o{}, kv.view(), kv.state, {}, {}, {}),
+  CHECK_THROWS_WITH((policy_calls<h2o, float>::observe({}, kv.view(), kv.state, {}, {}, {})),
                     "kvfold: cuda observe: at least 1 query, and a count before them from 0 "
                     "expected, 0 and 0 came");
 }

@@ -46,10 +46,12 @@ TEST_CASE("compress takes prompts of several blocks") {
 
 TEST_CASE("compress refuses what it cannot do") {
   device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_merge::sum});
-  CHECK_THROWS_WITH(compress(h2o{}, kv.view(), kv.state, {}, {4}, {}, order()),
+  const auto compress_to = [&](const budget& b) {
+    policy_calls<h2o, float>::compress({}, kv.view(), kv.state, {}, b, {}, order());
+  };
+  CHECK_THROWS_WITH(compress_to({4}),
                     Catch::Contains("h2o with a target of 8 to 9 expected, 4 came"));
-  CHECK_THROWS_WITH(compress(h2o{}, kv.view(), kv.state, {}, {8}, {}, order()),
-                    Catch::Contains("cuda compress: a workspace of"));
+  CHECK_THROWS_WITH(compress_to({8}), Catch::Contains("cuda compress: a workspace of"));
 }
 
 }  // namespace

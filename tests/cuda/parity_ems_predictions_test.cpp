@@ -4,10 +4,10 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
+#include "cuda/policy_calls.hpp"
 #include "cuda/row_traffic.hpp"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/state.cuh"
-#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 namespace {
@@ -50,8 +50,9 @@ struct entry_stream {
       }
     }
     work.fill(0xff);
-    cuda::step(policy, kv.view(), state, q.data(), new_tokens<Scalar>{k.data(), v.data()},
-               {shape.capacity - 1}, out.data(), {work.data(), work.size()}, order(seed));
+    policy_calls<ems, Scalar>::step(policy, kv.view(), state, q.data(), {k.data(), v.data()},
+                                    budget{shape.capacity - 1}, out.data(),
+                                    {work.data(), work.size()}, order(seed));
     kv.check_guards();
     CHECK((work.intact() && memory.intact() && guesses.intact() && out.intact()));
   }

@@ -117,9 +117,9 @@ TEST_CASE("step refuses a state without ems's memory") {
                          std::vector<column_merge>(5, column_merge::anchor), 7);
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
-      cuda::step(ems{.window = 8}, kv.view(), kv.state, x.data(),
-                 new_tokens<float>{x.data(), x.data()}, budget{.target = 32}, x.data(), {},
-                 order()),
+      (policy_calls<ems, float>::step({.window = 8}, kv.view(), kv.state, x.data(),
+                                      {x.data(), x.data()}, budget{.target = 32}, x.data(), {},
+                                      order())),
       Catch::Contains("cuda ems: a state of 726 floats of memory a head expected, 7 came"));
 }
 

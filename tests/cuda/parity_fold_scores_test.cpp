@@ -238,9 +238,9 @@ TEST_CASE("a workspace for fewer queries than were before is refused") {
   kv.state.initial[0] = 1, kv.state.initial[1] = 0;
   std::vector<float> q(60 * 8);
   device_buffer<unsigned char> work(observe_workspace_bytes(p, kv.view(), 10));
-  CHECK_THROWS_WITH(cuda::observe(p, kv.view(), kv.state,
-                                  query_rows<float>{q.data() + 50 * 8, 10, 0, 0, 8, nullptr, 50},
-                                  {work.data(), work.size()}, order()),
+  CHECK_THROWS_WITH((policy_calls<fold, float>::observe(
+                        p, kv.view(), kv.state, {q.data() + 50 * 8, 10, 0, 0, 8, nullptr, 50},
+                        {work.data(), work.size()}, order())),
                     Catch::Contains("bytes expected (observe_workspace_bytes)"));
 }
 

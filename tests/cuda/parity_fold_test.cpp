@@ -114,9 +114,10 @@ TEST_CASE("compress refuses fold's polish") {
   kv.state.initial[0] = p.columns()[0].initial;
   device_buffer<unsigned char> memory(workspace_bytes(fold{}, kv.view(), 1));
   const auto said = Catch::Contains("cuda fold: no polish expected, 3 steps came");
-  CHECK_THROWS_WITH(compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, {32},
-                             {memory.data(), memory.size()}, order()),
-                    said);  // before anything is launched: there is one query of one number
+  CHECK_THROWS_WITH(
+      (policy_calls<fold, float>::compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, budget{32},
+                                           {memory.data(), memory.size()}, order())),
+      said);  // before anything is launched: there is one query of one number
   CHECK_THROWS_WITH(workspace_bytes(p, kv.view(), 1), said);
 }
 
@@ -124,8 +125,8 @@ TEST_CASE("step refuses a state without fold's memory") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 7);
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
-      cuda::step(fold{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()},
-                 budget{.target = 32}, x.data(), {}, order()),
+      (policy_calls<fold, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()},
+                                       budget{.target = 32}, x.data(), {}, order())),
       Catch::Contains("cuda fold: a state of " + std::to_string(fold{}.memory(8, 1, 40)) +
                       " floats of memory a head expected"));
 }

@@ -61,14 +61,15 @@ struct server {
     put(q, four.group, 0), put(k, 1, 1), put(v, 1, 2), put(asked, four.group * queries, 3);
   }
   void step(const cache_view<float>& view) {
-    cuda::step(policy, view, state, q.data(), new_tokens<float>{k.data(), v.data()},
-               budgets.limits(), out.data(), {work.data(), work.size()}, order());
+    policy_calls<Policy, float>::step(policy, view, state, q.data(), {k.data(), v.data()},
+                                      budgets.limits(), out.data(), {work.data(), work.size()},
+                                      order());
   }
   void compress(const cache_view<float>& view) {
     const std::ptrdiff_t member = queries * four.dim;
     const query_rows<float> rows{asked.data(), queries, member * four.group, member, four.dim};
-    cuda::compress(policy, view, state, rows, budgets.limits(), {work.data(), work.size()},
-                   order());
+    policy_calls<Policy, float>::compress(policy, view, state, rows, budgets.limits(),
+                                          {work.data(), work.size()}, order());
   }
   auto bytes() const {
     return std::vector{kv.keys.bytes(),     kv.values.bytes(), kv.log_mass.bytes(),

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/mirror.hpp"
-#include "kvfold/cuda/compress.cuh"
+#include "cuda/policy_calls.hpp"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/policies/fold.cuh"
@@ -16,7 +16,6 @@
 #include "kvfold/cuda/policies/tova.cuh"
 #include "kvfold/cuda/policies/zsmerge.cuh"
 #include "kvfold/cuda/state.cuh"
-#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 namespace {
@@ -98,13 +97,15 @@ struct decoder {
     }
   }
   void step(const Policy& p, const state_view& state, index_t target) {
-    cuda::step(p, kv.view(), state, q.data(), new_tokens<float>{k.data(), v.data()}, {target},
-               out.data(), {work.data(), work.size()}, order());
+    policy_calls<Policy, float>::step(p, kv.view(), state, q.data(), {k.data(), v.data()},
+                                      budget{target}, out.data(), {work.data(), work.size()},
+                                      order());
   }
   void compress(const Policy& p, const state_view& state, index_t target) {
     const std::ptrdiff_t row = shape.heads * shape.group * shape.dim;
     const query_rows<float> rows{queries.data(), 6, shape.group * shape.dim, shape.dim, row};
-    cuda::compress(p, kv.view(), state, rows, {target}, {work.data(), work.size()}, order());
+    policy_calls<Policy, float>::compress(p, kv.view(), state, rows, budget{target},
+                                          {work.data(), work.size()}, order());
   }
   auto bytes() const {
     return std::vector{kv.keys.bytes(),     kv.values.bytes(), kv.log_mass.bytes(),

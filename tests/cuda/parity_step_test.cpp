@@ -66,8 +66,9 @@ TEST_CASE("step refuses what it cannot do") {
   device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_merge::sum});
   std::vector<float> x(64);
   const new_tokens<float> fresh{x.data(), x.data()};
-  const auto step_with = [&](const auto& p, const budget& b) {
-    cuda::step(p, kv.view(), kv.state, x.data(), fresh, b, x.data(), {}, order());
+  const auto step_with = [&]<class Policy>(const Policy& p, const budget& b) {
+    policy_calls<Policy, float>::step(p, kv.view(), kv.state, x.data(), fresh, b, x.data(), {},
+                                      order());
   };
   CHECK_THROWS_WITH(
       step_with(h2o{}, budget{.target = 9}),
@@ -88,8 +89,9 @@ TEST_CASE("step: a head without room gives NaN and stays as it is") {
   const auto keys = kv.keys.bytes(), columns = kv.columns.bytes();
   device_buffer<float> x(32, 0), out(32, 0);
   device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()));
-  cuda::step(h2o{}, kv.view(), kv.state, x.data(), new_tokens<float>{x.data(), x.data()},
-             budget{.target = 8}, out.data(), {memory.data(), memory.size()}, order());
+  policy_calls<h2o, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()},
+                                 budget{.target = 8}, out.data(), {memory.data(), memory.size()},
+                                 order());
   CHECK(out[0] != out[0]);
   CHECK(kv.keys.bytes() == keys);
   CHECK(kv.columns.bytes() == columns);

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/step.cuh"
+#include "cuda/policy_calls.hpp"
 #include "kvfold/policies/traits.hpp"
 
 namespace kvfold::cuda {
@@ -83,9 +83,9 @@ struct one_step {
   void run(std::uint64_t seed = 1) { run(kv.view(), seed); }
   void run(const cache_view<Scalar>& view, std::uint64_t seed) {
     work.fill(0xff);
-    cuda::step(policy, view, kv.state, q.data(), new_tokens<Scalar>{k.data(), v.data()},
-               head_budgets(limits, limits_there.data()), out.data(), {work.data(), work.size()},
-               order(seed));
+    policy_calls<Policy, Scalar>::step(policy, view, kv.state, q.data(), {k.data(), v.data()},
+                                       head_budgets(limits, limits_there.data()), out.data(),
+                                       {work.data(), work.size()}, order(seed));
     kv.check_guards();
     CHECK((work.intact() && out.intact()));
   }

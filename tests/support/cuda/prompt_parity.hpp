@@ -3,9 +3,8 @@
 #pragma once
 
 #include "cuda/mirror.hpp"
+#include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 
@@ -55,6 +54,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.length
                 << ", target " << what.target << ", seed " << seed);
   using scalar = typename mirror<Scalar>::scalar;
+  using calls = policy_calls<Policy, scalar>;
   emulator::chance random{seed};
   c.capacity = std::max(what.length, what.target) + 3;
   cache<Scalar> kv{
@@ -126,8 +126,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
                         index_t target, bool plans) {
     uneven_budgets budgets({target}, what.apart, c.heads);
-    compress(p, twin.device.view(), twin.device.state, device, budgets.limits(), space,
-             order(seed));
+    calls::compress(p, twin.device.view(), twin.device.state, device, budgets.limits(), space,
+                    order(seed));
     workspace_allocator from(space);
     const auto made = detail::allocate_prompt(
         from, detail::rule_of(p, c.dim),
@@ -154,7 +154,8 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   both(seen, rows, what.target, traits::bounded(p));
   CHECK((memory.intact() && queries.intact() && positions.intact()));
   uneven_budgets same({what.target}, what.apart, c.heads);
-  compress(p, again.device.view(), again.device.state, rows, same.limits(), space, order(seed + 7));
+  calls::compress(p, again.device.view(), again.device.state, rows, same.limits(), space,
+                  order(seed + 7));
   CHECK(again.device.keys.bytes() == twin.device.keys.bytes());
   CHECK(again.device.columns.bytes() == twin.device.columns.bytes());
   CHECK(again.device.memory.bytes() == twin.device.memory.bytes());
@@ -177,9 +178,9 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
     kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
-    cuda::step(p, twin.device.view(), twin.device.state, dq.data(),
-               new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(), space,
-               order(seed));
+    calls::step(p, twin.device.view(), twin.device.state, dq.data(),
+                new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(), space,
+                order(seed));
     twin.check_same(kv, state, tolerance);
   }
   if (what.steps > 0) {

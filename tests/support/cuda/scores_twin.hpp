@@ -5,11 +5,9 @@
 #include <numeric>
 
 #include "cuda/mirror.hpp"
+#include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/observe.cuh"
 #include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/step.cuh"
 #include "kvfold/global_budgets.hpp"
 
 namespace kvfold::cuda {
@@ -30,6 +28,7 @@ template <class Scalar>
 class scores_twin {
  public:
   using scalar = typename mirror<Scalar>::scalar;
+  using calls = policy_calls<fold, scalar>;
 
   scores_twin(const fold& p, const scores_case& what)
       : policy(p),
@@ -126,10 +125,9 @@ class scores_twin {
     const index_t most = budgets.limits().most_target();
     device_buffer<unsigned char> work(workspace_bytes(policy, view(), count, most));
     const workspace space{work.data(), work.size()};
-    cuda::compress(policy, view(), twin.device.state,
-                   query_rows<scalar>{device.data(), count, asked.head, asked.group, asked.row,
-                                      position.data()},
-                   budgets.limits(), space, order(what_.seed));
+    calls::compress(policy, view(), twin.device.state,
+                    {device.data(), count, asked.head, asked.group, asked.row, position.data()},
+                    budgets.limits(), space, order(what_.seed));
     workspace_allocator from(space);
     const auto made = detail::allocate_prompt(from, detail::rule_of(policy, c_.dim),
                                               detail::shape_of(view(), count, most));
@@ -184,9 +182,8 @@ class scores_twin {
       const std::vector<float> fq(q.begin(), q.end()), fk(k.begin(), k.end()),
           fv(v.begin(), v.end());
       kvfold::step(policy, kv, state, {fq, fk, fv}, budgets.host(), out);
-      cuda::step(policy, view(), twin.device.state, dq.data(),
-                 new_tokens<scalar>{dk.data(), dv.data()}, budgets.limits(), theirs.data(), space,
-                 order(what_.seed));
+      calls::step(policy, view(), twin.device.state, dq.data(), {dk.data(), dv.data()},
+                  budgets.limits(), theirs.data(), space, order(what_.seed));
       twin.check_same(kv, state, tolerance);
     }
     CHECK((work.intact() && theirs.intact()));
@@ -247,10 +244,9 @@ class scores_twin {
     own.before = before;
     observe(policy, kv, state, head_selection(heads_), own);
     device_buffer<unsigned char> work(observe_workspace_bytes(policy, view(), n, before));
-    cuda::observe(policy, view(), twin.device.state,
-                  query_rows<scalar>{queries_.data() + first, n, own.head, own.group, own.row,
-                                     nullptr, before},
-                  {work.data(), work.size()}, order(what_.seed));
+    calls::observe(policy, view(), twin.device.state,
+                   {queries_.data() + first, n, own.head, own.group, own.row, nullptr, before},
+                   {work.data(), work.size()}, order(what_.seed));
     CHECK((work.intact() && queries_.intact()));
   }
   /// `n` tokens of an engine's own prefill.

@@ -65,9 +65,9 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
     kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
-    cuda::step(p, twin.device.view(), twin.device.state, q.data(),
-               new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(),
-               {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));
+    policy_calls<Policy, scalar>::step(
+        p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()}, budgets.limits(),
+        out.data(), {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));
     if (kind == data::integers) {
       INFO("step " << step);
       twin.check_same(kv, state, tolerance);

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cuda/mirror.hpp"
-#include "kvfold/cuda/step.cuh"
+#include "cuda/policy_calls.hpp"
 
 namespace kvfold::cuda {
 
@@ -59,9 +59,9 @@ struct device_stream {
   /// Whatever a workspace holds before a call means nothing.
   void scribble(index_t t) { memory.fill(t % 2 == 0 ? 0xff : 0x11); }
   void step(const stream& on) {
-    cuda::step(policy, twin.device.view(), twin.device.state, q.data(),
-               new_tokens<float>{k.data(), v.data()}, limit, out.data(),
-               {memory.data(), memory.size()}, on);
+    policy_calls<Policy, float>::step(policy, twin.device.view(), twin.device.state, q.data(),
+                                      {k.data(), v.data()}, limit, out.data(),
+                                      {memory.data(), memory.size()}, on);
   }
   /// All that a step may change.
   auto bytes() const {

@@ -1,0 +1,12 @@
+// ems, as the tests call it.
+#include "kvfold/cuda/policies/ems.cuh"
+
+#include "cuda/policy_calls.hpp"
+
+namespace kvfold::cuda {
+
+template struct policy_calls<ems, float>;
+template struct policy_calls<ems, half>;
+template struct policy_calls<ems, bfloat16>;
+
+}  // namespace kvfold::cuda

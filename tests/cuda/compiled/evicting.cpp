@@ -1,0 +1,23 @@
+// Policies that evict, as the tests call them.
+#include "cuda/policy_calls.hpp"
+#include "kvfold/cuda/policies/h2o.cuh"
+#include "kvfold/cuda/policies/snapkv.cuh"
+#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvfold/cuda/policies/tova.cuh"
+
+namespace kvfold::cuda {
+
+template struct policy_calls<streaming_llm, float>;
+template struct policy_calls<streaming_llm, half>;
+template struct policy_calls<streaming_llm, bfloat16>;
+template struct policy_calls<h2o, float>;
+template struct policy_calls<h2o, half>;
+template struct policy_calls<h2o, bfloat16>;
+template struct policy_calls<tova, float>;
+template struct policy_calls<tova, half>;
+template struct policy_calls<tova, bfloat16>;
+template struct policy_calls<snapkv, float>;
+template struct policy_calls<snapkv, half>;
+template struct policy_calls<snapkv, bfloat16>;
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,12 @@
+// fold, as the tests call it.
+#include "kvfold/cuda/policies/fold.cuh"
+
+#include "cuda/policy_calls.hpp"
+
+namespace kvfold::cuda {
+
+template struct policy_calls<fold, float>;
+template struct policy_calls<fold, half>;
+template struct policy_calls<fold, bfloat16>;
+
+}  // namespace kvfold::cuda

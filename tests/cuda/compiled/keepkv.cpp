@@ -1,0 +1,12 @@
+// keepkv, as the tests call it.
+#include "kvfold/cuda/policies/keepkv.cuh"
+
+#include "cuda/policy_calls.hpp"
+
+namespace kvfold::cuda {
+
+template struct policy_calls<keepkv, float>;
+template struct policy_calls<keepkv, half>;
+template struct policy_calls<keepkv, bfloat16>;
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,12 @@
+// zsmerge, as the tests call it.
+#include "kvfold/cuda/policies/zsmerge.cuh"
+
+#include "cuda/policy_calls.hpp"
+
+namespace kvfold::cuda {
+
+template struct policy_calls<zsmerge, float>;
+template struct policy_calls<zsmerge, half>;
+template struct policy_calls<zsmerge, bfloat16>;
+
+}  // namespace kvfold::cuda

@@ -1,0 +1,96 @@
+/// `observe`, `compress` and `step` as the parity tests call them. On the emulator the library's
+/// policies are compiled once for all of these (tests/cuda/compiled): kernels are what takes long.
+#pragma once
+
+#include "kvfold/cuda/compress.cuh"
+#include "kvfold/cuda/observe.cuh"
+#include "kvfold/cuda/step.cuh"
+
+namespace kvfold {
+inline namespace v0 {
+struct d2o;
+struct ems;
+struct fold;
+struct h2o;
+struct keepkv;
+struct kvmerger;
+struct snapkv;
+struct streaming_llm;
+struct tova;
+struct zsmerge;
+}  // namespace v0
+}  // namespace kvfold
+
+namespace kvfold::cuda {
+
+template <class Policy, class Scalar>
+struct policy_calls {
+  static void observe(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
+                      const query_rows<Scalar>& queries, workspace memory, const stream& on);
+  static void compress(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
+                       const query_rows<Scalar>& queries, const head_budgets& limits,
+                       workspace memory, const stream& on);
+  static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
+                   const Scalar* queries, const new_tokens<Scalar>& fresh,
+                   const head_budgets& limits, Scalar* out, workspace memory, const stream& on);
+};
+
+template <class Policy, class Scalar>
+void policy_calls<Policy, Scalar>::observe(const Policy& p, const cache_view<Scalar>& cache,
+                                           const state_view& state,
+                                           const query_rows<Scalar>& queries, workspace memory,
+                                           const stream& on) {
+  cuda::observe(p, cache, state, queries, memory, on);
+}
+
+template <class Policy, class Scalar>
+void policy_calls<Policy, Scalar>::compress(const Policy& p, const cache_view<Scalar>& cache,
+                                            const state_view& state,
+                                            const query_rows<Scalar>& queries,
+                                            const head_budgets& limits, workspace memory,
+                                            const stream& on) {
+  cuda::compress(p, cache, state, queries, limits, memory, on);
+}
+
+template <class Policy, class Scalar>
+void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar>& cache,
+                                        const state_view& state, const Scalar* queries,
+                                        const new_tokens<Scalar>& fresh, const head_budgets& limits,
+                                        Scalar* out, workspace memory, const stream& on) {
+  cuda::step(p, cache, state, queries, fresh, limits, out, memory, on);
+}
+
+#ifndef __CUDACC__  // there every test is a program of its own
+extern template struct policy_calls<streaming_llm, float>;
+extern template struct policy_calls<streaming_llm, half>;
+extern template struct policy_calls<streaming_llm, bfloat16>;
+extern template struct policy_calls<h2o, float>;
+extern template struct policy_calls<h2o, half>;
+extern template struct policy_calls<h2o, bfloat16>;
+extern template struct policy_calls<tova, float>;
+extern template struct policy_calls<tova, half>;
+extern template struct policy_calls<tova, bfloat16>;
+extern template struct policy_calls<snapkv, float>;
+extern template struct policy_calls<snapkv, half>;
+extern template struct policy_calls<snapkv, bfloat16>;
+extern template struct policy_calls<zsmerge, float>;
+extern template struct policy_calls<zsmerge, half>;
+extern template struct policy_calls<zsmerge, bfloat16>;
+extern template struct policy_calls<d2o, float>;
+extern template struct policy_calls<d2o, half>;
+extern template struct policy_calls<d2o, bfloat16>;
+extern template struct policy_calls<keepkv, float>;
+extern template struct policy_calls<keepkv, half>;
+extern template struct policy_calls<keepkv, bfloat16>;
+extern template struct policy_calls<kvmerger, float>;
+extern template struct policy_calls<kvmerger, half>;
+extern template struct policy_calls<kvmerger, bfloat16>;
+extern template struct policy_calls<ems, float>;
+extern template struct policy_calls<ems, half>;
+extern template struct policy_calls<ems, bfloat16>;
+extern template struct policy_calls<fold, float>;
+extern template struct policy_calls<fold, half>;
+extern template struct policy_calls<fold, bfloat16>;
+#endif
+
+}  // namespace kvfold::cuda
