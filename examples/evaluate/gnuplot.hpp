@@ -68,15 +68,15 @@ inline std::string others(std::size_t count) {
   return fmt::format("{} other{}", count, count == 1 ? "" : "s");
 }
 
-/// Names and their colours, in as many lines as they take, the last at height `y` of the screen:
+/// Names and their colours, in as many rows as they take, the last at height `y` of the screen:
 /// line styles 1 and on.
 inline std::string legend(const std::vector<std::string>& names, double y, int picture_width,
                           int picture_height) {
-  constexpr double letter = 7.4, sample = 44, line_height = 22;  // pixels, about
+  constexpr double letter = 7.4, sample = 48, line = 9, row_height = 22;  // pixels, about
   const auto width_of = [&](std::size_t i) {
     return sample + letter * static_cast<double>(names[i].size());
   };
-  std::vector<std::size_t> begins = {0};  // of lines
+  std::vector<std::size_t> begins = {0};  // of rows
   double width = 0;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (width + width_of(i) > picture_width - 40) {
@@ -87,18 +87,21 @@ inline std::string legend(const std::vector<std::string>& names, double y, int p
   }
   begins.push_back(names.size());
   std::string script;
-  for (std::size_t line = 0; line + 1 < begins.size(); ++line) {
+  for (std::size_t level = 0; level + 1 < begins.size(); ++level) {
     width = 0;
-    for (std::size_t i = begins[line]; i < begins[line + 1]; ++i) {
+    for (std::size_t i = begins[level]; i < begins[level + 1]; ++i) {
       width += width_of(i);
     }
     double x = (picture_width - width) / 2 + 16;
-    const double above = static_cast<double>(begins.size() - 2 - line) * line_height;
-    for (std::size_t i = begins[line]; i < begins[line + 1]; ++i) {
+    const double above = static_cast<double>(begins.size() - 2 - level) * row_height;
+    for (std::size_t i = begins[level]; i < begins[level + 1]; ++i) {
       script += fmt::format(
-          "set label {} '{}' noenhanced at screen {:.4f},{:.3f} left offset 1,0 "
-          "point linestyle {}\n",
-          100 + i, names[i], x / picture_width, y + above / picture_height, i + 1);
+          "set label {0} '{1}' noenhanced at screen {2:.4f},{3:.3f} left offset 1,0 "
+          "point linestyle {4}\n"
+          "set arrow {0} from screen {5:.4f},{3:.3f} to screen {6:.4f},{3:.3f} nohead "
+          "linestyle {4}\n",
+          100 + i, names[i], x / picture_width, y + above / picture_height, i + 1,
+          (x - line) / picture_width, (x + line) / picture_width);
       x += width_of(i);
     }
   }

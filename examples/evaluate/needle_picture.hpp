@@ -51,10 +51,11 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   constexpr std::size_t most_abreast = 6;
   const std::size_t lines = (panels.size() - 1) / most_abreast + 1;
   const std::size_t abreast = (panels.size() - 1) / lines + 1;
-  constexpr double panel_height = 200, above = 74, below = 110, between = 62;  // pixels
+  constexpr int width = 800;
+  constexpr double panel_height = 200, above = 74, below = 110, between = 80, letter = 7;  // pixels
   const double height = above + below + static_cast<double>(lines) * panel_height +
                         static_cast<double>(lines - 1) * between;
-  std::string script = picture("needle", 800, static_cast<int>(height));
+  std::string script = picture("needle", width, static_cast<int>(height));
   script += fmt::format(
       "set multiplot title '{{/:Bold Needles found, asked for after compression}}' font ',15'\n"
       "set palette defined (0 '#f4f4f4', 1 '#c6dbef', 2 '#6baed6', 3 '#2171b5', 4 '#08306b')\n"
@@ -87,6 +88,12 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
       }
     }
     const double left = begin + static_cast<double>(i % abreast) * step;
+    std::string title = p.policy;
+    if (const std::size_t division = title.find('+');
+        division != std::string::npos &&
+        letter * static_cast<double>(title.size()) > (step - gap) * width) {
+      title.insert(division, "\\n");
+    }
     const double top =
         above + static_cast<double>(i / abreast) * (panel_height + between);  // from above
     script += fmt::format(
@@ -98,7 +105,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
         "set xrange [-0.5:{}]\n"
         "set xtics ({})\n"
         "{}\n"
-        "set title '{}' noenhanced font ',12' offset 0,-0.6\n"
+        "set title \"{}\" noenhanced font ',12' offset 0,-0.6\n"
         "plot $found using 1:2:(0.485):(0.485):3 with boxxyerror fillstyle solid noborder "
         "fillcolor palette\n"
         "unset colorbox; unset label 1; unset label 2\n",
@@ -108,7 +115,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
                                        "set ytics scale 0 ('start' -0.5, 'middle' {}, 'end' {})",
                                        depth_bins / 2.0 - 0.5, depth_bins - 0.5)
                          : "unset ylabel; unset ytics",
-        p.policy);
+        title);
   }
   return script + "unset multiplot\n";
 }
