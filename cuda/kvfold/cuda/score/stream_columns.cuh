@@ -238,8 +238,9 @@ struct stream_columns {
         continue;
       }
       if (now.seen()) {
+        const index_t left = all_columns - column_of(now.number());  // of a window's few, one turn
         KVFOLD_ROLLED
-        for (index_t s0 = 0; s0 < shape::columns; s0 += 2 * shape::sub) {
+        for (index_t s0 = 0; s0 < shape::columns && s0 < left; s0 += 2 * shape::sub) {
           multiply(even, weight_even, odd, weight_odd, stage, s0);
           if (!now.whole()) {
             mask(even, stage, s0);
