@@ -106,13 +106,17 @@ struct column_streams {
   template <measured What>
   void pass(index_t rows, index_t parts, const float* log_sum_exp, const column_weights& weights,
             const pointers& out, std::ptrdiff_t part_stride) const {
-    launch(stream_columns<Scalar, Depth, What, Queries>{cache,
-                                                        queries,
-                                                        grouped(),
-                                                        log_sum_exp,
-                                                        weights,
-                                                        {out.to[0], out.to[1], out.to[2]},
-                                                        part_stride},
+    using kernel = stream_columns<Scalar, Depth, What, Queries>;
+    const index_t columns = kernel::of_queries ? cache.capacity : grouped().size();
+    launch(kernel{cache,
+                  queries,
+                  grouped(),
+                  log_sum_exp,
+                  weights,
+                  {out.to[0], out.to[1], out.to[2]},
+                  part_stride,
+                  columns <= kernel::shape::columns / 2 ? kernel::shape::columns / 2
+                                                        : kernel::shape::columns},
            {cache.blocks(), shares(rows, stream_rows), static_cast<unsigned>(parts)}, on);
   }
 };

@@ -44,6 +44,7 @@ struct stream_columns {
   column_weights weights;
   float* out[3];               // of the first part
   std::ptrdiff_t part_stride;  // floats
+  index_t multiplied;          // columns of a tile: a window's queries may be fewer than it has
 
   /// Grid: heads, blocks of rows, parts of the columns.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -238,9 +239,8 @@ struct stream_columns {
         continue;
       }
       if (now.seen()) {
-        const index_t left = all_columns - column_of(now.number());  // of a window's few, one turn
         KVFOLD_ROLLED
-        for (index_t s0 = 0; s0 < shape::columns && s0 < left; s0 += 2 * shape::sub) {
+        for (index_t s0 = 0; s0 < multiplied; s0 += 2 * shape::sub) {
           multiply(even, weight_even, odd, weight_odd, stage, s0);
           if (!now.whole()) {
             mask(even, stage, s0);
