@@ -60,7 +60,7 @@ void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar
   cuda::step(p, cache, state, queries, fresh, limits, out, memory, on);
 }
 
-#ifndef __CUDACC__  // there every test is a program of its own
+#ifndef __CUDACC__  // nvcc compiles each test with what it calls, on more cores
 extern template struct policy_calls<streaming_llm, float>;
 extern template struct policy_calls<streaming_llm, half>;
 extern template struct policy_calls<streaming_llm, bfloat16>;
