@@ -1,6 +1,7 @@
 /// Column sums of a prompt's causal attention, without ever holding the attention.
 #pragma once
 
+#include <algorithm>    // std::min
 #include <cmath>        // std::abs, std::log, std::log2
 #include <type_traits>  // std::integral_constant
 
@@ -107,17 +108,18 @@ struct column_streams {
   void pass(index_t rows, index_t parts, const float* log_sum_exp, const column_weights& weights,
             const pointers& out, std::ptrdiff_t part_stride) const {
     using kernel = stream_columns<Scalar, Depth, What, Queries>;
+    using shape = typename kernel::shape;
     const index_t columns = kernel::of_queries ? cache.capacity : grouped().size();
-    launch(kernel{cache,
-                  queries,
-                  grouped(),
-                  log_sum_exp,
-                  weights,
-                  {out.to[0], out.to[1], out.to[2]},
-                  part_stride,
-                  columns <= kernel::shape::columns / 2 ? kernel::shape::columns / 2
-                                                        : kernel::shape::columns},
-           {cache.blocks(), shares(rows, stream_rows), static_cast<unsigned>(parts)}, on);
+    launch(
+        kernel{cache,
+               queries,
+               grouped(),
+               log_sum_exp,
+               weights,
+               {out.to[0], out.to[1], out.to[2]},
+               part_stride,
+               std::min(shape::columns, (columns + shape::turn - 1) / shape::turn * shape::turn)},
+        {cache.blocks(), shares(rows, stream_rows), static_cast<unsigned>(parts)}, on);
   }
 };
 

@@ -44,7 +44,7 @@ struct stream_columns {
   column_weights weights;
   float* out[3];               // of the first part
   std::ptrdiff_t part_stride;  // floats
-  index_t multiplied;          // columns of a tile: a window's queries may be fewer than it has
+  index_t multiplied;          // columns of a tile, in whole turns: a window's queries are fewer
 
   /// Grid: heads, blocks of rows, parts of the columns.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -240,7 +240,7 @@ struct stream_columns {
       }
       if (now.seen()) {
         KVFOLD_ROLLED
-        for (index_t s0 = 0; s0 < multiplied; s0 += 2 * shape::sub) {
+        for (index_t s0 = 0; s0 < multiplied; s0 += shape::turn) {
           multiply(even, weight_even, odd, weight_odd, stage, s0);
           if (!now.whole()) {
             mask(even, stage, s0);

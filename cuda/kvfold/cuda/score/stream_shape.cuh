@@ -8,7 +8,8 @@ namespace kvfold::cuda::detail {
 
 /// A block of 8 warps holds 256 rows for its whole life, a warp 32 of them as matrix fragments, and
 /// streams columns through shared memory, 128 at a time in `stages` tiles. A warp multiplies its
-/// rows by `sub` columns at a time. `Scalar` is half or bfloat16, rows are up to `Depth` long.
+/// rows by `sub` columns at a time, two of these a `turn`. `Scalar` is half or bfloat16, rows are
+/// up to `Depth` long.
 ///
 /// Both operands are read 16 bytes a lane: lane `l` has elements `32 j + 8 (l mod 4) ...` of its
 /// rows. The products do not care which element is called which, as long as both sides agree. Odd
@@ -18,9 +19,10 @@ struct stream_shape {
   static constexpr index_t warps = 8, threads = 32 * warps, stages = 2;
   static constexpr index_t row_tiles = 2, column_tiles = 4;  // of 16 and of 8, in one product
   static constexpr index_t warp_rows = 16 * row_tiles, rows = warps * warp_rows;
-  static constexpr index_t sub = 8 * column_tiles, columns = stream_columns_a_tile;
+  static constexpr index_t sub = 8 * column_tiles, turn = 2 * sub;
+  static constexpr index_t columns = stream_columns_a_tile;
   static constexpr index_t steps = Depth / 32, pieces = row_tiles * column_tiles;
-  static_assert(sizeof(Scalar) == 2 && rows == stream_rows && columns % (2 * sub) == 0 &&
+  static_assert(sizeof(Scalar) == 2 && rows == stream_rows && columns % turn == 0 &&
                 columns <= threads && Depth % 64 == 0);
 
   using tile_array = shared_array<Scalar, stages * columns * Depth>;
