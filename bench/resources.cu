@@ -48,6 +48,10 @@ template <index_t Depth>
 using centre_step = remove_into_centre<half, search_entry_tiles<half, Depth>>;
 template <index_t Depth, index_t Eights>
 using attend_entries = attend_tiles<half, Depth, Eights, entry_masses, centres_in_tiles>;
+template <class Rule, template <class, index_t> class Compared = nothing_compared,
+          class Masses = log_masses>
+using whole_heads = attend_whole_heads<attend_tiles<half, 128, 1, Masses, Compared>,
+                                       observe_and_remove<half, Rule, 128, 1>>;
 template <measured What>
 using columns_of = stream_columns<half, 128, What, query_rows<half>>;
 
@@ -64,9 +68,19 @@ bool print_all() {
          print<attend_entries<256, 1>>("attend-like-256") &&
          print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
          print<observe_and_remove<half, sum_rule>>("observe-h2o") &&
+         print<observe_and_remove<half, window_rule>>("observe-snapkv") &&
+         print<observe_and_remove<half, zsmerge_rule>>("observe-zsmerge") &&
          print<observe_and_remove<half, d2o_rule>>("observe-d2o") &&
          print<observe_and_remove<half, keepkv_rule>>("observe-keepkv") &&
          print<observe_and_remove<half, ems_rule>>("observe-ems") &&
+         print<whole_heads<position_rule>>("whole-streaming") &&
+         print<whole_heads<sum_rule>>("whole-h2o") &&
+         print<whole_heads<window_rule>>("whole-snapkv") &&
+         print<whole_heads<zsmerge_rule>>("whole-zsmerge") &&
+         print<whole_heads<d2o_rule, nearest_in_tiles>>("whole-d2o") &&
+         print<whole_heads<keepkv_rule, nearest_in_tiles>>("whole-keepkv") &&
+         print<whole_heads<ems_rule, centres_in_tiles, entry_masses>>("whole-ems") &&
+         print<whole_heads<fold_rule>>("whole-fold") &&
          print<nearest_step<d2o_rule, 128>>("step-nearest-d2o") &&
          print<nearest_step<keepkv_rule, 128>>("step-nearest-keepkv") &&
          print<nearest_step<keepkv_rule, 256>>("step-nearest-256") &&

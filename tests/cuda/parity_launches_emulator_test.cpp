@@ -1,4 +1,4 @@
-// How many launches a plan takes: the table "Launches and bytes" of docs/cuda.md.
+// How many launches a plan and a step take: the table "Launches and bytes" of docs/cuda.md.
 #include <catch2/catch.hpp>
 
 #include "cuda/device_cache.hpp"
@@ -11,6 +11,7 @@
 #include "kvfold/cuda/policies/streaming_llm.cuh"
 #include "kvfold/cuda/policies/zsmerge.cuh"
 #include "kvfold/cuda/state.cuh"
+#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 namespace {
@@ -52,6 +53,47 @@ TEST_CASE("plans take as many launches as the guide says") {
   CHECK(launches_of_plan(fold{.pins = fold::pin_rule::scores}) == 16);
   const auto prompt = [](const auto&... call) { detail::merge_first(call...); };
   CHECK(launches_of_plan(keepkv{}, prompt) == 7 + 1);  // a tile of joiners
+}
+
+/// A step of heads that have room for its token alone.
+template <class Scalar, class Policy>
+index_t launches_of_step(const Policy& policy, const cache_case& c, const budget& limit) {
+  device_cache<Scalar> kv(
+      c, std::vector<index_t>(static_cast<std::size_t>(c.heads), c.capacity - 1), 1);
+  const auto view = kv.view();
+  device_buffer<unsigned char> state(state_bytes(policy, view)),
+      work(workspace_bytes(policy, view));
+  const auto columns = make_state_view(policy, view, {state.data(), state.size()}, order());
+  device_buffer<Scalar> q(static_cast<std::size_t>(c.heads * c.group * c.dim), 0), out(q.size());
+  const emulator::traffic counted;
+  step(policy, view, columns, q.data(), new_tokens<Scalar>{q.data(), q.data()}, limit, out.data(),
+       {work.data(), work.size()}, order());
+  return counted.launches;
+}
+
+TEST_CASE("a step of heads that a block each attends takes one launch, of others two") {
+  const cache_case whole{.heads = 2, .capacity = 65, .dim = 32, .group = 4};
+  const cache_case split{.heads = 2, .capacity = 301, .dim = 32, .group = 4};
+  const cache_case wide{.heads = 2, .capacity = 65, .dim = 32, .group = 12};
+  const cache_case odd{.heads = 2, .capacity = 65, .dim = 30, .group = 4};
+  const auto at = [](const cache_case& c) { return budget{.target = c.capacity - 1}; };
+  const auto check = [&](const auto& policy, index_t behind) {
+    CHECK(launches_of_step<half>(policy, whole, at(whole)) == 1 + behind);
+    CHECK(launches_of_step<half>(policy, split, at(split)) == 2 + behind);
+    CHECK(launches_of_step<half>(policy, wide, at(wide)) == 2 + behind);
+    CHECK(launches_of_step<half>(policy, odd, at(odd)) == 2 + behind);
+    CHECK(launches_of_step<float>(policy, whole, at(whole)) == 2 + behind);
+  };
+  check(streaming_llm{}, 0);
+  check(h2o{}, 0);
+  check(zsmerge{}, 0);
+  check(d2o{}, 1);  // what is nearest to a slot that was not predicted
+  check(keepkv{}, 1);
+  check(ems{}, 1);
+  // Steps that may make plans, but for the plan.
+  const index_t plan = launches_of_plan(kvmerger{});
+  CHECK(launches_of_step<half>(kvmerger{}, whole, at(whole)) == 1 + plan);
+  CHECK(launches_of_step<half>(kvmerger{}, split, at(split)) == 2 + plan);
 }
 
 }  // namespace

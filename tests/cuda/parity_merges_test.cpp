@@ -60,6 +60,13 @@ TEST_CASE("compress: rows of many heads") {
 TEST_CASE("step: d2o") { check_decode(d2o{}, 24, 91); }
 TEST_CASE("step: kvmerger") { check_decode(kvmerger{}, 24, 111); }
 TEST_CASE("step: keepkv") { check_decode(keepkv{.similarity = 0.3F}, 24, 101); }
+TEST_CASE("step: keepkv, more slots and query heads than a block asks for at once") {
+  const keepkv policy{.similarity = 0.3F};
+  check_steps<float>(policy, {.heads = 1, .capacity = 1101, .dim = 8, .group = 5}, 1100, {1100}, 3,
+                     data::integers, 1e-5, 103);
+  check_steps<Eigen::half>(policy, {.heads = 2, .capacity = 251, .dim = 32, .group = 7}, 250, {250},
+                           6, data::integers, 1e-3, 104);
+}
 
 }  // namespace
 }  // namespace kvfold::cuda

@@ -53,6 +53,35 @@ TEST_CASE("step: a long stream over several tiles and splits") {
                      data::integers, 1e-5, 61);
 }
 
+TEST_CASE("step: 16 bits, heads that a block each attends and others") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    check_steps<Eigen::half>(policy, {.heads = 3, .capacity = 251, .dim = 96, .group = 7}, 250,
+                             {250}, 12, data::integers, 1e-3, seed + 3);
+    check_steps<Eigen::half>(policy, {.heads = 2, .capacity = 601, .dim = 32, .group = 5}, 600,
+                             {600}, 12, data::integers, 1e-3, seed);
+    check_steps<Eigen::bfloat16>(policy, {.heads = 1, .capacity = 301, .dim = 72, .group = 4}, 300,
+                                 {300}, 12, data::integers, 1e-2, seed + 1);
+    check_steps<Eigen::half>(policy, {.heads = 2, .capacity = 41, .dim = 32, .group = 12}, 40, {40},
+                             12, data::integers, 1e-3, seed + 2);
+  };
+  check(streaming_llm{}, 91);
+  check(h2o{}, 101);
+  check(snapkv{.window = 8}, 111);
+  check(zsmerge{.residual = 2}, 121);
+}
+
+// A thread asks for four slots at once: 2048 of a head's, or 512 where a block attends it whole.
+TEST_CASE("step: more slots than a block asks for at once") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    check_steps<float>(policy, {.heads = 1, .capacity = 2301, .dim = 8, .group = 5}, 2300, {2300},
+                       3, data::integers, 1e-5, seed);
+    check_steps<Eigen::half>(policy, {.heads = 133, .capacity = 641, .dim = 8, .group = 5}, 640,
+                             {640}, 2, data::integers, 1e-3, seed + 1);
+  };
+  check(h2o{}, 131);
+  check(snapkv{.window = 8}, 141);
+}
+
 #ifdef __CUDACC__
 TEST_CASE("step: captured in a graph") {
   const cache_case c{.heads = 2, .capacity = 33, .dim = 32, .group = 2};

@@ -11,8 +11,8 @@ namespace kvfold::cuda {
 ///     ℓ_s = scale · q·k_s + log_mass_s      p = softmax(ℓ)      out = Σ_s p_s v_s
 ///
 /// `queries`, `out` `[heads, group, dim]`; `log_sum_exp` `[heads, group]` or null. K and V are read
-/// once; the logits, 4 · group bytes a slot, are written and read again. Two launches. An empty
-/// head's output is 0.
+/// once; the logits, 4 · group bytes a slot, are written and read again. Two launches, or one
+/// (`step`). An empty head's output is 0.
 template <class Scalar, class Rule>
 void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const Scalar* queries, Scalar* out, float* log_sum_exp, workspace memory,

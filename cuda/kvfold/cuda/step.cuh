@@ -15,11 +15,13 @@ namespace kvfold::cuda {
 ///
 ///     trigger = target + 1   two launches: a head with one slot more than its target loses one,
 ///                            and the new token takes its place
-///     ... d2o, keepkv        three: the third finds the nearest of all keys, for heads whose
+///     ... d2o, keepkv        one more, which finds the nearest of all keys, for heads whose
 ///                            evicted slot was not predicted (`state_view::predicted`)
-///     ... ems                three: the third finds the centre among all entries
+///     ... ems                one more, which finds the centre among all entries
 ///     later of any head,     two, and those of a plan for the heads that have reached the trigger
 ///     and kvmerger
+///
+/// The first two are one where a block attends a whole head: many heads of few slots, in 16 bits.
 ///
 /// A head that has no room for its new token gives NaN and stays as it is. Refused: budgets that do
 /// not fit, policies and modes without a CUDA path.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device_cache.hpp"
+#include "kvfold/cuda/memory/work_memory.cuh"
 
 namespace kvfold::cuda {
 
@@ -32,5 +33,10 @@ class row_traffic : public emulator::traffic {
 };
 
 inline index_t ceiling(index_t n, index_t of) { return (n + of - 1) / of; }
+
+/// Does a block attend a whole head, so that a step is one launch? Of rows of 16 bits.
+inline bool in_one_launch(const cache_case& c) {
+  return detail::splits_of(c.heads, c.capacity) == 1 && c.group <= 8 && c.dim <= 128;
+}
 
 }  // namespace kvfold::cuda

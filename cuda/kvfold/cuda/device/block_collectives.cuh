@@ -1,7 +1,8 @@
 /// What the threads of a block find out together, and how blocks share what there is to do.
 #pragma once
 
-#include <cstring>  // std::memcpy
+#include <cstring>      // std::memcpy
+#include <type_traits>  // std::is_integral_v
 
 #include "kvfold/cuda/device/device.cuh"
 
@@ -56,12 +57,7 @@ KVFOLD_DEVICE T block_max(of_warps<T, Threads>& shared, T x) {
     shared.x[warp()] = x;
   }
   sync_block();
-  T most = shared.x[0];
-  for (index_t w = 1; w < Threads / 32; ++w) {
-    const T y = shared.x[w];
-    most = y > most ? y : most;
-  }
-  return most;
+  return reduce_max<T>(shared.x[lane() % (Threads / 32)]);
 }
 
 /// The sum of the block's numbers, in every thread. Two barriers.
@@ -73,11 +69,17 @@ KVFOLD_DEVICE T block_sum(of_warps<T, Threads>& shared, T x) {
     shared.x[warp()] = x;
   }
   sync_block();
-  T sum = shared.x[0];
-  for (index_t w = 1; w < Threads / 32; ++w) {
-    sum += shared.x[w];
+  constexpr index_t warps = Threads / 32;
+  if constexpr (std::is_integral_v<T>) {  // one instruction, where others would take shuffles
+    const T of_warp = shared.x[lane() % warps];
+    return reduce_sum(lane() < warps ? of_warp : T{0});
+  } else {
+    T sum = shared.x[0];
+    for (index_t w = 1; w < warps; ++w) {
+      sum += shared.x[w];
+    }
+    return sum;
   }
-  return sum;
 }
 
 /// Of two numbers a thread, the sums of the lower threads', and of all.

@@ -54,6 +54,11 @@ __device__ inline index_t count_lanes(unsigned lanes) { return __popc(lanes); }
 
 template <class T>
 __device__ T reduce_sum(T x, index_t width = 32) {
+  if constexpr (std::is_integral_v<T> && sizeof(T) == 4) {
+    if (width == 32) {
+      return __reduce_add_sync(all_lanes, x);
+    }
+  }
   for (index_t d = width / 2; d > 0; d /= 2) {
     x += shuffle_xor(x, d);
   }
@@ -61,9 +66,18 @@ __device__ T reduce_sum(T x, index_t width = 32) {
 }
 template <class T>
 __device__ T reduce_max(T x, index_t width = 32) {
-  if constexpr (std::is_same_v<T, index_t>) {
+  if constexpr (std::is_integral_v<T>) {
     if (width == 32) {
-      return __reduce_max_sync(all_lanes, x);
+      if constexpr (sizeof(T) == 8) {  // the highest of the upper halves, then among its lanes
+        static_assert(std::is_unsigned_v<T>);
+        const auto upper = static_cast<unsigned>(x >> 32);
+        const unsigned most = __reduce_max_sync(all_lanes, upper);
+        const unsigned lower =
+            __reduce_max_sync(all_lanes, upper == most ? static_cast<unsigned>(x) : 0U);
+        return static_cast<T>(most) << 32 | lower;
+      } else {
+        return __reduce_max_sync(all_lanes, x);
+      }
     }
   }
   for (index_t d = width / 2; d > 0; d /= 2) {

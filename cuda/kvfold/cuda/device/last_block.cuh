@@ -36,6 +36,7 @@ KVFOLD_DEVICE best_of_all best_of_tiles(shared_array<index_t, 1>& ticket,
     return {false, 0};
   }
   candidate best = 0;
+  KVFOLD_ROLLED
   for (index_t t = thread_index(); t < tiles; t += Threads) {
     best = of_tiles[t] > best ? of_tiles[t] : best;
   }

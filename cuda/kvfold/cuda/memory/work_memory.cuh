@@ -20,7 +20,7 @@ struct partial_attention {
   float* logits;              // [heads, capacity, group], or null: they are not observed
   float* max;                 // [heads, splits, group] of the logits
   float* sum;                 // [heads, splits, group] Σ exp(ℓ − max)
-  float* out;                 // [heads, splits, group, dim] Σ exp(ℓ − max) v
+  float* out;                 // [heads, splits, group, out_pitch(dim)] Σ exp(ℓ − max) v
   unsigned long long* best;   // [heads, near_tiles] best candidate of each tile of a launch
   index_t* victims;           // [heads] the slot that a third launch removes; −1: none
   unsigned long long* found;  // [heads] what attention has found most like it, of ems; 0: nothing
@@ -34,6 +34,8 @@ struct partial_attention {
   unsigned long long* nearest;  // [heads, splits, compared_rows] the nearest of each
   unsigned long long* lowest;   // [heads, tiles, compared_rows] a tile's first to be evicted next
 
+  /// Whole vectors of four, so that one way of reading them is enough.
+  KVFOLD_HD static index_t out_pitch(index_t dim) { return (dim + 3) / 4 * 4; }
   KVFOLD_DEVICE unsigned long long* best_of(index_t h) const {
     return best + std::ptrdiff_t{h} * near_tiles;
   }
@@ -92,7 +94,7 @@ inline void allocate(partial_attention& p, workspace_allocator& from, const work
   p.logits = from.take<float>(shape.slots() * g);
   p.max = from.take<float>(parts);
   p.sum = from.take<float>(parts);
-  p.out = from.take<float>(parts * static_cast<std::size_t>(shape.dim));
+  p.out = from.take<float>(parts * static_cast<std::size_t>(p.out_pitch(shape.dim)));
   const index_t most_tiles = (shape.capacity + slots_a_fast_tile - 1) / slots_a_fast_tile;
   p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(most_tiles));
   p.victims = from.take<index_t>(n);

@@ -1,17 +1,68 @@
-/// Attention that observes: the first two of a step's launches.
+/// Attention that observes: what every step begins with.
 #pragma once
 
 #include <type_traits>  // std::remove_cvref_t
 
-#include "kvfold/cuda/merge/observe_and_remove.cuh"
+#include "kvfold/cuda/merge/attend_whole_heads.cuh"
 #include "kvfold/cuda/score/attend_splits.cuh"
 #include "kvfold/cuda/score/centres_in_tiles.cuh"
 #include "kvfold/cuda/score/nearest_in_tiles.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// Both launches: attention over all splits, then what `options` says of the second, which is left
-/// out where they say nothing.
+/// Two launches: attention over all splits, then what `options` says, which is left out where they
+/// say nothing. One where a block attends a whole head (`attend_whole_heads`).
+template <class Scalar, class Rule, class Masses, template <class, index_t> class Compared>
+struct attention_that_observes {
+  Rule rule;
+  attention_call<Scalar, Masses> call;
+  state_view state;
+  step_options options;
+
+  void launch_all(stream stream) const {
+    const bool observes =
+        Rule::observes || remembers<Rule> || options.appended || call.to.splits > 1;
+    if constexpr (sizeof(Scalar) == 2) {
+      if (observes && in_one_launch()) {
+        return call.cache.dim <= 64 ? launch_whole<64>(stream) : launch_whole<128>(stream);
+      }
+    }
+    attend_splits<Compared>(call, stream);
+    if (observes) {
+      launch_early(second<observe_and_remove<Scalar, Rule>>(),
+                   {call.cache.blocks(), static_cast<unsigned>(call.to.tiles)}, stream);
+    }
+  }
+
+ private:
+  /// Compiled for what is common: groups to 8, dims to 128, and of what predicts what is predicted.
+  bool in_one_launch() const {
+    return call.to.splits == 1 && call.to.tiles == 1 && call.cache.group <= 8 &&
+           call.cache.dim <= 128 && fits_tiles(call) &&
+           (call.to.predicted != nullptr) == Compared<Scalar, 64>::compares;
+  }
+  template <index_t Depth>
+  void launch_whole(stream stream) const {
+    using attend = attend_tiles<Scalar, Depth, 1, Masses, Compared>;
+    using observe = observe_and_remove<Scalar, Rule, attend::threads, 1>;
+    launch(attend_whole_heads<attend, observe>{{call}, second<observe>()}, {call.cache.blocks()},
+           stream);
+  }
+  template <class Kernel>
+  Kernel second() const {
+    return {call.cache,
+            state,
+            call.to,
+            rule,
+            options,
+            call.queries,
+            call.out,
+            call.log_sum_exp,
+            call.cache.aligned()};
+  }
+};
+
+/// `options`: what there is to do besides.
 template <class Scalar, class Rule>
 void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                         const Scalar* queries, const new_tokens<Scalar>& fresh,
@@ -20,32 +71,28 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
   expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
           cache.group, ", ", cache.dim, "] expected, null came");
   partial.logits = Rule::observes ? partial.logits : nullptr;
-  const auto attend = [&](const auto& masses) {
-    attention_call<Scalar, std::remove_cvref_t<decltype(masses)>> call{
-        cache, queries, fresh, partial, out, log_sum_exp, masses};
-    if constexpr (predicts_evicted<Rule>) {
-      if (options.removes && fits_tiles(call)) {
-        partial.predicted = state.predicted, partial.predicted_stride = state.predicted_stride;
-        call.to = partial;
-      }
+  const auto call_with = [&](const auto& masses) {
+    using mass_type = std::remove_cvref_t<decltype(masses)>;
+    attention_call<Scalar, mass_type> call{cache, queries,     fresh, partial,
+                                           out,   log_sum_exp, masses};
+    if (predicts_evicted<Rule> && options.removes && fits_tiles(call)) {
+      call.to.predicted = state.predicted, call.to.predicted_stride = state.predicted_stride;
     }
-    if constexpr (seeks_nearest<Rule>) {
-      attend_splits<nearest_in_tiles>(call, stream);
-    } else if constexpr (shares_entries<Rule>) {
-      attend_splits<centres_in_tiles>(call, stream);
-    } else {
-      attend_splits<nothing_compared>(call, stream);
-    }
+    return call;
   };
   if constexpr (shares_entries<Rule>) {
-    attend(rule.masses(state, cache.capacity));
+    const auto call = call_with(rule.masses(state, cache.capacity));
+    using masses = std::remove_cvref_t<decltype(call.masses)>;
+    attention_that_observes<Scalar, Rule, masses, centres_in_tiles>{rule, call, state, options}
+        .launch_all(stream);
+  } else if constexpr (seeks_nearest<Rule>) {
+    attention_that_observes<Scalar, Rule, log_masses, nearest_in_tiles>{
+        rule, call_with(log_masses{}), state, options}
+        .launch_all(stream);
   } else {
-    attend(log_masses{});
-  }
-  if (Rule::observes || remembers<Rule> || options.appended || partial.splits > 1) {
-    launch_early(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, queries,
-                                                  out, log_sum_exp, cache.aligned()},
-                 {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
+    attention_that_observes<Scalar, Rule, log_masses, nothing_compared>{
+        rule, call_with(log_masses{}), state, options}
+        .launch_all(stream);
   }
 }
 

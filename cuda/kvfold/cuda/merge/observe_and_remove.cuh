@@ -5,9 +5,8 @@
 
 #include "kvfold/cuda/device/last_block.cuh"
 #include "kvfold/cuda/memory/head_budgets.cuh"
+#include "kvfold/cuda/merge/observe_slots.cuh"
 #include "kvfold/cuda/merge/remove_predicted.cuh"
-#include "kvfold/cuda/score/combine_splits.cuh"
-#include "kvfold/cuda/score/rule.cuh"
 
 namespace kvfold::cuda::detail {
 
@@ -19,19 +18,17 @@ struct step_options {
 };
 
 /// A block takes a share of a head's slots: every slot's probability from its logits, the group
-/// combined, into the policy's score, and the share's candidate for removal. Where there were
-/// several splits, the head's output is spread over its blocks. The last block of a head to finish
-/// (a ticket says which) removes the slot: another launch would cost more than its dozen rows.
-/// Reads 4 · group bytes of logits and the rule's columns, writes the columns; K and V are not read
-/// again, but for the rows that move. Launched early. A launch of a few microseconds waits for its
-/// instructions as for its data, so loops stay loops.
-template <class Scalar, class Rule>
+/// combined, into the policy's score, and the share's candidate for removal (`observe_slots`).
+/// Where there were several splits, the head's output is spread over its blocks. The last block of
+/// a head to finish (a ticket says which) removes the slot: another launch would cost more than its
+/// dozen rows. K and V are not read again, but for the rows that move. Launched early: what
+/// attention does not write is asked for before that has ended. It waits for its instructions as
+/// for its data, so loops stay loops.
+template <class Scalar, class Rule, index_t Threads = 512, index_t Splits = most_splits>
 struct observe_and_remove {
-  static constexpr index_t threads = 512, resident = 2;
+  static constexpr index_t threads = Threads, resident = 1024 / threads;
   static_assert(slots_a_tile <= 32 * threads);
-  static constexpr bool by_probability =
-      Rule::observes && !shares_entries<Rule> && !seeks_logits<Rule>;
-  static constexpr bool evicts_here = Rule::evicts && !shares_entries<Rule>;
+  using observing = observe_slots<Scalar, Rule, threads>;
   struct no_memory {};
   struct entry_memory : best_memory<threads> {
     of_warps<double, threads> sum;
@@ -40,7 +37,7 @@ struct observe_and_remove {
       std::conditional_t<seeks_nearest<Rule>, best_memory<threads>,
                          std::conditional_t<shares_entries<Rule>, entry_memory, no_memory>>;
   struct shared_memory : rule_memory {
-    combined_splits softmax;
+    combined_splits<Splits> softmax;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
     shared_array<index_t, 1> ticket;
@@ -56,34 +53,66 @@ struct observe_and_remove {
   float* log_sum_exp;     // [heads, group], or null
   bool aligned;
 
+  /// What is known before attention has ended.
+  struct begun {
+    index_t h, tile, n;
+    bool full;  ///< there is no room for the new token
+    head_context head;
+    slot_tile own;
+    protected_bits stay;
+    typename observing::numbers held;  ///< but for the logits
+  };
+
   /// Grid: heads, tiles.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
     let_next_start();
-    const index_t h = cache.head();
-    const auto tile = static_cast<index_t>(block_index().y);
-    const bool full = options.appended && cache.length[h] >= cache.capacity;
-    const index_t n = cache.length[h] + (options.appended && !full ? 1 : 0);
-    const head_context head = context_of(
-        cache, state, h, options.appended ? cache.tokens_total[h] : cache.tokens_total[h] - 1);
-    const slot_tile own = slot_tile::of(tile, from.tiles, full ? 0 : n);
-    const index_t target = options.removes ? options.limits.of(h).target : 0;
-    const auto& mine = under_target(rule, target);
-    if (options.appended) {
-      begin_slot(head, h, own, n - 1);
-    }
-    const protected_bits stay = look_ahead(mine, head, own);
+    begun known = begin();
     wait_for_previous();
-    const auto ahead = first_logits(h, own.begin + thread_index(), own.end);
-    if (Rule::observes || from.splits > 1) {
-      combine_splits<Scalar, threads>{cache, from, out, log_sum_exp}(shared.softmax, h, tile, full);
+    finish(shared, known);
+  }
+
+  KVFOLD_DEVICE begun begin() const {
+    const index_t h = cache.head(), length = cache.length[h];
+    const auto tile = static_cast<index_t>(block_index().y);
+    const bool full = options.appended && length >= cache.capacity;
+    const index_t n = length + (options.appended && !full ? 1 : 0);
+    const index_t newest = cache.tokens_total[h] - (options.appended ? 0 : 1);
+    begun known{h,
+                tile,
+                n,
+                full,
+                context_of(cache, state, h, newest),
+                slot_tile::of(tile, from.tiles, full ? 0 : n),
+                {},
+                {}};
+    if (options.appended) {
+      begin_slot(known.head, h, known.own, n - 1);
     }
+    const auto& mine = under_target(rule, target_of(h));
+    const observing slots{cache, state, from, mine, known.head, h, known.own};
+    known.stay = slots.look_ahead();
+    slots.ask(known.held, slots.first());
+    return known;
+  }
+  /// When attention has ended.
+  KVFOLD_DEVICE void finish(shared_memory& shared, begun& known) const {
+    const index_t h = known.h, tile = known.tile;
+    const auto& mine = under_target(rule, target_of(h));
+    const observing slots{cache, state, from, mine, known.head, h, known.own};
+    slots.ask_logits(known.held, slots.first(), 0);
+    const combine_splits<Scalar, threads> splits{cache, from, out, log_sum_exp};
+    if (Rule::observes || from.splits > 1) {
+      splits.weigh(shared.softmax, h, tile, known.full);
+    }
+    best_two next;
+    const candidate first = slots(shared.softmax, known.stay, known.held, next);
+    sync_warp();                                   // slots may differ in what there was to observe
+    splits.write_output(shared.softmax, h, tile);  // now, when the logits' registers are free
     if constexpr (!Rule::observes && !remembers<Rule>) {
       if (!options.appended) {
         return;
       }
     }
-    best_two next;
-    const candidate first = observe(shared, mine, head, h, own, stay, ahead, next);
     if constexpr (seeks_nearest<Rule>) {
       if (predicts() && from.tiles > 1) {
         best_of_block<threads>(shared, next,
@@ -91,13 +120,18 @@ struct observe_and_remove {
       }
     }
     const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
-                                     tile, from.tiles, first);
+                                     tile, from.tiles, options.removes ? first : candidate{0});
     if (least.last) {  // lengths change when all blocks of the head have read them
-      finish(shared, mine, head, h, n, target, least.of == 0 ? -1 : least_slot(least.of), next);
+      end_head(shared, mine, known, least.of == 0 ? -1 : least_slot(least.of), next);
     }
   }
 
  private:
+  KVFOLD_DEVICE index_t target_of(index_t h) const {
+    return options.removes ? options.limits.of(h).target : 0;
+  }
+  KVFOLD_DEVICE bool predicts() const { return from.predicted != nullptr; }
+
   /// The new token's numbers, of which the first launch knows nothing.
   KVFOLD_DEVICE void begin_slot(const head_context& head, index_t h, const slot_tile& own,
                                 index_t s) const {
@@ -112,109 +146,11 @@ struct observe_and_remove {
     }
   }
 
-  /// A bit for each of the thread's slots that is protected, which observing does not change: in
-  /// this step, and in the next.
-  struct protected_bits {
-    unsigned now = 0, next = 0;
-  };
-  KVFOLD_DEVICE bool predicts() const { return from.predicted != nullptr; }
-
-  /// The columns, which the first launch has pushed out of L2, are asked for.
-  KVFOLD_DEVICE protected_bits look_ahead(const Rule& mine, const head_context& head,
-                                          const slot_tile& own) const {
-    protected_bits stay;
-    unsigned bit = 1;
-    head_context later = head;
-    ++later.newest;
-    for (index_t s = own.begin + thread_index(); s < own.end; s += threads, bit *= 2) {
-      KVFOLD_ROLLED
-      for (index_t c = 0; c < Rule::columns; ++c) {
-        prefetch(&head.column(c, s));
-      }
-      if constexpr (evicts_here) {
-        stay.now |= mine.is_protected(head, s) ? bit : 0U;
-      }
-      if constexpr (seeks_nearest<Rule>) {
-        stay.next |= mine.is_protected(later, s) ? bit : 0U;
-      }
-    }
-    return stay;
-  }
-
-  /// Of query heads 0 to 3.
-  KVFOLD_DEVICE vector_16<float> first_logits(index_t h, index_t s, index_t end) const {
-    vector_16<float> x{};
-    if constexpr (by_probability) {
-      if (s < end) {
-        x = logits_of(h, s, 0);
-      }
-    }
-    return x;
-  }
-  /// Only where the rule reads them: other calls have none.
-  KVFOLD_DEVICE const float* logits_at(index_t h, index_t s) const {
-    return from.logits + cache.slot(h, s) * cache.group;
-  }
-  KVFOLD_DEVICE vector_16<float> logits_of(index_t h, index_t s, index_t g) const {
-    return load_row(logits_at(h, s), g, cache.group, cache.group % 4 == 0);
-  }
-
-  /// The block's slots: scores, and which slot would be evicted first, now and of those that the
-  /// next step may evict. A slot's first logits, `ahead`, are on their way while the slot before is
-  /// observed.
-  KVFOLD_DEVICE candidate observe(shared_memory& shared, const Rule& mine, const head_context& head,
-                                  index_t h, const slot_tile& own, protected_bits stay,
-                                  vector_16<float> ahead, best_two& next) const {
-    const auto probability = [&](index_t g, float l) {
-      return exp2_approx((l - shared.softmax.max[g]) * log2_e) * shared.softmax.inverse[g];
-    };
-    candidate best = 0;
-    KVFOLD_ROLLED
-    for (index_t s = own.begin + thread_index(); s < own.end; s += threads) {
-      if constexpr (shares_entries<Rule>) {
-        mine.observe_entry(cache, state, h, s, logits_at(h, s), probability);
-      } else if constexpr (seeks_logits<Rule>) {
-        mine.observe_logits(head, s, logits_at(h, s), cache.group);
-      } else if constexpr (by_probability) {
-        const auto now = ahead;
-        ahead = first_logits(h, s + threads, own.end);
-        mine.observe(head, s, of_group(h, s, now, probability));
-      }
-      if constexpr (evicts_here) {
-        const candidate c = least_candidate(mine.order(head, s), s);
-        best = stay.now % 2 == 0 && c > best ? c : best;
-        if constexpr (seeks_nearest<Rule>) {
-          next.take(stay.next % 2 == 0 ? c : candidate{0});
-        }
-        stay.now /= 2, stay.next /= 2;
-      }
-    }
-    return options.removes ? best : candidate{0};
-  }
-  /// A slot's probabilities as one number, four query heads at once.
-  template <class Probability>
-  KVFOLD_DEVICE float of_group(index_t h, index_t s, vector_16<float> l,
-                               Probability probability) const {
-    float a = 0;
-    KVFOLD_ROLLED
-    for (index_t g = 0; g < cache.group; g += 4) {
-      if (g > 0) {
-        l = logits_of(h, s, g);
-      }
-      KVFOLD_UNROLL
-      for (index_t j = 0; j < 4; ++j) {
-        if (g + j < cache.group) {
-          a = kvfold::score::with_query_head(rule.combine, a, probability(g + j, l[j]));
-        }
-      }
-    }
-    return kvfold::score::of_group(rule.combine, a, cache.group);
-  }
-
   /// One block, when all of the head is observed.
-  KVFOLD_DEVICE void finish(shared_memory& shared, const Rule& mine, const head_context& head,
-                            index_t h, index_t n, index_t target, index_t removed,
-                            const best_two& next) const {
+  KVFOLD_DEVICE void end_head(shared_memory& shared, const Rule& mine, const begun& known,
+                              index_t removed, const best_two& next) const {
+    const head_context& head = known.head;
+    const index_t h = known.h, n = known.n, target = target_of(h);
     const bool fresh = n > cache.length[h];  // else there was no room
     const bool over = options.removes && fresh && n == target + 1;
     bool removes = Rule::evicts && over && removed >= 0;

@@ -20,7 +20,7 @@ struct position_rule : no_rule {
 
 /// `s ← decay · s + a` (H2O: decay 1, TOVA: 0), or `s ← max(s, a)`, in column 0.
 struct sum_rule {
-  static constexpr index_t columns = 1;
+  static constexpr index_t columns = 1, observed_columns = 1;
   static constexpr bool observes = true, evicts = true, merges = false;
   group_combine combine = group_combine::sum;
   index_t sinks = 4;
@@ -31,9 +31,9 @@ struct sum_rule {
 
   KVFOLD_DEVICE void of_target(index_t target) { latest = share_of(recent, target); }
 
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    float& score = head.column(0, s);
-    score = max ? (score < a ? a : score) : score::accumulated(score, a, decay);
+  KVFOLD_DEVICE float observe(const head_context&, float* column, float a) const {
+    float& score = column[0];
+    return score = max ? (score < a ? a : score) : score::accumulated(score, a, decay);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
@@ -46,7 +46,7 @@ struct sum_rule {
 
 /// SnapKV: over the last `window` to 2 `window` queries, as a past and a current sum.
 struct window_rule {
-  static constexpr index_t columns = 2;
+  static constexpr index_t columns = 2, observed_columns = 2;
   static constexpr bool observes = true, evicts = true, merges = false;
   enum column_name : index_t { past, current };
   group_combine combine = group_combine::sum;
@@ -57,13 +57,11 @@ struct window_rule {
   KVFOLD_DEVICE bool full(const head_context& head) const {
     return head.memory[0] + 1 >= static_cast<float>(window);
   }
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    const float sum = score::accumulated(head.column(current, s), a, 1.0F);
-    if (full(head)) {
-      head.column(past, s) = sum, head.column(current, s) = 0;
-    } else {
-      head.column(current, s) = sum;
-    }
+  KVFOLD_DEVICE float observe(const head_context& head, float* column, float a) const {
+    const float sum = score::accumulated(column[current], a, 1.0F);
+    const bool is_full = full(head);
+    column[past] = is_full ? sum : column[past], column[current] = is_full ? 0.0F : sum;
+    return column[past] + column[current];
   }
   /// By one thread, when all slots have been.
   KVFOLD_DEVICE void observed(const head_context& head) const {

@@ -123,7 +123,7 @@ struct attention_call {
       to.max[part] = max, to.sum[part] = sum;
     }
     if (to.splits > 1) {
-      store_row(to.out + part * cache.dim, i, cache.dim, cache.dim % 4 == 0, x);
+      store_16(to.out + part * to.out_pitch(cache.dim) + i, x);
       return;
     }
     const std::ptrdiff_t row = std::ptrdiff_t{place_of_block()} * cache.group + g;

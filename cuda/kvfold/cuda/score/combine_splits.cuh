@@ -5,10 +5,11 @@
 
 namespace kvfold::cuda::detail {
 
-/// What a block knows of it then.
+/// What a block knows of it then, of so many splits at most.
+template <index_t Splits>
 struct combined_splits {
-  shared_array<float, most_splits * max_group> scale;  // of each split's output
-  shared_array<float, max_group> max, inverse;         // of the logits; of the sum
+  shared_array<float, max_group * Splits> scale;  // of each split's output
+  shared_array<float, max_group> max, inverse;    // of the logits; of the sum
 };
 
 template <class Scalar, index_t Threads>
@@ -18,27 +19,31 @@ struct combine_splits {
   Scalar* out;         // [heads, group, dim]
   float* log_sum_exp;  // [heads, group], or null
 
-  /// Maxima and sums of all splits; where these are several, output and log-sum-exp, weighted in a
-  /// fixed order, four dims a thread. By one of the head's `from.tiles` blocks, with a barrier.
-  KVFOLD_DEVICE void operator()(combined_splits& shared, index_t h, index_t tile, bool full) const {
+  /// Maxima and sums of all splits, and where these are several the log-sum-exp. By one of the
+  /// head's `from.tiles` blocks, with a barrier.
+  template <index_t Splits>
+  KVFOLD_DEVICE void weigh(combined_splits<Splits>& shared, index_t h, index_t tile,
+                           bool full) const {
     const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
-    const index_t quads = (cache.dim + 3) / 4;
-    const index_t all = from.splits > 1 ? cache.group * quads : 0;
     KVFOLD_ROLLED
     for (index_t g = warp(); g < cache.group; g += Threads / 32) {
-      float max = lowest_score, sum = 0;
+      // Of the lane's splits, then of all: their numbers are asked for once.
+      float most = lowest_score, sum = 0;
       KVFOLD_ROLLED
       for (index_t p = lane(); p < from.splits; p += 32) {
-        max = higher_of(max, from.max[parts + p * cache.group + g]);
+        const float max = from.max[parts + p * cache.group + g];
+        const float its = from.sum[parts + p * cache.group + g];
+        const float top = higher_of(most, max);
+        sum = sum * softmax_weight(most, top) + its * softmax_weight(max, top), most = top;
+        shared.scale[g * Splits + p] = max;
       }
-      max = reduce_max(max);
+      const float max = reduce_max(most);
+      sum = reduce_sum(sum * softmax_weight(most, max));
       KVFOLD_ROLLED
       for (index_t p = lane(); p < from.splits; p += 32) {
-        const float scale = softmax_weight(from.max[parts + p * cache.group + g], max);
-        shared.scale[p * max_group + g] = scale;
-        sum += scale * from.sum[parts + p * cache.group + g];
+        const float its = shared.scale[g * Splits + p];
+        shared.scale[g * Splits + p] = softmax_weight(its, max);
       }
-      sum = reduce_sum(sum);
       if (lane() == 0) {
         shared.max[g] = max, shared.inverse[g] = inverse_sum(sum, full);
         if (tile == 0 && from.splits > 1 && log_sum_exp != nullptr) {
@@ -47,6 +52,14 @@ struct combine_splits {
       }
     }
     sync_block();
+  }
+
+  /// Where splits are several: the output, theirs weighted in a fixed order, four dims a thread.
+  template <index_t Splits>
+  KVFOLD_DEVICE void write_output(combined_splits<Splits>& shared, index_t h, index_t tile) const {
+    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
+    const index_t pitch = from.out_pitch(cache.dim), quads = pitch / 4;
+    const index_t all = from.splits > 1 ? cache.group * quads : 0;
     KVFOLD_ROLLED
     for (index_t e = tile * Threads + thread_index(); e < all; e += from.tiles * Threads) {
       const index_t g = e / quads, i = e % quads * 4;
@@ -55,13 +68,25 @@ struct combine_splits {
       for (index_t j = 0; j < 4; ++j) {
         x[j] = 0;
       }
-      for (index_t p = 0; p < from.splits; ++p) {
-        const std::ptrdiff_t part = parts + p * cache.group + g;
-        const auto y = load_row(from.out + part * cache.dim, i, cache.dim, cache.dim % 4 == 0);
-        const float scale = shared.scale[p * max_group + g];
+      constexpr index_t many = Splits < 4 ? Splits : 4;  // on their way at once
+      KVFOLD_ROLLED
+      for (index_t first = 0; first < from.splits; first += many) {
+        vector_16<float> y[many];
         KVFOLD_UNROLL
-        for (index_t j = 0; j < 4; ++j) {
-          x[j] += scale * y[j];
+        for (index_t u = 0; u < many; ++u) {
+          if (first + u < from.splits) {
+            y[u] = load_16(from.out + (parts + (first + u) * cache.group + g) * pitch + i);
+          }
+        }
+        KVFOLD_UNROLL
+        for (index_t u = 0; u < many; ++u) {
+          if (first + u < from.splits) {
+            const float scale = shared.scale[g * Splits + first + u];
+            KVFOLD_UNROLL
+            for (index_t j = 0; j < 4; ++j) {
+              x[j] += scale * y[u][j];
+            }
+          }
         }
       }
       const std::ptrdiff_t row = std::ptrdiff_t{place_of_block()} * cache.group + g;

@@ -19,6 +19,18 @@ struct no_rule {
   KVFOLD_DEVICE unsigned order(const head_context&, index_t) const { return 0; }
 };
 
+/// A rule that observes has `observed_columns`, how many of a slot's columns that changes, the
+/// first ones, and `observe(head, column, a)`: the group's probability `a` enters the slot's
+/// `column [observed_columns]`; given back is what the slot's order is of then.
+template <class Rule>
+constexpr index_t observed_columns() {
+  if constexpr (requires { Rule::observed_columns; }) {
+    return Rule::observed_columns;
+  } else {
+    return 0;
+  }
+}
+
 /// Does a rule have no cheap way to remove one slot?
 template <class Rule>
 inline constexpr bool always_plans = requires {
@@ -31,11 +43,11 @@ inline constexpr bool observes_prompts = Rule::observes || requires {
   Rule::observes_prompts;
 };
 
-/// Does a rule observe logits, and not probabilities?
+/// Does a rule observe logits, `rule.observe_logits(log_mass, column, ln mean_g exp(logit_g))`, and
+/// not probabilities?
 template <class Rule>
-inline constexpr bool seeks_logits = requires(const Rule& rule, const head_context& head,
-                                              const float* logit) {
-  rule.observe_logits(head, index_t{}, logit, index_t{});
+inline constexpr bool seeks_logits = requires(const Rule& rule, float x) {
+  rule.observe_logits(x, &x, x);
 };
 
 /// Does a removed slot merge into the nearest of all others by cosine? `rule.join_nearest` says

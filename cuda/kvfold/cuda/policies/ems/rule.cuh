@@ -58,7 +58,7 @@ struct ems_rule {
     return search::protection{sinks, window, head.newest}(head.position[s]);
   }
   /// The mass function of attention.
-  detail::entry_masses masses(const state_view& state, index_t capacity) const {
+  KVFOLD_HD detail::entry_masses masses(const state_view& state, index_t capacity) const {
     return {state, places(capacity), sinks, window};
   }
   template <class Scalar>

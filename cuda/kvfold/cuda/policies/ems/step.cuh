@@ -45,11 +45,12 @@ struct remove_into_centre {
     }
     const index_t n = cache.length[h];
     if (best.of == 0) {
-      const search::protection stays{rule.sinks, rule.window, cache.position[cache.slot(h, n - 1)]};
-      best = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile,
-                           from.near_tiles,
-                           search(shared.search, h, slot_tile::of(tile, from.near_tiles, n, 16),
-                                  removed, [&](index_t position) { return !stays(position); }));
+      const entry_masses entry = rule.masses(state, cache.capacity);
+      const index_t newest = cache.position[cache.slot(h, n - 1)];
+      best = best_of_tiles(
+          shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile, from.near_tiles,
+          search(shared.search, h, slot_tile::of(tile, from.near_tiles, n, 16), removed,
+                 [&](index_t position) { return entry.is_centre(position, newest); }));
     }
     if (best.last) {
       const entry_table tokens = entry_table::of(cache, state, h, 0, entries.places);

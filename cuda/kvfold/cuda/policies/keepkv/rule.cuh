@@ -9,7 +9,7 @@ namespace kvfold::cuda {
 /// KeepKV: log-mass (votes) and the estimate S of ln mean_g exp(scale · q_g·k), by a moving average
 /// with its weight W; an evicted slot merges into the nearest of all others by cosine, or is lost.
 struct keepkv_rule {
-  static constexpr index_t columns = 2;
+  static constexpr index_t columns = 2, observed_columns = 2;
   static constexpr bool observes = true, evicts = true, merges = true, nearest = true;
   enum column_name : index_t { log_score, weight_sum };
   group_combine combine = group_combine::sum;
@@ -22,9 +22,9 @@ struct keepkv_rule {
 
   KVFOLD_DEVICE static bool finite(float x) { return x - x == 0; }
   /// An estimate that is no number weighs nothing beside others.
+  KVFOLD_DEVICE static float estimate(float x) { return finite(x) ? x : -1e30F; }
   KVFOLD_DEVICE static float estimate(const head_context& head, index_t s) {
-    const float x = head.column(log_score, s);
-    return finite(x) ? x : -1e30F;
+    return estimate(head.column(log_score, s));
   }
   /// eq. 8: `s ← (a W s + s_now)/(a W + 1)` in logarithms.
   KVFOLD_DEVICE void average(float& score, float& weight, float now) const {
@@ -38,18 +38,10 @@ struct keepkv_rule {
     }
     weight = old + 1;
   }
-  /// S from a step's logits `[group]`.
-  KVFOLD_DEVICE void observe_logits(const head_context& head, index_t s, const float* logit,
-                                    index_t group) const {
-    float most = logit[0], sum = 0;
-    for (index_t g = 1; g < group; ++g) {
-      most = logit[g] > most ? logit[g] : most;
-    }
-    for (index_t g = 0; g < group; ++g) {
-      sum += exponential(logit[g] - most);
-    }
-    average(head.column(log_score, s), head.column(weight_sum, s),
-            most + logarithm(sum / static_cast<float>(group)) - head.log_mass[s]);
+  /// S of a slot of this log-mass from the `ln mean_g exp` of a step's logits.
+  KVFOLD_DEVICE float observe_logits(float log_mass, float* column, float mean) const {
+    average(column[log_score], column[weight_sum], mean - log_mass);
+    return log_mass + estimate(column[log_score]);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {

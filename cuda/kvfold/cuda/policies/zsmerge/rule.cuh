@@ -9,7 +9,7 @@ namespace kvfold::cuda {
 /// ZSMerge: decayed sums; an evicted slot merges into the nearest residual slot by dot product. Its
 /// plans depend on how many residual slots there are already (`counted`): those missing are made.
 struct zsmerge_rule {
-  static constexpr index_t columns = 3;
+  static constexpr index_t columns = 3, observed_columns = 1;
   static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true;
   enum column_name : index_t { score, count, is_residual };
   group_combine combine = group_combine::sum;
@@ -36,9 +36,8 @@ struct zsmerge_rule {
   }
   /// Places for scores, when `stay` slots are protected.
   KVFOLD_DEVICE index_t free(index_t target, index_t stay) const { return target - missing - stay; }
-  KVFOLD_DEVICE void observe(const head_context& head, index_t s, float a) const {
-    float& x = head.column(score, s);
-    x = score::accumulated(x, a, decay);
+  KVFOLD_DEVICE float observe(const head_context&, float* column, float a) const {
+    return column[score] = score::accumulated(column[score], a, decay);
   }
   KVFOLD_DEVICE void observed(const head_context&) const {}
   KVFOLD_DEVICE bool is_protected(const head_context& head, index_t s) const {
@@ -61,6 +60,7 @@ struct zsmerge_rule {
                                    const head_context& head, index_t h, index_t n,
                                    index_t removed) const {
     index_t residuals = 0;
+    KVFOLD_ROLLED
     for (index_t s = thread_index(); s < n; s += Threads) {
       residuals += counted(head, s) ? 1 : 0;
     }
@@ -86,6 +86,7 @@ struct zsmerge_rule {
                                     index_t n) const {
     const search::protection in_ring{0, ring, head.newest};
     index_t residuals = 0, others = 0;
+    KVFOLD_ROLLED
     for (index_t s = thread_index(); s < n; s += Threads) {
       float& flag = head.column(is_residual, s);
       const bool is = flag != 0.0F || head.column(count, s) > 1;
@@ -105,8 +106,10 @@ struct zsmerge_rule {
   template <index_t Threads>
   KVFOLD_DEVICE void name_residuals(of_warps<candidate, Threads>& shared, const head_context& head,
                                     index_t n, index_t some, index_t but) const {
+    KVFOLD_ROLLED
     for (index_t i = 0; i < some; ++i) {
       candidate best = 0;
+      KVFOLD_ROLLED
       for (index_t s = thread_index(); s < n; s += Threads) {
         if (s != but && !is_protected(head, s)) {
           const candidate c = least_candidate(order(head, s), s);
@@ -129,6 +132,7 @@ struct zsmerge_rule {
     const auto keys = cache.keys.of(h);
     const Scalar* const key = keys.at(removed);
     candidate best = 0;
+    KVFOLD_ROLLED
     for (index_t base = warp() * 32; base < n; base += Threads) {
       const index_t mine = base + lane();
       unsigned flags =
