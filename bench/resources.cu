@@ -49,8 +49,8 @@ using centre_step = remove_into_centre<half, search_entry_tiles<half, Depth>>;
 template <index_t Depth, index_t Eights>
 using attend_entries = attend_tiles<half, Depth, Eights, entry_masses, centres_in_tiles>;
 template <class Rule, template <class, index_t> class Compared = nothing_compared,
-          class Masses = log_masses>
-using whole_heads = attend_whole_heads<attend_tiles<half, 128, 1, Masses, Compared>,
+          class Masses = log_masses, index_t Depth = 128>
+using whole_heads = attend_whole_heads<attend_tiles<half, Depth, 1, Masses, Compared>,
                                        observe_and_remove<half, Rule, 128, 1>>;
 template <measured What>
 using columns_of = stream_columns<half, 128, What, query_rows<half>>;
@@ -80,6 +80,7 @@ bool print_all() {
          print<whole_heads<d2o_rule, nearest_in_tiles>>("whole-d2o") &&
          print<whole_heads<keepkv_rule, nearest_in_tiles>>("whole-keepkv") &&
          print<whole_heads<ems_rule, centres_in_tiles, entry_masses>>("whole-ems") &&
+         print<whole_heads<ems_rule, centres_in_tiles, entry_masses, 64>>("whole-ems-64") &&
          print<whole_heads<fold_rule>>("whole-fold") &&
          print<nearest_step<d2o_rule, 128>>("step-nearest-d2o") &&
          print<nearest_step<keepkv_rule, 128>>("step-nearest-keepkv") &&

@@ -48,29 +48,40 @@ struct of_warps {
   shared_array<T, Threads / 32> x;
 };
 
-/// The largest of the block's numbers, in every thread. Two barriers.
+/// The largest of the block's numbers, in every thread: the same, whatever NaN is among them. Two
+/// barriers. Whole numbers of warps are reduced by an instruction, others one after another.
 template <class T, index_t Threads>
 KVFOLD_DEVICE T block_max(of_warps<T, Threads>& shared, T x) {
+  constexpr index_t warps = Threads / 32;
   x = reduce_max(x);
   sync_block();  // the last use is over
   if (lane() == 0) {
     shared.x[warp()] = x;
   }
   sync_block();
-  return reduce_max<T>(shared.x[lane() % (Threads / 32)]);
+  if constexpr (std::is_integral_v<T>) {
+    return reduce_max<T>(shared.x[lane() % warps]);
+  } else {
+    T most = shared.x[0];
+    for (index_t w = 1; w < warps; ++w) {
+      const T y = shared.x[w];
+      most = y > most ? y : most;
+    }
+    return most;
+  }
 }
 
-/// The sum of the block's numbers, in every thread. Two barriers.
+/// The sum of the block's numbers, in every thread. Likewise.
 template <class T, index_t Threads>
 KVFOLD_DEVICE T block_sum(of_warps<T, Threads>& shared, T x) {
+  constexpr index_t warps = Threads / 32;
   x = reduce_sum(x);
   sync_block();
   if (lane() == 0) {
     shared.x[warp()] = x;
   }
   sync_block();
-  constexpr index_t warps = Threads / 32;
-  if constexpr (std::is_integral_v<T>) {  // one instruction, where others would take shuffles
+  if constexpr (std::is_integral_v<T>) {
     const T of_warp = shared.x[lane() % warps];
     return reduce_sum(lane() < warps ? of_warp : T{0});
   } else {

@@ -7,7 +7,8 @@
 namespace kvfold::cuda::detail {
 
 /// Attention, then what the second of a step's launches does, by the same block: nothing waits for
-/// other blocks. `Observe` begins before attention, which does not write what that asks for.
+/// other blocks. `Observe` begins while attention's first rows are on their way: attention does not
+/// write what that asks for.
 template <class Attend, class Observe>
 struct attend_whole_heads {
   static_assert(Attend::threads == Observe::threads);
@@ -22,8 +23,8 @@ struct attend_whole_heads {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    auto known = observe.begin();
-    attend(shared.attend);
+    typename Observe::begun known;
+    attend(shared.attend, [&] { known = observe.begin(); });
     sync_block();  // logits, maxima and sums are written
     observe.finish(shared.observe, known);
   }

@@ -1,4 +1,5 @@
-/// Combining the splits, observing, and removing one slot: the second of a step's launches.
+/// Combining the splits, observing, and removing one slot: the second of a step's launches, or the
+/// end of its only one.
 #pragma once
 
 #include <type_traits>  // std::conditional_t

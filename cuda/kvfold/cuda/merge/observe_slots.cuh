@@ -1,5 +1,5 @@
-/// What a step's second launch makes of a share of a head's slots: scores, and which is evicted
-/// first.
+/// What a step makes of a share of a head's slots when attention has ended: scores, and which is
+/// evicted first.
 #pragma once
 
 #include "kvfold/cuda/merge/predicted_slots.cuh"
@@ -22,6 +22,9 @@ struct observe_slots {
   static constexpr bool evicts_one = Rule::evicts && !shares_entries<Rule>;
   static constexpr bool by_slots = Rule::observes && !shares_entries<Rule>;  // each by itself
   static constexpr index_t columns = by_slots ? observed_columns<Rule>() : 0;
+  static_assert(
+      columns <= Rule::columns && (!by_slots || columns > 0),
+      "kvfold::cuda: a rule that observes with 1 to `columns` `observed_columns` expected");
   /// Slots that a thread asks for at once: what its registers hold, 64 of a block of 512.
   static constexpr index_t at_once = !by_slots && !evicts_one ? 1
                                      : Threads <= 128         ? 4
@@ -181,7 +184,8 @@ struct observe_slots {
     KVFOLD_UNROLL
     for (index_t u = 0; u < at_once; ++u) {
       if constexpr (seeks_logits<Rule>) {
-        a[u] = most[u] + logarithm(a[u] / static_cast<float>(cache.group));
+        const float none = most[u] - most[u];  // no number where that is infinite, as on the CPU
+        a[u] = none == 0 ? most[u] + logarithm(a[u] / static_cast<float>(cache.group)) : none;
       } else {
         a[u] = kvfold::score::of_group(rule.combine, a[u], cache.group);
       }
@@ -198,7 +202,7 @@ struct observe_slots {
     sum *= softmax_weight(most, top), most = top;
     KVFOLD_UNROLL
     for (index_t j = 0; j < 4; ++j) {
-      sum += j < count ? exponential(x[j] - top) : 0.0F;
+      sum += j < count ? softmax_weight(x[j], top) : 0.0F;
     }
   }
 

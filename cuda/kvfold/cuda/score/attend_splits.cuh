@@ -1,4 +1,4 @@
-/// Decode attention with log-mass, split over the sequence: the first of a step's two launches.
+/// Decode attention with log-mass, split over the sequence: the first launch of a step.
 #pragma once
 
 #include "kvfold/cuda/score/attend_rows.cuh"

@@ -57,6 +57,11 @@ struct attend_tiles {
 
   /// Grid: heads, splits.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+    (*this)(shared, [] {});
+  }
+  /// `meanwhile()`: what there is to do while the first tiles are on their way.
+  template <class Meanwhile>
+  KVFOLD_DEVICE void operator()(shared_memory& shared, Meanwhile meanwhile) const {
     let_next_start();
     const slot_share share = call.share(turn);
     const auto keys = call.cache.keys.of(share.head), values = call.cache.values.of(share.head);
@@ -71,6 +76,7 @@ struct attend_tiles {
       load(shared.tiles.first, ring + i * 2 * tile, keys, values, share.end_in_cache(),
            first + i * turn);
     }
+    meanwhile();
     call.clear_ticket(share);
     unsigned q[Eights][Depth / 16][2];
     load_queries(q);
