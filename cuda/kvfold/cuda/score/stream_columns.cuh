@@ -1,8 +1,6 @@
 /// Column sums of causal attention on tensor cores, two passes of one kernel.
 #pragma once
 
-#include <type_traits>  // std::true_type
-
 #include "kvfold/cuda/score/queries.cuh"
 #include "kvfold/cuda/score/stream_rows.cuh"
 #include "kvfold/cuda/score/stream_sums.cuh"
@@ -240,25 +238,18 @@ struct stream_columns {
       if (turn < 0) {
         continue;
       }
-      // Two loops: a branch between two products parts them, and the compiler leaves all that is
-      // not a product to one of them.
-      const auto multiply_tile = [&](auto masked) {
+      if (now.seen()) {
         KVFOLD_ROLLED
         for (index_t s0 = 0; s0 < multiplied; s0 += shape::turn) {
           multiply(even, weight_even, odd, weight_odd, stage, s0);
-          if constexpr (decltype(masked)::value) {
+          if (!now.whole()) {
             mask(even, stage, s0);
           }
           multiply(odd, weight_odd, even, weight_even, stage, s0 + shape::sub);
-          if constexpr (decltype(masked)::value) {
+          if (!now.whole()) {
             mask(odd, stage, s0 + shape::sub);
           }
         }
-      };
-      if (now.seen() && now.whole()) {
-        multiply_tile(std::false_type{});
-      } else if (now.seen()) {
-        multiply_tile(std::true_type{});
       }
       stage = stage == stages - 1 ? 0 : stage + 1;
     }
