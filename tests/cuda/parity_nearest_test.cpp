@@ -146,6 +146,23 @@ TEST_CASE("the nearest of rows that tensor cores cannot take") {
   check_both<half>({.heads = 2, .capacity = 90, .dim = 31, .group = 4}, {70, 89}, 960);
 }
 
+TEMPLATE_TEST_CASE("keepkv estimates a slot that some query heads cannot see", "", bfloat16,
+                   float) {
+  // Logits of the first four query heads are -inf, more than a thread has at once; the fifth's is
+  // 0.
+  one_step<TestType, keepkv> x({.similarity = 1},
+                               {.heads = 1, .capacity = 41, .dim = 8, .group = 5}, {40}, false, 1);
+  std::fill_n(x.q.host(), x.q.size(), from_float<TestType>(0.0F));
+  std::fill_n(x.kv.key(0, 0), 8, from_float<TestType>(0.0F));
+  for (std::size_t g = 0; g < 4; ++g) {
+    x.q.host()[g * 8] = from_float<TestType>(-1e30F);
+  }
+  x.kv.key(0, 0)[0] = from_float<TestType>(1e30F);
+  x.kv.column(keepkv_rule::weight_sum, 0, 0) = 0;  // nothing was estimated before
+  x.run();
+  CHECK(x.kv.column(keepkv_rule::log_score, 0, 0) == Approx(-std::log(5.0F)));
+}
+
 TEMPLATE_TEST_CASE("the nearest where keys are alike, zero, or no numbers", "", half, bfloat16,
                    float) {
   const cache_case c{.heads = 2, .capacity = 150, .dim = 32, .group = 4};

@@ -56,7 +56,7 @@ struct observe_and_remove {
 
   /// What is known before attention has ended.
   struct begun {
-    index_t h, tile, n;
+    index_t tile, n;
     bool full;  ///< there is no room for the new token
     head_context head;
     slot_tile own;
@@ -78,8 +78,7 @@ struct observe_and_remove {
     const bool full = options.appended && length >= cache.capacity;
     const index_t n = length + (options.appended && !full ? 1 : 0);
     const index_t newest = cache.tokens_total[h] - (options.appended ? 0 : 1);
-    begun known{h,
-                tile,
+    begun known{tile,
                 n,
                 full,
                 context_of(cache, state, h, newest),
@@ -87,21 +86,22 @@ struct observe_and_remove {
                 {},
                 {}};
     if (options.appended) {
-      begin_slot(known.head, h, known.own, n - 1);
+      begin_slot(known.head, known.own, n - 1);
     }
     const auto& mine = under_target(rule, target_of(h));
-    const observing slots{cache, state, from, mine, known.head, h, known.own};
+    const observing slots{cache, state, from, mine, known.head, known.own};
     known.stay = slots.look_ahead();
     slots.ask(known.held, slots.first());
     return known;
   }
   /// When attention has ended.
   KVFOLD_DEVICE void finish(shared_memory& shared, begun& known) const {
-    const index_t h = known.h, tile = known.tile;
+    const index_t h = known.head.head, tile = known.tile;
     const auto& mine = under_target(rule, target_of(h));
-    const observing slots{cache, state, from, mine, known.head, h, known.own};
+    const observing slots{cache, state, from, mine, known.head, known.own};
     slots.ask_logits(known.held, slots.first(), 0);
-    const combine_splits<Scalar, threads> splits{cache, from, out, log_sum_exp};
+    const combine_splits<Scalar, threads, observing::outputs_at_once> splits{cache, from, out,
+                                                                             log_sum_exp};
     if (Rule::observes || from.splits > 1) {
       splits.weigh(shared.softmax, h, tile, known.full);
     }
@@ -134,13 +134,12 @@ struct observe_and_remove {
   KVFOLD_DEVICE bool predicts() const { return from.predicted != nullptr; }
 
   /// The new token's numbers, of which the first launch knows nothing.
-  KVFOLD_DEVICE void begin_slot(const head_context& head, index_t h, const slot_tile& own,
-                                index_t s) const {
+  KVFOLD_DEVICE void begin_slot(const head_context& head, const slot_tile& own, index_t s) const {
     if (s < own.begin || s >= own.end || (s - own.begin) % threads != thread_index()) {
       return;
     }
-    cache.log_mass[cache.slot(h, s)] = 0;
-    cache.position[cache.slot(h, s)] = head.newest;
+    cache.log_mass[head.first + s] = 0;
+    cache.position[head.first + s] = head.newest;
     KVFOLD_ROLLED
     for (index_t c = 0; c < state.count; ++c) {
       head.column(c, s) = state.initial[c];
@@ -151,7 +150,7 @@ struct observe_and_remove {
   KVFOLD_DEVICE void end_head(shared_memory& shared, const Rule& mine, const begun& known,
                               index_t removed, const best_two& next) const {
     const head_context& head = known.head;
-    const index_t h = known.h, n = known.n, target = target_of(h);
+    const index_t h = head.head, n = known.n, target = target_of(h);
     const bool fresh = n > cache.length[h];  // else there was no room
     const bool over = options.removes && fresh && n == target + 1;
     bool removes = Rule::evicts && over && removed >= 0;

@@ -31,6 +31,7 @@ struct observe_slots {
                                      : seeks_logits<Rule>     ? 1
                                      : merges_removed<Rule>   ? 2
                                                               : 4;
+  static constexpr index_t outputs_at_once = shares_entries<Rule> ? 2 : 4;  // of splits: likewise
   /// Of the slots that a thread has asked for.
   struct numbers {
     float column[at_once][columns > 0 ? columns : 1];
@@ -43,7 +44,6 @@ struct observe_slots {
   const partial_attention& from;
   const Rule& rule;
   const head_context& head;
-  index_t h;
   slot_tile own;
 
   KVFOLD_DEVICE index_t first() const { return own.begin + thread_index(); }
@@ -145,7 +145,7 @@ struct observe_slots {
  private:
   /// Only where the rule reads them: other calls have none.
   KVFOLD_DEVICE const float* logits_of(index_t s) const {
-    return from.logits + cache.slot(h, s) * cache.group;
+    return from.logits + (head.first + s) * cache.group;
   }
   template <class Softmax>
   KVFOLD_DEVICE static float probability(Softmax& softmax, index_t g, float l) {
@@ -191,7 +191,8 @@ struct observe_slots {
       }
     }
   }
-  /// Σ exp(x − most) of `count` and more numbers, with a higher `most` where there is one.
+  /// KeepKV's ln mean_g exp(ℓ_g): Σ exp(x − most) of `count` and more numbers, with a higher `most`
+  /// where there is one.
   KVFOLD_DEVICE static void add_exponentials(const vector_16<float>& x, index_t count, float& most,
                                              float& sum) {
     float top = most;
@@ -211,7 +212,7 @@ struct observe_slots {
   KVFOLD_DEVICE unsigned observe(Softmax& softmax, const numbers& held, index_t s, index_t u,
                                  float a) const {
     if constexpr (shares_entries<Rule>) {
-      rule.observe_entry(cache, state, h, s, logits_of(s),
+      rule.observe_entry(cache, state, head.head, s, logits_of(s),
                          [&](index_t g, float l) { return probability(softmax, g, l); });
       return 0;
     } else if constexpr (!by_slots) {

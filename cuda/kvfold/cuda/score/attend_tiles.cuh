@@ -34,10 +34,10 @@ struct attend_tiles {
       (Depth > 64 ? 3 : 5) - (compared::compares && Eights > 1 ? 1 : 0);
   static constexpr index_t stages = 2;         // tiles of a ring
   static constexpr index_t turn = 16 * warps;  // slots
-  static constexpr index_t queries = 8 * Eights;
-  static constexpr index_t pitch = Depth + 4;
+  static constexpr index_t queries = 8 * Eights, pitch = Depth + 4;
   using rows = warp_tile<Scalar, Depth>;
   static constexpr index_t tile = rows::size;  // elements of K or V
+  using tile_array = shared_array<Scalar, warps * stages * 2 * tile>;
   template <class C>
   struct compared_memory {
     shared_array<Scalar, C::size> predicted;
@@ -46,12 +46,9 @@ struct attend_tiles {
   struct no_memory {};
   struct shared_memory
       : std::conditional_t<compared::compares, compared_memory<compared>, no_memory> {
-    shared_union<shared_array<Scalar, warps * stages * 2 * tile>,
-                 shared_array<float, warps * queries * pitch>>
-        tiles;
+    shared_union<tile_array, shared_array<float, warps * queries * pitch>> tiles;
     shared_array<float, warps * queries> max, sum;
   };
-  using tile_array = shared_array<Scalar, warps * stages * 2 * tile>;
 
   attention_call<Scalar, Masses> call;
 
@@ -66,6 +63,7 @@ struct attend_tiles {
     const slot_share share = call.share(turn);
     const auto keys = call.cache.keys.of(share.head), values = call.cache.values.of(share.head);
     const index_t ring = warp() * stages * 2 * tile, first = share.begin + warp() * 16;
+    const index_t end = share.end_in_cache();
     [[maybe_unused]] compared like;
     if constexpr (compared::compares) {
       like.begin(shared.predicted, call.cache, share.head,
@@ -73,8 +71,7 @@ struct attend_tiles {
     }
     KVFOLD_UNROLL
     for (index_t i = 0; i < stages - 1; ++i) {
-      load(shared.tiles.first, ring + i * 2 * tile, keys, values, share.end_in_cache(),
-           first + i * turn);
+      load(shared.tiles.first, ring + i * 2 * tile, keys, values, end, first + i * turn);
     }
     meanwhile();
     call.clear_ticket(share);
@@ -93,7 +90,6 @@ struct attend_tiles {
     if (share.has_new() && warp() == 1) {
       call.append(share, true);
     }
-    const index_t end = share.end_in_cache();
     const auto mass_of = [&](index_t s0) {  // of a slot a lane
       const index_t s = s0 + lane() % 16;
       return s < end ? call.cache.log_mass[call.cache.slot(share.head, s)] : 0.0F;

@@ -12,7 +12,8 @@ struct combined_splits {
   shared_array<float, max_group> max, inverse;    // of the logits; of the sum
 };
 
-template <class Scalar, index_t Threads>
+/// `AtOnce`: so many splits' outputs are on their way to a thread.
+template <class Scalar, index_t Threads, index_t AtOnce>
 struct combine_splits {
   cache_view<Scalar> cache;
   partial_attention from;
@@ -68,7 +69,7 @@ struct combine_splits {
       for (index_t j = 0; j < 4; ++j) {
         x[j] = 0;
       }
-      constexpr index_t many = Splits < 4 ? Splits : 4;  // on their way at once
+      constexpr index_t many = Splits < AtOnce ? Splits : AtOnce;
       KVFOLD_ROLLED
       for (index_t first = 0; first < from.splits; first += many) {
         vector_16<float> y[many];
