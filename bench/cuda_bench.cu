@@ -90,9 +90,15 @@ void add_all() {
                                    {"column_scores_given", asked::log_sums_given},
                                    {"column_scores_window", asked::window}}) {
     add(name, [what = what](auto& state) { column_scores(state, what); })
-        ->ArgNames({"heads", "tokens"})
-        ->Args({32, 4096});
+        ->ArgNames({"heads", "tokens", "group"})
+        ->Args({32, 4096, 1})
+        ->Args({8, 4096, 4});
   }
+  add("leverage", leverage)
+      ->ArgNames({"heads", "tokens"})
+      ->Args({8, 4096})
+      ->Args({256, 1024})
+      ->Args({256, 4096});
   struct search {
     const char* name;
     void (*bench)(benchmark::State&);

@@ -1,4 +1,5 @@
-/// Benches of a prompt: column sums, compressing it, carrying plans out. Arguments: heads, tokens.
+/// Benches of a prompt: column sums, leverage, compressing it, carrying plans out. Arguments:
+/// heads, tokens, for column sums the group.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +19,12 @@ enum class asked { all, log_sums_given, window };
 
 inline void column_scores(benchmark::State& state, asked what) {
   const auto n = static_cast<index_t>(state.range(1));
-  prompt p(static_cast<index_t>(state.range(0)), n, 1);
+  prompt p(static_cast<index_t>(state.range(0)), n, static_cast<index_t>(state.range(2)));
   auto view = p.kv.view();
   std::vector<float> log_sums;
   if (what == asked::log_sums_given) {  // of logits that are all about 0
     view.scale = 1e-9F;
-    for (index_t i = 0; i < view.heads * n; ++i) {
+    for (index_t i = 0; i < view.heads * view.group * n; ++i) {
       log_sums.push_back(std::log(static_cast<float>(i % n + 1)));
     }
   }
@@ -43,12 +44,45 @@ inline void column_scores(benchmark::State& state, asked what) {
   for (std::size_t s = 0; s < cache_on_device::n(n); ++s) {
     sum += static_cast<double>(sums[s]);
   }
-  if (!(std::abs(sum - rows.count) < 1e-3 * rows.count)) {
+  const index_t asking = rows.count * view.group;
+  if (!(std::abs(sum - asking) < 1e-3 * asking)) {
     return state.SkipWithError("the column sums do not sum to the queries");
   }
   const double causal = what == asked::window ? 32.0 * n : 0.5 * n * n,
                products = what == asked::log_sums_given ? 1 : 2;
-  report_operations(state, 2 * products * view.heads * causal * 128, measure(state, run));
+  report_operations(state, 2 * products * view.heads * view.group * causal * 128,
+                    measure(state, run));
+}
+
+/// Leverage of all keys, as `fold` pins by it.
+inline void leverage(benchmark::State& state) {
+  const auto heads = static_cast<index_t>(state.range(0)), n = static_cast<index_t>(state.range(1));
+  prompt p(heads, n, 4);
+  const auto columns = p.kv.state(fold{});
+  const auto view = p.kv.view();
+  const auto rule = cuda::device_policy<fold>::rule(fold{}, view.dim);
+  cuda::detail::leverage_scratch work{};
+  cuda::workspace_allocator count;
+  work.allocate(count, cuda::detail::shape_of(view));
+  const buffer<char> memory(count.used());
+  cuda::workspace_allocator from({memory.data(), memory.size()});
+  work.allocate(from, cuda::detail::shape_of(view));
+  const buffer<float> out(p.kv.slots());
+  const buffer<index_t> planned(cache_on_device::n(heads));
+  work.leverage = out.data();
+  const auto run = [&] {
+    cuda::detail::leverage_of_keys(view, columns, rule, kvfold::budget{.target = 0}, false, nullptr,
+                                   planned.data(), work, nullptr);
+  };
+  run();
+  double mean = 0;  // of x / (x + 1) over the eigenvalues, which are about 1, times 128
+  for (const float x : out.host(cache_on_device::n(n))) {
+    mean += static_cast<double>(x) / n;
+  }
+  if (!(mean > 50 && mean < 64.5)) {
+    return state.SkipWithError("leverage is not that of normal keys");
+  }
+  measure(state, run);
 }
 
 /// A prompt to a quarter, by its queries or by the scores that are there already.

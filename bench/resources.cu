@@ -13,8 +13,10 @@
 #include "kvfold/cuda/policies/ems/scores.cuh"
 #include "kvfold/cuda/policies/ems/step.cuh"
 #include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvfold/cuda/policies/fold/leverage.cuh"
 #include "kvfold/cuda/policies/fold/pairs.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
+#include "kvfold/cuda/policies/fold/space.cuh"
 #include "kvfold/cuda/policies/fold/values.cuh"
 #include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
 #include "kvfold/cuda/policies/keepkv/rule.cuh"
@@ -115,6 +117,13 @@ bool print_all() {
          print<weigh_rows<half, residual_weights>>("zsmerge-weights") &&
          print<make_rows<half, join_above_mean>>("d2o-rows") &&
          print<weigh_rows<half, absorb_weights>>("d2o-weights") &&
+         print<sum_moments<unrotated_keys<half>, 128>>("fold-moments") &&
+         print<sum_moments<unrotated_keys<half>, 256>>("fold-moments-256") &&
+         print<sum_moments<reference_rows<half>, 128>>("fold-metric") &&
+         print<make_covariance<unrotated_keys<half>>>("fold-covariance") &&
+         print<invert_covariance<half, 128>>("fold-inverse") &&
+         print<measure_leverage<half, 128>>("fold-leverage") &&
+         print<measure_leverage<half, 256>>("fold-leverage-256") &&
          print<choose_cheapest<half>>("fold-cheapest") && print<pick_seeds<>>("fold-seeds") &&
          print<pick_seeds<pick_seeds<>::few>>("fold-seeds-small") &&
          print<nearest_centre<256>>("fold-nearest") &&

@@ -108,8 +108,8 @@ def works():
             graphed(flex_decode(heads, slots, group, compiled)),
         )
     sums = column_sums(32, 4096)
-    made["column sums, eager"] = ("column_scores/heads:32/tokens:4096", sums)
-    made["column sums, torch.compile"] = ("column_scores/heads:32/tokens:4096", torch.compile(sums))
+    made["column sums, eager"] = ("column_scores/heads:32/tokens:4096/group:1", sums)
+    made["column sums, torch.compile"] = ("column_scores/heads:32/tokens:4096/group:1", torch.compile(sums))
     for name, kind in (("h2o", steps.H2O), ("zsmerge", steps.ZSMerge), ("keepkv", steps.KeepKV)):
         made[f"a step of {name}, eager"] = (f"step/{name}/heads:256/slots:1024/group:1", eager_step(kind, 256, 1024))
     return made | presses(4096, 0.25)

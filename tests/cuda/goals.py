@@ -85,10 +85,10 @@ def main():
         table.add(what, "256 × 1024, groups 1 / 4 / 8", [step(256, 1024, g) for g in groups], bounds)
         if policy not in ("kvmerger", "fold"):  # those free many slots at once: the mean of a whole round, of one shape
             table.add(what, "64 × 2048 / 256 × 4096, group 4", [step(64, 2048, 4), step(256, 4096, 4)], bounds[1])
-    prompt = "32 heads × 4096"
-    table.add("`column_scores`, µs", prompt, of("column_scores/heads:32/tokens:4096"), 480, 0)
-    table.add("… log-sum-exp given, µs", prompt, of("column_scores_given/heads:32/tokens:4096"), 240, 0)
-    table.add("… the last 32 queries, µs", prompt, of("column_scores_window/heads:32/tokens:4096"), 32, 0)
+    for shape, at in (("32 heads × 4096", "heads:32/tokens:4096/group:1"), ("8 × 4 heads, 4096", "heads:8/tokens:4096/group:4")):
+        table.add("`column_scores`, µs", shape, of(f"column_scores/{at}"), 480, 0)
+        table.add("… log-sum-exp given, µs", shape, of(f"column_scores_given/{at}"), 240, 0)
+        table.add("… the last 32 queries, µs", shape, of(f"column_scores_window/{at}"), 32, 0)
     layer = peers.get("prompt", {}).get("8", {}).get("cudnn", ATTENTION_US)
     layers = peers.get("prompt", {}).get("256", {}).get("cudnn", 32 * ATTENTION_US)
     bounds = {"streaming_llm": 0.15, "snapkv": 0.3, "keepkv": 5, "fold": 6}

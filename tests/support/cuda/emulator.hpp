@@ -236,8 +236,13 @@ inline float inverse_square_root(float x) {
   return emulator::rounded_otherwise(1 / std::sqrt(x), x);
 }
 inline double square_root(double x) { return std::sqrt(x); }
-inline float cosine(float x) { return emulator::rounded_otherwise(std::cos(x), x); }
-inline float sine(float x) { return emulator::rounded_otherwise(std::sin(x), x); }
+constexpr double pi = 3.14159265358979323846;
+inline float cosine_pi(float x) {
+  return emulator::rounded_otherwise(static_cast<float>(std::cos(pi * double{x})), x);
+}
+inline float sine_pi(float x) {
+  return emulator::rounded_otherwise(static_cast<float>(std::sin(pi * double{x})), x);
+}
 inline double power(double x, double y) { return std::pow(x, y); }
 inline double nearest_integer(double x) { return std::rint(x); }
 

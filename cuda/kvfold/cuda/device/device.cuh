@@ -62,7 +62,7 @@
 ///     exponential(x), logarithm(x), square_root(x)
 ///                                                 of float, double
 ///     inverse_square_root(x)                      of float, to about 2^-22
-///     cosine(x), sine(x)                          of float, |x| ≤ π
+///     cosine_pi(x), sine_pi(x)                    of π x; float, |x| ≤ 1
 ///     power(x, y), nearest_integer(x)             of double
 ///     let_next_start(), wait_for_previous()       see `launch_early`
 ///

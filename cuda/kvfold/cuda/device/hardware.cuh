@@ -291,8 +291,8 @@ __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
 __device__ inline float inverse_square_root(float x) { return rsqrtf(x); }
 __device__ inline double square_root(double x) { return sqrt(x); }
-__device__ inline float cosine(float x) { return cosf(x); }
-__device__ inline float sine(float x) { return sinf(x); }
+__device__ inline float cosine_pi(float x) { return cospif(x); }
+__device__ inline float sine_pi(float x) { return sinpif(x); }
 __device__ inline double power(double x, double y) { return pow(x, y); }
 __device__ inline double nearest_integer(double x) { return rint(x); }
 

@@ -5,6 +5,21 @@
 
 namespace kvfold::cuda {
 
+/// Numbers `x`, `y` of a row, and which these are; −1: there is no second.
+struct number_pair {
+  index_t i = -1, j = -1;
+  float x = 0, y = 0;
+
+  /// `use(i, x)`, `use(j, y)`.
+  template <class Use>
+  KVFOLD_DEVICE void each(Use use) const {
+    use(i, x);
+    if (j >= 0) {
+      use(j, y);
+    }
+  }
+};
+
 /// RoPE of one dim: pair `p` of a row turns by `frequency[p]` radians a position. An odd last
 /// element stays.
 struct rope_params {
@@ -17,27 +32,32 @@ struct rope_params {
 
   /// As `kvfold::rotation` has it: the angle exact (double, brought into one turn), its sine a
   /// float's.
-  KVFOLD_DEVICE angle column_score(index_t p, index_t positions) const {
+  KVFOLD_DEVICE angle of_pair(index_t p, index_t positions) const {
     constexpr double whole = 6.283185307179586476925;
-    const double x = static_cast<double>(positions) * frequency[p];
-    const auto reduced = static_cast<float>(x - whole * nearest_integer(x / whole));
-    return {cosine(reduced), sine(reduced)};
+    const double turns = static_cast<double>(positions) * (frequency[p] * (1 / whole));
+    const float half_turns = 2 * static_cast<float>(turns - nearest_integer(turns));
+    return {cosine_pi(half_turns), sine_pi(half_turns)};
   }
 
-  /// Elements `i` and `j` of pair `p` of `row [dim]`, turned by so many positions, to
-  /// `put(i, x), put(j, y)`; with `p` = dim / 2 an odd last element as it is.
+  /// Which elements pair `p` of a row is; an odd last element has none beside it, and frequency 0.
+  KVFOLD_DEVICE number_pair elements(index_t dim, index_t p) const {
+    if (2 * p + 1 == dim) {
+      return {dim - 1, -1};
+    }
+    return halves ? number_pair{p, p + dim / 2} : number_pair{2 * p, 2 * p + 1};
+  }
+  /// Pair `p`, turned by so many positions.
+  KVFOLD_DEVICE number_pair turned(number_pair x, index_t p, index_t positions) const {
+    const angle turn = of_pair(p, positions);
+    return {x.i, x.j, x.x * turn.cosine - x.y * turn.sine, x.y * turn.cosine + x.x * turn.sine};
+  }
+  /// Pair `p` of `row [dim]`, turned by so many positions, to `put(element, number)`.
   template <class Scalar, class Put>
   KVFOLD_DEVICE void pair(const Scalar* row, index_t dim, index_t p, index_t positions,
                           Put put) const {
-    if (2 * p + 1 == dim) {
-      put(dim - 1, to_float(row[dim - 1]));
-      return;
-    }
-    const index_t i = halves ? p : 2 * p, j = halves ? p + dim / 2 : 2 * p + 1;
-    const angle turn = column_score(p, positions);
-    const float a = to_float(row[i]), b = to_float(row[j]);
-    put(i, a * turn.cosine - b * turn.sine);
-    put(j, b * turn.cosine + a * turn.sine);
+    number_pair x = elements(dim, p);
+    x.x = to_float(row[x.i]), x.y = x.j < 0 ? 0.0F : to_float(row[x.j]);
+    turned(x, p, positions).each(put);
   }
   /// Pairs of a row, an odd last element counted as one.
   KVFOLD_DEVICE static index_t pairs(index_t dim) { return (dim + 1) / 2; }

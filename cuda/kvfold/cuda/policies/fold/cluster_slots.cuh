@@ -9,7 +9,7 @@
 namespace kvfold::cuda::detail {
 
 /// Clusters of the slots that are not pinned, merged into their seeds (`kvfold::search::cluster`),
-/// in the space that `queries` see. The slots' masses are known. Eight launches, two for every
+/// in the space that `queries` see. The slots' masses are known. Nine launches, two for every
 /// round of seeds and three for every round of Lloyd's but the first.
 template <class Scalar>
 void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
@@ -21,9 +21,10 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
   };
   const keep_evict_partition& d = work.divided;
   const prompt_scratch& own = work.prompt;
-  using metric = query_metric<Scalar>;
-  launch(metric{cache, queries, own.space.factor}, {heads, shares(cache.dim, metric::rows)},
-         stream);
+  // How much apart keys are to the queries: scale² (C + 10⁻³ I).
+  covariance_of<false>(cache, reference_rows<Scalar>{queries, cache.group, cache.dim},
+                       queries.count * cache.group, d.rows, cache.scale * cache.scale, 1e-3F,
+                       work.fold.leverage.moments, stream);
   const unsigned stretches = shares(cache.capacity, space_sums::slots);
   launch(sum_slots<Scalar>{cache, d.rows, own.sums}, {heads, stretches}, stream);
   launch(factor_space<Scalar>{cache, d.rows, own.sums, static_cast<index_t>(stretches),

@@ -3,7 +3,7 @@
 
 #include "kvfold/cuda/memory/column_memory.cuh"
 #include "kvfold/cuda/memory/plan_memory.cuh"
-#include "kvfold/cuda/policies/fold/keys.cuh"
+#include "kvfold/cuda/policies/fold/leverage.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/prompt_scores.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
@@ -34,9 +34,9 @@ struct prompt_scratch {
   float* least;  ///< [heads]
 };
 
-/// `fits`: are values fitted?
+/// `of_queries`: where their covariance will be. `fits`: are values fitted?
 inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const work_shape& shape,
-                                              bool fits) {
+                                              const moment_scratch& of_queries, bool fits) {
   const std::size_t n = shape.all_heads(), slots = shape.slots();
   const auto d = static_cast<std::size_t>(shape.dim);
   prompt_scratch m{};
@@ -46,9 +46,8 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
     return point_rows{from.take<half>(rows * static_cast<std::size_t>(depth)),
                       from.take<float>(rows), of_head, depth};
   };
-  m.space = {from.take<float>(n * d * d),
-             from.take<char>(n * d * d * split_factor<float>::most_bytes), from.take<float>(n * d),
-             from.take<float>(n), from.take<float>(slots)};
+  m.space = {of_queries.covariance, from.take<char>(n * d * d * split_factor<float>::most_bytes),
+             from.take<float>(n * d), from.take<float>(n), from.take<float>(slots)};
   const index_t spare = pick_seeds<>::spare_rows(depth);
   m.points = points(shape.capacity);
   m.clusters.means = points(shape.target > spare ? shape.target : spare);
@@ -94,7 +93,7 @@ struct fold_plan_memory : plan_memory {
                           rule.queries > shape.queries ? rule.queries : shape.queries,
                           shape.capacity);
     if (shape.queries > 0) {
-      prompt = allocate_prompt_scratch(from, shape, rule.prompt.ridge > 0);
+      prompt = allocate_prompt_scratch(from, shape, fold.leverage.moments, rule.prompt.ridge > 0);
     }
   }
 };

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_radix_select.cuh"
+#include "kvfold/cuda/memory/head_budgets.cuh"
+#include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/fold/queries.cuh"
 #include "kvfold/cuda/search/match.cuh"
 

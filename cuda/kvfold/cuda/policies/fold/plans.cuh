@@ -12,7 +12,7 @@
 namespace kvfold::cuda::detail {
 
 /// Decode, on the queries remembered: the cheapest pairs of every head that reaches its
-/// budget are merged, to its target. Fifteen launches, sixteen by scores.
+/// budget are merged, to its target. Sixteen launches, seventeen by scores.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const head_budgets& limits, const fold_plan_memory& work, stream stream) {
@@ -31,7 +31,9 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   const foreseen_rows queries{own.foreseen, rule.queries, cache.group,        pitch_of(cache.dim),
                               d.rows,       state.memory, state.memory_stride};
   launch(foresee<Scalar>{cache, state, rule, queries, own.foreseen}, {heads, group}, stream);
-  column_scores(cache, queries, {}, {.total = own.sum}, own.measure, stream);
+  cache_view<Scalar> one_head = cache;
+  one_head.group = 1;
+  column_scores(one_head, foreseen_line(queries), {}, {.total = own.sum}, own.measure, stream);
   using weigh = weigh_slots<Scalar, foreseen_rows>;
   launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
          stream);

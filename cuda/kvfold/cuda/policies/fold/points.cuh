@@ -11,7 +11,7 @@ namespace kvfold::cuda::detail {
 /// What makes a slot a point: `[scale · (k − mean k) L | v / mean‖v‖]`, `L Lᵀ` the queries'
 /// covariance.
 struct point_space {
-  float* factor;   ///< [heads, dim, dim] scale² C, then scale · L, column by column
+  float* factor;   ///< [heads, dim, dim] scale² (C + 10⁻³ I), then scale · L, column by column
   void* split;     ///< [heads, parts, dim, dim] the same as a sum of `split_factor::parts` scalars
   float* offset;   ///< [heads, dim] the mean key times it
   float* inverse;  ///< [heads] 1 / mean‖v‖

@@ -3,7 +3,7 @@
 
 #include <limits>  // std::numeric_limits
 
-#include "kvfold/cuda/policies/fold/keys.cuh"
+#include "kvfold/cuda/policies/fold/leverage.cuh"
 #include "kvfold/cuda/policies/fold/reference.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 #include "kvfold/cuda/score/foresight.cuh"
@@ -146,7 +146,7 @@ struct keep_scores {
 /// `kvfold::prompt_scores` of all heads into their column, by a prompt's own queries, all of them:
 /// each is moved behind the prompt, and a slot has the largest probability that any gives it beside
 /// what the query found in its own reading. Moved queries are rounded to the cache's scalar, as
-/// those of a second reading would be. Nine launches and one a query head of the group; one more
+/// those of a second reading would be. Ten launches and one a query head of the group; one more
 /// for each pass over columns that is split.
 template <class Scalar>
 void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,

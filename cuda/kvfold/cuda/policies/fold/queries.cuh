@@ -1,16 +1,13 @@
 /// fold: the remembered queries at the positions to come, and their attention.
 #pragma once
 
-#include "kvfold/cuda/policies/fold/keys.cuh"
+#include "kvfold/cuda/policies/fold/rule.cuh"
 #include "kvfold/cuda/score/column_scores.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// Queries of a plan of fold's, as `column_scores` takes them: as many as each head has, and each
-/// sees everything.
+/// Queries of a plan of fold's: as many as each head has.
 struct foreseen_rows {
-  using scalar = float;
-
   const float* data;  // [heads, group, count, pitch]
   index_t count;      // the most
   index_t group, pitch;
@@ -26,10 +23,27 @@ struct foreseen_rows {
     memcpy(&x, memory + h * stride + fold_floats::held, sizeof x);
     return x;
   }
-  KVFOLD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
-    return i < count_of(h) ? 0x7ffffffe : -1;
-  }
   KVFOLD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && count_of(h) > 0; }
+};
+
+/// ... as `column_scores` takes them, and each sees everything: those of the whole group as of one
+/// query head, since a tile has room for more than one remembers.
+struct foreseen_line {
+  using scalar = float;
+
+  foreseen_rows rows;
+  const float* data;  // [heads, count, pitch]
+  index_t count;      // of the group, the most
+
+  explicit foreseen_line(const foreseen_rows& of)
+      : rows(of), data(of.data), count(of.count * of.group) {}
+  KVFOLD_DEVICE const float* at(index_t h, index_t, index_t i) const {
+    return data + (std::ptrdiff_t{h} * count + i) * rows.pitch;
+  }
+  KVFOLD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
+    return i % rows.count < rows.count_of(h) ? 0x7ffffffe : -1;
+  }
+  KVFOLD_DEVICE bool asks(index_t h) const { return rows.asks(h); }
   bool aligned() const { return true; }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/device/block_sort.cuh"
+#include "kvfold/cuda/memory/lists.cuh"
 #include "kvfold/cuda/policies/fold/queries.cuh"
 
 namespace kvfold::cuda::detail {

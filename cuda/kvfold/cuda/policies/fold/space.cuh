@@ -2,81 +2,38 @@
 #pragma once
 
 #include "kvfold/cuda/device/cholesky.cuh"
+#include "kvfold/cuda/policies/fold/moments.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/reference.cuh"
 
 namespace kvfold::cuda::detail {
 
-/// `scale² (C + 10⁻³ I)`, C the covariance of the reference queries: how much apart keys are to
-/// them. A block has 16 rows, and reads the queries twice.
+/// Reference queries of a head's whole group, as rows of `sum_moments`.
 template <class Scalar>
-struct query_metric {
-  static constexpr index_t threads = 256;
-  static constexpr index_t some = 32;  // queries at a time
-  static constexpr index_t rows = 16;
-  static constexpr index_t own = rows / (threads / 32);
-  struct shared_memory {
-    shared_array<float, some * max_dim> x;
-    shared_array<float, max_dim> mean;
-  };
-
-  cache_view<Scalar> cache;
+struct reference_rows {
   chosen_rows<Scalar> queries;
-  float* metric;  // [heads, dim, dim]
+  index_t group, dim;
 
-  /// Grid: heads, stretches of `rows`.
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
-    if (!queries.asks(h)) {
-      return;
-    }
-    const index_t first = static_cast<index_t>(block_index().y) * rows;
-    const index_t count = queries.count * cache.group;
-    const auto query = [&](index_t e) {
-      return queries.at(h, e / queries.count, e % queries.count);
+  KVFOLD_DEVICE index_t count(index_t) const { return queries.count * group; }
+  KVFOLD_DEVICE bool asks(index_t h) const { return queries.asks(h); }
+  struct of_head {
+    const reference_rows& all;
+    index_t head;
+
+    struct loaded {
+      Scalar x, y;
     };
-    for (index_t i = thread_index(); i < cache.dim; i += threads) {
-      float sum = 0;
-      for (index_t e = 0; e < count; ++e) {
-        sum += to_float(query(e)[i]);
-      }
-      shared.mean[i] = sum / static_cast<float>(count);
+    KVFOLD_DEVICE loaded load(index_t e, index_t p) const {
+      const index_t count = all.queries.count, i = 2 * p;
+      const Scalar* const row = all.queries.at(head, e / count, e % count);
+      return {row[i], row[i + 1 < all.dim ? i + 1 : i]};
     }
-    float sum[own][max_dim / 32] = {};
-    for (index_t e0 = 0; e0 < count; e0 += some) {
-      const index_t held = count - e0 < some ? count - e0 : some;
-      sync_block();
-      for (index_t e = thread_index(); e < held * cache.dim; e += threads) {
-        const index_t r = e / cache.dim, i = e % cache.dim;
-        shared.x[r * max_dim + i] = to_float(query(e0 + r)[i]) - shared.mean[i];
-      }
-      sync_block();
-      KVFOLD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
-        const index_t i = first + u * (threads / 32) + warp();
-        KVFOLD_UNROLL
-        for (index_t w = 0; w < max_dim / 32; ++w) {
-          const index_t j = w * 32 + lane();
-          for (index_t r = 0; r < held && i < cache.dim && j < cache.dim; ++r) {
-            sum[u][w] += shared.x[r * max_dim + i] * shared.x[r * max_dim + j];
-          }
-        }
-      }
+    KVFOLD_DEVICE number_pair number(const loaded& of, index_t p) const {
+      const bool both = 2 * p + 1 < all.dim;
+      return {2 * p, both ? 2 * p + 1 : -1, to_float(of.x), both ? to_float(of.y) : 0.0F};
     }
-    KVFOLD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
-      const index_t i = first + u * (threads / 32) + warp();
-      KVFOLD_UNROLL
-      for (index_t w = 0; w < max_dim / 32; ++w) {
-        const index_t j = w * 32 + lane();
-        if (i < cache.dim && j < cache.dim) {
-          const float x = sum[u][w] / static_cast<float>(count) + (i == j ? 1e-3F : 0.0F);
-          metric[(std::ptrdiff_t{h} * cache.dim + i) * cache.dim + j] =
-              cache.scale * cache.scale * x;
-        }
-      }
-    }
-  }
+  };
+  KVFOLD_DEVICE of_head of(index_t h) const { return {*this, h}; }
 };
 
 /// Sums over stretches of slots: of keys, and of the values' norms.
