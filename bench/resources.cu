@@ -122,6 +122,7 @@ bool print_all() {
          print<sum_moments<reference_rows<half>, 128>>("fold-metric") &&
          print<make_covariance<unrotated_keys<half>>>("fold-covariance") &&
          print<invert_covariance<half, 128>>("fold-inverse") &&
+         print<factor_space<half, 128>>("fold-space") &&
          print<measure_leverage<half, 128>>("fold-leverage") &&
          print<measure_leverage<half, 256>>("fold-leverage-256") &&
          print<choose_cheapest<half>>("fold-cheapest") && print<pick_seeds<>>("fold-seeds") &&

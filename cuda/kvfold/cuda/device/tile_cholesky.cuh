@@ -10,24 +10,14 @@ namespace kvfold::cuda::detail {
 struct tile_cholesky {
   static constexpr index_t threads = 256, side = 128, pitch = side + 4, some = 32;
   using array = shared_array<float, side * pitch>;
+  using row_numbers = float[some];
 
   KVFOLD_DEVICE static index_t at(index_t row, index_t column) { return row * pitch + column; }
 
   /// `a`, all of whose eigenvalues are at least 1, becomes `L⁻¹`, `L Lᵀ = a`; above its diagonal
   /// lies whatever there was. A barrier before and after.
   KVFOLD_DEVICE static void invert_factor(array& a) {
-    sync_block();
-    KVFOLD_ROLLED
-    for (index_t b = 0; b < side; b += some) {
-      if (warp() == 0) {
-        invert_diagonal(a, b);
-      }
-      sync_block();
-      solve_below(a, b);
-      sync_block();
-      subtract(a, b);
-      sync_block();
-    }
+    eliminate(a, [](index_t, const row_numbers&) {});
     KVFOLD_ROLLED
     for (index_t j = side / some - 2; j >= 0; --j) {
       invert_column(a, j);
@@ -35,8 +25,42 @@ struct tile_cholesky {
     }
   }
 
+  /// ... becomes `L` itself; `diagonal` is scratch.
+  using diagonal_array = shared_array<float, side*(some + 1)>;
+  KVFOLD_DEVICE static void factor(array& a, diagonal_array& diagonal) {
+    eliminate(a, [&](index_t row, const row_numbers& of_factor) {
+      KVFOLD_UNROLL
+      for (index_t c = 0; c < some; ++c) {
+        diagonal[row * (some + 1) + c] = of_factor[c];
+      }
+    });
+    for (index_t e = thread_index(); e < side * some; e += threads) {
+      const index_t row = e / some, c = e % some;
+      if (c <= row % some) {
+        a[at(row, row / some * some + c)] = diagonal[row * (some + 1) + c];
+      }
+    }
+    sync_block();
+  }
+
  private:
-  using row_numbers = float[some];
+  /// `L` below the diagonal's blocks of 32 × 32, whose inverses lie there; their rows themselves go
+  /// to `keep(row, numbers)`.
+  template <class Keep>
+  KVFOLD_DEVICE static void eliminate(array& a, Keep keep) {
+    sync_block();
+    KVFOLD_ROLLED
+    for (index_t b = 0; b < side; b += some) {
+      if (warp() == 0) {
+        invert_diagonal(a, b, keep);
+      }
+      sync_block();
+      solve_below(a, b);
+      sync_block();
+      subtract(a, b);
+      sync_block();
+    }
+  }
 
   /// `x · own`, of 32 numbers from `from` on.
   KVFOLD_DEVICE static float product(const array& a, index_t from, const row_numbers& own) {
@@ -58,7 +82,8 @@ struct tile_cholesky {
 
   /// The 32 × 32 at `b` on the diagonal becomes the inverse of its factor, zeros above. A warp,
   /// whose lanes have a row each, then a column each.
-  KVFOLD_DEVICE static void invert_diagonal(array& a, index_t b) {
+  template <class Keep>
+  KVFOLD_DEVICE static void invert_diagonal(array& a, index_t b, Keep keep) {
     row_numbers r;
     load_row(a, at(b + lane(), b), r);
     float own = 0;  // of the lane's pivot
@@ -73,6 +98,7 @@ struct tile_cholesky {
         r[c] -= r[k] * shuffle(r[k], c);
       }
     }
+    keep(b + lane(), r);
     sync_warp();
     KVFOLD_UNROLL
     for (index_t c = 0; c < some; ++c) {

@@ -21,21 +21,22 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
   };
   const keep_evict_partition& d = work.divided;
   const prompt_scratch& own = work.prompt;
-  // How much apart keys are to the queries: scale² (C + 10⁻³ I).
+  // In units of what is added to the diagonal: no eigenvalue is below 1.
+  constexpr float least = factor_space<Scalar, 128>::least;
   covariance_of<false>(cache, reference_rows<Scalar>{queries, cache.group, cache.dim},
-                       queries.count * cache.group, d.rows, cache.scale * cache.scale, 1e-3F,
+                       queries.count * cache.group, d.rows, 1 / least, least,
                        work.fold.leverage.moments, stream);
   const unsigned stretches = shares(cache.capacity, space_sums::slots);
   launch(sum_slots<Scalar>{cache, d.rows, own.sums}, {heads, stretches}, stream);
-  launch(factor_space<Scalar>{cache, d.rows, own.sums, static_cast<index_t>(stretches),
-                              work.fold.mass, rule.prompt.floor, own.space},
-         {heads}, stream);
   const clustered_points x{own.points, own.space.weight, d, {cache.active}};
   seed_lists seeds = own.seeds;
   seeds.limits = limits, seeds.evicted = rule.evicts_scored() ? work.fold.evicted : nullptr;
   cluster_scratch scratch = own.clusters;
   scratch.begin = work.plan.begin;
   const auto cluster = [&]<index_t Dim>(std::integral_constant<index_t, Dim>) {
+    launch(factor_space<Scalar, Dim>{cache, d.rows, own.sums, static_cast<index_t>(stretches),
+                                     work.fold.mass, rule.prompt.floor, own.space},
+           {heads}, stream);
     using points = make_points<Scalar, Dim>;
     launch(points{cache, d.rows, own.space, own.points, cache.aligned()},
            {heads, shares(cache.capacity, points::slots)}, stream);

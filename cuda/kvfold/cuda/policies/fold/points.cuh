@@ -9,10 +9,10 @@
 namespace kvfold::cuda::detail {
 
 /// What makes a slot a point: `[scale · (k − mean k) L | v / mean‖v‖]`, `L Lᵀ` the queries'
-/// covariance.
+/// covariance and 10⁻³ on its diagonal.
 struct point_space {
-  float* factor;   ///< [heads, dim, dim] scale² (C + 10⁻³ I), then scale · L, column by column
-  void* split;     ///< [heads, parts, dim, dim] the same as a sum of `split_factor::parts` scalars
+  float* metric;   ///< [heads, dim, dim] 10³ C + I; is overwritten
+  void* split;     ///< [heads, parts, dim, dim] scale · L, a sum of `split_factor::parts` scalars
   float* offset;   ///< [heads, dim] the mean key times it
   float* inverse;  ///< [heads] 1 / mean‖v‖
   float* weight;   ///< [heads, capacity] of a slot

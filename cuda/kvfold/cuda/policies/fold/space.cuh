@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvfold/cuda/device/cholesky.cuh"
+#include "kvfold/cuda/device/tile_cholesky.cuh"
 #include "kvfold/cuda/policies/fold/moments.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/reference.cuh"
@@ -89,16 +90,25 @@ struct sum_slots {
   }
 };
 
-/// Of the queries' metric its Cholesky factor L, column by column with zeros above the diagonal;
-/// the mean key times it; what values are times. With nothing pinned the heaviest slot is the first
-/// seed. A block a head.
-template <class Scalar>
+/// How much apart keys are to the queries is `scale² (C + 10⁻³ I)`, C their covariance. Its
+/// Cholesky factor L, with zeros above the diagonal, in parts; the mean key times it; what values
+/// are times. With nothing pinned the heaviest slot is the first seed. A block a head; up to 128
+/// dims the factor is in shared memory.
+template <class Scalar, index_t Depth>
 struct factor_space {
-  static constexpr index_t threads = max_dim;
-  struct shared_memory {
+  static constexpr bool tiled = Depth == tile_cholesky::side;
+  static constexpr index_t threads = max_dim, resident = 1;
+  static constexpr float least = 1e-3F;
+  struct of_tile {
+    tile_cholesky::array a;
+    tile_cholesky::diagonal_array diagonal;
+    shared_array<float, max_dim> mean;
+  };
+  struct of_matrix {
     factor_memory factor;
     shared_array<float, max_dim> mean;
   };
+  using shared_memory = std::conditional_t<tiled, of_tile, of_matrix>;
 
   cache_view<Scalar> cache;
   const index_t* planned;  // [heads]
@@ -110,15 +120,15 @@ struct factor_space {
 
   /// Grid: heads.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head(), n = cache.length[h], i = thread_index();
+    const index_t h = cache.head(), n = cache.length[h], dim = cache.dim, i = thread_index();
     if (planned[h] < 0) {
       return;
     }
     const auto count = static_cast<float>(n);
     const std::ptrdiff_t at = std::ptrdiff_t{h} * stretches;
     float sum = 0;
-    for (index_t s = 0; s < stretches && i < cache.dim; ++s) {
-      sum += sums.key[(at + s) * cache.dim + i];
+    for (index_t s = 0; s < stretches && i < dim; ++s) {
+      sum += sums.key[(at + s) * dim + i];
     }
     shared.mean[i] = sum / count;
     if (i == 0) {
@@ -129,13 +139,42 @@ struct factor_space {
       const float mean = norms / count;
       to.inverse[h] = 1.0F / (mean > 1e-20F ? mean : 1e-20F);
     }
-    float* const l = to.factor + std::ptrdiff_t{h} * cache.dim * cache.dim;
-    factor_lower<threads>(shared.factor, l, cache.dim);
-    const split_factor<Scalar> split{static_cast<Scalar*>(to.split), cache.dim};
-    for (index_t e = i; e < cache.dim * cache.dim; e += threads) {
-      const index_t row = e % cache.dim, column = e / cache.dim;
-      float x = row < column ? 0.0F : row == column ? 1.0F / l[e] : l[e];
-      l[e] = x;
+    float* const c = to.metric + std::ptrdiff_t{h} * dim * dim;
+    const float unit = cache.scale * square_root(least);  // of what is factored
+    if constexpr (tiled) {
+      constexpr index_t side = tile_cholesky::side;
+      for (index_t e = i; e < side * side; e += threads) {
+        const index_t row = e / side, column = e % side;
+        shared.a[tile_cholesky::at(row, column)] = row < dim && column < dim
+                                                       ? c[std::ptrdiff_t{row} * dim + column]
+                                                   : row == column ? 1.0F
+                                                                   : 0.0F;
+      }
+      tile_cholesky::factor(shared.a, shared.diagonal);
+      store(shared, h, [&](index_t row, index_t column) {
+        return unit * shared.a[tile_cholesky::at(row, column)];
+      });
+    } else {
+      factor_lower<threads>(shared.factor, c, dim);  // its diagonal is inverse
+      store(shared, h, [&](index_t row, index_t column) {
+        const float x = c[std::ptrdiff_t{column} * dim + row];
+        return unit * (row == column ? 1.0F / x : x);
+      });
+    }
+    for (index_t s = i; s < n; s += threads) {
+      to.weight[cache.slot(h, s)] = mass[cache.slot(h, s)] + floor / count;
+    }
+  }
+
+ private:
+  /// `l(row, column)`, on and below the diagonal.
+  template <class Factor>
+  KVFOLD_DEVICE void store(shared_memory& shared, index_t h, Factor l) const {
+    const index_t dim = cache.dim, i = thread_index();
+    const split_factor<Scalar> split{static_cast<Scalar*>(to.split), dim};
+    for (index_t e = i; e < dim * dim; e += threads) {
+      const index_t row = e % dim, column = e / dim;
+      float x = row < column ? 0.0F : l(row, column);
       KVFOLD_UNROLL
       for (index_t part = 0; part < split_factor<Scalar>::parts; ++part) {
         const auto high = from_float<Scalar>(x);
@@ -143,16 +182,12 @@ struct factor_space {
         x -= to_float(high);
       }
     }
-    sync_block();
-    if (i < cache.dim) {
+    if (i < dim) {
       float offset = 0;
-      for (index_t r = i; r < cache.dim; ++r) {
-        offset += shared.mean[r] * l[std::ptrdiff_t{i} * cache.dim + r];
+      for (index_t row = i; row < dim; ++row) {
+        offset += shared.mean[row] * l(row, i);
       }
-      to.offset[std::ptrdiff_t{h} * cache.dim + i] = offset;
-    }
-    for (index_t s = i; s < n; s += threads) {
-      to.weight[cache.slot(h, s)] = mass[cache.slot(h, s)] + floor / count;
+      to.offset[std::ptrdiff_t{h} * dim + i] = offset;
     }
   }
 };
