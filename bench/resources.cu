@@ -117,12 +117,14 @@ bool print_all() {
          print<weigh_rows<half, residual_weights>>("zsmerge-weights") &&
          print<make_rows<half, join_above_mean>>("d2o-rows") &&
          print<weigh_rows<half, absorb_weights>>("d2o-weights") &&
+         print<sum_moments<unrotated_keys<half>, 64>>("fold-moments-64") &&
          print<sum_moments<unrotated_keys<half>, 128>>("fold-moments") &&
          print<sum_moments<unrotated_keys<half>, 256>>("fold-moments-256") &&
          print<sum_moments<reference_rows<half>, 128>>("fold-metric") &&
          print<make_covariance<unrotated_keys<half>>>("fold-covariance") &&
          print<invert_covariance<half, 128>>("fold-inverse") &&
          print<factor_space<half, 128>>("fold-space") &&
+         print<measure_leverage<half, 64>>("fold-leverage-64") &&
          print<measure_leverage<half, 128>>("fold-leverage") &&
          print<measure_leverage<half, 256>>("fold-leverage-256") &&
          print<choose_cheapest<half>>("fold-cheapest") && print<pick_seeds<>>("fold-seeds") &&

@@ -2,6 +2,7 @@
 // they were before RoPE, and what is left of a key when that is divided out.
 #include "kvfold/cuda/policies/fold/leverage.cuh"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
@@ -21,6 +22,8 @@ struct leverage_case {
   bool halves = true;   ///< pairs of RoPE
   bool single = false;  ///< only slots that hold one token
   index_t target = 0;   ///< heads with no more slots are not asked
+  double outlier = 0;   ///< added to every number of some keys, that in the middle among them
+  double error = 2e-5;  ///< of a leverage, at most
 };
 
 /// `x` turned by `positions`, pair by pair, in double.
@@ -80,6 +83,10 @@ void check_leverage(const leverage_case& of, std::uint64_t seed) {
       std::vector<double> x;
       for (index_t i = 0; i < c.dim; ++i) {  // some numbers wide, some that go with others
         x.push_back(of.mean + any() * (i % 7 == 0 ? 8 : 1) + (i > 0 ? 0.5 * x.back() : 0));
+      }
+      const index_t n = of.lengths[static_cast<std::size_t>(h)];
+      for (double& number : x) {
+        number += s == 0 || s == n / 2 || s == n / 3 ? of.outlier : 0;
       }
       x = turned(x, rule.turn, kv.position[kv.at(h, s)]);
       for (index_t i = 0; i < c.dim; ++i) {
@@ -151,7 +158,7 @@ void check_leverage(const leverage_case& of, std::uint64_t seed) {
       const double got = double{out[kv.at(h, s)]};
       worst = worse(worst, std::abs(got - wanted) / std::max(wanted, 1e-3));
     }
-    CHECK(worst <= 2e-5);
+    CHECK(worst <= of.error);
   }
 }
 
@@ -205,6 +212,36 @@ TEST_CASE("a mean far from 0 and a small ridge cost leverage no digits") {
   }
   check_leverage<float>(
       {.shape = {.heads = 1, .capacity = 100, .dim = 16}, .lengths = {100}, .ridge = 0.01F}, 42);
+}
+
+TEST_CASE("keys far from all others cost the others no digits") {
+  for (const double outlier : {30.0, 1000.0}) {
+    check_leverage<float>({.shape = {.heads = 1, .capacity = 1100, .dim = 16},
+                           .lengths = {1100},
+                           .outlier = outlier,
+                           .error = outlier < 100 ? 2e-5 : 2e-4},
+                          51);
+    check_leverage<float>({.shape = {.heads = 1, .capacity = 60, .dim = 128},
+                           .lengths = {60},
+                           .outlier = outlier,
+                           .error = outlier < 100 ? 2e-5 : 2e-4},
+                          52);
+  }
+}
+
+TEST_CASE("fewer keys than dims have a leverage under a small ridge too") {
+  for (const float ridge : {1e-3F, 1e-5F, 1e-6F}) {
+    check_leverage<float>({.shape = {.heads = 2, .capacity = 100, .dim = 128},
+                           .lengths = {20, 100},
+                           .ridge = ridge,
+                           .error = std::max(2e-5, 1e-7 / double{ridge})},
+                          61);
+    check_leverage<float>({.shape = {.heads = 1, .capacity = 40, .dim = 130},
+                           .lengths = {40},
+                           .ridge = ridge,
+                           .error = std::max(2e-5, 1e-7 / double{ridge})},
+                          62);
+  }
 }
 
 TEST_CASE("keys that are all alike have leverage 0") {

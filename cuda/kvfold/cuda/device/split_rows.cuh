@@ -5,7 +5,7 @@
 
 namespace kvfold::cuda::detail {
 
-/// A float in three bfloat16s: all of its 24 bits, over its whole range.
+/// A float in three bfloat16s: all of its 24 bits, of numbers from 2^-109 to 2^127.
 struct split_float {
   static constexpr index_t parts = 3;
   bfloat16 of[parts];
@@ -42,9 +42,11 @@ struct split_matrices {
 };
 
 /// Adds the products of 16 rows with twice 8 others. Of the nine of a product's parts six are
-/// multiplied, the least first: what is left out is 2^-24 of it, as when floats are rounded.
+/// multiplied, the least first: what is left out is 2^-24 of it, as when floats are rounded. Tensor
+/// cores cut off what does not fit a sum, so theirs are of 16 products, and added as floats are.
 KVFOLD_DEVICE inline void multiply_split(const split_matrices& left, const split_matrices& right,
                                          float (&sum)[2][4]) {
+  float some[2][4] = {};
   KVFOLD_UNROLL
   for (index_t both = split_float::parts - 1; both >= 0; --both) {
     KVFOLD_UNROLL
@@ -53,8 +55,15 @@ KVFOLD_DEVICE inline void multiply_split(const split_matrices& left, const split
       for (index_t n = 0; n < 2; ++n) {
         const auto& x = right.of[both - i].of;
         const unsigned columns[2] = {x[2 * n], x[2 * n + 1]};
-        mma_16x8x16<bfloat16>(sum[n], left.of[i].of, columns);
+        mma_16x8x16<bfloat16>(some[n], left.of[i].of, columns);
       }
+    }
+  }
+  KVFOLD_UNROLL
+  for (index_t n = 0; n < 2; ++n) {
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < 4; ++u) {
+      sum[n][u] += some[n][u];
     }
   }
 }

@@ -13,9 +13,11 @@ struct tile_cholesky {
   using row_numbers = float[some];
 
   KVFOLD_DEVICE static index_t at(index_t row, index_t column) { return row * pitch + column; }
+  /// A number for each row, beside the tile: 0 where its column was lost to rounding.
+  KVFOLD_DEVICE static index_t lost_at(index_t row) { return at(row / 4, side + row % 4); }
 
-  /// `a`, all of whose eigenvalues are at least 1, becomes `L⁻¹`, `L Lᵀ = a`; above its diagonal
-  /// lies whatever there was. A barrier before and after.
+  /// `a`, all of whose eigenvalues are at least 1 but for rounding, becomes `L⁻¹`, `L Lᵀ = a`;
+  /// above its diagonal lies whatever there was. A barrier before and after.
   KVFOLD_DEVICE static void invert_factor(array& a) {
     eliminate(a, [](index_t, const row_numbers&) {});
     KVFOLD_ROLLED
@@ -86,19 +88,23 @@ struct tile_cholesky {
   KVFOLD_DEVICE static void invert_diagonal(array& a, index_t b, Keep keep) {
     row_numbers r;
     load_row(a, at(b + lane(), b), r);
-    float own = 0;  // of the lane's pivot
+    float own = 0, mine = 1;  // of the lane's pivot; 0: its column was lost
     KVFOLD_UNROLL
     for (index_t k = 0; k < some; ++k) {
       const float pivot = shuffle(r[k], k);  // at least 1 but for rounding
       const float inverse = inverse_square_root(pivot > 1 ? pivot : 1.0F);
       own = lane() == k ? inverse : own;
-      r[k] *= inverse;
+      // Where rounding has left less than half of that, the column is nothing but rounding too.
+      const bool lost = !(pivot > 0.5F);
+      mine = lane() == k && lost ? 0.0F : mine;
+      r[k] = !lost ? r[k] * inverse : lane() == k ? 1.0F : 0.0F;
       KVFOLD_UNROLL
       for (index_t c = k + 1; c < some; ++c) {
         r[c] -= r[k] * shuffle(r[k], c);
       }
     }
     keep(b + lane(), r);
+    a[lost_at(b + lane())] = mine;
     sync_warp();
     KVFOLD_UNROLL
     for (index_t c = 0; c < some; ++c) {
@@ -130,6 +136,7 @@ struct tile_cholesky {
   KVFOLD_DEVICE static void solve_below(array& a, index_t b) {
     row_numbers own;
     load_row(a, at(b + lane(), b), own);
+    const float mine = a[lost_at(b + lane())];
     KVFOLD_ROLLED
     for (index_t r = b + some + warp() * 4; r < side; r += some) {
       float sum[4];
@@ -140,7 +147,7 @@ struct tile_cholesky {
       sync_warp();
       KVFOLD_UNROLL
       for (index_t u = 0; u < 4; ++u) {
-        a[at(r + u, b + lane())] = sum[u];
+        a[at(r + u, b + lane())] = mine == 0 ? 0.0F : sum[u];
       }
     }
   }

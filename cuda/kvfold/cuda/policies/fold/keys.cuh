@@ -28,10 +28,15 @@ struct unrotated_keys {
       Scalar x, y;
       index_t position;
     };
-    KVFOLD_DEVICE loaded load(index_t s, index_t p) const {
+    template <index_t N>
+    KVFOLD_DEVICE void load(const index_t (&s)[N], index_t p, loaded (&to)[N]) const {
       const number_pair at = turn.elements(dim, p);
-      const Scalar* const row = keys.at(s);
-      return {row[at.i], row[at.j < 0 ? at.i : at.j], position[s]};
+      Scalar* row[N];
+      keys.at(s, row);
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < N; ++u) {
+        to[u] = {row[u][at.i], row[u][at.j < 0 ? at.i : at.j], position[s[u]]};
+      }
     }
     KVFOLD_DEVICE number_pair number(const loaded& of, index_t p) const {
       number_pair x = turn.elements(dim, p);

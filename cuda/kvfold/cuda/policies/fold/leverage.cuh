@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kvfold/cuda/memory/plan_memory.cuh"
+#include "kvfold/cuda/policies/fold/covariance.cuh"
 #include "kvfold/cuda/policies/fold/inverse_factor.cuh"
 #include "kvfold/cuda/policies/fold/keys.cuh"
-#include "kvfold/cuda/policies/fold/moments.cuh"
 #include "kvfold/cuda/policies/fold/rule.cuh"
 
 namespace kvfold::cuda::detail {
@@ -62,9 +62,6 @@ struct measure_leverage {
     }
     const index_t pieces = split_inverse::depth_of(dim) / side;  // of a row
     load(shared, h, 0, 0, 0);
-    const auto wanted = [&](index_t s) {
-      return s < n && (!single || state.column(fold_rule::tokens, h)[s] == 1.0F);
-    };
     if (dim < Depth) {  // behind a row there are zeros
       for (index_t e = thread_index() * 8; e < keys::size; e += threads * 8) {
         shared.x.set_vector(e, {});
@@ -77,22 +74,25 @@ struct measure_leverage {
       centre.x = mean[std::ptrdiff_t{h} * dim + centre.i];
       centre.y = centre.j < 0 ? 0.0F : mean[std::ptrdiff_t{h} * dim + centre.j];
       constexpr index_t many = 8;
+      const float* const tokens = state.column(fold_rule::tokens, h);
       KVFOLD_ROLLED
       for (index_t r0 = thread_index() / lanes; r0 < slots; r0 += many * at_once) {
+        index_t s[many];
+        float held[many];
         typename unrotated_keys<Scalar>::of_head::loaded next[many];  // all on their way at once
-        bool is[many];
         KVFOLD_UNROLL
         for (index_t u = 0; u < many; ++u) {
-          const index_t s = s0 + r0 + u * at_once;
-          next[u] = rows.load(s < n ? s : s0, p), is[u] = wanted(s);
+          s[u] = s0 + r0 + u * at_once < n ? s0 + r0 + u * at_once : s0;
+          held[u] = tokens[s[u]];
         }
+        rows.load(s, p, next);
         KVFOLD_UNROLL
         for (index_t u = 0; u < many; ++u) {
+          const index_t r = r0 + u * at_once;
+          const bool is = s0 + r < n && (!single || held[u] == 1.0F);
           number_pair x = rows.number(next[u], p);
-          x.x = is[u] ? x.x - centre.x : 0.0F, x.y = is[u] ? x.y - centre.y : 0.0F;
-          x.each([&](index_t i, float number) {
-            keys::put(shared.x, 0, r0 + u * at_once, i, number);
-          });
+          x.x = is ? x.x - centre.x : 0.0F, x.y = is ? x.y - centre.y : 0.0F;
+          x.each([&](index_t i, float number) { keys::put(shared.x, 0, r, i, number); });
         }
       }
     }
@@ -108,7 +108,7 @@ struct measure_leverage {
         if (!last || b + 1 < pieces) {
           load(shared, h, last ? b + 1 : b, last ? 0 : j + 1, stage ^ 1);
         }
-        multiply(shared, j, stage * piece::size, y);
+        multiply(shared, j, stage * piece::size, last, y);
         stage ^= 1;
       }
       KVFOLD_UNROLL
@@ -138,7 +138,8 @@ struct measure_leverage {
       for (index_t k = 0; k < sharing; ++k) {
         sum += shared.square[k * slots + r];
       }
-      leverage[cache.slot(h, s0 + r)] = wanted(s0 + r) ? sum : 0.0F;
+      const bool is = !single || state.column(fold_rule::tokens, h)[s0 + r] == 1.0F;
+      leverage[cache.slot(h, s0 + r)] = is ? sum : 0.0F;
     }
   }
 
@@ -161,10 +162,11 @@ struct measure_leverage {
     }
     commit_async();
   }
-  /// Adds the products of keys' columns `64 j ...` with a piece.
+  /// Adds the products of keys' columns `64 j ...` with a piece; of one on the diagonal those that
+  /// are not 0. Of its four tiles of rows a warp has the i-th and the i-th last, or one.
   KVFOLD_DEVICE static void multiply(const shared_memory& shared, index_t j, index_t at,
-                                     float (&y)[own][2][4]) {
-    const index_t row = warp() / sharing * 16, column = warp() % sharing * (side / sharing);
+                                     bool diagonal, float (&y)[own][2][4]) {
+    const index_t row = warp() / sharing * 16, part_of_tiles = warp() % sharing;
     KVFOLD_ROLLED
     for (index_t k = 0; k < side / 16; ++k) {
       split_matrices left;
@@ -174,11 +176,16 @@ struct measure_leverage {
       }
       KVFOLD_UNROLL
       for (index_t t = 0; t < own; ++t) {
+        const index_t tile =
+            t % 2 == 0 ? t * sharing + part_of_tiles : (t + 1) * sharing - 1 - part_of_tiles;
+        if (diagonal && k > tile) {
+          continue;
+        }
         split_matrices right;
         KVFOLD_UNROLL
         for (index_t part = 0; part < piece::parts; ++part) {
           right.of[part] =
-              piece::tile::right(shared.inverse, at + part * piece::part, column + t * 16, k);
+              piece::tile::right(shared.inverse, at + part * piece::part, tile * 16, k);
         }
         multiply_split(left, right, y[t]);
       }
@@ -195,20 +202,22 @@ void leverage_of_keys(const cache_view<Scalar>& cache, const state_view& state,
                       stream stream) {
   const unrotated_keys<Scalar> keys{cache, rule.turn, limits, more};
   covariance_of<true>(cache, keys, cache.capacity, planned, 1, 0, work.moments, stream);
-  const auto measure = [&]<index_t Depth>(std::integral_constant<index_t, Depth>) {
+  const auto invert = [&]<index_t Depth>(std::integral_constant<index_t, Depth>) {
     launch(invert_covariance<Scalar, Depth>{cache, planned, work.moments.covariance, work.inverse,
                                             rule.leverage_ridge},
            {cache.blocks()}, stream);
-    using leverage = measure_leverage<Scalar, Depth>;
+  };
+  if (cache.dim <= 128) {
+    invert(std::integral_constant<index_t, 128>{});
+  } else {
+    invert(std::integral_constant<index_t, 256>{});
+  }
+  with_row_depth(cache.dim, [&](auto depth) {
+    using leverage = measure_leverage<Scalar, decltype(depth)::value>;
     const index_t stretches = (cache.capacity + leverage::slots - 1) / leverage::slots;
     launch(leverage{keys, state, single, planned, work.moments.mean, work.inverse, work.leverage},
            {cache.blocks(), static_cast<unsigned>(stretches)}, stream);
-  };
-  if (cache.dim <= 128) {
-    measure(std::integral_constant<index_t, 128>{});
-  } else {
-    measure(std::integral_constant<index_t, 256>{});
-  }
+  });
 }
 
 }  // namespace kvfold::cuda::detail

@@ -1,7 +1,6 @@
-/// fold: the mean and the covariance of a head's keys or queries, on tensor cores.
+/// fold: sums of a head's keys or queries and of their products, on tensor cores.
 #pragma once
 
-#include <cstdint>      // std::int64_t
 #include <type_traits>  // std::integral_constant
 
 #include "kvfold/cuda/device/split_rows.cuh"
@@ -23,14 +22,11 @@ struct moment_sums {
   }
 };
 
-/// As many parts of a head's rows as give two blocks to each of an H100's multiprocessors, of 128
-/// rows or more. By shape alone: the same bytes whatever the device.
-inline index_t moment_parts(index_t heads, index_t rows) {
-  constexpr index_t blocks_wanted = 256, most = 32, least_rows = 128;
-  const index_t wanted = (blocks_wanted + heads - 1) / (heads < 1 ? 1 : heads),
-                have = (rows + least_rows - 1) / least_rows;
-  const index_t parts = wanted < most ? wanted : most;
-  return have < 1 ? 1 : have < parts ? have : parts;
+/// Rows of a part of a head's: few enough for many blocks of few heads, and the same parts whatever
+/// heads run beside it.
+inline constexpr index_t moment_rows = 512;
+KVFOLD_HD inline index_t moment_parts(index_t rows) {
+  return rows < 1 ? 1 : (rows + moment_rows - 1) / moment_rows;
 }
 
 /// What `covariance_of` works in, and leaves.
@@ -42,23 +38,23 @@ struct moment_scratch {
   /// For up to `rows` rows of a head.
   void allocate(workspace_allocator& from, index_t heads, index_t dim, index_t rows) {
     const auto n = static_cast<std::size_t>(heads), d = static_cast<std::size_t>(dim);
-    sums = from.take<float>(n * static_cast<std::size_t>(moment_parts(heads, rows)) *
+    sums = from.take<float>(n * static_cast<std::size_t>(moment_parts(rows)) *
                             static_cast<std::size_t>(moment_sums::size(dim)));
     mean = from.take<float>(n * d), covariance = from.take<float>(n * d * d);
   }
 };
 
-/// Sums of `x − x_o` over a part of a head's rows, and of its products: the row in the middle is
-/// `x_o`, so that a mean far from 0 costs no digits. Of `Rows`, which make what they are asked for:
+/// Sums of `x − m` over a part of a head's rows, and of its products, `m` the mean of some that are
+/// evenly spread (of all where these are few): so a mean far from 0 costs no digits, nor does a row
+/// far from it. Of `Rows`, which make what they are asked for:
 ///
-///     asks(h), count(h)     are there rows `[dim]`, and how many
-///     of(h).load(r, p)      what pair `p` of row `r`, below (dim + 1) / 2, is made of
-///     of(h).number(x, p)    ... and the `number_pair`
+///     asks(h), count(h)       are rows `[dim]` asked for, and how many there are, at least 1 then
+///     of(h).load(r, p, to)    what pair `p`, below (dim + 1) / 2, of the rows `r` is made of
+///     of(h).number(x, p)      ... and the `number_pair`
 ///
-/// A block takes some rows at a time: a thread
-/// splits two numbers of eight of them, then warps multiply them by each other. A warp has tiles of
-/// 16 × 16 of two rows of the triangle of tiles, of the i-th and the i-th last, all of them or
-/// every other one.
+/// A block takes some rows at a time: a thread splits two numbers of eight of them, then warps
+/// multiply them by each other. A warp has tiles of 16 × 16 of two rows of the triangle of tiles,
+/// of the i-th and the i-th last, all of them or a share.
 template <class Rows, index_t Depth>
 struct sum_moments {
   static constexpr index_t threads = 256, resident = Depth > 128 ? 1 : 2;
@@ -68,17 +64,19 @@ struct sum_moments {
   static constexpr index_t blocks = Depth / 16;                  // tiles of the triangle's last row
   static constexpr index_t sharing = threads / 32 * 2 / blocks;  // warps
   static constexpr index_t own = blocks / sharing + 1;           // tiles
+  static constexpr index_t spread = 64;                          // rows that `m` is the mean of
+  static constexpr index_t many = some / at_once;                // rows of a thread at once
   using split = split_tile<some, Depth>;
   struct shared_memory {
     shared_array<bfloat16, 2 * split::size> x;  // two turns
-    shared_array<float, at_once * Depth> sum;
+    shared_array<float, at_once * Depth> sum;   // of threads, then of the block
   };
 
   active_heads active;
   index_t dim;
   Rows rows;
-  index_t* planned;  // [heads] 0: the head is asked; −1: it is not. Or null
-  float* sums;       // [heads, parts, moment_sums::size(dim)]
+  index_t* planned;   // [heads] 0: the head is asked; −1: it is not. Or null
+  moment_scratch to;  // `mean` becomes m
 
   /// Grid: heads, parts.
   KVFOLD_DEVICE void operator()(shared_memory& shared) const {
@@ -88,20 +86,20 @@ struct sum_moments {
     if (planned != nullptr && part == 0 && thread_index() == 0) {
       planned[h] = asks ? 0 : -1;
     }
-    if (!asks) {
+    const index_t first = part * moment_rows,
+                  end = n < first + moment_rows ? n : first + moment_rows;
+    if (!asks || first >= n) {
       return;
     }
-    const index_t turns = (n + some - 1) / some;
-    const auto first = static_cast<index_t>(std::int64_t{turns} * part / parts),
-               end = static_cast<index_t>(std::int64_t{turns} * (part + 1) / parts);
     const index_t p = thread_index() % lanes, row = thread_index() / lanes;
-    const bool has = p < (dim + 1) / 2 && n > 0;
+    const bool has = p < (dim + 1) / 2;
     const auto own_rows = rows.of(h);
-    number_pair from, sum;
-    if (has) {
-      sum = from = own_rows.number(own_rows.load(n / 2, p), p);
-      sum.x = sum.y = 0;
+    const number_pair from = mean_of_spread(shared, own_rows, n, p, row, has);
+    if (part == 0 && has && row == 0) {
+      from.each([&](index_t i, float x) { to.mean[std::ptrdiff_t{h} * dim + i] = x; });
     }
+    number_pair sum = from;
+    sum.x = sum.y = 0;
     if (dim < Depth) {  // behind a row there are zeros
       for (index_t e = thread_index() * 8; e < 2 * split::size; e += threads * 8) {
         shared.x.set_vector(e, {});
@@ -110,21 +108,19 @@ struct sum_moments {
     }
     float products[own][2][4] = {};
     KVFOLD_ROLLED
-    for (index_t turn = first; turn < end; ++turn) {
-      const index_t at = (turn - first) % 2 * split::size;
+    for (index_t r0 = first; r0 < end; r0 += some) {
+      const index_t at = (r0 - first) / some % 2 * split::size;
       if (has) {
-        constexpr index_t many = some / at_once;
-        decltype(own_rows.load(0, 0)) next[many];  // all on their way at once
-        KVFOLD_UNROLL
-        for (index_t u = 0; u < many; ++u) {
-          const index_t r = turn * some + u * at_once + row;
-          next[u] = own_rows.load(r < n ? r : n - 1, p);
-        }
+        loaded next[many];
+        load(own_rows, next, p, [&](index_t u) {
+          const index_t r = r0 + u * at_once + row;
+          return r < n ? r : n - 1;
+        });
         KVFOLD_UNROLL
         for (index_t u = 0; u < many; ++u) {
           const index_t r = u * at_once + row;
           number_pair x = own_rows.number(next[u], p);
-          const bool is = turn * some + r < n;  // behind the last row there are zeros
+          const bool is = r0 + r < n;  // behind the last row there are zeros
           x.x = is ? x.x - from.x : 0.0F, x.y = is ? x.y - from.y : 0.0F;
           sum.x += x.x, sum.y += x.y;
           x.each([&](index_t i, float number) { split::put(shared.x, at, r, i, number); });
@@ -136,19 +132,12 @@ struct sum_moments {
         multiply(shared, at, k, products);
       }
     }
-    if (has) {
-      sum.each([&](index_t i, float x) { shared.sum[row * Depth + i] = x; });
-    }
-    sync_block();
-    const moment_sums to{sums + (std::ptrdiff_t{h} * parts + part) * moment_sums::size(dim)};
+    const moment_sums out{to.sums + (std::ptrdiff_t{h} * parts + part) * moment_sums::size(dim)};
+    add_up(shared, sum, row, has);
     for (index_t i = thread_index(); i < dim; i += threads) {
-      float x = 0;
-      for (index_t r = 0; r < at_once && n > 0; ++r) {
-        x += shared.sum[r * Depth + i];
-      }
-      to.data[i] = x;
+      out.data[i] = shared.sum[i];
     }
-    each_tile([&](index_t t, index_t tile_row, index_t tile_column, bool) {
+    each_tile([&](index_t t, index_t tile_row, index_t tile_column) {
       KVFOLD_UNROLL
       for (index_t e = 0; e < 2; ++e) {
         KVFOLD_UNROLL
@@ -156,7 +145,7 @@ struct sum_moments {
           const index_t i = tile_row + lane() / 4 + (u >= 2 ? 8 : 0);
           const index_t j = tile_column + e * 8 + lane() % 4 * 2 + (u & 1);
           if (j <= i && i < dim) {
-            to.row(i, dim)[j] = products[t][e][u];
+            out.row(i, dim)[j] = products[t][e][u];
           }
         }
       }
@@ -164,7 +153,63 @@ struct sum_moments {
   }
 
  private:
-  /// A warp's tiles: `use(number, row, column, whether it is of the later row)`.
+  using loaded = typename Rows::of_head::loaded;
+
+  /// Pair `p` of the rows `row_of(0), row_of(1), ...`, all on their way at once.
+  template <class RowOf>
+  KVFOLD_DEVICE static void load(const typename Rows::of_head& from, loaded (&to)[many], index_t p,
+                                 RowOf row_of) {
+    index_t r[many];
+    KVFOLD_UNROLL
+    for (index_t u = 0; u < many; ++u) {
+      r[u] = row_of(u);
+    }
+    from.load(r, p, to);
+  }
+  /// `shared.sum [dim]` of all threads' pairs. A barrier before and after.
+  KVFOLD_DEVICE void add_up(shared_memory& shared, const number_pair& own_sum, index_t row,
+                            bool has) const {
+    sync_block();  // the last use is over
+    if (has) {
+      own_sum.each([&](index_t i, float x) { shared.sum[row * Depth + i] = x; });
+    }
+    sync_block();
+    float x = 0;
+    if (const index_t i = thread_index(); i < dim) {  // one thread a number: no one else reads it
+      for (index_t r = 0; r < at_once; ++r) {
+        x += shared.sum[r * Depth + i];
+      }
+      shared.sum[i] = x;
+    }
+    sync_block();
+  }
+  /// Of `spread` rows, evenly, or of all that there are.
+  KVFOLD_DEVICE number_pair mean_of_spread(shared_memory& shared,
+                                           const typename Rows::of_head& own_rows, index_t n,
+                                           index_t p, index_t row, bool has) const {
+    const index_t taken = n < spread ? n : spread, apart = n / taken;
+    number_pair sum;
+    KVFOLD_ROLLED
+    for (index_t e0 = 0; e0 < taken && has; e0 += many * at_once) {
+      loaded next[many];
+      load(own_rows, next, p, [&](index_t u) {
+        const index_t e = e0 + u * at_once + row;
+        return (e < taken ? e : 0) * apart;
+      });
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < many; ++u) {
+        const number_pair x = own_rows.number(next[u], p);
+        const bool is = e0 + u * at_once + row < taken;
+        sum = {x.i, x.j, sum.x + (is ? x.x : 0.0F), sum.y + (is ? x.y : 0.0F)};
+      }
+    }
+    add_up(shared, sum, row, has);
+    const float share = 1.0F / static_cast<float>(taken);
+    sum.x = sum.i < 0 ? 0.0F : share * shared.sum[sum.i];
+    sum.y = sum.j < 0 ? 0.0F : share * shared.sum[sum.j];
+    return sum;
+  }
+  /// A warp's tiles, those of a row one after another: `use(number, row, column)`.
   template <class Use>
   KVFOLD_DEVICE void each_tile(Use use) const {
     const index_t early = warp() / sharing, late = blocks - 1 - early;
@@ -175,7 +220,7 @@ struct sum_moments {
       const index_t tile_row = (later ? late : early) * 16,
                     tile_column = (later ? e - early - 1 : e) * 16;
       if (e <= blocks && tile_row < dim && tile_column < dim) {
-        use(t, tile_row, tile_column, later);
+        use(t, tile_row, tile_column);
       }
     }
   }
@@ -183,110 +228,22 @@ struct sum_moments {
   KVFOLD_DEVICE void multiply(const shared_memory& shared, index_t at, index_t k,
                               float (&products)[own][2][4]) const {
     using tile = typename split::tile;
-    const index_t early = warp() / sharing * 16, late = Depth - 16 - early;
-    split_matrices of_early, of_late;
-    KVFOLD_UNROLL
-    for (index_t part = 0; part < split::parts; ++part) {
-      const index_t from = at + part * split::part;
-      of_early.of[part] = tile::left_of_columns(shared.x, from, early, k);
-      of_late.of[part] = tile::left_of_columns(shared.x, from, late, k);
-    }
-    each_tile([&](index_t t, index_t, index_t tile_column, bool later) {
-      split_matrices left, right;
+    split_matrices left;
+    index_t row_of_left = -1;  // its second row of tiles comes once, behind the first
+    each_tile([&](index_t t, index_t tile_row, index_t tile_column) {
+      split_matrices right;
       KVFOLD_UNROLL
       for (index_t part = 0; part < split::parts; ++part) {
-        KVFOLD_UNROLL
-        for (index_t e = 0; e < 4; ++e) {  // word by word: registers have no addresses
-          left.of[part].of[e] = later ? of_late.of[part].of[e] : of_early.of[part].of[e];
+        const index_t from = at + part * split::part;
+        if (tile_row != row_of_left) {
+          left.of[part] = tile::left_of_columns(shared.x, from, tile_row, k);
         }
-        right.of[part] = tile::right_of_columns(shared.x, at + part * split::part, tile_column, k);
+        right.of[part] = tile::right_of_columns(shared.x, from, tile_column, k);
       }
+      row_of_left = tile_row;
       multiply_split(left, right, products[t]);
     });
   }
 };
-
-/// Mean and `scale · (covariance + more · I)`, of the sums of all parts. A block has 8 rows, a warp
-/// one of them.
-template <class Rows>
-struct make_covariance {
-  static constexpr index_t threads = 256, rows_of_block = threads / 32;
-  struct shared_memory {
-    shared_array<float, max_dim> mean;  // less the row that was subtracted
-  };
-
-  active_heads active;
-  index_t dim;
-  Rows rows;
-  const index_t* planned;  // [heads]
-  index_t parts;
-  float scale, more;
-  moment_scratch of;
-
-  /// Grid: heads, stretches of `rows_of_block`.
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = active.head(), n = rows.count(h);
-    const std::ptrdiff_t size = moment_sums::size(dim);
-    if (planned[h] < 0) {
-      return;
-    }
-    const float* const first = of.sums + std::ptrdiff_t{h} * parts * size;
-    const float share = 1.0F / static_cast<float>(n > 0 ? n : 1);
-    const auto mean_of_parts = [&](const float* x) {
-      float sum = 0;
-      for (index_t k = 0; k < parts; ++k) {
-        sum += x[k * size];
-      }
-      return share * sum;
-    };
-    for (index_t i = thread_index(); i < dim; i += threads) {
-      shared.mean[i] = mean_of_parts(first + i);
-    }
-    sync_block();
-    if (block_index().y == 0 && n > 0) {
-      for (index_t p = thread_index(); p < (dim + 1) / 2; p += threads) {
-        const auto own = rows.of(h);
-        own.number(own.load(n / 2, p), p).each([&](index_t i, float x) {
-          of.mean[std::ptrdiff_t{h} * dim + i] = x + shared.mean[i];
-        });
-      }
-    }
-    const index_t i = static_cast<index_t>(block_index().y) * rows_of_block + warp();
-    if (i >= dim) {
-      return;
-    }
-    float* const to = of.covariance + std::ptrdiff_t{h} * dim * dim;
-    const float* const row = moment_sums{const_cast<float*>(first)}.row(i, dim);
-    for (index_t j = lane(); j <= i; j += 32) {
-      const float x = mean_of_parts(row + j) - shared.mean[i] * shared.mean[j];
-      const float y = scale * (i == j ? x + more : x);
-      to[std::ptrdiff_t{i} * dim + j] = y, to[std::ptrdiff_t{j} * dim + i] = y;
-    }
-  }
-};
-
-/// `mean` and `covariance` of what a head has in `rows`, `most_rows` at most: every row counts
-/// once. Says in `planned`, where it `Plans`, of which heads these are. Two launches.
-template <bool Plans, class Scalar, class Rows>
-void covariance_of(const cache_view<Scalar>& cache, const Rows& rows, index_t most_rows,
-                   index_t* planned, float scale, float more, const moment_scratch& work,
-                   stream stream) {
-  const auto heads = cache.blocks();
-  const index_t parts = moment_parts(cache.heads, most_rows);
-  const active_heads active{cache.active};
-  const auto sum = [&]<index_t Depth>(std::integral_constant<index_t, Depth>) {
-    launch(sum_moments<Rows, Depth>{active, cache.dim, rows, Plans ? planned : nullptr, work.sums},
-           {heads, static_cast<unsigned>(parts)}, stream);
-  };
-  if (cache.dim <= 128) {
-    sum(std::integral_constant<index_t, 128>{});
-  } else {
-    sum(std::integral_constant<index_t, 256>{});
-  }
-  using covariance = make_covariance<Rows>;
-  constexpr index_t stretch = covariance::rows_of_block;
-  launch(covariance{active, cache.dim, rows, planned, parts, scale, more, work},
-         {heads, static_cast<unsigned>((cache.dim + stretch - 1) / stretch)}, stream);
-}
 
 }  // namespace kvfold::cuda::detail

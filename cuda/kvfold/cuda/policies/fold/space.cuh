@@ -3,7 +3,7 @@
 
 #include "kvfold/cuda/device/cholesky.cuh"
 #include "kvfold/cuda/device/tile_cholesky.cuh"
-#include "kvfold/cuda/policies/fold/moments.cuh"
+#include "kvfold/cuda/policies/fold/covariance.cuh"
 #include "kvfold/cuda/policies/fold/points.cuh"
 #include "kvfold/cuda/policies/fold/reference.cuh"
 
@@ -24,10 +24,14 @@ struct reference_rows {
     struct loaded {
       Scalar x, y;
     };
-    KVFOLD_DEVICE loaded load(index_t e, index_t p) const {
+    template <index_t N>
+    KVFOLD_DEVICE void load(const index_t (&e)[N], index_t p, loaded (&to)[N]) const {
       const index_t count = all.queries.count, i = 2 * p;
-      const Scalar* const row = all.queries.at(head, e / count, e % count);
-      return {row[i], row[i + 1 < all.dim ? i + 1 : i]};
+      KVFOLD_UNROLL
+      for (index_t u = 0; u < N; ++u) {
+        const Scalar* const row = all.queries.at(head, e[u] / count, e[u] % count);
+        to[u] = {row[i], row[i + 1 < all.dim ? i + 1 : i]};
+      }
     }
     KVFOLD_DEVICE number_pair number(const loaded& of, index_t p) const {
       const bool both = 2 * p + 1 < all.dim;
