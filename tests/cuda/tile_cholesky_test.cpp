@@ -1,10 +1,11 @@
 // The Cholesky factor of a tile, and its inverse, against double loops.
+#include "kvfold/cuda/device/tile_cholesky.cuh"
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/device/tile_cholesky.cuh"
 
 namespace kvfold::cuda {
 namespace {
