@@ -1,18 +1,19 @@
 /// fold: the mean and the covariance of a head's keys or queries.
 #pragma once
 
+#include <type_traits>  // std::integral_constant
+
 #include "kvfold/cuda/policies/fold/moments.cuh"
 
 namespace kvfold::cuda::detail {
 
 /// Mean and `scale · (covariance + more · I)`, of the sums of all parts: `mean` has what was
-/// subtracted in them. A block has 8 rows, a warp
-/// one of them.
+/// subtracted in them. A block has 8 rows, a warp one of them.
 template <class Rows>
 struct make_covariance {
   static constexpr index_t threads = 256, rows_of_block = threads / 32;
   struct shared_memory {
-    shared_array<float, max_dim> mean;  // less the row that was subtracted
+    shared_array<float, max_dim> mean;  // less what was subtracted
   };
 
   active_heads active;

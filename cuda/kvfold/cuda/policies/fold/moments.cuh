@@ -1,8 +1,6 @@
 /// fold: sums of a head's keys or queries and of their products, on tensor cores.
 #pragma once
 
-#include <type_traits>  // std::integral_constant
-
 #include "kvfold/cuda/device/split_rows.cuh"
 #include "kvfold/cuda/memory/rope_params.cuh"
 #include "kvfold/cuda/memory/workspace.cuh"
