@@ -74,25 +74,22 @@ struct measure_leverage {
       centre.x = mean[std::ptrdiff_t{h} * dim + centre.i];
       centre.y = centre.j < 0 ? 0.0F : mean[std::ptrdiff_t{h} * dim + centre.j];
       constexpr index_t many = 8;
-      const float* const tokens = state.column(fold_rule::tokens, h);
       KVFOLD_ROLLED
       for (index_t r0 = thread_index() / lanes; r0 < slots; r0 += many * at_once) {
         index_t s[many];
-        float held[many];
         typename unrotated_keys<Scalar>::of_head::loaded next[many];  // all on their way at once
         KVFOLD_UNROLL
         for (index_t u = 0; u < many; ++u) {
           s[u] = s0 + r0 + u * at_once < n ? s0 + r0 + u * at_once : s0;
-          held[u] = tokens[s[u]];
         }
         rows.load(s, p, next);
         KVFOLD_UNROLL
         for (index_t u = 0; u < many; ++u) {
-          const index_t r = r0 + u * at_once;
-          const bool is = s0 + r < n && (!single || held[u] == 1.0F);
           number_pair x = rows.number(next[u], p);
-          x.x = is ? x.x - centre.x : 0.0F, x.y = is ? x.y - centre.y : 0.0F;
-          x.each([&](index_t i, float number) { keys::put(shared.x, 0, r, i, number); });
+          x.x -= centre.x, x.y -= centre.y;
+          x.each([&](index_t i, float number) {
+            keys::put(shared.x, 0, r0 + u * at_once, i, number);
+          });
         }
       }
     }
