@@ -105,5 +105,28 @@ TEST_CASE("a tile's Cholesky factor and its inverse are those of double loops") 
   check_factor(128, 0, 5);
 }
 
+TEST_CASE("a pivot that is nothing but rounding loses its column, in its block and below") {
+  for (const bool inverse : {false, true}) {
+    std::vector<float> a(static_cast<std::size_t>(side * side), 0.0F);
+    for (index_t i = 0; i < side; ++i) {
+      a[static_cast<std::size_t>(i * side + i)] = 1;
+    }
+    const auto put = [&](index_t i, index_t j, float number) {
+      a[static_cast<std::size_t>(i * side + j)] = a[static_cast<std::size_t>(j * side + i)] =
+          number;
+    };
+    put(2, 2, -3), put(10, 2, 5), put(40, 2, 5), put(120, 2, 7);
+    device_buffer<float> x(a);
+    launch(factor_tile{x.data(), inverse}, {}, order(1));
+    index_t others = 0;
+    for (index_t i = 0; i < side; ++i) {
+      for (index_t j = 0; j <= i; ++j) {
+        others += x[i * side + j] == (i == j ? 1.0F : 0.0F) ? 0 : 1;
+      }
+    }
+    CHECK(others == 0);
+  }
+}
+
 }  // namespace
 }  // namespace kvfold::cuda
