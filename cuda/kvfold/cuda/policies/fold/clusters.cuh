@@ -7,8 +7,8 @@
 
 namespace kvfold::cuda::detail {
 
-/// Clusters of all slots but the pinned, fitted on the reference queries. Ten launches, eleven by
-/// scores, twelve with slots that are evicted, and those of `cluster_slots`, `fit_masses` and
+/// Clusters of all slots but the pinned, fitted on the reference queries. Eleven launches, twelve
+/// by scores, thirteen with slots that are evicted, and those of `cluster_slots`, `fit_masses` and
 /// `fit_values`.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,

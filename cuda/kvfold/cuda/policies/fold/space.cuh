@@ -1,6 +1,8 @@
 /// fold after a prompt: the space that its reference queries measure slots in.
 #pragma once
 
+#include <type_traits>  // std::conditional_t
+
 #include "kvfold/cuda/device/cholesky.cuh"
 #include "kvfold/cuda/device/tile_cholesky.cuh"
 #include "kvfold/cuda/policies/fold/covariance.cuh"
