@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/chance.hpp"
+#include "cuda/copies.hpp"
 #include "cuda/fibers.hpp"
 #include "cuda/meeting.hpp"
 #include "cuda/traffic.hpp"
@@ -34,8 +35,12 @@ class block {
     block* const outer = current;
     current = this;
     for (std::size_t t = 0; t < threads_.size(); ++t) {
+      threads_[t].fiber = &pool[t];
       pool[t].start(&enter, this);
       ready_.push_back(t);
+    }
+    for (std::size_t w = 0; w < warps_.size(); ++w) {
+      warps_[w].kept = &exchanges_of_warps(warps_.size())[w];
     }
     std::size_t left = threads_.size();
     while (left > 0 && !failure_) {
@@ -51,7 +56,7 @@ class block {
       thread_ = ready_[i];
       ready_[i] = ready_.back();
       ready_.pop_back();
-      pool[thread_].resume();
+      threads_[thread_].fiber->resume();
       left -= threads_[thread_].state == state::left ? 1U : 0U;
     }
     settle_warps();
@@ -69,44 +74,32 @@ class block {
     record& me = threads_[thread_];
     me.state = state::block, me.call = {"sync_block", 0, 0, at};
     ++waiting_;
-    fibers(0)[thread_].suspend();
+    warps_[thread_ / 32].away |= 1U << thread_ % 32;
+    me.fiber->suspend();
   }
 
   /// Waits until all lanes of `call.mask` have come; their values stay until the caller's next
   /// call.
   exchange& meet(const meeting& call, const void* value, std::size_t size, bool orders = false) {
     const std::size_t lane = thread_ % 32, first = thread_ - lane;
+    warp_record& w = warps_[thread_ / 32];
     record& me = threads_[thread_];
     if ((call.mask >> lane & 1U) == 0) {
       fail("the mask leaves out the lane that calls", call);
     }
     me.state = state::warp, me.call = call, me.exchanged = nullptr;
     std::memcpy(me.value.data(), value, size);
-    bool complete = true;
-    for (std::size_t l = 0; l < 32; ++l) {
-      if ((call.mask >> l & 1U) == 0) {
-        continue;
-      }
-      const record& other = threads_[first + l];
-      if (other.state == state::left) {
-        fail("lane " + std::to_string(l) + " of the mask has left the kernel", call);
-      } else if (other.state == state::block) {
-        fail("lane " + std::to_string(l) + " of the mask waits in sync_block at " +
-                 text(other.call.at),
-             call);
-      } else if (other.state == state::ready) {
-        complete = false;
-      } else if (std::strcmp(other.call.name, call.name) != 0 || other.call.mask != call.mask ||
-                 other.call.detail != call.detail || other.call.at.line != call.at.line) {
-        fail("lane " + std::to_string(l) + " calls " + text(other.call), call);
-      }
+    w.ready &= ~(1U << lane);
+    if ((call.mask & w.away) != 0) {
+      fail_without(first, call);
     }
-    if (complete) {
+    if ((call.mask & w.ready) == 0) {  // all have come
+      expect_same(first, call);
       resolve(first, call.mask, size, orders);
     } else {
-      fibers(0)[thread_].suspend();
+      me.fiber->suspend();
     }
-    return *threads_[thread_].exchanged;
+    return *me.exchanged;
   }
 
   [[noreturn]] void fail(const std::string& what, const meeting& call) const {
@@ -114,34 +107,8 @@ class block {
   }
   [[noreturn]] void fail(const std::string& what) const { throw error(name() + ": " + what); }
 
-  /// Copies to shared memory on their way: they arrive in `wait_async`.
-  void copy_later(std::function<void()> copy) {
-    record& me = threads_[thread_];
-    me.open.push_back(std::move(copy));
-    ++me.copies;
-    if (traffic::current != nullptr) {
-      traffic::current->copies_at_once = std::max(traffic::current->copies_at_once, me.copies);
-    }
-  }
-  void commit_async() {
-    record& me = threads_[thread_];
-    me.groups.push_back(std::move(me.open));
-    me.open.clear();
-  }
-  void wait_async(std::size_t groups) {
-    record& me = threads_[thread_];
-    ++me.waits;
-    if (traffic::current != nullptr) {
-      traffic::current->waits = std::max(traffic::current->waits, me.waits);
-    }
-    while (me.groups.size() > groups) {
-      me.copies -= me.groups.front().size();
-      for (const auto& copy : me.groups.front()) {
-        copy();
-      }
-      me.groups.erase(me.groups.begin());
-    }
-  }
+  /// Of the thread that runs.
+  emulator::copies& copies() { return threads_[thread_].copies; }
 
   static thread_local block* current;
 
@@ -149,18 +116,18 @@ class block {
   enum class state { ready, block, warp, left };
 
   struct record {
+    emulator::fiber* fiber = nullptr;
     emulator::block::state state = state::ready;
     meeting call;
     std::array<unsigned char, exchange::most> value;
     exchange* exchanged = nullptr;
     index_t epoch = 0;
-    std::vector<std::function<void()>> open;
-    std::vector<std::vector<std::function<void()>>> groups;
-    std::size_t copies = 0, waits = 0;  // on their way; so far
+    emulator::copies copies;
   };
-  /// A lane reads its exchange before it comes to the next, so 32 of them never collide.
   struct warp_record {
-    std::array<exchange, 33> exchanges;
+    exchanges* kept = nullptr;
+    unsigned ready = ~0U;  // lanes in no meeting
+    unsigned away = 0;     // lanes that have left or wait for the block
     std::size_t next = 0;
   };
 
@@ -172,12 +139,34 @@ class block {
       b.failure_ = std::current_exception();
     }
     b.threads_[b.thread_].state = state::left;
+    b.warps_[b.thread_ / 32].away |= 1U << b.thread_ % 32;
+  }
+
+  /// The caller's mask has lanes that will not come.
+  [[noreturn]] void fail_without(std::size_t first, const meeting& call) const {
+    const std::size_t lane =
+        static_cast<std::size_t>(__builtin_ctz(call.mask & warps_[first / 32].away));
+    const record& other = threads_[first + lane];
+    fail("lane " + std::to_string(lane) + " of the mask " +
+             (other.state == state::left ? "has left the kernel"
+                                         : "waits in sync_block at " + text(other.call.at)),
+         call);
+  }
+
+  /// All lanes of the mask have come: to the same call.
+  void expect_same(std::size_t first, const meeting& call) const {
+    for (std::size_t l = 0; l < 32; ++l) {
+      if ((call.mask >> l & 1U) != 0 && !(threads_[first + l].call == call)) {
+        fail("lane " + std::to_string(l) + " calls " + text(threads_[first + l].call), call);
+      }
+    }
   }
 
   void resolve(std::size_t first, unsigned mask, std::size_t size, bool orders) {
     warp_record& w = warps_[first / 32];
-    exchange& all = w.exchanges[w.next];
-    w.next = (w.next + 1) % w.exchanges.size();
+    w.ready |= mask;
+    exchange& all = (*w.kept)[w.next];
+    w.next = (w.next + 1) % w.kept->size();
     all.reduced = false;
     index_t epoch = 0;
     for (std::size_t l = 0; l < 32; ++l) {
@@ -218,6 +207,9 @@ class block {
       }
       r.state = state::ready;
       ready_.push_back(t);
+    }
+    for (warp_record& w : warps_) {
+      w.away = 0;
     }
     waiting_ = 0;
     ++barriers_;

@@ -185,17 +185,17 @@ void copy_async(shared_array<T, N>& to, index_t i, const T* from, index_t bytes 
   vector_16<T> x;
   std::memset(static_cast<void*>(&x), 0xff, sizeof x);
   to.set_vector(i, x);
-  emulator::now().copy_later([&to, i, from, bytes] {
+  emulator::now().copies().later([&to, i, from, bytes] {
     vector_16<T> y;
     std::memset(static_cast<void*>(&y), 0, sizeof y);
     std::memcpy(static_cast<void*>(&y), from, static_cast<std::size_t>(bytes));
     to.set_vector(i, y);
   });
 }
-inline void commit_async() { emulator::now().commit_async(); }
+inline void commit_async() { emulator::now().copies().commit(); }
 template <index_t Groups>
 void wait_async() {
-  emulator::now().wait_async(Groups);
+  emulator::now().copies().wait(Groups);
 }
 
 namespace emulator {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstring>
+#include <deque>
 #include <stdexcept>
 #include <string>
 
@@ -33,6 +35,11 @@ struct meeting {
   index_t detail = 0;  ///< what they must agree on: a distance, a width
   unsigned mask = 0;
   site at = {"", 0};
+
+  bool operator==(const meeting& o) const {
+    return mask == o.mask && detail == o.detail && at.line == o.at.line &&
+           (name == o.name || std::strcmp(name, o.name) == 0);
+  }
 };
 
 /// The values that lanes brought to a meeting.
@@ -52,5 +59,17 @@ struct exchange {
     std::memcpy(value[static_cast<std::size_t>(lane)].data(), &x, sizeof(T));
   }
 };
+
+/// A lane reads its exchange before it comes to the next, so 32 of them never collide.
+using exchanges = std::array<exchange, 33>;
+
+/// At least `count` warps', kept from block to block and launch to launch.
+inline std::deque<exchanges>& exchanges_of_warps(std::size_t count) {
+  thread_local std::deque<exchanges> kept;
+  while (kept.size() < count) {
+    kept.emplace_back();
+  }
+  return kept;
+}
 
 }  // namespace kvfold::cuda::emulator

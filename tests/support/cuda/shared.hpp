@@ -29,7 +29,12 @@ namespace emulator {
 /// The last writer of an element and its readers since, and in which interval between barriers.
 struct touched {
   struct access {
-    index_t thread = -1, barriers = -1, epoch = -1;
+    std::int32_t thread = -1, barriers = -1, epoch = -1;
+
+    static access now(const block& b) {
+      return {static_cast<std::int32_t>(b.thread()), static_cast<std::int32_t>(b.barriers()),
+              static_cast<std::int32_t>(b.epoch())};
+    }
     bool before(const block& b) const {  // is a barrier between it and now?
       return thread < 0 || thread == b.thread() || barriers != b.barriers() ||
              (thread / 32 == b.thread() / 32 && epoch != b.epoch());
@@ -43,7 +48,7 @@ struct touched {
     if (!writer.before(b)) {
       report(b, "reads", writer, "wrote");
     }
-    const access mine{b.thread(), b.barriers(), b.epoch()};
+    const access mine = access::now(b);
     // The next writer of an interval conflicts with one of the three, if with any.
     if (reader.thread / 32 != mine.thread / 32) {
       other = reader, lane = {};
@@ -61,7 +66,7 @@ struct touched {
         report(b, "writes", a, "read");
       }
     }
-    writer = {b.thread(), b.barriers(), b.epoch()};
+    writer = access::now(b);
   }
 
  private:

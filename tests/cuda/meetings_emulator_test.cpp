@@ -1,0 +1,69 @@
+// Where the lanes of a warp meet on the emulator: what each gets does not hang on who runs first,
+// and a lane that will not come is named.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <string>
+#include <vector>
+
+#include "kvfold/cuda/device/device.cuh"
+
+namespace kvfold::cuda {
+namespace {
+
+/// Lower lanes go on to exchange among themselves, far ahead of an upper lane that has not yet read
+/// what all of them exchanged.
+struct run_ahead {
+  static constexpr index_t threads = 32;
+  struct shared_memory {};
+  index_t* out;  // [32]
+
+  void operator()(shared_memory&) const {
+    const index_t of_all = shuffle(lane() + 1, 0);
+    index_t of_some = 0;
+    for (index_t i = 0; lane() < 16 && i < 20; ++i) {
+      of_some += shuffle(100 + lane(), i % 16, 0x0000ffffU);
+    }
+    out[lane()] = of_all + of_some;
+  }
+};
+
+/// One lane is in a barrier of the block when all others want it.
+struct lane_in_barrier {
+  static constexpr index_t threads = 64;
+  struct shared_memory {};
+
+  void operator()(shared_memory&) const {
+    if (thread_index() == 37) {
+      sync_block();
+    } else {
+      shuffle(lane(), 0);
+    }
+  }
+};
+
+TEST_CASE("lanes that go on overwrite nothing that others have still to read") {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<index_t> out(32);
+    launch(run_ahead{out.data()}, {}, stream{seed});
+    CHECK(std::ranges::count(out, 1 + 20 * 100 + 120 + 6) == 16);
+    CHECK(std::ranges::count(out, 1) == 16);
+  }
+}
+
+TEST_CASE("a lane that waits in a barrier of the block is named to those who want it") {
+  int named = 0;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    try {
+      launch(lane_in_barrier{}, {}, stream{seed});
+    } catch (const emulator::error& e) {
+      const std::string what = e.what();
+      named += what.find("lane 5 of the mask waits in sync_block at meetings_") != what.npos;
+      continue;
+    }
+    FAIL("an error expected with seed " << seed);
+  }
+  CHECK(named >= 10);  // of 20: the last of a warp to come sees it, lane 5 itself seldom
+}
+
+}  // namespace
+}  // namespace kvfold::cuda
