@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/device_cache.hpp"
+#include "cuda/policy_calls.hpp"
 #include "kvfold/cuda/policies/d2o.cuh"
 #include "kvfold/cuda/policies/ems.cuh"
 #include "kvfold/cuda/policies/fold.cuh"
@@ -11,7 +12,6 @@
 #include "kvfold/cuda/policies/streaming_llm.cuh"
 #include "kvfold/cuda/policies/zsmerge.cuh"
 #include "kvfold/cuda/state.cuh"
-#include "kvfold/cuda/step.cuh"
 
 namespace kvfold::cuda {
 namespace {
@@ -66,8 +66,8 @@ index_t launches_of_step(const Policy& policy, const cache_case& c, const budget
   const auto columns = make_state_view(policy, view, {state.data(), state.size()}, order());
   device_buffer<Scalar> q(static_cast<std::size_t>(c.heads * c.group * c.dim), 0), out(q.size());
   const emulator::traffic counted;
-  step(policy, view, columns, q.data(), new_tokens<Scalar>{q.data(), q.data()}, limit, out.data(),
-       {work.data(), work.size()}, order());
+  policy_calls<Policy, Scalar>::step(policy, view, columns, q.data(), {q.data(), q.data()}, limit,
+                                     out.data(), {work.data(), work.size()}, order());
   return counted.launches;
 }
 
