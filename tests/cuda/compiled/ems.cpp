@@ -1,7 +1,8 @@
 // ems, as the tests call it.
 #include "kvfold/cuda/policies/ems.cuh"
 
-#include "cuda/policy_calls.hpp"
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
 
 namespace kvfold::cuda {
 

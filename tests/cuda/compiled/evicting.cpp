@@ -1,5 +1,6 @@
 // Policies that evict, as the tests call them.
-#include "cuda/policy_calls.hpp"
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
 #include "kvfold/cuda/policies/h2o.cuh"
 #include "kvfold/cuda/policies/snapkv.cuh"
 #include "kvfold/cuda/policies/streaming_llm.cuh"

@@ -1,7 +1,8 @@
 // kvmerger, as the tests call it.
 #include "kvfold/cuda/policies/kvmerger.cuh"
 
-#include "cuda/policy_calls.hpp"
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
 
 namespace kvfold::cuda {
 

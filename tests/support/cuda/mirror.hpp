@@ -24,6 +24,11 @@ template <>
 struct device_scalar<Eigen::bfloat16> {
   using type = bfloat16;
 };
+/// The other way.
+template <class Scalar>
+using host_scalar = std::conditional_t<
+    std::is_same_v<Scalar, half>, Eigen::half,
+    std::conditional_t<std::is_same_v<Scalar, bfloat16>, Eigen::bfloat16, Scalar>>;
 
 /// The device's copy of `kv` and `state`, for a policy `p`.
 template <class Scalar>

@@ -1,6 +1,9 @@
-/// `observe`, `compress` and `step` as the parity tests call them. On the emulator the library's
-/// policies are compiled once for all of these (tests/cuda/compiled): kernels are what takes long.
+/// What parity tests call of a policy: `observe`, `compress` and `step`, and the comparisons with
+/// the library that many of them share. On the emulator all this is compiled once for the library's
+/// policies (tests/cuda/compiled): kernels are what takes long.
 #pragma once
+
+#include <cstdint>
 
 #include "kvfold/cuda/compress.cuh"
 #include "kvfold/cuda/observe.cuh"
@@ -23,6 +26,10 @@ struct zsmerge;
 
 namespace kvfold::cuda {
 
+struct cache_case;
+struct prompt_case;
+struct stream_case;
+
 template <class Policy, class Scalar>
 struct policy_calls {
   static void observe(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
@@ -33,6 +40,13 @@ struct policy_calls {
   static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
                    const Scalar* queries, const new_tokens<Scalar>& fresh,
                    const head_budgets& limits, Scalar* out, workspace memory, const stream& on);
+
+  /// prompt_parity.hpp
+  static void check_compress(const Policy& p, cache_case c, const prompt_case& what,
+                             double tolerance, std::uint64_t seed);
+  /// step_parity.hpp
+  static void check_steps(const Policy& p, const cache_case& c, const stream_case& what,
+                          double tolerance, std::uint64_t seed);
 };
 
 template <class Policy, class Scalar>

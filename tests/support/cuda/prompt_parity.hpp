@@ -48,13 +48,14 @@ inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t 
   CHECK(same);
 }
 
-template <class Scalar, class Policy>
-void check_compress(const Policy& p, cache_case c, const prompt_case& what, double tolerance,
-                    std::uint64_t seed) {
+template <class Policy, class scalar>
+void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
+                                                  const prompt_case& what, double tolerance,
+                                                  std::uint64_t seed) {
+  using Scalar = host_scalar<scalar>;
+  using calls = policy_calls;
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.length
                 << ", target " << what.target << ", seed " << seed);
-  using scalar = typename mirror<Scalar>::scalar;
-  using calls = policy_calls<Policy, scalar>;
   emulator::chance random{seed};
   c.capacity = std::max(what.length, what.target) + 3;
   cache<Scalar> kv{
@@ -140,7 +141,7 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
         continue;
       }
       kvfold::workspace work;
-      observe(p, head, state[h], asked.of(h));
+      kvfold::observe(p, head, state[h], asked.of(h));
       const bool changes = head.length() > budgets[h].target;
       kvfold::compress(p, head, state[h], work, budgets[h], asked.of(h));
       if (plans && changes) {  // of rows of 16 bits, that were merged, the last may differ
@@ -186,6 +187,13 @@ void check_compress(const Policy& p, cache_case c, const prompt_case& what, doub
   if (what.steps > 0) {
     both({}, {}, what.target - 2, true);
   }
+}
+
+template <class Scalar, class Policy>
+void check_compress(const Policy& p, const cache_case& c, const prompt_case& what, double tolerance,
+                    std::uint64_t seed) {
+  policy_calls<Policy, typename device_scalar<Scalar>::type>::check_compress(p, c, what, tolerance,
+                                                                             seed);
 }
 
 /// What a policy's parameters change. `exact`: do keys stay exact when they are merged, so that

@@ -15,14 +15,27 @@ inline float number(emulator::chance& random, data kind) {
              : static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
 }
 
-/// `steps` of decoding from a prompt of `prompt` tokens, both ways. Every further head begins with
-/// a token less than its budget says, which is `apart` slots less.
-template <class Scalar, class Policy>
-void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& limit, index_t steps,
-                 data kind, double tolerance, std::uint64_t seed, index_t apart = 0) {
-  INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << prompt
+/// `steps` of decoding from a prompt of `prompt` tokens. Every further head begins with a token
+/// less than its budget says, which is `apart` slots less.
+struct stream_case {
+  index_t prompt;
+  budget limit;
+  index_t steps;
+  data kind;
+  index_t apart;
+};
+
+/// Both ways.
+template <class Policy, class scalar>
+void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case& c,
+                                               const stream_case& what, double tolerance,
+                                               std::uint64_t seed) {
+  using Scalar = host_scalar<scalar>;
+  const budget& limit = what.limit;
+  const data kind = what.kind;
+  INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.prompt
                 << ", target " << limit.target << ", seed " << seed);
-  uneven_budgets budgets(limit, apart, c.heads);
+  uneven_budgets budgets(limit, what.apart, c.heads);
   emulator::chance random{seed};
   cache<Scalar> kv{
       {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
@@ -35,7 +48,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     return x;
   };
   for (index_t h = 0; h < c.heads; ++h) {
-    const index_t n = std::max(prompt - h - apart * h, index_t{0});
+    const index_t n = std::max(what.prompt - h - what.apart * h, index_t{0});
     const auto k = scalars(n * c.dim), v = scalars(n * c.dim);
     kv.append(h, k, v);
     state[h].extend(n);
@@ -48,7 +61,6 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
     traits::after_compress(p, kv.head(h), state[h], budgets[h].target);
   }
-  using scalar = typename mirror<Scalar>::scalar;
   mirror<Scalar> twin(p, kv, state, c);
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
@@ -56,7 +68,7 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
   std::vector<float> fq(q.size()), fk(k.size()), fv(v.size()), fout(q.size());
   double agreed = 1, worst = 0;
-  for (index_t step = 0; step < steps; ++step) {
+  for (index_t step = 0; step < what.steps; ++step) {
     const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device, float scale) {
       for (std::size_t i = 0; i < to.size(); ++i) {
         device.host()[i] = from_float<scalar>(scale * number(random, kind));
@@ -65,9 +77,9 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
     kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
-    policy_calls<Policy, scalar>::step(
-        p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()}, budgets.limits(),
-        out.data(), {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(step)));
+    policy_calls::step(p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()},
+                       budgets.limits(), out.data(), {memory.data(), memory.size()},
+                       order(seed + static_cast<std::uint64_t>(step)));
     if (kind == data::integers) {
       INFO("step " << step);
       twin.check_same(kv, state, tolerance);
@@ -81,6 +93,14 @@ void check_steps(const Policy& p, cache_case c, index_t prompt, const budget& li
   CHECK(agreed >= 0.999);
   CHECK(worst <= tolerance);
   CHECK((memory.intact() && out.intact()));
+}
+
+template <class Scalar, class Policy>
+void check_steps(const Policy& p, const cache_case& c, index_t prompt, const budget& limit,
+                 index_t steps, data kind, double tolerance, std::uint64_t seed,
+                 index_t apart = 0) {
+  policy_calls<Policy, typename device_scalar<Scalar>::type>::check_steps(
+      p, c, {prompt, limit, steps, kind, apart}, tolerance, seed);
 }
 
 template <class Policy>
