@@ -2,6 +2,7 @@
 // and a lane that will not come is named.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,8 @@
 
 namespace kvfold::cuda {
 namespace {
+
+using Catch::Matchers::Contains;
 
 /// Lower lanes go on to exchange among themselves, far ahead of an upper lane that has not yet read
 /// what all of them exchanged.
@@ -41,6 +44,23 @@ struct lane_in_barrier {
   }
 };
 
+/// One lane makes another call than the others: elsewhere, or in the same line.
+struct other_call {
+  static constexpr index_t threads = 32;
+  struct shared_memory {};
+  bool elsewhere;
+
+  void operator()(shared_memory&) const {
+    if (lane() != 3) {
+      shuffle(lane(), 0, all_lanes, "kernel.cuh", 7);
+    } else if (elsewhere) {
+      shuffle(lane(), 0, all_lanes, "kernel.cuh", 8);
+    } else {
+      ballot(true, all_lanes, "kernel.cuh", 7);
+    }
+  }
+};
+
 TEST_CASE("lanes that go on overwrite nothing that others have still to read") {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     std::vector<index_t> out(32);
@@ -63,6 +83,15 @@ TEST_CASE("a lane that waits in a barrier of the block is named to those who wan
     FAIL("an error expected with seed " << seed);
   }
   CHECK(named >= 10);  // of 20: the last of a warp to come sees it, lane 5 itself seldom
+}
+
+TEST_CASE("lanes that come from another line, or to another call, are reported with both") {
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    CHECK_THROWS_WITH(launch(other_call{true}, {}, stream{seed}),
+                      Contains("at kernel.cuh:7") && Contains("at kernel.cuh:8"));
+    CHECK_THROWS_WITH(launch(other_call{false}, {}, stream{seed}),
+                      Contains("calls ballot(0") && Contains("calls shuffle(0"));
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <type_traits>
 
 #include "cuda/device_cache.hpp"
 #include "kvfold/compress.hpp"

@@ -48,6 +48,7 @@ inline void check_plan(const merge_plan& ours, const plan_view& theirs, index_t 
   CHECK(same);
 }
 
+/// Compresses and decodes on the device and by the library, and compares them.
 template <class Policy, class scalar>
 void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
                                                   const prompt_case& what, double tolerance,

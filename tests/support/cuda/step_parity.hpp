@@ -25,7 +25,7 @@ struct stream_case {
   index_t apart;
 };
 
-/// Both ways.
+/// Decodes on the device and by the library, and compares them.
 template <class Policy, class scalar>
 void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case& c,
                                                const stream_case& what, double tolerance,
