@@ -58,3 +58,17 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
     }
   }
 }
+
+TEST_CASE("fuzz: values fitted where slots have no mass are finite", "[errors]") {
+  kvfold::cache<float> kv({.heads = 1, .group = 1, .dim = 1, .capacity = 40, .check_finite = true});
+  const std::vector<float> keys = {-1.625F, 0,        3.6e-43F, 2.8e20F,  6.25F,
+                                   6.8125F, 3.6e-43F, 2.8e20F,  -2.3125F, 6.6875F},
+                           values = {6.8125F, 7.125F,  6.3125F,  6.9375F, 6.3125F,
+                                     6.4375F, 5.9375F, 1.2e-23F, -1.625F, -1.625F};
+  kv.append(0, keys, values);
+  const kvfold::fold policy;
+  auto state = kvfold::make_state(policy, kv);
+  const float query = 1.375F;
+  CHECK_NOTHROW(kvfold::compress(policy, kv, state, kvfold::prompt_queries(&query, 1, 1, 1, 1),
+                                 kvfold::budget{9}));  // a correction was −∞
+}

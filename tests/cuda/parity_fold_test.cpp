@@ -106,6 +106,51 @@ TEST_CASE("compress: fold with other parameters and shapes") {
       {.length = 700, .queries = 70, .target = 200, .random = true, .rounding = 2e-5F}, 1e-5, 233);
 }
 
+/// Four sinks have all but e^-gap of every query's attention. What outputs lack is then what
+/// rounding takes; over the others' mass that is a value of any size. The largest that is made.
+template <class Scalar>
+float largest_value(float gap, std::uint64_t seed) {
+  const fold p{.recent = 6, .decode = {.queries = 8}};
+  const cache_case c{.heads = 1, .capacity = 300, .dim = 32};
+  device_cache<Scalar> kv(c, {c.capacity}, seed, {column_merge::sum},
+                          static_cast<index_t>(p.memory(c.dim, 1, c.capacity)));
+  kv.state.initial[0] = p.columns()[0].initial;
+  emulator::chance random{seed};
+  const auto number = [&] { return static_cast<float>(random.below(2001)) / 1000 - 1; };
+  for (index_t s = 0; s < c.capacity; ++s) {
+    for (index_t i = 0; i < c.dim; ++i) {
+      kv.key(0, s)[i] = from_float<Scalar>(i == 0 && s < 4 ? gap / c.scale : number());
+      kv.value(0, s)[i] = from_float<Scalar>(number());
+    }
+  }
+  constexpr index_t count = 70;
+  device_buffer<Scalar> queries(static_cast<std::size_t>(count * c.dim));
+  for (index_t i = 0; i < count * c.dim; ++i) {
+    queries[i] = from_float<Scalar>(i % c.dim == 0 ? 1.0F : 0.1F * number());
+  }
+  device_buffer<unsigned char> memory(workspace_bytes(p, kv.view(), count));
+  policy_calls<fold, Scalar>::compress(p, kv.view(), kv.state,
+                                       {queries.data(), count, c.dim, c.dim, c.dim}, budget{64},
+                                       {memory.data(), memory.size()}, order(seed));
+  REQUIRE(kv.length[0] == 64);
+  float largest = 0;
+  for (index_t s = 0; s < kv.length[0]; ++s) {
+    for (index_t i = 0; i < c.dim; ++i) {
+      largest = std::max(largest, std::abs(to_float(kv.value(0, s)[i])));
+    }
+  }
+  return largest;
+}
+
+TEST_CASE("compress: fold fits no values to what rounding takes") {
+  for (const float gap : {15.0F, 20.0F, 25.0F, 80.0F}) {
+    INFO("logits apart by " << gap);
+    CHECK(largest_value<float>(gap, 241) < 2);
+    CHECK(largest_value<half>(gap, 242) < 2);
+    CHECK(largest_value<bfloat16>(gap, 243) < 2);
+  }
+}
+
 TEST_CASE("compress refuses fold's polish") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum},
                          static_cast<index_t>(fold{}.memory(8, 1, 40)));

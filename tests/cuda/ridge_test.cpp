@@ -13,6 +13,7 @@ struct ridge_case {
   std::vector<index_t> unknowns;  ///< of each head
   index_t dim, queries;
   float ridge = 0.002F, magnitude = 1;  ///< of what is lacking
+  double mass = 1;                      ///< of probabilities
 };
 
 /// Probabilities of some slots, as they are after a softmax over more than these.
@@ -40,7 +41,7 @@ oracle::mat solved(const oracle::mat& p, const oracle::mat& missing, double ridg
     trace += gram[u][u];
   }
   for (std::size_t u = 0; u < gram.size(); ++u) {
-    gram[u][u] += ridge * trace;
+    gram[u][u] += std::max(ridge * trace, static_cast<double>(p.size()) * std::ldexp(1, -40));
   }
   return gram.empty() ? gram : oracle::solve(gram, oracle::times(oracle::transposed(p), missing));
 }
@@ -67,7 +68,7 @@ void check_ridge(index_t halves, const ridge_case& c, double relative, std::uint
       for (index_t q = 0; q < kept.system.depth; ++q) {
         const bool is = u < n && q < c.queries;
         const auto i = static_cast<std::size_t>(q), j = static_cast<std::size_t>(u);
-        const double x = kept.put(h, u, q, is ? p[i][j] : 0.0);
+        const double x = kept.put(h, u, q, is ? c.mass * p[i][j] : 0.0);
         if (is) {
           p[i][j] = x;
         }
@@ -125,6 +126,15 @@ TEST_CASE("a ridge of any size, of outputs of any size") {
   check_ridge(2, {{20}, 8, 70, 0.002F, 1e-20F}, 1e-5, 7);
   check_ridge(2, {{20}, 8, 70, 0.002F, 1e20F}, 1e-5, 8);
   check_ridge(2, {{20}, 8, 70, 0.002F, 0}, 0, 9);  // nothing is missing
+}
+
+TEST_CASE("a ridge of next to no mass is no less than rounding is worth") {
+  for (const double mass : {1e-6, 1e-8, 1e-14, 1e-25}) {  // halfs make the last two nothing
+    check_ridge(2, {{20, 3}, 8, 70, 0.002F, 1, mass}, 1e-5, 15);
+    check_ridge(1, {{20, 3}, 8, 70, 0.002F, 1, mass}, 5e-4, 16);
+    check_ridge(2, {{140}, 33, 100, 0.002F, 1, mass}, 1e-5, 17);
+    check_ridge(2, {{140}, 33, 100, 0.002F, 1e20F, mass}, 1e-5, 18);
+  }
 }
 
 }  // namespace

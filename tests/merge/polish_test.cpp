@@ -115,6 +115,18 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   }
 }
 
+TEST_CASE("polish stays finite where squares of keys overflow floats", "[polish]") {
+  // The third slot's key has to fall: to −∞, without attention, it would be better than it was.
+  const dense::matrix queries = dense::matrix::Ones(5, 1);
+  dense::attention wanted;
+  wanted.log_sum_exp = dense::vector::Zero(5);
+  wanted.output = dense::matrix::Constant(5, 1, 0.1F);
+  fitted_slots x{Eigen::Vector3f(-1e25F, 0, 0), Eigen::Vector3f(0, 0, 1), dense::vector::Zero(3)};
+  const char pinned[] = {1, 1, 0};
+  kvfold::merge::polish({queries, wanted}, pinned, 10, 0.01F, x);
+  CHECK(x.key.allFinite());
+}
+
 TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]") {
   const index_t tokens = 200, dim = 16, group = 2, slots = 48;
   const auto kv = fixtures::random_cache(tokens, dim, group);

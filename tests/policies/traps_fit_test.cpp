@@ -86,6 +86,34 @@ TEST_CASE("trap: values fitted on too few queries", "[traps]") {
   }
 }
 
+TEST_CASE("trap: values fitted to what floats lose", "[traps]") {
+  // The sink has all but e^-gap of the attention. What outputs lack is then what rounding takes,
+  // ε of a value; over the others' mass that is a value of any size, for queries yet to come.
+  const auto sharp = [](float gap) {
+    auto kv = fixtures::random_cache(80, dim, 1);
+    fixtures::queries few(30, 1, dim, 0.1F);
+    for (index_t i = 0; i < few.count; ++i) {
+      few.data[static_cast<std::size_t>(i * dim)] = 1;
+    }
+    for (index_t s = 0; s < 4; ++s) {
+      kv.head(0).key(s)[0] = gap / kv.head(0).scale();
+    }
+    return std::pair{std::move(kv), std::move(few)};
+  };
+  for (const any_policy& policy :
+       {any_policy(kvfold::fold{}), any_policy(kvfold::fold{.prompt = {.polish = 5}}),
+        any_policy(kvfold::attention_matching{.omp = true}),
+        any_policy(kvfold::attention_matching{})}) {
+    for (const float gap : {5.0F, 10.0F, 15.0F, 20.0F, 25.0F, 30.0F, 40.0F, 60.0F, 80.0F, 120.0F}) {
+      INFO(policy.name() << ", logits apart by " << gap);
+      const auto [kv, few] = sharp(gap);
+      const fixtures::queries others(10, 1, dim);
+      const fitted made = fit_on(policy, kv, few, others);
+      CHECK(made.largest < 10);
+    }
+  }
+}
+
 TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   // After a compaction slot 4 holds token 64: its key has to be turned back by 64 positions.
   const kvfold::rope rope;

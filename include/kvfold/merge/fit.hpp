@@ -2,7 +2,9 @@
 #pragma once
 
 #include <Eigen/Cholesky>
-#include <cmath>  // std::log
+#include <algorithm>  // std::max
+#include <cmath>      // std::log
+#include <limits>
 
 #include "kvfold/score/dense.hpp"
 #include "kvfold/score/softmax.hpp"
@@ -51,10 +53,16 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
 }
 
 /// `Δ [slots, dim]` such that `P (V + Δ)` comes close to what is wanted, at least squares: solves
-/// `(PᵀP + λI) Δ = Pᵀ missing` with `λ = ridge` times the trace of `PᵀP`. `missing [queries, dim]`
-/// is what `P V` lacks. The smaller of the two equal forms is solved.
+/// `(PᵀP + λI) Δ = Pᵀ missing`. `missing [queries, dim]` is what `P V` lacks. `λ` is `ridge` times
+/// the trace of `PᵀP`, but at least (8ε)² a query, ε of floats: where the slots have next to no
+/// mass, outputs lack what rounding takes, a few ε of a value, and Δ would be fitted to that. By
+/// `‖Δ‖ ≤ ‖missing‖ / 2λ½` it is a part of a value then. Without a ridge Δ is 0. The smaller of the
+/// two equal forms is solved.
 dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
                            float ridge) {
+  if (ridge == 0) {
+    return dense::matrix::Zero(p.cols(), missing.cols());
+  }
   const bool primal = p.cols() <= p.rows();
   using matrix = dense::matrix_of<double>;
   const matrix rows = primal ? matrix(p.transpose().template cast<double>())
@@ -62,10 +70,9 @@ dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto
   matrix y = missing.template cast<double>();
   Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
   gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
-  const double lambda = double{ridge} * gram.trace();
-  if (lambda == 0) {
-    return dense::matrix::Zero(p.cols(), missing.cols());
-  }
+  constexpr double lost = 8 * std::numeric_limits<float>::epsilon();
+  const double lambda =
+      std::max(double{ridge} * gram.trace(), static_cast<double>(p.rows()) * lost * lost);
   gram.diagonal().array() += lambda;
   const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>> factor(gram);
   matrix delta = matrix::Zero(p.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y

@@ -89,8 +89,10 @@ void polish(const attention_loss& loss, std::span<const char> pinned, index_t st
            dense::matrix::Zero(x.value.rows(), x.value.cols()),
            dense::vector::Zero(x.log_mass.size())},
       square = mean, best = x;
-  const float key_rate = rate * x.key.rowwise().norm().mean(),
-              value_rate = rate * x.value.rowwise().norm().mean();
+  const auto rate_of = [&](const dense::matrix& rows) {  // in double: squares of floats overflow
+    return rate * static_cast<float>(rows.cast<double>().rowwise().norm().mean());
+  };
+  const float key_rate = rate_of(x.key), value_rate = rate_of(x.value);
   double least = std::numeric_limits<double>::infinity();
   for (index_t t = 0; t <= steps; ++t) {
     if (const double now = loss(x, gradient); now < least) {

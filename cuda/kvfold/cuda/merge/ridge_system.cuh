@@ -16,7 +16,7 @@ namespace kvfold::cuda::detail {
 /// of tiles `PᵀY` transposed, which go through the factorization as further rows: that is the
 /// forward substitution. Where queries are fewer by tiles, the dual is solved, `X = Pᵀ (PPᵀ + λI)⁻¹
 /// Y`: the tiles are of PPᵀ, and below it of `Yᵀ`. Everything is divided by λ: the factor's
-/// diagonal is 1 or more and, as `λ = ridge · trace`, at most the root of 1 + 1 / ridge. `PᵀY` has
+/// diagonal is 1 or more and, as `λ ≥ ridge · trace`, at most the root of 1 + 1 / ridge. `PᵀY` has
 /// a scale of its own, for which none of what becomes of it leaves the range of halfs. So numbers
 /// of the factor can be split ones
 /// (`split_number`), and a solution errs by a few 1e-6.
@@ -118,7 +118,10 @@ struct pack_outputs {
       const float x = largest[std::ptrdiff_t{h} * parts + i];
       sum += squares[std::ptrdiff_t{h} * parts + i], most = x > most ? x : most;
     }
-    const float lambda = ridge * block_sum(shared.number, sum);
+    constexpr float lost = 8.0F / (1 << 23);  // 8ε, as in `ridge_values`
+    const float relative = ridge * block_sum(shared.number, sum),
+                least = static_cast<float>(of.queries) * lost * lost,
+                lambda = relative > least ? relative : least;
     most = block_max(shared.number, most);
     const float to_half = power_of_two(most);
     if (block_index().y == 0 && thread_index() == 0) {
@@ -165,14 +168,15 @@ struct pack_outputs {
   /// `max s / (s² + λ)½ · |Y| / λ½`, of the dual `|Y| / λ`; before, they are up to the factor's
   /// largest, (1 + 1 / ridge)½, more.
   KVFOLD_DEVICE void set_scales(index_t h, float lambda, float largest_y, float to_half) const {
-    const bool is = lambda > 0 && largest_y > 0;
-    const float norm = square_root(static_cast<float>(of.queries)) * largest_y;
-    const float most = square_root(1 + 1 / ridge) * norm / (of.dual ? lambda : square_root(lambda));
-    const float per = is ? ridge_system::most / most : 0.0F;
+    const bool is = largest_y > 0;
+    const float root = square_root(lambda);
+    const float most =
+        square_root(1 + 1 / ridge) * square_root(static_cast<float>(of.queries)) * largest_y;
+    const float per = is ? ridge_system::most / most : 0.0F;  // times λ, or its root
     constexpr float p = ridge_system::p_scale;
-    of.scale[2 * h] = lambda > 0 ? 1 / (p * p * lambda) : 0.0F;
-    of.scale[2 * h + 1] = !is ? 0.0F : of.dual ? per / lambda : per / (p * to_half * lambda);
-    of.scale_out[h] = !is ? 0.0F : of.dual ? 1 / (p * per) : 1 / per;
+    of.scale[2 * h] = 1 / (p * p * lambda);
+    of.scale[2 * h + 1] = !is || of.dual ? per : per / (p * to_half * root);
+    of.scale_out[h] = !is ? 0.0F : of.dual ? 1 / (p * per * lambda) : 1 / (per * root);
   }
 };
 
