@@ -60,7 +60,7 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
 /// two equal forms is solved.
 dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
                            float ridge) {
-  if (ridge == 0) {
+  if (ridge == 0 || p.size() == 0) {
     return dense::matrix::Zero(p.cols(), missing.cols());
   }
   const bool primal = p.cols() <= p.rows();
