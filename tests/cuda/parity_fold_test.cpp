@@ -109,7 +109,7 @@ TEST_CASE("compress: fold with other parameters and shapes") {
 /// Four sinks have all but e^-gap of every query's attention. What outputs lack is then what
 /// rounding takes; over the others' mass that is a value of any size. The largest that is made.
 template <class Scalar>
-float largest_value(float gap, std::uint64_t seed) {
+double largest_value(float gap, std::uint64_t seed) {
   const fold p{.recent = 6, .decode = {.queries = 8}};
   const cache_case c{.heads = 1, .capacity = 300, .dim = 32};
   device_cache<Scalar> kv(c, {c.capacity}, seed, {column_merge::sum},
@@ -133,10 +133,10 @@ float largest_value(float gap, std::uint64_t seed) {
                                        {queries.data(), count, c.dim, c.dim, c.dim}, budget{64},
                                        {memory.data(), memory.size()}, order(seed));
   REQUIRE(kv.length[0] == 64);
-  float largest = 0;
+  double largest = 0;
   for (index_t s = 0; s < kv.length[0]; ++s) {
     for (index_t i = 0; i < c.dim; ++i) {
-      largest = std::max(largest, std::abs(to_float(kv.value(0, s)[i])));
+      largest = worse(largest, std::abs(double{to_float(kv.value(0, s)[i])}));
     }
   }
   return largest;

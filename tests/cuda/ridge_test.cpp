@@ -133,7 +133,7 @@ TEST_CASE("a ridge of next to no mass is no less than rounding is worth") {
     check_ridge(2, {{20, 3}, 8, 70, 0.002F, 1, mass}, 1e-5, 15);
     check_ridge(1, {{20, 3}, 8, 70, 0.002F, 1, mass}, 5e-4, 16);
     check_ridge(2, {{140}, 33, 100, 0.002F, 1, mass}, 1e-5, 17);
-    check_ridge(2, {{140}, 33, 100, 0.002F, 1e20F, mass}, 1e-5, 18);
+    check_ridge(2, {{140}, 33, 100, 0.002F, 1e28F, mass}, 1e-5, 18);  // what λ divides is large
   }
 }
 

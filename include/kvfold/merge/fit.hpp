@@ -56,8 +56,8 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
 /// `(PᵀP + λI) Δ = Pᵀ missing`. `missing [queries, dim]` is what `P V` lacks. `λ` is `ridge` times
 /// the trace of `PᵀP`, but at least (8ε)² a query, ε of floats: where the slots have next to no
 /// mass, outputs lack what rounding takes, a few ε of a value, and Δ would be fitted to that. By
-/// `‖Δ‖ ≤ ‖missing‖ / 2λ½` it is a part of a value then. Without a ridge Δ is 0. The smaller of the
-/// two equal forms is solved.
+/// `‖Δ‖ ≤ ‖missing‖ / (2 λ½)` it is a part of a value then. Without a ridge Δ is 0. The smaller of
+/// the two equal forms is solved.
 dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
                            float ridge) {
   if (ridge == 0 || p.size() == 0) {
