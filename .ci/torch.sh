@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # PyTorch, transformers and kvpress at pinned versions, and the extension of examples/torch. To be sourced behind setup.sh.
 
-torch=${KVFOLD_TORCH:-$root/build/torch} # kept from run to run: some 5 GB, of which NVIDIA's libraries are 4
-export KVFOLD_TORCH_LIBRARY=$torch/extension/libkvfold_torch.so
+torch=${KVMELD_TORCH:-$root/build/torch} # kept from run to run: some 5 GB, of which NVIDIA's libraries are 4
+export KVMELD_TORCH_LIBRARY=$torch/extension/libkvmeld_torch.so
 export PYTHONPATH=$root/examples/torch${PYTHONPATH:+:$PYTHONPATH}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # threads that spin take a busy machine's cores from one another
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} TRANSFORMERS_VERBOSITY=${TRANSFORMERS_VERBOSITY:-error}
@@ -22,7 +22,7 @@ fetch_torch() {
   (($#)) || cp "$requirements" "$torch/stamp"
 }
 
-# build_torch: the extension, with this machine's instructions; silent when all is up to date. KVFOLD_TORCH_TESTS=1: and
+# build_torch: the extension, with this machine's instructions; silent when all is up to date. KVMELD_TORCH_TESTS=1: and
 # what its tests run beside it.
 build_torch() {
   local dir=$torch/extension log=$torch/build.log
@@ -33,7 +33,7 @@ build_torch() {
     cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
       -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
-  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvfold_torch step_bench \
-    ${KVFOLD_TORCH_TESTS:+kvfold_torch_emulated} 2>&1 | follow_ninja "$log" ||
+  NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvmeld_torch step_bench \
+    ${KVMELD_TORCH_TESTS:+kvmeld_torch_emulated} 2>&1 | follow_ninja "$log" ||
     fail "$log" "the extension does not build:"
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "card.cuh"
-#include "kvfold/cuda/state.cuh"
+#include "kvmeld/cuda/state.cuh"
 
 namespace card {
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
 namespace card {
 
-using namespace kvfold;
+using namespace kvmeld;
 using cuda::bfloat16;
 
 inline void check(cudaError_t code, const char* what) {
@@ -67,14 +67,14 @@ struct read_memory {
   const float* from;
   float* out;
 
-  KVFOLD_DEVICE void operator()(shared_memory&) const {
+  KVMELD_DEVICE void operator()(shared_memory&) const {
     const auto i = static_cast<std::ptrdiff_t>(block_start()) + cuda::thread_index();
     const auto x = cuda::load_16(from + i * 4);
     if (x[0] == 1.5F && x[1] == 2.5F && x[2] == 3.5F && x[3] == 4.5F) {  // never: so it is read
       *out = x[0];
     }
   }
-  KVFOLD_DEVICE static index_t block_start() {
+  KVMELD_DEVICE static index_t block_start() {
     return static_cast<index_t>(cuda::block_index().x) * threads;
   }
 };
@@ -135,26 +135,26 @@ struct multiply_registers {
   const unsigned* numbers;  // [chains, 6, threads] pairs of bfloat16
   float* out;
 
-  KVFOLD_DEVICE void operator()(shared_memory&) const {
+  KVMELD_DEVICE void operator()(shared_memory&) const {
     float c[chains][4] = {};
     unsigned a[chains][4], b[chains][2];
-    KVFOLD_UNROLL
+    KVMELD_UNROLL
     for (index_t i = 0; i < chains; ++i) {
       const unsigned* const mine = numbers + i * 6 * threads + cuda::thread_index();
-      KVFOLD_UNROLL
+      KVMELD_UNROLL
       for (index_t k = 0; k < 4; ++k) {
         a[i][k] = mine[k * threads];
       }
       b[i][0] = mine[4 * threads], b[i][1] = mine[5 * threads];
     }
     for (index_t r = 0; r < rounds; ++r) {
-      KVFOLD_UNROLL
+      KVMELD_UNROLL
       for (index_t i = 0; i < chains; ++i) {
         cuda::mma_16x8x16<bfloat16>(c[i], a[i], b[i]);
       }
     }
     float sum = 0;
-    KVFOLD_UNROLL
+    KVMELD_UNROLL
     for (index_t i = 0; i < chains; ++i) {
       sum += c[i][0] + c[i][1] + c[i][2] + c[i][3];
     }

@@ -10,12 +10,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kvfold/memory/view.hpp"
+#include "kvmeld/memory/view.hpp"
 #include "versus.hpp"
 
 namespace bench {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using rows_in_place = Eigen::Map<const matrix, 0, Eigen::OuterStride<>>;
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cache_on_device.cuh"
-#include "kvfold/cuda/search/clusters.cuh"
+#include "kvmeld/cuda/search/clusters.cuh"
 #include "measure.cuh"
 
 namespace card {

@@ -7,13 +7,13 @@
 #include <string>
 #include <string_view>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "topic.hpp"
 #include "versus.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 template <class Scalar>
 constexpr std::string_view scalar_name = "f32";
@@ -22,7 +22,7 @@ constexpr std::string_view scalar_name<Eigen::half> = "f16";
 template <>
 constexpr std::string_view scalar_name<Eigen::bfloat16> = "bf16";
 template <>
-constexpr std::string_view scalar_name<kvfold::q8_0> = "q8_0";
+constexpr std::string_view scalar_name<kvmeld::q8_0> = "q8_0";
 
 /// A cache with `slots` tokens in every head, and tokens to come. The heads hold the same numbers,
 /// each in memory of its own.
@@ -48,27 +48,27 @@ struct scene {
   void attend() {
     for (index_t h = 0; h < heads; ++h) {
       const std::ptrdiff_t first = std::ptrdiff_t{h} * group * dim;
-      kvfold::attend(kv.head(h), q.data() + first, out.data() + first);
+      kvmeld::attend(kv.head(h), q.data() + first, out.data() + first);
     }
     benchmark::DoNotOptimize(out.data());
   }
 
   /// The other heads as head 0 is.
-  void copy_first(kvfold::state& memory) {
+  void copy_first(kvmeld::state& memory) {
     for (index_t h = 1; h < heads; ++h) {
-      kvfold::copy(kv, memory, 0, h);
+      kvmeld::copy(kv, memory, 0, h);
     }
   }
 
   std::int64_t bytes() const {
-    return std::int64_t{2} * slots * heads * kvfold::row_size<Scalar>(dim) *
+    return std::int64_t{2} * slots * heads * kvmeld::row_size<Scalar>(dim) *
            static_cast<std::int64_t>(sizeof(Scalar));
   }
 
   static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
   index_t slots, heads, dim, group;
-  kvfold::cache<Scalar> kv;
+  kvmeld::cache<Scalar> kv;
   std::vector<float> q, k, v, out;
 };
 
@@ -116,10 +116,10 @@ template <class Scalar, class Policy>
 void step(benchmark::State& state, const Policy& policy, index_t decoded,
           tokens_of kind = tokens_of::chance) {
   scene<Scalar> s(state);
-  const kvfold::budget budget = kvfold::budget_within(policy, s.slots);
+  const kvmeld::budget budget = kvmeld::budget_within(policy, s.slots);
   constexpr index_t references = 32, tokens = 512;
   const auto size = scene<Scalar>::size;
-  auto memory = kvfold::make_state(policy, s.kv);
+  auto memory = kvmeld::make_state(policy, s.kv);
   std::mt19937 generator(6);
   std::normal_distribution<float> normal;
   const auto draw = [&](std::size_t n) {
@@ -134,11 +134,11 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
     }
   };
   const auto queries = draw(references * size(s.group) * size(s.dim));
-  const kvfold::query_view<float> reference{queries.data(), references, 0,
+  const kvmeld::query_view<float> reference{queries.data(), references, 0,
                                             std::ptrdiff_t{references} * s.dim, s.dim};
   const auto first = s.kv.head(0);
-  kvfold::observe(policy, first, memory[0], reference);
-  kvfold::compress(policy, first, memory[0], memory.workspace(), budget, reference);
+  kvmeld::observe(policy, first, memory[0], reference);
+  kvmeld::compress(policy, first, memory[0], memory.workspace(), budget, reference);
   bench::topic_stream x(s.dim, s.group, 0.5F);
   const auto next = [&] {
     if (kind == tokens_of::topic) {
@@ -150,7 +150,7 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   };
   for (index_t t = 0; t < decoded; ++t) {
     next();
-    kvfold::step(policy, first, memory[0], memory.workspace(), x.q.data(), x.k.data(), x.v.data(),
+    kvmeld::step(policy, first, memory[0], memory.workspace(), x.q.data(), x.k.data(), x.v.data(),
                  budget, s.out.data());
     make_room(0);
   }
@@ -171,7 +171,7 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   std::size_t at = 0;
   const auto one_token = [&] {
     const std::size_t t = at++ % tokens;
-    kvfold::step(policy, s.kv, memory,
+    kvmeld::step(policy, s.kv, memory,
                  {std::span(q).subspan(t * size(s.group) * row, size(s.group) * row),
                   std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
                  budget, s.out);
@@ -251,18 +251,18 @@ int main(int argc, char** argv) {
   register_attend<float>();
   register_attend<Eigen::half>();
   register_attend<Eigen::bfloat16>();
-  register_attend<kvfold::q8_0>();
-  register_steps(kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{}, kvfold::snapkv{},
-                 kvfold::zsmerge{}, kvfold::d2o{}, kvfold::kvmerger{}, kvfold::ems{},
-                 kvfold::keepkv{}, kvfold::fold{}, kvfold::random_tokens{}, kvfold::tova{},
-                 kvfold::roco{}, kvfold::scissorhands{}, kvfold::key_diff{},
-                 kvfold::expected_attention{}, kvfold::centroids{}, kvfold::compactor{},
-                 kvfold::cam{});
-  register_growth(kvfold::full_cache{}, kvfold::streaming_llm{}, kvfold::h2o{}, kvfold::zsmerge{},
-                  kvfold::d2o{}, kvfold::keepkv{});
+  register_attend<kvmeld::q8_0>();
+  register_steps(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::snapkv{},
+                 kvmeld::zsmerge{}, kvmeld::d2o{}, kvmeld::kvmerger{}, kvmeld::ems{},
+                 kvmeld::keepkv{}, kvmeld::fold{}, kvmeld::random_tokens{}, kvmeld::tova{},
+                 kvmeld::roco{}, kvmeld::scissorhands{}, kvmeld::key_diff{},
+                 kvmeld::expected_attention{}, kvmeld::centroids{}, kvmeld::compactor{},
+                 kvmeld::cam{});
+  register_growth(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::zsmerge{},
+                  kvmeld::d2o{}, kvmeld::keepkv{});
   // What the choice at run time costs. (any_policy would be compiled here with all policies.)
   register_step<float>("any_policy(h2o)",
-                       kvfold::basic_any_policy<kvfold::h2o, kvfold::snapkv>{kvfold::h2o{}});
+                       kvmeld::basic_any_policy<kvmeld::h2o, kvmeld::snapkv>{kvmeld::h2o{}});
   bench::processor_time = bench::take_flag(argc, argv, "--processor_time");
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {

@@ -7,14 +7,14 @@
 #include <string_view>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 /// callgrind collects from here (--toggle-collect=counted).
 extern "C" [[gnu::noinline]] void counted(const std::function<void()>& work) { work(); }
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 constexpr index_t slots = 1024, dim = 128, tokens = 128;
 
@@ -47,13 +47,13 @@ struct stream {
 template <class Policy>
 void step(const Policy& policy) {
   stream s;
-  kvfold::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots + tokens});
-  auto memory = kvfold::make_state(policy, kv);
-  const auto budget = kvfold::budget_within(policy, slots);
+  kvmeld::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots + tokens});
+  auto memory = kvmeld::make_state(policy, kv);
+  const auto budget = kvmeld::budget_within(policy, slots);
   const auto decode = [&](index_t first, index_t last) {
     for (index_t t = first; t < last; ++t) {
-      kvfold::step(policy, kv, memory, {s.at(s.q, t), s.at(s.k, t), s.at(s.v, t)}, budget, s.out);
-      if (!kvfold::traits::bounded(policy) && t >= slots) {
+      kvmeld::step(policy, kv, memory, {s.at(s.q, t), s.at(s.k, t), s.at(s.v, t)}, budget, s.out);
+      if (!kvmeld::traits::bounded(policy) && t >= slots) {
         kv.head(0).truncate(slots);
         memory[0].truncate(slots);
       }
@@ -65,13 +65,13 @@ void step(const Policy& policy) {
 
 void attend() {
   stream s;
-  kvfold::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots});
+  kvmeld::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots});
   for (index_t t = 0; t < slots; ++t) {
     kv.head(0).push(s.at(s.k, t).data(), s.at(s.v, t).data());
   }
   counted([&] {
     for (index_t t = 0; t < tokens; ++t) {
-      kvfold::attend(kv.head(0), s.at(s.q, t).data(), s.out.data());
+      kvmeld::attend(kv.head(0), s.at(s.q, t).data(), s.out.data());
     }
   });
 }
@@ -105,7 +105,7 @@ std::vector<named> cases(const Policies&... policies) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace kvfold;
+  using namespace kvmeld;
   for (const auto& [name, run] :
        cases(full_cache{}, streaming_llm{}, random_tokens{}, h2o{}, snapkv{}, tova{}, zsmerge{},
              d2o{}, kvmerger{}, ems{.table = 4 * slots}, keepkv{}, fold{})) {

@@ -6,12 +6,12 @@
 #include <string_view>
 
 #include "causal_attention.hpp"
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "peak_memory.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
@@ -31,13 +31,13 @@ struct prompt {
     }
   }
 
-  kvfold::query_view<float> own() const {
-    return kvfold::prompt_queries(queries.data(), tokens, heads, group, dim);
+  kvmeld::query_view<float> own() const {
+    return kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim);
   }
-  kvfold::budget budget() const { return {.target = tokens / 10}; }
+  kvmeld::budget budget() const { return {.target = tokens / 10}; }
   std::size_t bytes() const { return sizeof(float) * 2 * size(tokens) * size(heads * dim); }
 
-  bench::rows_in_place rows(const kvfold::row<float>& first) const {
+  bench::rows_in_place rows(const kvmeld::row<float>& first) const {
     return {first.data, tokens, dim, Eigen::OuterStride<>(dim)};
   }
   /// `f(queries, stride, keys, values, offset)` for every KV head.
@@ -53,7 +53,7 @@ struct prompt {
 
   index_t tokens, heads, dim, group;
   std::vector<float> queries;
-  kvfold::cache<float> full;
+  kvmeld::cache<float> full;
 };
 
 /// The baseline of most: the attention that a policy saves from, on the same prompt.
@@ -84,32 +84,32 @@ void attention(benchmark::State& state) {
 template <class Policy>
 struct scene {
   scene(const Policy& policy, prompt& p)
-      : kv(p.full), pristine(kvfold::make_state(policy, kv)), memory(pristine) {}
+      : kv(p.full), pristine(kvmeld::make_state(policy, kv)), memory(pristine) {}
   void put_back(const prompt& p) {
     kv = p.full;
     memory = pristine;
   }
-  kvfold::cache<float> kv;
-  kvfold::state pristine, memory;
+  kvmeld::cache<float> kv;
+  kvmeld::state pristine, memory;
 };
 
 /// With the reference queries that `examples/evaluate` gives the policy, which are made anew every
 /// time: the prompt's own; foreseen for `fold` (900 a head where it polishes), spread for
 /// `attention_matching`. With pins by scores these are measured first.
 template <class Policy>
-void compress_prompt(const Policy& policy, const prompt& p, kvfold::cache<float>& kv,
-                     kvfold::state& memory) {
-  if constexpr (std::same_as<Policy, kvfold::fold>) {
+void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache<float>& kv,
+                     kvmeld::state& memory) {
+  if constexpr (std::same_as<Policy, kvmeld::fold>) {
     const index_t count = policy.prompt.polish > 0 ? 900 / p.group : 256;
-    if (policy.pins == kvfold::fold::pin_rule::scores) {
-      kvfold::observe(policy, kv, memory, p.own());
+    if (policy.pins == kvmeld::fold::pin_rule::scores) {
+      kvmeld::observe(policy, kv, memory, p.own());
     }
-    const auto foreseen = kvfold::foresight(kv, p.own(), policy.rope, {.count = count});
-    kvfold::compress(policy, kv, memory, foreseen.view(), p.budget());
-  } else if constexpr (std::same_as<Policy, kvfold::attention_matching>) {
-    kvfold::compress(policy, kv, memory, kvfold::spread(kv, p.own()).view(), p.budget());
+    const auto foreseen = kvmeld::foresight(kv, p.own(), policy.rope, {.count = count});
+    kvmeld::compress(policy, kv, memory, foreseen.view(), p.budget());
+  } else if constexpr (std::same_as<Policy, kvmeld::attention_matching>) {
+    kvmeld::compress(policy, kv, memory, kvmeld::spread(kv, p.own()).view(), p.budget());
   } else {
-    kvfold::compress(policy, kv, memory, p.own(), p.budget());
+    kvmeld::compress(policy, kv, memory, p.own(), p.budget());
   }
 }
 
@@ -143,7 +143,7 @@ void scores(benchmark::State& state, bool given) {
       state, "vs_attention",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvfold::prompt_scores(p.full.head(h), p.own().of(h), {}, {.log_sum_exp = log_sum_exp},
+          kvmeld::prompt_scores(p.full.head(h), p.own().of(h), {}, {.log_sum_exp = log_sum_exp},
                                 out);
           benchmark::DoNotOptimize(out.data());
         }
@@ -157,15 +157,15 @@ void given_scores(benchmark::State& state, const Policy& defaults) {
   prompt p(state);
   const auto policy = fitted(defaults, p);
   scene<Policy> s(policy, p);
-  const auto queries = kvfold::spread(s.kv, p.own(), 32);
+  const auto queries = kvmeld::spread(s.kv, p.own(), 32);
   for (index_t h = 0; h < p.heads; ++h) {
-    kvfold::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
+    kvmeld::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
   }
   bench::versus(
       state, "vs_attention",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvfold::compress(policy, s.kv.head(h), s.memory[h], s.memory.workspace(), p.budget(),
+          kvmeld::compress(policy, s.kv.head(h), s.memory[h], s.memory.workspace(), p.budget(),
                            queries.view().of(h));
         }
       },
@@ -177,13 +177,13 @@ template <class Policy>
 void apply(benchmark::State& state, const Policy& policy) {
   prompt p(state);
   scene<Policy> s(policy, p);
-  const auto queries = kvfold::spread(s.kv, p.own(), 32);
-  std::vector<kvfold::merge_plan> plans(size(p.heads));
+  const auto queries = kvmeld::spread(s.kv, p.own(), 32);
+  std::vector<kvmeld::merge_plan> plans(size(p.heads));
   std::size_t rows = 0;
   for (index_t h = 0; h < p.heads; ++h) {
     auto& plan = plans[size(h)];
-    kvfold::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
-    kvfold::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().target,
+    kvmeld::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
+    kvmeld::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().target,
                  s.memory.workspace().scratch, plan);
     for (index_t r = 0; r < plan.rows(); ++r) {
       rows += plan.row(r).size();
@@ -195,7 +195,7 @@ void apply(benchmark::State& state, const Policy& policy) {
       state, "vs_memcpy",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvfold::apply(policy, plans[size(h)], s.kv.head(h), s.memory[h],
+          kvmeld::apply(policy, plans[size(h)], s.kv.head(h), s.memory[h],
                         s.memory.workspace().scratch);
         }
       },
@@ -254,9 +254,9 @@ void add(std::string_view what, std::string_view name, const Policy& policy, Run
 template <class Policy>
 void add_policy(std::string_view name, const Policy& policy) {
   add("compress", name, policy, compress<Policy>, prompts);
-  if constexpr (!std::same_as<Policy, kvfold::fold> &&
+  if constexpr (!std::same_as<Policy, kvmeld::fold> &&
                 !std::same_as<Policy,
-                              kvfold::attention_matching>) {  // these fit, and score nothing
+                              kvmeld::attention_matching>) {  // these fit, and score nothing
     add("given_scores", name, policy, given_scores<Policy>, prompts);
   }
 }
@@ -277,7 +277,7 @@ void add_growth(const Policies&... policies) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace kvfold;
+  using namespace kvmeld;
   bench::check_causal_attention();
   bench::take_pairs(argc, argv);
   bench::processor_time = bench::take_flag(argc, argv, "--processor_time");

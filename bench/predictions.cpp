@@ -9,49 +9,49 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/policies/d2o.hpp"
-#include "kvfold/policies/ems.hpp"
-#include "kvfold/policies/keepkv.hpp"
-#include "kvfold/policy.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/policies/d2o.hpp"
+#include "kvmeld/policies/ems.hpp"
+#include "kvmeld/policies/keepkv.hpp"
+#include "kvmeld/policy.hpp"
 #include "topic.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 constexpr index_t dim = 128;
 
 /// `f(s)`: what a policy orders the slots of a head by, the lowest first.
-auto order(const kvfold::d2o&, const auto&, const kvfold::head_state& state) {
+auto order(const kvmeld::d2o&, const auto&, const kvmeld::head_state& state) {
   return [&](index_t s) { return state.column(0)[static_cast<std::size_t>(s)]; };
 }
-auto order(const kvfold::keepkv&, const auto& head, const kvfold::head_state& state) {
+auto order(const kvmeld::keepkv&, const auto& head, const kvmeld::head_state& state) {
   return [&](index_t s) { return head.log_mass(s) + state.column(0)[static_cast<std::size_t>(s)]; };
 }
-auto order(const kvfold::ems&, const auto& head, const kvfold::head_state& state) {
-  namespace detail = kvfold::detail;
+auto order(const kvmeld::ems&, const auto& head, const kvmeld::head_state& state) {
+  namespace detail = kvmeld::detail;
   const detail::ems_table tokens(state, head.group());
   return detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
 }
-index_t latest(const kvfold::d2o& p, index_t target) {
-  return kvfold::share_of(p.recent, target - p.sinks);
+index_t latest(const kvmeld::d2o& p, index_t target) {
+  return kvmeld::share_of(p.recent, target - p.sinks);
 }
-index_t latest(const kvfold::keepkv& p, index_t target) {
-  return kvfold::share_of(p.recent, target);
+index_t latest(const kvmeld::keepkv& p, index_t target) {
+  return kvmeld::share_of(p.recent, target);
 }
-index_t latest(const kvfold::ems& p, index_t) { return p.window; }
+index_t latest(const kvmeld::ems& p, index_t) { return p.window; }
 
 /// One head that decodes three times its slots, and then `steps` that are counted.
 template <class Policy>
 void count(const Policy& policy, bool topic, index_t slots, index_t group, index_t steps) {
-  kvfold::cache<float> kv{{.heads = 1,
+  kvmeld::cache<float> kv{{.heads = 1,
                            .group = group,
                            .dim = dim,
                            .capacity = slots + 1,
                            .scale = 1 / std::sqrt(static_cast<float>(dim))}};
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   auto head = kv.head(0);
   std::mt19937 generator(6);
   std::normal_distribution<float> normal;
@@ -68,7 +68,7 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
       }
     }
     const index_t newest = head.tokens_total();
-    const kvfold::search::protection stays{policy.sinks, latest(policy, slots), newest};
+    const kvmeld::search::protection stays{policy.sinks, latest(policy, slots), newest};
     std::vector<std::pair<float, index_t>> first;
     if (t >= 3 * slots) {
       const auto score = order(policy, head, state[0]);
@@ -79,7 +79,7 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
       }
     }
     std::sort(first.begin(), first.end());
-    kvfold::step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(),
+    kvmeld::step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(),
                  {.target = slots}, out.data());
     if (t < 3 * slots) {
       continue;
@@ -107,9 +107,9 @@ int main() {
     for (const index_t group : {1, 4}) {
       for (const bool topic : {false, true}) {
         const index_t steps = slots < 4096 ? 2000 : 500;
-        count(kvfold::d2o{}, topic, slots, group, steps);
-        count(kvfold::keepkv{}, topic, slots, group, steps);
-        count(kvfold::ems{}, topic, slots, group, steps);
+        count(kvmeld::d2o{}, topic, slots, group, steps);
+        count(kvmeld::keepkv{}, topic, slots, group, steps);
+        count(kvmeld::ems{}, topic, slots, group, steps);
       }
     }
   }

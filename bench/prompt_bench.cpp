@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "peak_memory.hpp"
 #include "versus.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 /// What the causal products take without anything else: blocks of queries on the keys that they
@@ -67,7 +67,7 @@ struct scene {
 
   index_t n, dim;
   std::vector<float> queries, keys;
-  kvfold::cache<float> kv;
+  kvmeld::cache<float> kv;
   Eigen::Map<const matrix> q, k;
   matrix product, logits;
 };
@@ -83,7 +83,7 @@ void column_scores(benchmark::State& state, wanted what) {
   std::vector<float> total(n), window(more), decayed(more);
   const auto log_sum_exp = what.given_log_sum_exp ? s.log_sum_exp() : std::vector<float>();
   const auto work = [&] {
-    kvfold::column_scores(s.kv.head(0), kvfold::prompt_queries(s.queries.data(), s.n, 1, 1, s.dim),
+    kvmeld::column_scores(s.kv.head(0), kvmeld::prompt_queries(s.queries.data(), s.n, 1, 1, s.dim),
                           {.window = 32, .decay = 0.98F, .log_sum_exp = log_sum_exp},
                           {.total = total, .window = window, .decayed = decayed});
     benchmark::DoNotOptimize(total.data());

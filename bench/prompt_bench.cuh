@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "cache_on_device.cuh"
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/compress.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
 #include "measure.cuh"
 
 namespace card {
@@ -71,7 +71,7 @@ inline void leverage(benchmark::State& state) {
   const buffer<index_t> planned(cache_on_device::n(heads));
   work.leverage = out.data();
   const auto run = [&] {
-    cuda::detail::leverage_of_keys(view, columns, rule, kvfold::budget{.target = 0}, false, nullptr,
+    cuda::detail::leverage_of_keys(view, columns, rule, kvmeld::budget{.target = 0}, false, nullptr,
                                    planned.data(), work, nullptr);
   };
   run();

@@ -3,33 +3,33 @@
 #include <cstdio>
 #include <typeinfo>
 
-#include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/merge/attend_and_observe.cuh"
-#include "kvfold/cuda/merge/drop_rows.cuh"
-#include "kvfold/cuda/merge/remove_into_nearest.cuh"
-#include "kvfold/cuda/merge/weigh_rows.cuh"
-#include "kvfold/cuda/policies/d2o/rule.cuh"
-#include "kvfold/cuda/policies/ems/match_tiles.cuh"
-#include "kvfold/cuda/policies/ems/scores.cuh"
-#include "kvfold/cuda/policies/ems/step.cuh"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
-#include "kvfold/cuda/policies/fold/leverage.cuh"
-#include "kvfold/cuda/policies/fold/pairs.cuh"
-#include "kvfold/cuda/policies/fold/points.cuh"
-#include "kvfold/cuda/policies/fold/space.cuh"
-#include "kvfold/cuda/policies/fold/values.cuh"
-#include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
-#include "kvfold/cuda/policies/keepkv/rule.cuh"
-#include "kvfold/cuda/policies/kvmerger/name_runs.cuh"
-#include "kvfold/cuda/policies/kvmerger/neighbours.cuh"
-#include "kvfold/cuda/policies/kvmerger/rule.cuh"
-#include "kvfold/cuda/policies/kvmerger/weights.cuh"
-#include "kvfold/cuda/policies/zsmerge/residual.cuh"
-#include "kvfold/cuda/score/column_scores.cuh"
-#include "kvfold/cuda/search/clusters.cuh"
-#include "kvfold/cuda/search/select.cuh"
+#include "kvmeld/cuda/merge/apply.cuh"
+#include "kvmeld/cuda/merge/attend_and_observe.cuh"
+#include "kvmeld/cuda/merge/drop_rows.cuh"
+#include "kvmeld/cuda/merge/remove_into_nearest.cuh"
+#include "kvmeld/cuda/merge/weigh_rows.cuh"
+#include "kvmeld/cuda/policies/d2o/rule.cuh"
+#include "kvmeld/cuda/policies/ems/match_tiles.cuh"
+#include "kvmeld/cuda/policies/ems/scores.cuh"
+#include "kvmeld/cuda/policies/ems/step.cuh"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/policies/fold/leverage.cuh"
+#include "kvmeld/cuda/policies/fold/pairs.cuh"
+#include "kvmeld/cuda/policies/fold/points.cuh"
+#include "kvmeld/cuda/policies/fold/space.cuh"
+#include "kvmeld/cuda/policies/fold/values.cuh"
+#include "kvmeld/cuda/policies/keepkv/join_leaders.cuh"
+#include "kvmeld/cuda/policies/keepkv/rule.cuh"
+#include "kvmeld/cuda/policies/kvmerger/name_runs.cuh"
+#include "kvmeld/cuda/policies/kvmerger/neighbours.cuh"
+#include "kvmeld/cuda/policies/kvmerger/rule.cuh"
+#include "kvmeld/cuda/policies/kvmerger/weights.cuh"
+#include "kvmeld/cuda/policies/zsmerge/residual.cuh"
+#include "kvmeld/cuda/score/column_scores.cuh"
+#include "kvmeld/cuda/search/clusters.cuh"
+#include "kvmeld/cuda/search/select.cuh"
 
-namespace kvfold::cuda::detail {
+namespace kvmeld::cuda::detail {
 namespace {
 
 /// Is there code of it?
@@ -148,6 +148,6 @@ bool print_all() {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda::detail
+}  // namespace kvmeld::cuda::detail
 
-int main() { return kvfold::cuda::detail::print_all() ? 0 : 1; }
+int main() { return kvmeld::cuda::detail::print_all() ? 0 : 1; }

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "cache_on_device.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/search/match.cuh"
-#include "kvfold/cuda/search/select.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/search/match.cuh"
+#include "kvmeld/cuda/search/select.cuh"
 #include "measure.cuh"
 
 namespace card {

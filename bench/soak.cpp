@@ -19,14 +19,14 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/any_policy.hpp"
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
+#include "kvmeld/any_policy.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "topic.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 constexpr index_t group = 2, sinks = 4, window = 4096;
 
@@ -59,11 +59,11 @@ class windowed {
     oldest_ = oldest_ + 1 == head.capacity() ? sinks : oldest_ + 1;
   }
   void attend(const std::vector<float>& q, std::vector<float>& out, std::vector<float>& lse) {
-    kvfold::attend(kv_.head(0), q.data(), out.data(), {}, lse);
+    kvmeld::attend(kv_.head(0), q.data(), out.data(), {}, lse);
   }
 
  private:
-  kvfold::cache<float> kv_;
+  kvmeld::cache<float> kv_;
   index_t oldest_ = sinks;
 };
 
@@ -74,7 +74,7 @@ struct truth {
 
 /// At every `by.every()`-th token. Prints what share of the attention is older than the window.
 std::vector<truth> truths(const setting& by) {
-  kvfold::cache<float> all{{.heads = 1, .group = group, .dim = by.dim, .capacity = by.tokens}};
+  kvmeld::cache<float> all{{.heads = 1, .group = group, .dim = by.dim, .capacity = by.tokens}};
   windowed recent(by.dim);
   auto x = by.stream();
   std::vector<truth> found;
@@ -90,7 +90,7 @@ std::vector<truth> truths(const setting& by) {
     truth now{x.q, x.q, std::vector<float>(group)};
     std::vector<float> log_sum_exp(group);
     recent.attend(x.q, now.of_window, log_sum_exp);
-    kvfold::attend(all.head(0), x.q.data(), now.of_all.data(), {}, now.log_sum_exp);
+    kvmeld::attend(all.head(0), x.q.data(), now.of_all.data(), {}, now.log_sum_exp);
     for (std::size_t g = 0; g < group; ++g) {
       const double older = 1 - std::exp(static_cast<double>(log_sum_exp[g] - now.log_sum_exp[g]));
       first += by.early(t) ? older : 0, firsts += by.early(t) ? 1 : 0;
@@ -122,7 +122,7 @@ double off(const std::vector<float>& a, const std::vector<float>& truth) {
   return std::sqrt(error / size);
 }
 
-bool all_finite(const kvfold::head_view<float>& head, const kvfold::head_state& state) {
+bool all_finite(const kvmeld::head_view<float>& head, const kvmeld::head_state& state) {
   bool finite = true;
   for (index_t s = 0; s < head.length(); ++s) {
     finite = finite && std::isfinite(head.log_mass(s));
@@ -153,11 +153,11 @@ struct drift {
 };
 
 /// One policy's row of the table; false: something is wrong.
-bool soak(const kvfold::any_policy& policy, index_t slots, const setting& by,
+bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
           const std::vector<truth>& right) {
-  const kvfold::budget budget = budget_within(policy, slots);
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = by.dim, .capacity = slots + 1}};
-  kvfold::state state = make_state(policy, kv);
+  const kvmeld::budget budget = budget_within(policy, slots);
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = by.dim, .capacity = slots + 1}};
+  kvmeld::state state = make_state(policy, kv);
   const auto head = kv.head(0);
   auto x = by.stream();
   std::vector<float> out(x.q.size());
@@ -176,7 +176,7 @@ bool soak(const kvfold::any_policy& policy, index_t slots, const setting& by,
     if (t % by.every() == by.every() - 1) {
       to_window.add(by, t, off(out, expected->of_window));
       to_all.add(by, t, off(out, expected->of_all));
-      kvfold::traits::attend(policy, head, state[0], x.q.data(), again.data(), {}, log_sum_exp);
+      kvmeld::traits::attend(policy, head, state[0], x.q.data(), again.data(), {}, log_sum_exp);
       for (std::size_t g = 0; g < group; ++g) {
         mass.add(by, t, static_cast<double>(log_sum_exp[g] - expected->log_sum_exp[g]));
       }
@@ -231,7 +231,7 @@ int main(int argc, char** argv) {
   bool good = true;
   std::istringstream list(slots);
   for (std::string count; std::getline(list, count, ',');) {
-    for (const auto& policy : kvfold::any_policy::every()) {
+    for (const auto& policy : kvmeld::any_policy::every()) {
       const bool chosen =
           wanted.empty() || std::find(wanted.begin(), wanted.end(), policy.name()) != wanted.end();
       if (chosen && policy.decodes() && policy.bounded()) {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "cache_on_device.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/step.cuh"
-#include "kvfold/policy.hpp"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/step.cuh"
+#include "kvmeld/policy.hpp"
 #include "measure.cuh"
 
 namespace card {

@@ -4,22 +4,22 @@
 #include <string>
 #include <type_traits>
 
-#include "kvfold/kvfold.hpp"
-#include "kvfold/openmp.hpp"
+#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/openmp.hpp"
 #include "versus.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 constexpr const char* ratio = "vs_one_thread";
 constexpr index_t dim = 128, group = 4;
-const kvfold::openmp two{2};
+const kvmeld::openmp two{2};
 
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
-kvfold::cache<float> filled(index_t heads, index_t of_group, index_t slots, index_t room) {
-  kvfold::cache<float> kv({.heads = heads, .group = of_group, .dim = dim, .capacity = room});
+kvmeld::cache<float> filled(index_t heads, index_t of_group, index_t slots, index_t room) {
+  kvmeld::cache<float> kv({.heads = heads, .group = of_group, .dim = dim, .capacity = room});
   for (index_t h = 0; h < heads; ++h) {
     const auto seed = static_cast<unsigned>(2 * h);
     kv.append(h, bench::gaussian(size(slots) * size(dim), seed),
@@ -38,27 +38,27 @@ void read(benchmark::State& state) {
     });
   };
   bench::versus(
-      state, ratio, [&] { sum(two, 2); }, [&] { sum(kvfold::serial{}, 2); });
+      state, ratio, [&] { sum(two, 2); }, [&] { sum(kvmeld::serial{}, 2); });
 }
 
 /// The same tokens through two caches, each with a state of its own.
 template <class Policy>
 void step(benchmark::State& state, const Policy& policy) {
   const auto slots = static_cast<index_t>(state.range(0)), heads = index_t{32};
-  const kvfold::budget budget = kvfold::budget_within(policy, slots);
+  const kvmeld::budget budget = kvmeld::budget_within(policy, slots);
   const auto q = bench::gaussian(size(heads) * size(dim), 1), k = q, v = q;
   std::vector<float> out(q.size());
   auto one_kv = filled(heads, 1, slots, slots + 1), two_kv = one_kv;
-  auto one_memory = kvfold::make_state(policy, one_kv);
-  auto two_memory = kvfold::make_state(policy, two_kv, two);
+  auto one_memory = kvmeld::make_state(policy, one_kv);
+  auto two_memory = kvmeld::make_state(policy, two_kv, two);
   const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
   bench::versus(
       state, ratio,
       [&] {
-        kvfold::step(policy, two_kv, two_memory, {q, k, v}, budget, out, two);
+        kvmeld::step(policy, two_kv, two_memory, {q, k, v}, budget, out, two);
       },
       [&] {
-        kvfold::step(policy, one_kv, one_memory, {q, k, v}, budget, out);
+        kvmeld::step(policy, one_kv, one_memory, {q, k, v}, budget, out);
       },
       bench::nothing{}, cycle);
 }
@@ -66,17 +66,17 @@ void step(benchmark::State& state, const Policy& policy) {
 template <class Policy>
 void compress(benchmark::State& state, const Policy& policy) {
   const auto tokens = static_cast<index_t>(state.range(0)), heads = index_t{8};
-  const kvfold::budget budget{.target = tokens / 10};
+  const kvmeld::budget budget{.target = tokens / 10};
   const auto full = filled(heads, group, tokens, tokens);
   const auto queries = bench::gaussian(size(tokens) * size(heads * group * dim), 99);
-  const auto own = kvfold::prompt_queries(queries.data(), tokens, heads, group, dim);
+  const auto own = kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim);
   auto one_kv = full, two_kv = full;
-  const auto one_fresh = kvfold::make_state(policy, one_kv);
-  const auto two_fresh = kvfold::make_state(policy, two_kv, two);
+  const auto one_fresh = kvmeld::make_state(policy, one_kv);
+  const auto two_fresh = kvmeld::make_state(policy, two_kv, two);
   auto one_memory = one_fresh, two_memory = two_fresh;
   bench::versus(
-      state, ratio, [&] { kvfold::compress(policy, two_kv, two_memory, own, budget, two); },
-      [&] { kvfold::compress(policy, one_kv, one_memory, own, budget); },
+      state, ratio, [&] { kvmeld::compress(policy, two_kv, two_memory, own, budget, two); },
+      [&] { kvmeld::compress(policy, one_kv, one_memory, own, budget); },
       [&] {
         one_kv = full, two_kv = full;
         one_memory = one_fresh, two_memory = two_fresh;
@@ -109,7 +109,7 @@ void add(const Policies&... policies) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace kvfold;
+  using namespace kvmeld;
   bench::take_pairs(argc, argv);
   by_the_wall(benchmark::RegisterBenchmark("threads/read/f32", read));
   add(h2o{}, snapkv{}, zsmerge{}, keepkv{}, fold{});

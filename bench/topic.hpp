@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
 namespace bench {
 
@@ -15,7 +15,7 @@ class topic_stream {
  public:
   std::vector<float> q, k, v;  ///< `[group, dim]`, `[dim]`, `[dim]`
 
-  topic_stream(kvfold::index_t dim, kvfold::index_t group, float sharpness)
+  topic_stream(kvmeld::index_t dim, kvmeld::index_t group, float sharpness)
       : q(static_cast<std::size_t>(group * dim)),
         k(static_cast<std::size_t>(dim)),
         v(k),

@@ -6,11 +6,11 @@
 #include <random>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 int main() {
-  constexpr kvfold::index_t tokens = 1024, dim = 64, target = 128;
-  kvfold::cache<float> kv{{.heads = 1, .dim = dim, .capacity = tokens}};
+  constexpr kvmeld::index_t tokens = 1024, dim = 64, target = 128;
+  kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = tokens}};
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   std::vector<float> keys(tokens * dim), values(tokens * dim);
@@ -22,8 +22,8 @@ int main() {
   kv.append(0, keys, values);
 
   const custom::lowest_norm policy{.recent = 32};
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::no_queries, kvfold::budget{target});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, kvmeld::no_queries, kvmeld::budget{target});
   fmt::print("{}: {} tokens in {} slots, {} bytes\n", policy.name(), tokens, kv.head(0).length(),
              kv.bytes());
 }

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 int main() {
   std::mt19937 random(1);
@@ -23,18 +23,18 @@ int main() {
   std::vector<float> out(q.size());
 
   // clang-format off
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 4096}};
+  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 4096}};
   for (int h = 0; h < heads; ++h) {
     kv.append(h, numbers(prompt * dim), numbers(prompt * dim));       // keys, values [tokens, dim]
   }
-  kvfold::h2o policy{.recent = 0.25F};                                // any policy; they are values
-  kvfold::budget budget{.target = 205};                               // slots a head
-  auto state = kvfold::make_state(policy, kv);
+  kvmeld::h2o policy{.recent = 0.25F};                                // any policy; they are values
+  kvmeld::budget budget{.target = 205};                               // slots a head
+  auto state = kvmeld::make_state(policy, kv);
 
-  auto reference = kvfold::prompt_queries(queries.data(), prompt, heads, group, dim);
-  kvfold::compress(policy, kv, state, reference, budget);             // 2048 → 205 slots a head
+  auto reference = kvmeld::prompt_queries(queries.data(), prompt, heads, group, dim);
+  kvmeld::compress(policy, kv, state, reference, budget);             // 2048 → 205 slots a head
 
-  kvfold::step(policy, kv, state, {q, k, v}, budget, out);            // one token: attend, observe,
+  kvmeld::step(policy, kv, state, {q, k, v}, budget, out);            // one token: attend, observe,
                                                                       // back to the budget
   // clang-format on
   fmt::print("{} tokens in {} slots a head: {:.1f} MiB instead of {:.1f}\n",

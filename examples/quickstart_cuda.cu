@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/state.cuh"
-#include "kvfold/cuda/step.cuh"
+#include "kvmeld/cuda/compress.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/state.cuh"
+#include "kvmeld/cuda/step.cuh"
 
 namespace {
 
@@ -49,7 +49,7 @@ int main() {
     std::puts("skipped: no CUDA device");
     return 77;
   }
-  namespace cuda = kvfold::cuda;
+  namespace cuda = kvmeld::cuda;
   constexpr int heads = 8, group = 4, dim = 128, prompt = 2048, capacity = 4096;
   constexpr std::size_t slots = std::size_t{heads} * capacity;
   const on_device<half> keys(normal(slots * dim)), values(normal(slots * dim));
@@ -72,7 +72,7 @@ int main() {
                                   heads, capacity, dim, group, 0.088F};
   const cuda::query_rows<half> queries{prompt_queries.data, prompt, group * dim, dim, heads * group * dim};
 
-  const kvfold::h2o policy{.recent = 0.25F};
+  const kvmeld::h2o policy{.recent = 0.25F};
   const on_device<char> scores(state_bytes(policy, kv));
   const cuda::state_view state = make_state_view(policy, kv, {scores.data, state_bytes(policy, kv)}, stream);
   const on_device<char> memory(workspace_bytes(policy, kv, prompt));

@@ -2,9 +2,9 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/policies/h2o.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/policies/h2o.hpp"
 #include "support/own_engine.hpp"
 
 using namespace own_engine;
@@ -12,27 +12,27 @@ using namespace own_engine;
 TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
   const text x;
   const int layers = 2, requests = 3;
-  kvfold::cache<float> kv(  // heads: [layer, request, head]
+  kvmeld::cache<float> kv(  // heads: [layer, request, head]
       {.heads = layers * requests * heads, .group = group, .dim = dim, .capacity = 26});
-  const kvfold::h2o policy{.recent = 0.25F};
-  const kvfold::budget budget{.target = 24};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  const kvmeld::h2o policy{.recent = 0.25F};
+  const kvmeld::budget budget{.target = 24};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
   std::vector<float> out(2 * heads * group * dim);
   for (int t = 0; t < steps; ++t) {
     const auto rows = [&](const float* of, std::size_t n) { return std::span(of, 2 * heads * n); };
-    const kvfold::step_input in{rows(x.query(t, 0), group * dim), rows(x.key(t, 0), dim),
+    const kvmeld::step_input in{rows(x.query(t, 0), group * dim), rows(x.key(t, 0), dim),
                                 rows(x.value(t, 0), dim)};
     const int active[] = {t % requests, (t + 1) % requests};  // two of the three
 
     for (int layer = 0; layer < layers; ++layer) {
-      std::vector<kvfold::index_t> chosen;  // the layer's heads of the active requests
+      std::vector<kvmeld::index_t> chosen;  // the layer's heads of the active requests
       for (const int request : active) {
         for (int h = 0; h < heads; ++h) {
           chosen.push_back((layer * requests + request) * heads + h);
         }
       }
       // in: rotated q [active, heads, group, dim], k and v [active, heads, dim], of this layer.
-      kvfold::step(policy, kv, state, chosen, in, budget, std::span(out));
+      kvmeld::step(policy, kv, state, chosen, in, budget, std::span(out));
     }
   }
   CHECK(kv.head(0).length() == 24);

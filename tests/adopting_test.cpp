@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/memory/paged.hpp"
-#include "kvfold/merge/append_only.hpp"
-#include "kvfold/policies/zsmerge.hpp"
-#include "kvfold/state.hpp"
+#include "kvmeld/memory/paged.hpp"
+#include "kvmeld/merge/append_only.hpp"
+#include "kvmeld/policies/zsmerge.hpp"
+#include "kvmeld/state.hpp"
 #include "support/own_engine.hpp"
 
 namespace {
@@ -25,18 +25,18 @@ std::vector<float> cells_engine(const text& x) {
 
   // k, v: the engine's own memory [cells, heads, dim], with a prompt of `tokens` tokens in it.
   const auto layout = [&](float* p) {
-    return kvfold::layout<float>::token_head_dim(p, heads, dim);
+    return kvmeld::layout<float>::token_head_dim(p, heads, dim);
   };
-  kvfold::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
+  kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
                                  layout(k), layout(v));
   for (int h = 0; h < heads; ++h) {
     kv.adopt(h, tokens);
   }
-  const kvfold::h2o policy{.recent = 0.25F};
-  const kvfold::budget budget{.target = 24, .trigger = 32};
-  kvfold::state state = kvfold::make_state(policy, kv);
-  const auto prompt = kvfold::prompt_queries(queries, tokens, heads, group, dim);
-  kvfold::compress(policy, kv, state, prompt, budget);
+  const kvmeld::h2o policy{.recent = 0.25F};
+  const kvmeld::budget budget{.target = 24, .trigger = 32};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
+  const auto prompt = kvmeld::prompt_queries(queries, tokens, heads, group, dim);
+  kvmeld::compress(policy, kv, state, prompt, budget);
 
   for (int t = tokens; t < tokens + steps; ++t) {
     for (int h = 0; h < heads; ++h) {
@@ -47,10 +47,10 @@ std::vector<float> cells_engine(const text& x) {
         return std::pair(k[(s * heads + h) * dim + i], v[(s * heads + h) * dim + i]);
       });
       all.insert(all.end(), own.out.begin(), own.out.end());
-      kvfold::observe(policy, head, state[h], state.workspace(),
+      kvmeld::observe(policy, head, state[h], state.workspace(),
                       {.probabilities = own.probabilities, .query = x.query(t, h)});
       if (budget.reached(head.length())) {
-        kvfold::compress(policy, head, state[h], state.workspace(), budget);
+        kvmeld::compress(policy, head, state[h], state.workspace(), budget);
       }
     }
   }
@@ -63,7 +63,7 @@ std::vector<float> head_token_dim_engine(const text& x) {
   std::vector<float> keys(heads * capacity * dim), values(keys), all;
   float *k = keys.data(), *v = values.data();
   const auto layout = [&](float* p) {
-    return kvfold::layout<float>::head_token_dim(p, capacity, dim);
+    return kvmeld::layout<float>::head_token_dim(p, capacity, dim);
   };
   for (int h = 0; h < heads; ++h) {
     for (int t = 0; t < tokens; ++t) {
@@ -72,20 +72,20 @@ std::vector<float> head_token_dim_engine(const text& x) {
     }
   }
 
-  kvfold::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = capacity},
+  kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = capacity},
                                  layout(k), layout(v));
-  const kvfold::zsmerge policy{.residual = 2};
-  const kvfold::budget budget{.target = 24};
-  kvfold::state state = kvfold::make_state(policy, kv);
-  const auto prompt = kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim);
+  const kvmeld::zsmerge policy{.residual = 2};
+  const kvmeld::budget budget{.target = 24};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
+  const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
   for (int h = 0; h < heads; ++h) {
     kv.adopt(h, tokens);
   }
-  kvfold::compress(policy, kv, state, prompt, budget);
+  kvmeld::compress(policy, kv, state, prompt, budget);
 
   std::vector<float> out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {  // all heads: append, attend, observe, compress
-    kvfold::step(policy, kv, state,
+    kvmeld::step(policy, kv, state,
                  {std::span(x.query(t, 0), heads * group * dim),
                   std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
                  budget, std::span(out));
@@ -102,10 +102,10 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
 
   // k, v: [page, slot, head, dim], a pool of pages; `pool` lists those that are free.
   const auto layout = [&](float* p) {
-    return kvfold::layout<float>::page_slot_head_dim(p, slots, heads, dim);
+    return kvmeld::layout<float>::page_slot_head_dim(p, slots, heads, dim);
   };
-  std::vector<kvfold::index_t> table(pages, kvfold::page_table::no_page);
-  kvfold::paged_view<float> kv(
+  std::vector<kvmeld::index_t> table(pages, kvmeld::page_table::no_page);
+  kvmeld::paged_view<float> kv(
       {.heads = heads, .group = group, .dim = dim, .capacity = pages * slots}, layout(k), layout(v),
       {.pages = table.data(), .slots = slots});
   const auto next_page = [&](int length) {  // for slot `length`, if it begins one
@@ -114,10 +114,10 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
     }
   };
   const auto free_pages = [&] {
-    for (const kvfold::index_t& page : kv.free_pages(0)) {
+    for (const kvmeld::index_t& page : kv.free_pages(0)) {
       if (page >= 0) {
         pool.push_back(page);
-        table[static_cast<std::size_t>(&page - table.data())] = kvfold::page_table::no_page;
+        table[static_cast<std::size_t>(&page - table.data())] = kvmeld::page_table::no_page;
       }
     }
   };
@@ -127,17 +127,17 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
       kv.head(h).push(x.key(t, h), x.value(t, h));
     }
   }
-  const kvfold::h2o policy{.recent = 0.25F};
-  const kvfold::budget budget{.target = 24, .trigger = 32};  // whole pages
-  kvfold::state state = kvfold::make_state(policy, kv);
-  const auto prompt = kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim);
-  kvfold::compress(policy, kv, state, prompt, budget);
+  const kvmeld::h2o policy{.recent = 0.25F};
+  const kvmeld::budget budget{.target = 24, .trigger = 32};  // whole pages
+  kvmeld::state state = kvmeld::make_state(policy, kv);
+  const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
+  kvmeld::compress(policy, kv, state, prompt, budget);
   free_pages();
 
   std::vector<float> out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {
     next_page(kv.head(0).length());
-    kvfold::step(policy, kv, state,
+    kvmeld::step(policy, kv, state,
                  {std::span(x.query(t, 0), heads * group * dim),
                   std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
                  budget, std::span(out));
@@ -154,9 +154,9 @@ std::vector<float> transposed_engine(const text& x) {
   float *k = keys.data(), *v = values.data();
 
   // k [cell, head, dim], v [head, dim, cell]: the engine writes a token's value as a column.
-  kvfold::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
-                                 kvfold::layout<float>::token_head_dim(k, heads, dim),
-                                 kvfold::layout<float>::head_dim_token(v, cells, dim));
+  kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
+                                 kvmeld::layout<float>::token_head_dim(k, heads, dim),
+                                 kvmeld::layout<float>::head_dim_token(v, cells, dim));
   const auto write = [&](int cell, int h, int t) {
     std::copy_n(x.key(t, h), dim, k + (cell * heads + h) * dim);
     for (int i = 0; i < dim; ++i) {
@@ -169,11 +169,11 @@ std::vector<float> transposed_engine(const text& x) {
       write(t, h, t);
     }
   }
-  const kvfold::h2o policy{.recent = 0.25F};
-  const kvfold::budget budget{.target = 24, .trigger = 32};
-  kvfold::state state = kvfold::make_state(policy, kv);
-  const auto prompt = kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim);
-  kvfold::compress(policy, kv, state, prompt, budget);
+  const kvmeld::h2o policy{.recent = 0.25F};
+  const kvmeld::budget budget{.target = 24, .trigger = 32};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
+  const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
+  kvmeld::compress(policy, kv, state, prompt, budget);
 
   for (int t = tokens; t < tokens + steps; ++t) {
     for (int h = 0; h < heads; ++h) {
@@ -183,10 +183,10 @@ std::vector<float> transposed_engine(const text& x) {
         return std::pair(k[(s * heads + h) * dim + i], v[(h * dim + i) * cells + s]);
       });
       all.insert(all.end(), own.out.begin(), own.out.end());
-      kvfold::observe(policy, head, state[h], state.workspace(),
+      kvmeld::observe(policy, head, state[h], state.workspace(),
                       {.probabilities = own.probabilities, .query = x.query(t, h)});
       if (budget.reached(head.length())) {
-        kvfold::compress(policy, head, state[h], state.workspace(), budget);
+        kvmeld::compress(policy, head, state[h], state.workspace(), budget);
       }
     }
   }
@@ -197,11 +197,11 @@ std::vector<float> transposed_engine(const text& x) {
 
 TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]") {
   const text x;
-  const kvfold::h2o policy{.recent = 0.25F};
+  const kvmeld::h2o policy{.recent = 0.25F};
   const auto evicted = expected(x, policy, {.target = 24, .trigger = 32});
   same(cells_engine(x), evicted);
   same(transposed_engine(x), evicted);
-  same(head_token_dim_engine(x), expected(x, kvfold::zsmerge{.residual = 2}, {.target = 24}));
+  same(head_token_dim_engine(x), expected(x, kvmeld::zsmerge{.residual = 2}, {.target = 24}));
   std::vector<int> pool(40);
   std::iota(pool.begin(), pool.end(), 0);
   same(paged_engine(x, pool), evicted);
@@ -210,12 +210,12 @@ TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]")
 
 TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") {
   const text x;
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
-  kvfold::cache<float> draft{{.heads = 1, .dim = 4, .capacity = tokens}};
-  const kvfold::h2o policy{.recent = 0.25F};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+  kvmeld::cache<float> draft{{.heads = 1, .dim = 4, .capacity = tokens}};
+  const kvmeld::h2o policy{.recent = 0.25F};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto head = kv.head(0);
-  const kvfold::query_view<float> queries{x.q.data(), tokens, 0, dim, heads * group * dim};
+  const kvmeld::query_view<float> queries{x.q.data(), tokens, 0, dim, heads * group * dim};
   const int chunk = 16, sealed = 10, target = 20;
 
   for (int begin = 0; begin < tokens; begin += chunk) {
@@ -226,16 +226,16 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
     }
     auto own = queries;  // this chunk's queries, behind those of the chunks before
     own.data += begin * queries.row, own.count = count, own.before = begin;
-    kvfold::observe(policy, head, state[0], own);
+    kvmeld::observe(policy, head, state[0], own);
   }
 
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan plan, new_tokens;
-  kvfold::plan(policy, head, state[0], target, scratch, plan);
-  kvfold::append_only(plan, head, sealed, new_tokens);         // the first slots stay as they are
-  kvfold::apply(policy, new_tokens, head, state[0], scratch);  // the model's cache
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan plan, new_tokens;
+  kvmeld::plan(policy, head, state[0], target, scratch, plan);
+  kvmeld::append_only(plan, head, sealed, new_tokens);         // the first slots stay as they are
+  kvmeld::apply(policy, new_tokens, head, state[0], scratch);  // the model's cache
   new_tokens.forget_corrections();                             // they are for its dim
-  kvfold::apply(new_tokens, draft.head(0));                    // the draft model's
+  kvmeld::apply(new_tokens, draft.head(0));                    // the draft model's
 
   CHECK((head.length() >= target && head.length() < tokens));
   REQUIRE(draft.head(0).length() == head.length());
@@ -248,22 +248,22 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
 TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[adopting]") {
   const text x;
   const int capacity = tokens + 1, target = 16, open = 8;
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = capacity}};
-  const kvfold::h2o policy{.recent = 0.25F};
-  kvfold::state state = kvfold::make_state(policy, kv);
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan plan, new_tokens;
+  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = capacity}};
+  const kvmeld::h2o policy{.recent = 0.25F};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan plan, new_tokens;
   std::vector<float> out(heads * group * dim);
   for (int t = 0; t < tokens; ++t) {  // no budget is reached: append, attend, observe
-    kvfold::step(policy, kv, state,
+    kvmeld::step(policy, kv, state,
                  {std::span(x.query(t, 0), heads * group * dim),
                   std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
-                 kvfold::budget{.target = capacity - 1}, std::span(out));
+                 kvmeld::budget{.target = capacity - 1}, std::span(out));
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
-      kvfold::plan(policy, head, state[h], target, scratch, plan);
-      kvfold::append_only(plan, head, std::max(head.length() - open, 0), new_tokens);
-      kvfold::apply(policy, new_tokens, head, state[h], scratch);
+      kvmeld::plan(policy, head, state[h], target, scratch, plan);
+      kvmeld::append_only(plan, head, std::max(head.length() - open, 0), new_tokens);
+      kvmeld::apply(policy, new_tokens, head, state[h], scratch);
     }
   }
   for (int h = 0; h < heads; ++h) {

@@ -7,7 +7,7 @@
 #include "support/policies.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
+using kvmeld::budget;
 
 namespace {
 
@@ -15,20 +15,20 @@ namespace {
 template <class Policy>
 void same(const Policy& policy) {
   INFO(policy.name());
-  const kvfold::any_policy any(policy);
+  const kvmeld::any_policy any(policy);
   auto a = fixtures::random_cache(70, 8, 2, 80, 3);
   auto b = a;
-  auto state_a = kvfold::make_state(policy, a);
-  auto state_b = kvfold::make_state(any, b);
+  auto state_a = kvmeld::make_state(policy, a);
+  auto state_b = kvmeld::make_state(any, b);
   const auto q = fixtures::normal(70 * 3 * 2 * 8);
-  const auto view = kvfold::prompt_queries(q.data(), 70, 3, 2, 8);
-  kvfold::compress(policy, a, state_a, view, budget{30});
-  kvfold::compress(any, b, state_b, view, budget{30});
+  const auto view = kvmeld::prompt_queries(q.data(), 70, 3, 2, 8);
+  kvmeld::compress(policy, a, state_a, view, budget{30});
+  kvmeld::compress(any, b, state_b, view, budget{30});
   std::vector<float> out_a(3 * 2 * 8), out_b(out_a);
   for (int t = 0; t < 9; ++t) {
     const auto x = fixtures::normal(48), k = fixtures::normal(24), v = fixtures::normal(24);
-    kvfold::step(policy, a, state_a, {x, k, v}, budget{30}, out_a);
-    kvfold::step(any, b, state_b, {x, k, v}, budget{30}, out_b);
+    kvmeld::step(policy, a, state_a, {x, k, v}, budget{30}, out_a);
+    kvmeld::step(any, b, state_b, {x, k, v}, budget{30}, out_b);
     CHECK(out_a == out_b);
   }
   for (index_t h = 0; h < 3; ++h) {
@@ -41,14 +41,14 @@ template <class Policy>
 double state_size(const Policy& policy) {
   constexpr index_t slots = 1024, dim = 128;
   auto kv = fixtures::random_cache(slots, dim, 1, slots);
-  auto state = kvfold::make_head_state(policy, kv.head(0));
+  auto state = kvmeld::make_head_state(policy, kv.head(0));
   state.extend(slots);
   return 100 * static_cast<double>(state.bytes()) / (slots * dim * 2 * sizeof(float));
 }
 
 /// The bounds of docs/performance.md.
 template <class... Policies>
-void small_beside_the_cache(std::type_identity<kvfold::basic_any_policy<Policies...>>) {
+void small_beside_the_cache(std::type_identity<kvmeld::basic_any_policy<Policies...>>) {
   const auto most = [](std::string_view name) {
     return name == "ems" ? 9.1 : name == "fold" ? 6.8 : name == "expected_attention" ? 6.4 : 1.2;
   };
@@ -62,29 +62,29 @@ void small_beside_the_cache(std::type_identity<kvfold::basic_any_policy<Policies
 }  // namespace
 
 TEST_CASE("the state of a policy is small beside the cache") {
-  small_beside_the_cache(std::type_identity<kvfold::any_policy>());
-  CHECK(state_size(kvfold::keepkv{.variant = kvfold::keepkv::mode::code}) <= 12.6);
+  small_beside_the_cache(std::type_identity<kvmeld::any_policy>());
+  CHECK(state_size(kvmeld::keepkv{.variant = kvmeld::keepkv::mode::code}) <= 12.6);
 }
 
 TEST_CASE("any_policy is the policy inside it", "[laws]") {
-  same(kvfold::streaming_llm{});                            // measures nothing
-  same(kvfold::zsmerge{.proximity = 0.2F, .residual = 3});  // its removal merges
-  same(kvfold::fold{});                                     // plans on queries
+  same(kvmeld::streaming_llm{});                            // measures nothing
+  same(kvmeld::zsmerge{.proximity = 0.2F, .residual = 3});  // its removal merges
+  same(kvmeld::fold{});                                     // plans on queries
 }
 
 TEST_CASE("each head may run its own policy and budget", "[laws]") {
-  const std::vector<kvfold::any_policy> policies = {kvfold::full_cache{}, kvfold::streaming_llm{},
-                                                    kvfold::h2o{}, kvfold::snapkv{.window = 8},
-                                                    kvfold::zsmerge{.residual = 2}};
+  const std::vector<kvmeld::any_policy> policies = {kvmeld::full_cache{}, kvmeld::streaming_llm{},
+                                                    kvmeld::h2o{}, kvmeld::snapkv{.window = 8},
+                                                    kvmeld::zsmerge{.residual = 2}};
   const std::vector<budget> budgets = {{1}, {20}, {30}, {40, 44}, {50}};
   auto kv = fixtures::random_cache(60, 8, 2, 100, 5);
-  auto state = kvfold::make_state(std::span(policies), kv);
+  auto state = kvmeld::make_state(std::span(policies), kv);
   const auto q = fixtures::normal(60 * 5 * 2 * 8);
-  kvfold::compress(std::span(policies), kv, state, kvfold::prompt_queries(q.data(), 60, 5, 2, 8),
+  kvmeld::compress(std::span(policies), kv, state, kvmeld::prompt_queries(q.data(), 60, 5, 2, 8),
                    std::span(budgets));
   std::vector<float> out(80);
   for (index_t t = 1; t <= 10; ++t) {
-    kvfold::step(std::span(policies), kv, state,
+    kvmeld::step(std::span(policies), kv, state,
                  {fixtures::normal(80), fixtures::normal(40), fixtures::normal(40)},
                  std::span(budgets), out);
     CHECK(kv.head(0).length() == 60 + t);

@@ -8,9 +8,9 @@
 namespace {
 
 using fixtures::normal;
-using kvfold::cache;
-using kvfold::index_t;
-using kvfold::layout;
+using kvmeld::cache;
+using kvmeld::index_t;
+using kvmeld::layout;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
@@ -20,7 +20,7 @@ const float not_a_number = std::nanf(""), infinite = std::numeric_limits<float>:
 struct answer {
   std::vector<float> out, probabilities, log_sum_exp;
 
-  answer(const kvfold::kv_head auto& head, const float* q)
+  answer(const kvmeld::kv_head auto& head, const float* q)
       : out(at(head.group() * head.dim()), not_a_number),
         probabilities(at(head.group() * head.length()), not_a_number),
         log_sum_exp(at(head.group()), not_a_number) {
@@ -35,7 +35,7 @@ bool all_nan(const std::vector<float>& x) {
 
 /// LAW: output, probabilities (relatively, however small) and log-sum-exp are the oracle's; each is
 /// the same whether the others are asked for or not.
-void is_the_oracles(const kvfold::kv_head auto& head, const std::vector<float>& q,
+void is_the_oracles(const kvmeld::kv_head auto& head, const std::vector<float>& q,
                     double tolerance = 2e-5) {
   const index_t group = head.group(), n = head.length(), dim = head.dim();
   INFO("dim " << dim << ", " << n << " slots, group of " << group);
@@ -69,15 +69,15 @@ void is_the_oracles(const kvfold::kv_head auto& head, const std::vector<float>& 
 template <class Scalar>
 struct engine {
   std::vector<Scalar> keys, values;
-  kvfold::strided_view<Scalar> kv;
+  kvmeld::strided_view<Scalar> kv;
 
-  engine(const kvfold::cache_shape& shape, int of_keys, int of_values, std::ptrdiff_t offset = 0)
+  engine(const kvmeld::cache_shape& shape, int of_keys, int of_values, std::ptrdiff_t offset = 0)
       : keys(at(offset + shape.heads * shape.capacity * shape.dim)),
         values(keys.size()),
         kv(shape, plane(keys.data() + offset, of_keys, shape),
            plane(values.data() + offset, of_values, shape)) {}
 
-  static layout<Scalar> plane(Scalar* data, int which, const kvfold::cache_shape& s) {
+  static layout<Scalar> plane(Scalar* data, int which, const kvmeld::cache_shape& s) {
     return which == 0   ? layout<Scalar>::token_head_dim(data, s.heads, s.dim)
            : which == 1 ? layout<Scalar>::head_token_dim(data, s.capacity, s.dim)
                         : layout<Scalar>::head_dim_token(data, s.capacity, s.dim);
@@ -88,10 +88,10 @@ struct engine {
 };
 
 /// A paged head: slots of a cache in another order, which no stride describes.
-struct paged_head : kvfold::head_view<float> {
+struct paged_head : kvmeld::head_view<float> {
   const index_t* table;
-  kvfold::row<float> key(index_t s) const { return head_view::key(table[s]); }
-  kvfold::row<float> value(index_t s) const { return head_view::value(table[s]); }
+  kvmeld::row<float> key(index_t s) const { return head_view::key(table[s]); }
+  kvmeld::row<float> value(index_t s) const { return head_view::value(table[s]); }
   float& log_mass(index_t s) const { return head_view::log_mass(table[s]); }
 };
 
@@ -125,7 +125,7 @@ TEMPLATE_TEST_CASE("attention is the oracle's in every layout and scalar", "[att
       auto kv = fixtures::random_cache<TestType>(length, dim, 3);
       is_the_oracles(kv.head(0), normal(3 * dim));
       for (int layouts = 0; layouts < 9; ++layouts) {
-        const kvfold::cache_shape shape{
+        const kvmeld::cache_shape shape{
             .heads = 3, .group = 3, .dim = dim, .capacity = length + 2, .scale = 0.3F};
         engine<TestType> e(shape, layouts / 3, layouts % 3);
         for (index_t h = 0; h < 3; ++h) {
@@ -243,7 +243,7 @@ TEST_CASE("the same bits wherever q, out, keys and values lie", "[attend]") {
   for (const index_t dim : {1, 7, 32, 33, 200}) {
     for (const index_t length : {1, 15, 129}) {
       const auto keys = normal(length * dim), values = normal(length * dim), q = normal(3 * dim);
-      const kvfold::cache_shape shape{.heads = 1, .group = 3, .dim = dim, .capacity = length};
+      const kvmeld::cache_shape shape{.heads = 1, .group = 3, .dim = dim, .capacity = length};
       engine<float> first(shape, 1, 1);
       first.append(0, keys, values);
       const answer expected(first.kv.head(0), q.data());
@@ -274,7 +274,7 @@ TEST_CASE("attend refuses what it cannot do, and writes nothing", "[attend][erro
     const auto call = [&] {
       attend(c.head(0), query, to, std::span(p).first(probabilities), std::span(lse).first(sums));
     };
-    CHECK_THROWS_AS(call(), kvfold::error);
+    CHECK_THROWS_AS(call(), kvmeld::error);
     CHECK_THROWS_WITH(call(), Catch::Contains(message));
     for (const auto* untouched : {&out, &p, &lse}) {
       CHECK(std::ranges::count(*untouched, 7.0F) == std::ssize(*untouched));

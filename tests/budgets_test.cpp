@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
-#include "kvfold/layer_budgets.hpp"
+#include "kvmeld/layer_budgets.hpp"
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
@@ -58,7 +58,7 @@ TEST_CASE("proportional budgets are the oracle's and sum exactly", "[oracle][bud
     }
     INFO("trial " << trial << ": " << n << " shares of " << least << " to " << most << ", total "
                   << total);
-    const auto budget = kvfold::proportional_budgets(weights, total, least, most);
+    const auto budget = kvmeld::proportional_budgets(weights, total, least, most);
     REQUIRE(sum(budget) == total);
     for (const index_t b : budget) {
       REQUIRE(b >= least);
@@ -78,7 +78,7 @@ TEST_CASE("D2O's layer budgets are the oracle's", "[oracle][budgets]") {
     const index_t total = least + below(layers * length - least + 1);
     const auto variances = random_rows(layers, heads);
     const auto budget =
-        kvfold::layer_budgets(flat<double>(variances), layers, length, total, exempt);
+        kvmeld::layer_budgets(flat<double>(variances), layers, length, total, exempt);
     REQUIRE(sum(budget) == total);
     REQUIRE(budget == oracle::layer_budgets(variances, length, total, exempt));
     for (const index_t l : exempt) {
@@ -94,20 +94,20 @@ TEST_CASE("a layer whose attention varies more gets no more", "[budgets]") {
     index_t before = length + 1;
     for (int up = 0; up < 6; ++up) {  // one head moves from its layer's least to its most
       variances[2] = {1, 9, 3, 1 + up * 1.6};
-      const auto budget = kvfold::layer_budgets(flat<double>(variances), layers, length, 900);
+      const auto budget = kvmeld::layer_budgets(flat<double>(variances), layers, length, 900);
       CHECK(budget[2] <= before);
       before = budget[2];
     }
     // The order of budgets is that of the normalised variances.
     variances[3] = {1, 1, 1, 2}, variances[4] = {1, 2, 2, 2};
-    const auto budget = kvfold::layer_budgets(flat<double>(variances), layers, length, 900);
+    const auto budget = kvmeld::layer_budgets(flat<double>(variances), layers, length, 900);
     CHECK(budget[3] > budget[4]);
   }
 }
 
 TEST_CASE("the variance of column sums is their population variance", "[budgets]") {
-  CHECK(kvfold::variance(std::vector<float>{1, 2, 3, 4}) == Approx(1.25));
-  CHECK(kvfold::variance(std::vector<float>{7, 7}) == 0);
+  CHECK(kvmeld::variance(std::vector<float>{1, 2, 3, 4}) == Approx(1.25));
+  CHECK(kvmeld::variance(std::vector<float>{7, 7}) == 0);
 }
 
 TEST_CASE("pyramids are the oracle's", "[oracle][budgets]") {
@@ -115,15 +115,15 @@ TEST_CASE("pyramids are the oracle's", "[oracle][budgets]") {
     const index_t layers = 1 + below(80), length = 8 + below(500);
     const index_t total = layers + below(layers * (length - 1) + 1);
     const double steepness = 1 + below(40), least = 0.05 + 0.05 * below(20);
-    const auto kv = kvfold::pyramid_kv(layers, length, total, steepness);
-    const auto infer = kvfold::pyramid_infer(layers, length, total, least);
+    const auto kv = kvmeld::pyramid_kv(layers, length, total, steepness);
+    const auto infer = kvmeld::pyramid_infer(layers, length, total, least);
     REQUIRE(sum(kv) == total);
     REQUIRE(sum(infer) == total);
     REQUIRE(kv == oracle::pyramid_kv(layers, length, total, steepness));
     REQUIRE(infer == oracle::pyramid_infer(layers, length, total, least));
     REQUIRE(std::ranges::is_sorted(kv, [](index_t a, index_t b) { return a > b + 1; }));
   }
-  CHECK(kvfold::pyramid_kv(4, 100, 40, 1) == std::vector<index_t>{10, 10, 10, 10});
+  CHECK(kvmeld::pyramid_kv(4, 100, 40, 1) == std::vector<index_t>{10, 10, 10, 10});
 }
 
 TEST_CASE("AdaKV's budgets are the oracle's", "[oracle][budgets]") {
@@ -137,14 +137,14 @@ TEST_CASE("AdaKV's budgets are the oracle's", "[oracle][budgets]") {
         s = below(50) == 0 ? std::nan("") : s;
       }
     }
-    const auto budget = kvfold::ada_budgets(flat<float>(scores), heads, total, floor);
+    const auto budget = kvmeld::ada_budgets(flat<float>(scores), heads, total, floor);
     REQUIRE(sum(budget) == total);
     REQUIRE(budget == oracle::ada_budgets(scores, total, floor));
   }
 }
 
 TEST_CASE("budgets that cannot be are refused", "[errors][budgets]") {
-  using namespace kvfold;
+  using namespace kvmeld;
   const std::vector<double> w = {1, 2, 3};
   CHECK_THROWS_WITH(proportional_budgets(w, 2, 1, 9), Catch::Contains("3 to 27 slots"));
   CHECK_THROWS_WITH(proportional_budgets(w, 28, 1, 9), Catch::Contains("28 came"));

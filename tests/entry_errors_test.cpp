@@ -9,11 +9,11 @@ namespace {
 using fixtures::bad_floats;
 using fixtures::decode;
 using fixtures::first_ones;
-using kvfold::any_policy;
-using kvfold::budget;
-using kvfold::cache;
-using kvfold::index_t;
-using kvfold::merge_plan;
+using kvmeld::any_policy;
+using kvmeld::budget;
+using kvmeld::cache;
+using kvmeld::index_t;
+using kvmeld::merge_plan;
 
 constexpr index_t most = std::numeric_limits<index_t>::max();
 
@@ -22,15 +22,15 @@ constexpr index_t most = std::numeric_limits<index_t>::max();
 template <class F>
 void with_bounded_policies(F f) {
   for (const any_policy& p :
-       {any_policy(kvfold::streaming_llm{}), any_policy(kvfold::h2o{}),
-        any_policy(kvfold::snapkv{.window = 4}), any_policy(kvfold::zsmerge{.residual = 2})}) {
+       {any_policy(kvmeld::streaming_llm{}), any_policy(kvmeld::h2o{}),
+        any_policy(kvmeld::snapkv{.window = 4}), any_policy(kvmeld::zsmerge{.residual = 2})}) {
     f(p);
   }
   f(first_ones{});
 }
 template <class F>
 void with_all_policies(F f) {
-  with_bounded_policies(f), f(any_policy(kvfold::full_cache{}));
+  with_bounded_policies(f), f(any_policy(kvmeld::full_cache{}));
 }
 
 std::string name_of(const auto& p) { return std::string(p.name()); }
@@ -42,7 +42,7 @@ TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
     decode d(p);
     d.refuses_budget(name_of(p) + ": a budget of at least 1 slot expected, 0 came", budget{0});
     d.refuses_budget("at least 1 slot expected, -7 came", budget{-7});
-    const index_t least = kvfold::traits::min_budget(p);
+    const index_t least = kvmeld::traits::min_budget(p);
     if (least > 1) {
       d.refuses_budget("a budget of at least " + std::to_string(least), budget{least - 1});
       d.refuses_budget(std::to_string(least - 1) + " came", budget{least - 1});
@@ -125,7 +125,7 @@ TEST_CASE("compress refuses missing and broken queries", "[errors]") {
     decode d(p);
     d.state = make_state(p, d.kv);  // nothing observed
     d.refuses(name_of(p) + ": reference queries expected",
-              [&] { compress(p, d.kv, d.state, kvfold::no_queries, budget{12}); });
+              [&] { compress(p, d.kv, d.state, kvmeld::no_queries, budget{12}); });
     auto null = d.queries;
     null.data = nullptr;
     d.refuses("none came", [&] { compress(p, d.kv, d.state, null, budget{12}); });
@@ -137,7 +137,7 @@ TEST_CASE("compress refuses missing and broken queries", "[errors]") {
       }
     }
   };
-  refused(kvfold::h2o{}), refused(kvfold::snapkv{.window = 4}), refused(kvfold::zsmerge{});
+  refused(kvmeld::h2o{}), refused(kvmeld::snapkv{.window = 4}), refused(kvmeld::zsmerge{});
 }
 
 TEST_CASE("a state made for another cache or another policy is refused", "[errors]") {
@@ -153,10 +153,10 @@ TEST_CASE("a state made for another cache or another policy is refused", "[error
     d.state = make_state(other, d.kv);
     both("state");
   };
-  refused(kvfold::h2o{}, kvfold::streaming_llm{});
-  refused(kvfold::zsmerge{}, kvfold::snapkv{.window = 4});
-  refused(kvfold::snapkv{.window = 4}, kvfold::h2o{});
-  refused(kvfold::h2o{}, kvfold::full_cache{});
+  refused(kvmeld::h2o{}, kvmeld::streaming_llm{});
+  refused(kvmeld::zsmerge{}, kvmeld::snapkv{.window = 4});
+  refused(kvmeld::snapkv{.window = 4}, kvmeld::h2o{});
+  refused(kvmeld::h2o{}, kvmeld::full_cache{});
 }
 
 TEST_CASE("no policy goes on with another's state, however alike they are laid out", "[errors]") {
@@ -189,13 +189,13 @@ TEST_CASE("no policy goes on with another's state, however alike they are laid o
                 [&] { copy(head, d.state[0], d.kv.head(1), own[1]); });
     }
   }
-  decode d(any_policy(kvfold::h2o{}));
-  d.state[0] = kvfold::head_state(d.policy.columns(), 0, d.capacity);
+  decode d(any_policy(kvmeld::h2o{}));
+  d.state[0] = kvmeld::head_state(d.policy.columns(), 0, d.capacity);
   d.refuses("h2o: a state for h2o expected, one for none came",
             [&] { d.compress_with(budget{12}); });
-  d.state = make_state(any_policy(kvfold::tova{}), d.kv);  // to go on with another is to say so
+  d.state = make_state(any_policy(kvmeld::tova{}), d.kv);  // to go on with another is to say so
   CHECK_NOTHROW(
-      step(any_policy(kvfold::tova{}), d.kv, d.state, {d.q, d.k, d.v}, budget{23}, d.out));
+      step(any_policy(kvmeld::tova{}), d.kv, d.state, {d.q, d.k, d.v}, budget{23}, d.out));
 }
 
 TEST_CASE("parameters out of range are refused, and so is protecting more than there can be",
@@ -206,7 +206,7 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
     d.refuses_budget(name_of(bad) + ": ", budget{12});
     d.refuses_budget(message + " came", budget{12});
   };
-  using kvfold::h2o, kvfold::snapkv, kvfold::streaming_llm, kvfold::zsmerge;
+  using kvmeld::h2o, kvmeld::snapkv, kvmeld::streaming_llm, kvmeld::zsmerge;
   refused("sinks expected, -1", streaming_llm{.sinks = -1});
   refused("sinks expected, -1", h2o{.sinks = -1});
   refused("sinks expected, -1", zsmerge{.sinks = -1});
@@ -229,12 +229,12 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
 }
 
 TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
-  decode d(kvfold::h2o{});
+  decode d(kvmeld::h2o{});
   const auto head = d.kv.head(0);
-  const kvfold::query_view<float> null{nullptr, 4};
+  const kvmeld::query_view<float> null{nullptr, 4};
   d.refuses("queries expected, null came", [&] { observe(d.policy, head, d.state[0], null); });
   d.state = make_state(d.policy, d.kv);
-  kvfold::slot_scratch scratch;
+  kvmeld::slot_scratch scratch;
   merge_plan out;
   d.refuses("plan: a state of 14 slots expected (extend it), 0 came",
             [&] { plan(d.policy, head, d.state[0], 12, scratch, out); });
@@ -249,7 +249,7 @@ TEST_CASE("a step beyond the last position is refused", "[errors]") {
     index_t length[2] = {}, seen[2] = {0, most}, position[2] = {};  // the second has seen it all
     float mass[2] = {};
     index_t heads() const { return 2; }
-    kvfold::head_view<float> head(index_t h) {
+    kvmeld::head_view<float> head(index_t h) {
       float* rows = x.data() + h * 8;
       return {{rows, 4}, {rows, 4}, {mass, position, &length[h], &seen[h]}, {2, 4}};
     }
@@ -257,15 +257,15 @@ TEST_CASE("a step beyond the last position is refused", "[errors]") {
   const std::vector<float> x(8, 1.0F);
   std::vector<float> out(8);
   const std::span<const float> in(x);
-  auto state = kvfold::make_state(first_ones{}, kv);
-  CHECK_THROWS_WITH(kvfold::step(first_ones{}, kv, state, {in, in, in}, budget{1}, std::span(out)),
+  auto state = kvmeld::make_state(first_ones{}, kv);
+  CHECK_THROWS_WITH(kvmeld::step(first_ones{}, kv, state, {in, in, in}, budget{1}, std::span(out)),
                     Catch::Contains("int32"));
   CHECK((kv.length[0] == 0 && kv.seen[0] == 0 && kv.seen[1] == most));
   CHECK((kv.x == std::vector<float>(16) && out == std::vector<float>(8)));
 }
 
 TEST_CASE("probabilities of the wrong size are refused", "[errors]") {
-  decode d(kvfold::h2o{});
+  decode d(kvmeld::h2o{});
   const std::vector<float> a(2 * 14 + 1);
   for (const std::size_t n : {0U, 14U, 29U}) {
     d.refuses("observe: probabilities [2, 14] expected, " + std::to_string(n) + " floats came",

@@ -10,16 +10,16 @@
 namespace {
 
 using fixtures::normal;
-using kvfold::any_policy;
-using kvfold::budget;
-using kvfold::cache;
-using kvfold::errc;
-using kvfold::index_t;
+using kvmeld::any_policy;
+using kvmeld::budget;
+using kvmeld::cache;
+using kvmeld::errc;
+using kvmeld::index_t;
 
 std::optional<errc> code_of(const std::function<void()>& call) {
   try {
     call();
-  } catch (const kvfold::error& e) {
+  } catch (const kvmeld::error& e) {
     return e.code();
   }
   return {};
@@ -29,15 +29,15 @@ std::optional<errc> code_of(const std::function<void()>& call) {
 
 TEST_CASE("an error's message has text and numbers as streams write them", "[errors]") {
   const std::string text = "text";
-  CHECK_NOTHROW(kvfold::expects(true, 1));
+  CHECK_NOTHROW(kvmeld::expects(true, 1));
   try {
-    kvfold::expects(false, "text ", std::string_view("view "), text, " ", -1, " ",
+    kvmeld::expects(false, "text ", std::string_view("view "), text, " ", -1, " ",
                     std::numeric_limits<std::uint64_t>::max(), " ", std::ptrdiff_t{-7}, " ", 0.1F,
                     " ", 1e-9, " ", -INFINITY, " ", 1234567.0);
     FAIL("nothing was thrown");
-  } catch (const std::invalid_argument& e) {  // what a caller without kvfold's types catches
+  } catch (const std::invalid_argument& e) {  // what a caller without kvmeld's types catches
     std::ostringstream streamed;
-    streamed << "kvfold: text view text " << -1 << ' ' << std::numeric_limits<std::uint64_t>::max()
+    streamed << "kvmeld: text view text " << -1 << ' ' << std::numeric_limits<std::uint64_t>::max()
              << ' ' << -7 << ' ' << 0.1F << ' ' << 1e-9 << ' ' << -INFINITY << ' ' << 1234567.0;
     CHECK(e.what() == streamed.str());
   }
@@ -55,11 +55,11 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
     code(errc::invalid_argument, [&] { kv.append(0, all, all.first(8)); });
     kv.append(0, all.first(8), all.first(8));
     code(errc::no_capacity, [&] { kv.head(0).push(x.data(), x.data()); });
-    auto state = make_state(kvfold::streaming_llm{}, kv);
+    auto state = make_state(kvmeld::streaming_llm{}, kv);
     code(errc::no_capacity,
-         [&] { check_step(any_policy(kvfold::streaming_llm{.sinks = 1}), kv.head(0), budget{2}); });
+         [&] { check_step(any_policy(kvmeld::streaming_llm{.sinks = 1}), kv.head(0), budget{2}); });
     std::vector<float> rows(20);
-    kvfold::strided_view<float> view({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 8, 2},
+    kvmeld::strided_view<float> view({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 8, 2},
                                      {rows.data() + 8, 8, 2});
     code(errc::no_capacity, [&] { view.adopt(0, 5); });
     code(errc::invalid_argument, [&] { view.adopt(0, -1); });
@@ -69,12 +69,12 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
     code(errc::no_capacity, [&] { kv.append(0, all.first(2), all.first(2)); });
     code(errc::no_capacity, [&] { kv.head(0).push(x.data(), x.data()); });
     code(errc::no_capacity,
-         [&] { check_step(any_policy(kvfold::full_cache{}), kv.head(0), budget{}); });
+         [&] { check_step(any_policy(kvmeld::full_cache{}), kv.head(0), budget{}); });
   }
   SECTION("a missing page") {
     std::vector<float> rows(8);
     index_t table[] = {0, -1};
-    kvfold::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 4, 0, 2},
+    kvmeld::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 4, 0, 2},
                                     {rows.data() + 4, 4, 0, 2}, {table, 2});
     code(errc::no_page, [&] { pages.append(0, all.first(6), all.first(6)); });
     code(errc::no_page, [&] { pages.adopt(0, 3); });
@@ -83,14 +83,14 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
   }
   SECTION("what a policy cannot do") {
     code(errc::unsupported, [&] {
-      check_step(any_policy(kvfold::attention_matching{.sinks = 0}), kv.head(0), budget{2});
+      check_step(any_policy(kvmeld::attention_matching{.sinks = 0}), kv.head(0), budget{2});
     });
     code(errc::invalid_argument, [&] {
-      check_step(any_policy(kvfold::streaming_llm{.sinks = -1}), kv.head(0), budget{2});
+      check_step(any_policy(kvmeld::streaming_llm{.sinks = -1}), kv.head(0), budget{2});
     });
   }
   SECTION("a file that was changed, cut, or is another's") {
-    const any_policy p(kvfold::h2o{});
+    const any_policy p(kvmeld::h2o{});
     kv.append(0, all.first(4), all.first(4));
     auto state = make_state(p, kv);
     std::stringstream file;
@@ -109,7 +109,7 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
       ++other[at];
       code(errc::corrupt_file, [&] { loads(other); });
     }
-    auto foreign = make_state(any_policy(kvfold::full_cache{}), kv);
+    auto foreign = make_state(any_policy(kvmeld::full_cache{}), kv);
     std::istringstream in(bytes);
     code(errc::invalid_argument, [&] { load(in, p, kv, foreign); });
     std::ostream broken(nullptr);

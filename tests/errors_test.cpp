@@ -7,12 +7,12 @@
 namespace {
 
 using fixtures::normal;
-using kvfold::cache;
-using kvfold::cache_shape;
-using kvfold::index_t;
-using kvfold::layout;
-using kvfold::merge_plan;
-using kvfold::strided_view;
+using kvmeld::cache;
+using kvmeld::cache_shape;
+using kvmeld::index_t;
+using kvmeld::layout;
+using kvmeld::merge_plan;
+using kvmeld::strided_view;
 
 constexpr index_t most = std::numeric_limits<index_t>::max();
 const float bad_floats[] = {std::nanf(""), INFINITY, -INFINITY};
@@ -22,8 +22,8 @@ void refuses(
     const std::string& message, const std::function<void()>& call,
     const std::function<std::vector<float>()>& everything = [] { return std::vector<float>(); }) {
   const auto before = everything();
-  CHECK_THROWS_AS(call(), kvfold::error);
-  CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
+  CHECK_THROWS_AS(call(), kvmeld::error);
+  CHECK_THROWS_WITH(call(), Catch::Contains("kvmeld: ") && Catch::Contains(message));
   const bool unchanged = everything() == before;
   CHECK(unchanged);
 }
@@ -128,7 +128,7 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
       "all 8 slots are in use", [&] { view.head(1).push(x.data(), x.data()); }, everything);
   index_t length = 0, seen = most - 1, position[2] = {};
   float mass[2] = {};
-  const kvfold::head_view<float> old({x.data(), 0, 4}, {x.data(), 0, 4},
+  const kvmeld::head_view<float> old({x.data(), 0, 4}, {x.data(), 0, 4},
                                      {mass, position, &length, &seen}, {2, 4});
   refuses(
       "int32", [&] { append_rows(old, all.last(8), all.last(8)); }, everything);
@@ -169,7 +169,7 @@ TEST_CASE("check names what is wrong with a plan", "[plan][errors]") {
     merge_plan plan;
     plan.reset(6);
     row.make(plan);
-    CHECK_THROWS_AS(check(plan), kvfold::error);
+    CHECK_THROWS_AS(check(plan), kvmeld::error);
     CHECK_THROWS_WITH(check(plan), Catch::Contains(row.message));
   }
   merge_plan plan;
@@ -204,7 +204,7 @@ TEST_CASE("check refuses broken corrections and half a row", "[plan][errors]") {
 TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
   auto kv = fixtures::random_cache(5, 3, 1);
   const auto head = kv.head(0);
-  kvfold::head_state state = kvfold::make_head_state(kvfold::h2o{}, head);
+  kvmeld::head_state state = kvmeld::make_head_state(kvmeld::h2o{}, head);
   state.extend(5);
   std::ranges::fill(state.column(0), 7.0F);
   const auto everything = [&] {
@@ -236,11 +236,11 @@ TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
                                             {0, 5, "5 came"},
                                             {0, -2, "-2 came"},
                                             {3, 3, "3 came"}}) {
-    const kvfold::slot_removal d{removed, into, 0.5F, 0.5F, 1};
+    const kvmeld::slot_removal d{removed, into, 0.5F, 0.5F, 1};
     refuses(
         came, [&] { apply(d, head, state); }, everything);
   }
-  kvfold::head_state small({}, 0, 4);
+  kvmeld::head_state small({}, 0, 4);
   refuses(
       "state: made for 4 slots, 5 came", [&] { apply(five, head, small); }, everything);
 }

@@ -8,9 +8,9 @@
 
 namespace {
 
-using kvfold::budget;
-using kvfold::index_t;
-using kvfold::observation;
+using kvmeld::budget;
+using kvmeld::index_t;
+using kvmeld::observation;
 
 constexpr index_t heads = 4, group = 2, dim = 6, tokens = 20;
 
@@ -19,10 +19,10 @@ struct moody {
   bool plans = true, scores = true;
 
   static constexpr std::string_view name() { return "moody"; }
-  static constexpr std::array<kvfold::column, 1> columns() {
-    return {kvfold::column{kvfold::column_merge::sum, 1}};
+  static constexpr std::array<kvmeld::column, 1> columns() {
+    return {kvmeld::column{kvmeld::column_merge::sum, 1}};
   }
-  void observe(const kvfold::kv_head auto&, kvfold::head_state& state,
+  void observe(const kvmeld::kv_head auto&, kvmeld::head_state& state,
                const observation& observed) const {
     if (!scores) {
       throw std::runtime_error("a scorer's own");
@@ -30,14 +30,14 @@ struct moody {
     std::ranges::copy(observed.attention, state.column(0).begin());
   }
   template <class T>
-  void observe(const kvfold::kv_head auto&, kvfold::head_state&,
-               const kvfold::query_view<T>&) const {
+  void observe(const kvmeld::kv_head auto&, kvmeld::head_state&,
+               const kvmeld::query_view<T>&) const {
     if (!scores) {
       throw std::runtime_error("a scorer's own");
     }
   }
-  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            kvfold::slot_scratch&, kvfold::merge_plan& out) const {
+  void plan(const kvmeld::kv_head auto& head, const kvmeld::head_state&, index_t target,
+            kvmeld::slot_scratch&, kvmeld::merge_plan& out) const {
     if (!plans) {
       throw std::runtime_error("a policy's own");
     }
@@ -66,8 +66,8 @@ struct failing {
 
 struct fixture {
   std::vector<moody> policies = std::vector<moody>(heads);
-  kvfold::cache<float> kv = fixtures::random_cache(tokens, dim, group, tokens + 2, heads);
-  kvfold::state state = kvfold::make_state(std::span<const moody>(policies), kv);
+  kvmeld::cache<float> kv = fixtures::random_cache(tokens, dim, group, tokens + 2, heads);
+  kvmeld::state state = kvmeld::make_state(std::span<const moody>(policies), kv);
   std::vector<float> queries = fixtures::normal(tokens * heads * group * dim),
                      row = fixtures::normal(heads * dim),
                      out = std::vector<float>(heads * group * dim);
@@ -78,15 +78,15 @@ struct fixture {
       before.push_back(fixtures::bytes_of(kv.head(h)));
     }
   }
-  template <class E = kvfold::serial>
+  template <class E = kvmeld::serial>
   void compress(const E& run = {}) {
-    kvfold::compress(std::span<const moody>(policies), kv, state,
-                     kvfold::prompt_queries(queries.data(), tokens, heads, group, dim), budget{8},
+    kvmeld::compress(std::span<const moody>(policies), kv, state,
+                     kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim), budget{8},
                      run);
   }
-  template <class E = kvfold::serial>
+  template <class E = kvmeld::serial>
   void step(const E& run = {}) {
-    kvfold::step(std::span<const moody>(policies), kv, state,
+    kvmeld::step(std::span<const moody>(policies), kv, state,
                  {std::span<const float>(queries).first(heads * group * dim), row, row},
                  budget{tokens}, std::span(out), run);
   }

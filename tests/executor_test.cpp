@@ -8,11 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
-#include "kvfold/openmp.hpp"
+#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/openmp.hpp"
 
-using kvfold::budget;
-using kvfold::index_t;
+using kvmeld::budget;
+using kvmeld::index_t;
 
 namespace {
 
@@ -37,14 +37,14 @@ struct threads {
     }
   }
 };
-static_assert(kvfold::executor<threads>);
+static_assert(kvmeld::executor<threads>);
 
 /// Any executor as one type, so that the policies are compiled once for all of them.
 struct any_executor {
   index_t count;
   std::function<void(index_t, const std::function<void(index_t, index_t)>&)> run;
 
-  template <kvfold::executor E>
+  template <kvmeld::executor E>
   explicit any_executor(const E& on)
       : count(on.workers()), run([on](index_t heads, const auto& f) { on(heads, std::ref(f)); }) {}
 
@@ -54,7 +54,7 @@ struct any_executor {
     run(heads, std::ref(f));
   }
 };
-static_assert(kvfold::executor<any_executor>);
+static_assert(kvmeld::executor<any_executor>);
 
 std::vector<float> normal(std::size_t n, unsigned seed) {
   std::mt19937 bits(seed);
@@ -67,23 +67,23 @@ std::vector<float> normal(std::size_t n, unsigned seed) {
 }
 
 /// A prompt of 160 tokens, compressed and decoded on: all that comes out, and all that is left.
-std::vector<float> run(const kvfold::any_policy& policy, const any_executor& on) {
+std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on) {
   constexpr index_t heads = 5, group = 2, dim = 16, tokens = 160, steps = 24;
   constexpr std::size_t row = heads * dim;
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = tokens + steps}};
+  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = tokens + steps}};
   for (index_t h = 0; h < heads; ++h) {
     kv.append(h, normal(tokens * dim, 10 + static_cast<unsigned>(h)),
               normal(tokens * dim, 20 + static_cast<unsigned>(h)));
   }
-  auto state = kvfold::make_state(policy, kv, on);
+  auto state = kvmeld::make_state(policy, kv, on);
   const auto q = normal(tokens * row * group, 1), k = normal(steps * row, 2),
              v = normal(steps * row, 3);
-  const budget limit = kvfold::budget_within(policy, 64);
-  kvfold::compress(policy, kv, state, kvfold::prompt_queries(q.data(), tokens, heads, group, dim),
+  const budget limit = kvmeld::budget_within(policy, 64);
+  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), tokens, heads, group, dim),
                    limit, on);
   std::vector<float> all, out(row * group);
   for (std::size_t t = 0; t < steps && policy.decodes(); ++t) {
-    kvfold::step(policy, kv, state,
+    kvmeld::step(policy, kv, state,
                  {std::span(q).subspan(t * row * group, row * group),
                   std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
                  limit, out, on);
@@ -108,30 +108,30 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }  // namespace
 
 TEST_CASE("any number of threads gives the same bits", "[executor]") {
-  for (const kvfold::any_policy& policy : kvfold::any_policy::every()) {
-    const auto expected = run(policy, any_executor(kvfold::serial{}));
+  for (const kvmeld::any_policy& policy : kvmeld::any_policy::every()) {
+    const auto expected = run(policy, any_executor(kvmeld::serial{}));
     for (const index_t count : {1, 2, 3, 8}) {
       CAPTURE(policy.name(), count);
       CHECK(same_bits(run(policy, any_executor(threads{count})), expected));
 #ifdef _OPENMP
-      CHECK(same_bits(run(policy, any_executor(kvfold::openmp{count})), expected));
+      CHECK(same_bits(run(policy, any_executor(kvmeld::openmp{count})), expected));
 #endif
     }
   }
 }
 
 TEST_CASE("a state serves the workers that it was made for, and no more", "[executor]") {
-  const kvfold::snapkv policy;
-  kvfold::cache<float> kv{{.heads = 2, .dim = 4, .capacity = 64}};
-  auto state = kvfold::make_state(policy, kv, threads{2});
+  const kvmeld::snapkv policy;
+  kvmeld::cache<float> kv{{.heads = 2, .dim = 4, .capacity = 64}};
+  auto state = kvmeld::make_state(policy, kv, threads{2});
   const std::vector<float> x(2 * 4);
   std::vector<float> out(2 * 4);
-  CHECK_THROWS_WITH(kvfold::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{3}),
+  CHECK_THROWS_WITH(kvmeld::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{3}),
                     Catch::Contains("1 to 2 workers expected") && Catch::Contains("3 came"));
   CHECK(kv.head(0).length() == 0);
-  CHECK_THROWS_WITH(kvfold::make_state(policy, kv, threads{0}),
+  CHECK_THROWS_WITH(kvmeld::make_state(policy, kv, threads{0}),
                     Catch::Contains("at least 1 worker expected, 0 came"));
-  CHECK_NOTHROW(kvfold::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{2}));
+  CHECK_NOTHROW(kvmeld::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{2}));
 }
 
 #ifdef _OPENMP
@@ -140,10 +140,10 @@ TEST_CASE("what a head throws comes out when all are done", "[executor]") {
   const auto work = [&](index_t i, index_t) {
     ++done;
     if (i == 3) {
-      throw kvfold::error(kvfold::errc::unsupported, "head 3");
+      throw kvmeld::error(kvmeld::errc::unsupported, "head 3");
     }
   };
-  CHECK_THROWS_WITH(kvfold::openmp{2}(8, work), "head 3");
+  CHECK_THROWS_WITH(kvmeld::openmp{2}(8, work), "head 3");
   CHECK(done == 8);
 }
 #endif

@@ -1,39 +1,39 @@
 // What fuzzing (tests/fuzz) has found, one test each.
 #include <catch2/catch.hpp>
 
-#include "kvfold/merge/plan.hpp"
-#include "kvfold/score/queries.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/score/queries.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
 TEST_CASE("fuzz: a plan of less than no slots is refused, as any other", "[errors]") {
-  for (const kvfold::index_t length : {-1, -5, std::numeric_limits<kvfold::index_t>::min()}) {
-    kvfold::merge_plan plan;
+  for (const kvmeld::index_t length : {-1, -5, std::numeric_limits<kvmeld::index_t>::min()}) {
+    kvmeld::merge_plan plan;
     plan.reset(length);
-    CHECK_THROWS_AS(check(plan), kvfold::error);  // it was std::length_error
+    CHECK_THROWS_AS(check(plan), kvmeld::error);  // it was std::length_error
     CHECK_THROWS_WITH(check(plan), Catch::Contains("at least 0 slots expected"));
   }
 }
 
 TEST_CASE("fuzz: no queries of any head are no queries", "[errors]") {
-  const auto none = kvfold::prompt_queries<float>(nullptr, 0, 3, 2, 4);
-  for (const kvfold::index_t h : {0, 1, 2}) {
+  const auto none = kvmeld::prompt_queries<float>(nullptr, 0, 3, 2, 4);
+  for (const kvmeld::index_t h : {0, 1, 2}) {
     CHECK(none.of(h).data == nullptr);  // it was null and an offset
     CHECK(none.of(h).last(5).data == nullptr);
   }
 }
 
 TEST_CASE("fuzz: finite numbers break no plan while their products are finite", "[errors]") {
-  using kvfold::index_t;
+  using kvmeld::index_t;
   constexpr index_t dim = 4, group = 2, prompt = 30, steps = 60;
   for (const auto& example : fixtures::every_policy()) {
     const auto& p = example.policy;
     for (const float size : {1e10F, 1e19F, 4e34F}) {
       for (const index_t every : {1, 7}) {  // all keys, or some
         CAPTURE(example.name, size, every);
-        kvfold::cache<float> kv(
+        kvmeld::cache<float> kv(
             {.heads = 1, .group = group, .dim = dim, .capacity = 40, .check_finite = true});
-        auto state = kvfold::make_state(p, kv);
+        auto state = kvmeld::make_state(p, kv);
         const auto token = [&](index_t t) {
           auto k = fixtures::normal(dim);
           for (float& x : k) {
@@ -45,13 +45,13 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
           kv.append(0, token(t), token(t));
         }
         const fixtures::queries queries(prompt, group, dim);
-        const kvfold::budget b{.target = 24, .trigger = 26};
+        const kvmeld::budget b{.target = 24, .trigger = 26};
         CHECK_NOTHROW(
-            kvfold::compress(p, kv.head(0), state[0], state.workspace(), b, queries.view()));
+            kvmeld::compress(p, kv.head(0), state[0], state.workspace(), b, queries.view()));
         std::vector<float> out(group * dim);
         for (index_t t = 0; t < steps && p.decodes() && p.bounded(); ++t) {
           const auto q = fixtures::normal(group * dim), k = token(t);
-          REQUIRE_NOTHROW(kvfold::step(p, kv.head(0), state[0], state.workspace(), q.data(),
+          REQUIRE_NOTHROW(kvmeld::step(p, kv.head(0), state[0], state.workspace(), q.data(),
                                        k.data(), k.data(), b, out.data()));
         }
       }
@@ -60,15 +60,15 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
 }
 
 TEST_CASE("fuzz: values fitted where slots have no mass are finite", "[errors]") {
-  kvfold::cache<float> kv({.heads = 1, .group = 1, .dim = 1, .capacity = 40, .check_finite = true});
+  kvmeld::cache<float> kv({.heads = 1, .group = 1, .dim = 1, .capacity = 40, .check_finite = true});
   const std::vector<float> keys = {-1.625F, 0,        3.6e-43F, 2.8e20F,  6.25F,
                                    6.8125F, 3.6e-43F, 2.8e20F,  -2.3125F, 6.6875F},
                            values = {6.8125F, 7.125F,  6.3125F,  6.9375F, 6.3125F,
                                      6.4375F, 5.9375F, 1.2e-23F, -1.625F, -1.625F};
   kv.append(0, keys, values);
-  const kvfold::fold policy;
-  auto state = kvfold::make_state(policy, kv);
+  const kvmeld::fold policy;
+  auto state = kvmeld::make_state(policy, kv);
   const float query = 1.375F;
-  CHECK_NOTHROW(kvfold::compress(policy, kv, state, kvfold::prompt_queries(&query, 1, 1, 1, 1),
-                                 kvfold::budget{9}));  // a correction was −∞
+  CHECK_NOTHROW(kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(&query, 1, 1, 1, 1),
+                                 kvmeld::budget{9}));  // a correction was −∞
 }

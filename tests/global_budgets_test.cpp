@@ -1,5 +1,5 @@
 // Budgets by one threshold over a model, and profiles of them.
-#include "kvfold/global_budgets.hpp"
+#include "kvmeld/global_budgets.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>
@@ -9,7 +9,7 @@
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
-using kvfold::budget_profile;
+using kvmeld::budget_profile;
 
 namespace {
 
@@ -38,7 +38,7 @@ std::vector<float> random_scores(index_t heads, index_t slots, bool ties) {
 
 std::string saved(const budget_profile& profile) {
   std::ostringstream out;
-  kvfold::save(out, profile);
+  kvmeld::save(out, profile);
   return out.str();
 }
 
@@ -55,7 +55,7 @@ TEST_CASE("budgets by one threshold are the oracle's and sum exactly", "[oracle]
     }
     INFO("trial " << trial << ": " << heads << " heads of " << slots << ", most " << most
                   << ", total " << total);
-    const auto budget = kvfold::global_budgets(scores, heads, total, most);
+    const auto budget = kvmeld::global_budgets(scores, heads, total, most);
     REQUIRE(sum(budget) == total);
     REQUIRE(budget == oracle::global_budgets(rows, total, most));
     for (const index_t b : budget) {
@@ -66,10 +66,10 @@ TEST_CASE("budgets by one threshold are the oracle's and sum exactly", "[oracle]
 
 TEST_CASE("equal scores go to the lower head, then to the lower slot", "[budgets]") {
   const std::vector<float> scores = {1, 2, 2, 2, 1, 2};
-  CHECK(kvfold::global_budgets(scores, 2, 3) == std::vector<index_t>{2, 1});
-  CHECK(kvfold::global_budgets(scores, 3, 5) == std::vector<index_t>{2, 2, 1});
-  CHECK(kvfold::global_budgets(scores, 2, 3, 1 + 1) == std::vector<index_t>{2, 1});
-  CHECK(kvfold::global_budgets(scores, 2, 0) == std::vector<index_t>{0, 0});
+  CHECK(kvmeld::global_budgets(scores, 2, 3) == std::vector<index_t>{2, 1});
+  CHECK(kvmeld::global_budgets(scores, 3, 5) == std::vector<index_t>{2, 2, 1});
+  CHECK(kvmeld::global_budgets(scores, 2, 3, 1 + 1) == std::vector<index_t>{2, 1});
+  CHECK(kvmeld::global_budgets(scores, 2, 0) == std::vector<index_t>{0, 0});
 }
 
 TEST_CASE("a profile of one prompt gives its budgets back", "[budgets]") {
@@ -77,7 +77,7 @@ TEST_CASE("a profile of one prompt gives its budgets back", "[budgets]") {
     const index_t heads = 1 + below(100), slots = 1 + below(300), most = slots;
     const index_t total = 1 + below(heads * slots);
     const auto scores = random_scores(heads, slots, trial % 3 == 0);
-    const auto budget = kvfold::global_budgets(scores, heads, total, most);
+    const auto budget = kvmeld::global_budgets(scores, heads, total, most);
     budget_profile profile(heads);
     profile.add(budget);
     REQUIRE(profile.budgets(total, most) == budget);
@@ -127,7 +127,7 @@ TEST_CASE("a profile is saved and loaded", "[budgets]") {
   CHECK(bytes.substr(0, 20) == std::string("kvprof\r\n\2\0\0\0\4\0\0\0\16\0\0\0", 20));
   std::istringstream in(bytes);
   budget_profile loaded(4);
-  kvfold::load(in, loaded);
+  kvmeld::load(in, loaded);
   CHECK(loaded == profile);
 }
 
@@ -145,27 +145,27 @@ TEST_CASE("a profile that was changed is refused, with nothing changed", "[error
     changed[i] = static_cast<char>(changed[i] ^ 0x40);
     std::istringstream in(changed), shorter(bytes.substr(0, i));
     INFO("byte " << i);
-    CHECK_THROWS_AS(kvfold::load(in, kept), kvfold::error);
-    CHECK_THROWS_WITH(kvfold::load(shorter, kept), Contains("truncated"));
+    CHECK_THROWS_AS(kvmeld::load(in, kept), kvmeld::error);
+    CHECK_THROWS_WITH(kvmeld::load(shorter, kept), Contains("truncated"));
     CHECK(kept == before);
   }
   budget_profile three(3);
   std::istringstream in(bytes), other("something else, long enough");
-  CHECK_THROWS_WITH(kvfold::load(in, three), Contains("a profile of 3 heads expected, of 2 came"));
-  CHECK_THROWS_WITH(kvfold::load(other, three), Contains("a saved profile expected"));
+  CHECK_THROWS_WITH(kvmeld::load(in, three), Contains("a profile of 3 heads expected, of 2 came"));
+  CHECK_THROWS_WITH(kvmeld::load(other, three), Contains("a saved profile expected"));
   std::ostringstream failed;
   failed.setstate(std::ios::badbit);
-  CHECK_THROWS_WITH(kvfold::save(failed, profile), Contains("it failed"));
+  CHECK_THROWS_WITH(kvmeld::save(failed, profile), Contains("it failed"));
 }
 
 TEST_CASE("budgets by one threshold that cannot be are refused", "[errors][budgets]") {
   using Catch::Contains;
   const std::vector<float> s = {1, 2, 3, 4};
-  CHECK_THROWS_WITH(kvfold::global_budgets(s, 3, 1),
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 3, 1),
                     Contains("scores [3, slots] expected, 4 came"));
-  CHECK_THROWS_WITH(kvfold::global_budgets(s, 2, 5), Contains("0 to 4 slots expected, 5 came"));
-  CHECK_THROWS_WITH(kvfold::global_budgets(s, 2, 3, 1), Contains("0 to 2 slots expected, 3 came"));
-  CHECK_THROWS_WITH(kvfold::global_budgets(s, 2, 3, 0), Contains("at least 1 slot a head"));
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 5), Contains("0 to 4 slots expected, 5 came"));
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 3, 1), Contains("0 to 2 slots expected, 3 came"));
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 3, 0), Contains("at least 1 slot a head"));
   budget_profile profile(2);
   CHECK_THROWS_WITH(profile.budgets(3, 9), Contains("an empty one came"));
   CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1}), Contains("2 heads expected, of 1 came"));

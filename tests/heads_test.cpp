@@ -9,10 +9,10 @@ namespace {
 
 using fixtures::every_policy;
 using fixtures::normal;
-using kvfold::budget;
-using kvfold::head_range;
-using kvfold::head_selection;
-using kvfold::index_t;
+using kvmeld::budget;
+using kvmeld::head_range;
+using kvmeld::head_selection;
+using kvmeld::index_t;
 using list = std::vector<index_t>;
 
 constexpr index_t heads = 6, group = 2, dim = 8, tokens = 50, target = 30;
@@ -30,9 +30,9 @@ std::vector<float> rows(const std::vector<float>& all, const head_selection& cho
 
 /// One cache, called for all heads at once or for some after the other.
 struct run {
-  kvfold::any_policy policy;
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::any_policy policy;
+  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
   budget limit{std::max(target, policy.min_budget())};
   std::vector<float> out = std::vector<float>(heads * group * dim);
 
@@ -41,7 +41,7 @@ struct run {
     const auto sq = rows(q, chosen, group * dim), sk = rows(k, chosen, dim),
                sv = rows(v, chosen, dim);
     std::vector<float> some(sq.size());
-    kvfold::step(policy, kv, state, chosen, {sq, sk, sv}, limit, some);
+    kvmeld::step(policy, kv, state, chosen, {sq, sk, sv}, limit, some);
     for (index_t i = 0; i < chosen.count(); ++i) {
       std::copy_n(some.begin() + i * group * dim, group * dim,
                   out.begin() + chosen[i] * group * dim);
@@ -63,7 +63,7 @@ TEST_CASE("a cache run by layers or by requests is the one that is run at once",
       whole.kv.append(h, k, v), parted.kv.append(h, k, v);
     }
     const auto q = normal(heads * tokens * group * dim);  // [heads, tokens, group, dim]
-    const kvfold::query_view<float> queries{q.data(), tokens, tokens * group * dim, dim,
+    const kvmeld::query_view<float> queries{q.data(), tokens, tokens * group * dim, dim,
                                             group * dim};
     compress(whole.policy, whole.kv, whole.state, queries, whole.limit);
     for (const bool first : {true, false}) {
@@ -78,7 +78,7 @@ TEST_CASE("a cache run by layers or by requests is the one that is run at once",
           fixtures::everything(whole.kv, whole.state));
     for (int t = 0; t < 12 && example.policy.decodes(); ++t) {
       const auto fq = normal(heads * group * dim), k = normal(heads * dim), v = normal(heads * dim);
-      kvfold::step(whole.policy, whole.kv, whole.state, {fq, k, v}, whole.limit, whole.out);
+      kvmeld::step(whole.policy, whole.kv, whole.state, {fq, k, v}, whole.limit, whole.out);
       for (const head_selection& part : parts) {
         parted.step(fq, k, v, part);
       }
@@ -91,7 +91,7 @@ TEST_CASE("a cache run by layers or by requests is the one that is run at once",
 
 TEST_CASE("heads are shown queries together as each of them alone", "[heads][observe]") {
   const auto q = normal(2 * tokens * group * dim);
-  const kvfold::query_view<float> queries{q.data(), tokens, tokens * group * dim, dim, group * dim};
+  const kvmeld::query_view<float> queries{q.data(), tokens, tokens * group * dim, dim, group * dim};
   for (const auto& example : every_policy()) {
     INFO(example.name);
     run alone{example.policy}, together{example.policy}, all{example.policy};
@@ -116,7 +116,7 @@ TEST_CASE("heads are shown queries together as each of them alone", "[heads][obs
 }
 
 TEST_CASE("heads that are not there or come twice are refused by every call", "[heads][errors]") {
-  fixtures::decode d(kvfold::any_policy(kvfold::h2o{}));  // 3 heads
+  fixtures::decode d(kvmeld::any_policy(kvmeld::h2o{}));  // 3 heads
   const auto refused = [&](const std::string& message, const head_selection& chosen) {
     const auto n = static_cast<std::size_t>(std::clamp(chosen.count(), 0, 3));
     const auto first = [n](auto& x, std::size_t width) { return std::span(x).first(n * width); };
@@ -142,11 +142,11 @@ TEST_CASE("heads that are not there or come twice are refused by every call", "[
 }
 
 TEST_CASE("rows of other heads than those chosen are refused", "[heads][errors]") {
-  fixtures::decode d(kvfold::any_policy(kvfold::h2o{}));
+  fixtures::decode d(kvmeld::any_policy(kvmeld::h2o{}));
   const list two = {2, 0};
   const auto q = normal(16), k = normal(8), all = normal(24);
   std::vector<float> out(16);
-  const auto refused = [&](const std::string& message, const kvfold::step_input& in,
+  const auto refused = [&](const std::string& message, const kvmeld::step_input& in,
                            std::span<float> to) {
     d.refuses(message, [&] { step(d.policy, d.kv, d.state, two, in, budget{12}, to); });
   };
@@ -162,7 +162,7 @@ TEST_CASE("rows of other heads than those chosen are refused", "[heads][errors]"
     step(d.policy, d.kv, d.state, two, {q, k, k}, budget{12}, out);
   });
   CHECK_NOTHROW(step(d.policy, d.kv, d.state, head_range{0, 2}, {q, k, k}, budget{12}, out));
-  kvfold::query_view<float> queries = d.queries;
+  kvmeld::query_view<float> queries = d.queries;
   queries.count = -1;
   d.refuses("at least 0 queries expected, -1 came",
             [&] { observe(d.policy, d.kv, d.state, two, queries); });

@@ -1,5 +1,5 @@
 // Policies from text: names, parameters, and what is refused.
-#include "kvfold/make_policy.hpp"
+#include "kvmeld/make_policy.hpp"
 
 #include <catch2/catch.hpp>
 #include <set>
@@ -8,8 +8,8 @@
 
 namespace {
 
-using kvfold::any_policy;
-using kvfold::make_policy;
+using kvmeld::any_policy;
+using kvmeld::make_policy;
 
 /// The policy inside, which is a `P`.
 template <class P>
@@ -27,21 +27,21 @@ P inside(const any_policy& any) {
 
 void refuses(const std::string& message, std::string_view text) {
   INFO(text);
-  CHECK_THROWS_AS(make_policy(text), kvfold::error);
+  CHECK_THROWS_AS(make_policy(text), kvmeld::error);
   CHECK_THROWS_WITH(make_policy(text), Catch::Contains(message));
 }
 
 }  // namespace
 
 TEST_CASE("a policy is made of its name and the parameters that are given", "[make_policy]") {
-  CHECK(inside<kvfold::fold>(make_policy("fold:share=0.4")).share == 0.4F);
-  CHECK(inside<kvfold::fold>(make_policy("fold")).share == kvfold::fold{}.share);
-  const auto p = inside<kvfold::fold>(make_policy("fold:polish=3,sinks=2,recent_share=0.25"));
+  CHECK(inside<kvmeld::fold>(make_policy("fold:share=0.4")).share == 0.4F);
+  CHECK(inside<kvmeld::fold>(make_policy("fold")).share == kvmeld::fold{}.share);
+  const auto p = inside<kvmeld::fold>(make_policy("fold:polish=3,sinks=2,recent_share=0.25"));
   CHECK((p.prompt.polish == 3 && p.sinks == 2 && p.recent_share == 0.25F));
-  CHECK(inside<kvfold::keepkv>(make_policy("keepkv:variant=1")).variant ==
-        kvfold::keepkv::mode::code);
-  CHECK_FALSE(inside<kvfold::kvmerger>(make_policy("kvmerger:gaps_break=0")).gaps_break);
-  CHECK(inside<kvfold::attention_matching>(make_policy("attention_matching:drop=-2.5")).drop ==
+  CHECK(inside<kvmeld::keepkv>(make_policy("keepkv:variant=1")).variant ==
+        kvmeld::keepkv::mode::code);
+  CHECK_FALSE(inside<kvmeld::kvmerger>(make_policy("kvmerger:gaps_break=0")).gaps_break);
+  CHECK(inside<kvmeld::attention_matching>(make_policy("attention_matching:drop=-2.5")).drop ==
         -2.5F);
 }
 
@@ -84,10 +84,10 @@ TEST_CASE("names and values that no policy has are refused with those that there
   refuses("kvmerger: 0 or 1 expected, 'gaps_break=-1' came", "kvmerger:gaps_break=-1");
   refuses("h2o: ", "h2o:recent=1.5");
   refuses("sinks expected, -1 came", "h2o:recent=0.25,sinks=-1");
-  any_policy p(kvfold::h2o{});
+  any_policy p(kvmeld::h2o{});
   CHECK_THROWS(set_parameter(p, "sinks=-1"));
-  CHECK(inside<kvfold::h2o>(p).sinks == kvfold::h2o{}.sinks);
-  kvfold::h2o own;
+  CHECK(inside<kvmeld::h2o>(p).sinks == kvmeld::h2o{}.sinks);
+  kvmeld::h2o own;
   set_parameter(own, "sinks=7");
   CHECK(own.sinks == 7);
 }

@@ -9,17 +9,17 @@ namespace {
 
 using fixtures::every_policy;
 using fixtures::normal;
-using kvfold::budget;
-using kvfold::index_t;
-using kvfold::observation;
+using kvmeld::budget;
+using kvmeld::index_t;
+using kvmeld::observation;
 
 constexpr index_t group = 2, dim = 8;
 
 /// One head under a policy.
 struct one {
-  kvfold::any_policy policy;
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 60}};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::any_policy policy;
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 60}};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
 
   void append(index_t n) { kv.append(0, normal(n * dim), normal(n * dim)); }
   fixtures::words all() {
@@ -32,7 +32,7 @@ struct one {
     const auto before = all();
     try {
       call();
-    } catch (const kvfold::error& e) {
+    } catch (const kvmeld::error& e) {
       CHECK_THAT(e.what(), Catch::Contains(message));
       CHECK((all() == before));
       return true;
@@ -57,7 +57,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
                                                  {"fold by scores", {true, false}},
                                                  {"ems, entries shared", {true, false}}};
   auto examples = every_policy();
-  examples.push_back({"ems, entries shared", kvfold::ems{.window = 8, .threshold = -1}});
+  examples.push_back({"ems, entries shared", kvmeld::ems{.window = 8, .threshold = -1}});
   const auto q = normal(group * dim), lse = normal(group);
   for (const auto& example : examples) {
     INFO(example.name);
@@ -95,10 +95,10 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     const auto& p = example.policy;
     const bool takes = p.measures() || p.plans_on_queries();
     CHECK(head.refuses("null came", [&] {
-      observe(p, head.kv.head(0), head.state[0], kvfold::query_view<float>{nullptr, 4});
+      observe(p, head.kv.head(0), head.state[0], kvmeld::query_view<float>{nullptr, 4});
     }) == takes);
     CHECK(head.refuses("-1 came", [&] {
-      observe(p, head.kv.head(0), head.state[0], kvfold::query_view<float>{nullptr, -1});
+      observe(p, head.kv.head(0), head.state[0], kvmeld::query_view<float>{nullptr, -1});
     }));
     head.state[0].truncate(0);
     const std::vector<float> a(group * 50, 0.02F);

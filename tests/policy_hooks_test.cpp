@@ -5,16 +5,16 @@
 
 namespace {
 
-using kvfold::head_state;
-using kvfold::index_t;
-using kvfold::kv_head;
-using kvfold::merge_plan;
-using kvfold::observation;
-using kvfold::query_view;
-using kvfold::slot_removal;
-using kvfold::slot_scratch;
-using kvfold::detail::hook;
-using kvfold::detail::misdeclared;
+using kvmeld::head_state;
+using kvmeld::index_t;
+using kvmeld::kv_head;
+using kvmeld::merge_plan;
+using kvmeld::observation;
+using kvmeld::query_view;
+using kvmeld::slot_removal;
+using kvmeld::slot_scratch;
+using kvmeld::detail::hook;
+using kvmeld::detail::misdeclared;
 
 struct least {
   static constexpr std::string_view name() { return "least"; }
@@ -94,7 +94,7 @@ static_assert(misdeclared<predicts>() == hook::predict_victim);
 static_assert(misdeclared<updates>() == hook::update_memory);
 static_assert(misdeclared<ends_compress>() == hook::after_compress);
 static_assert(misdeclared<masses>() == hook::mass);
-static_assert(misdeclared<kvfold::any_policy>() == hook::none);
+static_assert(misdeclared<kvmeld::any_policy>() == hook::none);
 
 }  // namespace
 

@@ -43,12 +43,12 @@ struct house {
   }
 };
 
-const house host{"kvfold/",
+const house host{"kvmeld/",
                  {"detail", "memory", "score", "search", "merge", "policies"},
                  {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp"}};
 
 const house device{
-    "kvfold/cuda/", {"device", "memory", "score", "search", "merge", "policies"}, {}};
+    "kvmeld/cuda/", {"device", "memory", "score", "search", "merge", "policies"}, {}};
 
 std::string read(const fs::path& file) {
   std::ifstream in(file);
@@ -74,8 +74,8 @@ void check_house(const house& h, const fs::path& folder, std::size_t most_in_the
 }  // namespace
 
 TEST_CASE("includes between rooms run one way", "[house]") {
-  check_house(host, paths::source("include/kvfold"), 16);
-  check_house(device, paths::source("cuda/kvfold/cuda"), 8);
+  check_house(host, paths::source("include/kvmeld"), 16);
+  check_house(device, paths::source("cuda/kvmeld/cuda"), 8);
 }
 
 TEST_CASE("what is internal to a room is in the room's namespace", "[house]") {
@@ -86,7 +86,7 @@ TEST_CASE("what is internal to a room is in the room's namespace", "[house]") {
                                         "merge/plan.hpp",           "merge/merge_source.hpp",
                                         "merge/slot_removal.hpp",   "merge/append_only.hpp"};
   for (const std::string room : {"score", "search", "merge"}) {
-    for (const auto& entry : fs::directory_iterator(paths::source("include/kvfold/" + room))) {
+    for (const auto& entry : fs::directory_iterator(paths::source("include/kvmeld/" + room))) {
       const std::string header = room + "/" + entry.path().filename().string();
       const std::string text = read(entry.path());
       const bool opens = text.find("\nnamespace " + room + " {\n") != std::string::npos;
@@ -98,14 +98,14 @@ TEST_CASE("what is internal to a room is in the room's namespace", "[house]") {
 }
 
 TEST_CASE("an include that runs back is seen", "[house]") {
-  const std::string up = "#include \"kvfold/merge/plan.hpp\"\n";
+  const std::string up = "#include \"kvmeld/merge/plan.hpp\"\n";
   CHECK(host.upward("memory/view.hpp", up).size() == 1);
-  CHECK(host.upward("config.hpp", "#include \"kvfold/memory/view.hpp\"\n").size() == 1);
-  CHECK(host.upward("policies/h2o.hpp", "#include \"kvfold/compress.hpp\"\n").size() == 1);
+  CHECK(host.upward("config.hpp", "#include \"kvmeld/memory/view.hpp\"\n").size() == 1);
+  CHECK(host.upward("policies/h2o.hpp", "#include \"kvmeld/compress.hpp\"\n").size() == 1);
   CHECK(host.upward("policies/h2o.hpp", up).empty());
   CHECK(host.upward("merge/apply.hpp", up).empty());
-  CHECK(host.upward("memory/view.hpp", "#include \"kvfold/config.hpp\"\n").empty());
-  const std::string select = "#include \"kvfold/cuda/search/select.cuh\"\n";
+  CHECK(host.upward("memory/view.hpp", "#include \"kvmeld/config.hpp\"\n").empty());
+  const std::string select = "#include \"kvmeld/cuda/search/select.cuh\"\n";
   CHECK(device.upward("score/queries.cuh", select).size() == 1);
   CHECK(device.upward("step.cuh", select).empty());
 }

@@ -12,18 +12,18 @@ using fixtures::index_t;
 using fixtures::saved;
 using fixtures::small;
 using fixtures::words;
-using kvfold::any_policy;
+using kvmeld::any_policy;
 
 /// One head with one token and what snapkv keeps of it.
 struct tiny {
-  kvfold::snapkv policy{.window = 2, .sinks = 0};
-  kvfold::cache<Eigen::half> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 3, .scale = 0.5F}};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::snapkv policy{.window = 2, .sinks = 0};
+  kvmeld::cache<Eigen::half> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 3, .scale = 0.5F}};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
 
   tiny() {
     kv.append(0, std::vector<float>{9, 9, 1, -2}, std::vector<float>{9, 9, 3, 4});
     state[0].extend(2);
-    kvfold::apply(kvfold::slot_removal{.removed = 0}, kv.head(0), state[0]);
+    kvmeld::apply(kvmeld::slot_removal{.removed = 0}, kv.head(0), state[0]);
     kv.head(0).log_mass(0) = 2.5F;
     state[0].column(0)[0] = 8, state[0].column(1)[0] = -0.25F;
     state[0].memory()[0] = std::bit_cast<float>(0x7FA00001);  // a signalling NaN
@@ -31,12 +31,12 @@ struct tiny {
   }
   void load(const std::string& bytes) {
     std::istringstream in(bytes);
-    kvfold::load(in, policy, kv, state);
+    kvmeld::load(in, policy, kv, state);
   }
 };
 
 const unsigned char tiny_file[] = {
-    'k',  'v',  'f',  'o',  'l',  'd', '\r', '\n',  //
+    'k',  'v',  'm',  'e',  'l',  'd', '\r', '\n',  //
     1,    0,    0,    0,                            // 8: version
     1,    0,    0,    0,                            // 12: half
     1,    0,    0,    0,                            // 16: heads
@@ -61,7 +61,7 @@ const unsigned char tiny_file[] = {
     0x00, 0x00, 0x00, 0x41,                         // 110: first column
     0x00, 0x00, 0x80, 0xBE,                         // 114: second column
     0x01, 0x00, 0xA0, 0x7F,                         // 118: memory
-    0x9A, 0xF8, 0xF6, 0x4A,                         // 122: CRC-32, from another program
+    0x78, 0xBC, 0x31, 0x46,                         // 122: CRC-32, from another program
 };
 std::string tiny_bytes() { return {reinterpret_cast<const char*>(tiny_file), sizeof tiny_file}; }
 
@@ -73,21 +73,21 @@ std::string patched(std::string bytes, std::size_t offset, std::uint32_t x) {
     }
   };
   put(offset, x);
-  kvfold::detail::crc32 sum;
+  kvmeld::detail::crc32 sum;
   sum.add({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size() - 4});
   put(bytes.size() - 4, sum.value());
   return bytes;
 }
 
 void refuses(const std::string& message, const std::function<void()>& call) {
-  CHECK_THROWS_AS(call(), kvfold::error);
-  CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
+  CHECK_THROWS_AS(call(), kvmeld::error);
+  CHECK_THROWS_WITH(call(), Catch::Contains("kvmeld: ") && Catch::Contains(message));
 }
 
 }  // namespace
 
 TEST_CASE("crc32 is everyone's", "[serialize]") {
-  kvfold::detail::crc32 sum;
+  kvmeld::detail::crc32 sum;
   CHECK(sum.value() == 0);
   for (const char digit : std::string("123456789")) {
     const auto c = static_cast<unsigned char>(digit);
@@ -190,18 +190,18 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
 
 TEST_CASE("another cache, another policy, another state are refused", "[serialize]") {
   tiny one;
-  const auto into = [&](const kvfold::cache_shape& shape, const any_policy& policy) {
+  const auto into = [&](const kvmeld::cache_shape& shape, const any_policy& policy) {
     return [=] {
-      kvfold::cache<Eigen::half> kv(shape);
-      auto state = kvfold::make_state(policy, kv);
+      kvmeld::cache<Eigen::half> kv(shape);
+      auto state = kvmeld::make_state(policy, kv);
       std::istringstream in(tiny_bytes());
-      kvfold::load(in, policy, kv, state);
+      kvmeld::load(in, policy, kv, state);
     };
   };
-  const kvfold::cache_shape same = one.kv.shape();
+  const kvmeld::cache_shape same = one.kv.shape();
   CHECK_NOTHROW(into(same, one.policy)());  // any_policy is the policy inside it
-  CHECK_NOTHROW(into(same, kvfold::snapkv{.window = 9})());
-  refuses("policy h2o expected, snapkv came", into(same, kvfold::h2o{}));
+  CHECK_NOTHROW(into(same, kvmeld::snapkv{.window = 9})());
+  refuses("policy h2o expected, snapkv came", into(same, kvmeld::h2o{}));
   auto shape = same;
   shape.dim = 4;
   refuses("dim 4 expected, 2 came", into(shape, one.policy));
@@ -210,27 +210,27 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
   shape = same, shape.capacity = 4;
   refuses("capacity 4 expected, 3 came", into(shape, one.policy));
 
-  kvfold::cache<float> floats(same);
-  auto state = kvfold::make_state(one.policy, floats);
+  kvmeld::cache<float> floats(same);
+  auto state = kvmeld::make_state(one.policy, floats);
   refuses("0 expected, 1 came", [&] {
     std::istringstream in(tiny_bytes());
-    kvfold::load(in, one.policy, floats, state);
+    kvmeld::load(in, one.policy, floats, state);
   });
-  auto wrong = kvfold::make_state(kvfold::zsmerge{}, one.kv);
+  auto wrong = kvmeld::make_state(kvmeld::zsmerge{}, one.kv);
   refuses("snapkv: a state for snapkv expected, one for zsmerge came", [&] {
     std::istringstream in(tiny_bytes());
-    kvfold::load(in, one.policy, one.kv, wrong);
+    kvmeld::load(in, one.policy, one.kv, wrong);
   });
   refuses("snapkv: a state for snapkv expected, one for zsmerge came",
           [&] { (void)saved(one.policy, one.kv, wrong); });
   // One policy, two column layouts: what its parameters decide is compared too.
-  kvfold::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});
+  kvmeld::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});
   const auto swap = [&](const auto& from, const auto& to) {
-    auto state_from = kvfold::make_state(from, kv), state_to = kvfold::make_state(to, kv);
+    auto state_from = kvmeld::make_state(from, kv), state_to = kvmeld::make_state(to, kv);
     std::istringstream in(saved(from, kv, state_from));
-    kvfold::load(in, to, kv, state_to);
+    kvmeld::load(in, to, kv, state_to);
   };
-  using kvfold::column_merge, kvfold::zsmerge, kvfold::fold, kvfold::keepkv;
+  using kvmeld::column_merge, kvmeld::zsmerge, kvmeld::fold, kvmeld::keepkv;
   refuses("fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came",
           [&] { swap(zsmerge{}, zsmerge{.merged_score = column_merge::sum}); });
   refuses("columns 2 expected, 8 came",
@@ -243,7 +243,7 @@ TEST_CASE("a stream that fails, and a state ahead of its cache, are refused", "[
   std::ostringstream out;
   out.setstate(std::ios::badbit);
   refuses("save: a stream that takes all bytes expected",
-          [&] { kvfold::save(out, one.policy, one.kv, one.state); });
+          [&] { kvmeld::save(out, one.policy, one.kv, one.state); });
   one.state[0].extend(3);
   refuses("save: a state of at most 1 slots expected, one of 3 came",
           [&] { (void)saved(one.policy, one.kv, one.state); });
@@ -252,18 +252,18 @@ TEST_CASE("a stream that fails, and a state ahead of its cache, are refused", "[
 TEST_CASE("a cache saved from one layout loads into another", "[serialize]") {
   small one(4);
   std::vector<Eigen::half> keys(36), values(36);
-  kvfold::strided_view<Eigen::half> view(
-      one.kv.shape(), kvfold::layout<Eigen::half>::head_token_dim(keys.data(), 6, 3),
-      kvfold::layout<Eigen::half>::head_dim_token(values.data(), 6, 3));
-  auto state = kvfold::make_state(one.policies, view);
+  kvmeld::strided_view<Eigen::half> view(
+      one.kv.shape(), kvmeld::layout<Eigen::half>::head_token_dim(keys.data(), 6, 3),
+      kvmeld::layout<Eigen::half>::head_dim_token(values.data(), 6, 3));
+  auto state = kvmeld::make_state(one.policies, view);
   std::istringstream in(one.bytes());
-  kvfold::load(in, one.policies, view, state);
+  kvmeld::load(in, one.policies, view, state);
   for (index_t h = 0; h < 2; ++h) {
     CHECK(fixtures::bytes_of(view.head(h)) == fixtures::bytes_of(one.kv.head(h)));
   }
   CHECK(saved(one.policies, one.kv, one.state) == [&] {
     std::ostringstream again;
-    kvfold::save(again, one.policies, view, state);
+    kvmeld::save(again, one.policies, view, state);
     return again.str();
   }());
 }

@@ -1,5 +1,5 @@
 // A saved cache goes on bit for bit.
-#include "kvfold/serialize.hpp"
+#include "kvmeld/serialize.hpp"
 
 #include <catch2/catch.hpp>
 
@@ -26,9 +26,9 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
                    float, Eigen::half, Eigen::bfloat16) {
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
-    kvfold::cache<TestType> one({.heads = 2, .group = 2, .dim = 8, .capacity = 32}), other = one;
-    auto state = kvfold::make_state(example.policy, one);
-    auto loaded = kvfold::make_state(example.policy, other);
+    kvmeld::cache<TestType> one({.heads = 2, .group = 2, .dim = 8, .capacity = 32}), other = one;
+    auto state = kvmeld::make_state(example.policy, one);
+    auto loaded = kvmeld::make_state(example.policy, other);
     for (index_t h = 0; h < 2; ++h) {
       one.append(h, normal(20 * 8), normal(20 * 8));
       state[h].extend(20);
@@ -40,7 +40,7 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
       }
     }
     std::istringstream in(fixtures::saved(example.policy, one, state));
-    kvfold::load(in, example.policy, other, loaded);
+    kvmeld::load(in, example.policy, other, loaded);
     CHECK(fixtures::everything(other, loaded) == fixtures::everything(one, state));
   }
 }

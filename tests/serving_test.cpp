@@ -4,16 +4,16 @@
 #include <cmath>
 #include <vector>
 
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/policies/zsmerge.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/policies/zsmerge.hpp"
 #include "support/fixtures.hpp"
 
 namespace {
 
 constexpr int layers = 2, kv_heads = 2, group = 2, dim = 8, width = kv_heads * group * dim;
 constexpr int capacity = 64;
-const kvfold::budget budget{.target = 24};
+const kvmeld::budget budget{.target = 24};
 
 using vector = std::vector<float>;
 
@@ -65,7 +65,7 @@ class server {
     const auto tokens = static_cast<int>(x.size()) / width;
     for (int layer = 0; layer < layers; ++layer) {  // layer n + 1 needs what layer n has made
       vector queries;
-      const kvfold::head_range heads = heads_of(layer, lane);
+      const kvmeld::head_range heads = heads_of(layer, lane);
       for (int t = 0; t < tokens; ++t) {
         float* const row = x.data() + t * width;
         const vector q = model_.project(layer, 0, row), k = model_.project(layer, 1, row),
@@ -73,12 +73,12 @@ class server {
         for (int h = 0; h < kv_heads; ++h) {
           const auto head = kv_.head(heads.first + h);
           head.push(k.data() + h * dim, v.data() + h * dim);  // no_capacity where it is full
-          kvfold::attend(head, q.data() + h * group * dim, row + h * group * dim);
+          kvmeld::attend(head, q.data() + h * group * dim, row + h * group * dim);
         }
         extend(queries, q);
       }
-      const auto reference = kvfold::prompt_queries(queries.data(), tokens, kv_heads, group, dim);
-      kvfold::compress(policy_, kv_, state_, heads, reference, budget);
+      const auto reference = kvmeld::prompt_queries(queries.data(), tokens, kv_heads, group, dim);
+      kvmeld::compress(policy_, kv_, state_, heads, reference, budget);
     }
   }
 
@@ -86,7 +86,7 @@ class server {
   void step(const std::vector<int>& active, vector& x) {
     for (int layer = 0; layer < layers; ++layer) {
       vector q, k, v;
-      std::vector<kvfold::index_t> heads;
+      std::vector<kvmeld::index_t> heads;
       for (std::size_t i = 0; i < active.size(); ++i) {
         const float* const row = x.data() + i * width;
         extend(q, model_.project(layer, 0, row));
@@ -96,23 +96,23 @@ class server {
           heads.push_back(heads_of(layer, active[i]).first + h);
         }
       }
-      kvfold::step(policy_, kv_, state_, heads, {.q = q, .k = k, .v = v}, budget, x);
+      kvmeld::step(policy_, kv_, state_, heads, {.q = q, .k = k, .v = v}, budget, x);
     }
   }
 
   /// A request ends, or was refused: its heads are free for another.
   void end(int lane) {
-    each_head(lane, [&](kvfold::index_t h) { kvfold::clear(kv_, state_, h); });
+    each_head(lane, [&](kvmeld::index_t h) { kvmeld::clear(kv_, state_, h); });
   }
   /// `to` goes on from where `from` is.
   void fork(int from, int to) {
-    const auto distance = static_cast<kvfold::index_t>((to - from) * kv_heads);
-    each_head(from, [&](kvfold::index_t h) { kvfold::copy(kv_, state_, h, h + distance); });
+    const auto distance = static_cast<kvmeld::index_t>((to - from) * kv_heads);
+    each_head(from, [&](kvmeld::index_t h) { kvmeld::copy(kv_, state_, h, h + distance); });
   }
 
  private:
   /// Heads lie as `[layer, lane, KV head]`.
-  kvfold::head_range heads_of(int layer, int lane) const {
+  kvmeld::head_range heads_of(int layer, int lane) const {
     return {(layer * lanes_ + lane) * kv_heads, kv_heads};
   }
   template <class Use>
@@ -126,9 +126,9 @@ class server {
 
   const model& model_;
   int lanes_;
-  kvfold::zsmerge policy_{.residual = 2};
-  kvfold::cache<float> kv_;
-  kvfold::state state_ = kvfold::make_state(policy_, kv_);
+  kvmeld::zsmerge policy_{.residual = 2};
+  kvmeld::cache<float> kv_;
+  kvmeld::state state_ = kvmeld::make_state(policy_, kv_);
 };
 // end: the server
 
@@ -180,8 +180,8 @@ TEST_CASE("a server's requests get what they would get alone", "[adopting]") {
   try {  // more tokens than a head has slots
     third.prompt(s, c, 100);
     FAIL("a prompt that does not fit was taken");
-  } catch (const kvfold::error& refused) {
-    CHECK(refused.code() == kvfold::errc::no_capacity);
+  } catch (const kvmeld::error& refused) {
+    CHECK(refused.code() == kvmeld::errc::no_capacity);
     CHECK_THAT(refused.what(), Catch::Contains("64"));
     s.end(third.lane);
   }

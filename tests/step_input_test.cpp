@@ -8,18 +8,18 @@
 namespace {
 
 using fixtures::normal;
-using kvfold::budget;
-using kvfold::index_t;
+using kvmeld::budget;
+using kvmeld::index_t;
 
 constexpr index_t heads = 3, group = 2, dim = 9, tokens = 40, target = 24;  // no whole vectors
 
 /// Decodes `tokens` steps whose rows come as `Scalar`, or as the floats that these are; gives all
 /// outputs and what the cache holds at the end.
 template <class Cache, class Scalar, class Given>
-std::vector<float> decoded(const kvfold::any_policy& policy) {
+std::vector<float> decoded(const kvmeld::any_policy& policy) {
   fixtures::random_bits().seed(7);
   Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 40});
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const budget limit{std::max(target, policy.min_budget())};
   std::vector<float> all, out(heads * group * dim);
   const auto given = [](std::size_t n) {
@@ -32,7 +32,7 @@ std::vector<float> decoded(const kvfold::any_policy& policy) {
   };
   for (index_t t = 0; t < tokens; ++t) {
     const auto q = given(heads * group * dim), k = given(heads * dim), v = given(heads * dim);
-    kvfold::step(policy, kv, state, {.q = q, .k = k, .v = v}, limit, out);
+    kvmeld::step(policy, kv, state, {.q = q, .k = k, .v = v}, limit, out);
     all.insert(all.end(), out.begin(), out.end());
   }
   for (index_t h = 0; h < heads; ++h) {
@@ -46,25 +46,25 @@ std::vector<float> decoded(const kvfold::any_policy& policy) {
 
 TEMPLATE_TEST_CASE("a step's rows in 16 bits are the floats that they stand for", "[step][half]",
                    Eigen::half, Eigen::bfloat16) {
-  for (const auto& p : kvfold::any_policy::every()) {
+  for (const auto& p : kvmeld::any_policy::every()) {
     if (p.decodes()) {
       INFO(p.name());
-      CHECK(decoded<kvfold::cache<float>, TestType, TestType>(p) ==
-            decoded<kvfold::cache<float>, TestType, float>(p));
-      CHECK(decoded<kvfold::cache<TestType>, TestType, TestType>(p) ==
-            decoded<kvfold::cache<TestType>, TestType, float>(p));
+      CHECK(decoded<kvmeld::cache<float>, TestType, TestType>(p) ==
+            decoded<kvmeld::cache<float>, TestType, float>(p));
+      CHECK(decoded<kvmeld::cache<TestType>, TestType, TestType>(p) ==
+            decoded<kvmeld::cache<TestType>, TestType, float>(p));
     }
   }
 }
 
 TEST_CASE("keys and values of the cache's scalar are stored as they came", "[step][half]") {
   using half = Eigen::half;
-  kvfold::cache<half> kv({.heads = 1, .dim = 5, .capacity = 3});
-  auto state = kvfold::make_state(kvfold::full_cache{}, kv);
+  kvmeld::cache<half> kv({.heads = 1, .dim = 5, .capacity = 3});
+  auto state = kvmeld::make_state(kvmeld::full_cache{}, kv);
   const std::vector<half> k = {half(1e-7F), half(-0.0F), half(65504), half(1) / half(3), half(2)},
                           v = {half(6e-8F), half(0.1F), half(-65504), half(-7), half(0)};
   std::vector<float> out(5);
-  step(kvfold::full_cache{}, kv, state, {.q = k, .k = k, .v = v}, budget{3}, out);
+  step(kvmeld::full_cache{}, kv, state, {.q = k, .k = k, .v = v}, budget{3}, out);
   for (index_t i = 0; i < 5; ++i) {
     CHECK(kv.head(0).key(0)[i].x == k[static_cast<std::size_t>(i)].x);
     CHECK(kv.head(0).value(0)[i].x == v[static_cast<std::size_t>(i)].x);
@@ -72,13 +72,13 @@ TEST_CASE("keys and values of the cache's scalar are stored as they came", "[ste
 }
 
 TEST_CASE("NaN, Inf, null and rows too few are refused in 16 bits too", "[step][half][errors]") {
-  fixtures::decode d(kvfold::h2o{});
+  fixtures::decode d(kvmeld::h2o{});
   const auto as_half = [](const std::vector<float>& x) {
     std::vector<Eigen::half> y(x.size());
     std::ranges::transform(x, y.begin(), [](float f) { return static_cast<Eigen::half>(f); });
     return y;
   };
-  const auto refused = [&](const std::string& message, const kvfold::step_input& in) {
+  const auto refused = [&](const std::string& message, const kvmeld::step_input& in) {
     d.refuses(message, [&] { step(d.policy, d.kv, d.state, in, budget{12}, std::span(d.out)); });
   };
   const auto q = as_half(d.q);

@@ -106,13 +106,13 @@ def main():
             peers = {name: statistics.median(taken) for name, taken in taken_by.items()}
             json.dump({"decode": flash, "prompt": prompts, "others": peers}, out, indent=1)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bfloat16, medians in µs\n")
-    print("| | flash | cuDNN | kvfold | faster of them / kvfold |")
+    print("| | flash | cuDNN | kvmeld | faster of them / kvmeld |")
     print("|---|---|---|---|---|")
     for name, by in flash.items():
         mine = statistics.median(own[f"attend/{name}"]) if own[f"attend/{name}"] else float("nan")
         them = [by.get(b, float("nan")) for b in BACKENDS]
         print(f"| attend/{name} | {them[0]:.1f} | {them[1]:.1f} | {mine:.1f} | {min(by.values()) / mine:.2f} |")
-    print("\n| | PyTorch | kvfold | PyTorch / kvfold |\n|---|---|---|---|")
+    print("\n| | PyTorch | kvmeld | PyTorch / kvmeld |\n|---|---|---|---|")
     for name, (bench, _) in others.items():
         theirs, mine = statistics.median(taken_by[name]), statistics.median(own[bench] or [float("nan")])
         print(f"| {name} | {theirs:.1f} | {mine:.1f} | {theirs / mine:.2f} |")

@@ -1,4 +1,4 @@
-"""What PyTorch offers on a card beside SDPA: works for gpu.py, each by the name of kvfold's benchmark of the same."""
+"""What PyTorch offers on a card beside SDPA: works for gpu.py, each by the name of kvmeld's benchmark of the same."""
 
 import functools
 
@@ -97,7 +97,7 @@ def _on(device, work):
 
 
 def works():
-    """{name: (kvfold's benchmark, work)}."""
+    """{name: (kvmeld's benchmark, work)}."""
     compiled = torch.compile(flex_attention)
     check(compiled)
     made = {}

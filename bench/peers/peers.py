@@ -1,4 +1,4 @@
-"""PyTorch and kvpress beside kvfold, one thread each, by turns; ratios to each one's own attention. See ./run."""
+"""PyTorch and kvpress beside kvmeld, one thread each, by turns; ratios to each one's own attention. See ./run."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ def seconds(work):
 
 
 def ours(program, pattern, *arguments):
-    """{benchmark up to its scalar: seconds} of one of kvfold's programs."""
+    """{benchmark up to its scalar: seconds} of one of kvmeld's programs."""
     done = subprocess.run(
         [program, f"--benchmark_filter={pattern}", "--benchmark_format=json", *arguments],
         check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -29,7 +29,7 @@ def ours(program, pattern, *arguments):
 
 def table(title, rows, peer_attention, our_attention):
     print(f"\n{title}\n")
-    print("| | PyTorch, ms | / its attention | kvfold, ms | / its attention | PyTorch / kvfold |")
+    print("| | PyTorch, ms | / its attention | kvmeld, ms | / its attention | PyTorch / kvmeld |")
     print("|---|---|---|---|---|---|")
     for name, peer, own in rows:
         cells = [f"{1e3 * peer:.3g}", f"{peer / peer_attention:.2g}"]

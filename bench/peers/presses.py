@@ -66,7 +66,7 @@ class Prompt:
 
 
 def works(prompt, kept=0.1):
-    """Name: (kvfold's benchmark, what runs in PyTorch) of compressions to that share."""
+    """Name: (kvmeld's benchmark, what runs in PyTorch) of compressions to that share."""
     to = {"compression_ratio": 1 - kept}
     expected = kvpress.ExpectedAttentionPress(**to, use_vnorm=False)
     made = {

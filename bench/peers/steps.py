@@ -1,7 +1,7 @@
 """Decode steps as one writes them in PyTorch: append, attend, score, bring back to the budget.
 
 All heads at once, keys and values [heads, slots, dim], one query, key and value [heads, 1, dim] a step. Equations: those of
-the library's include/kvfold/policies. Each class's `step` returns the attention's output and holds as many slots as before.
+the library's include/kvmeld/policies. Each class's `step` returns the attention's output and holds as many slots as before.
 """
 
 import torch

@@ -12,8 +12,8 @@ namespace engine {
 namespace {
 
 /// `rope_theta` with `rope_scaling`, or all of it in the newer `rope_parameters`.
-kvfold::rope read_rope(const json_fields& model, const std::filesystem::path& file) {
-  kvfold::rope rope{.base = model.positive("rope_theta", 10'000.0)};
+kvmeld::rope read_rope(const json_fields& model, const std::filesystem::path& file) {
+  kvmeld::rope rope{.base = model.positive("rope_theta", 10'000.0)};
   const char* const name = model.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!model.has(name)) {
     return rope;

@@ -4,12 +4,12 @@
 #include <filesystem>
 #include <string_view>
 
-#include "kvfold/config.hpp"
-#include "kvfold/memory/rope.hpp"
+#include "kvmeld/config.hpp"
+#include "kvmeld/memory/rope.hpp"
 
 namespace engine {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// What a llama-family decoder is made of. Field names say what Hugging Face's mean.
 struct config {
@@ -25,7 +25,7 @@ struct config {
   bool tied = false;          ///< tie_word_embeddings: logits from the embedding matrix
   bool qkv_bias = false;      ///< biases on the q, k and v projections
   bool o_bias = false;        ///< a bias on the output projection
-  kvfold::rope rope;
+  kvmeld::rope rope;
 
   index_t group() const { return heads / kv_heads; }
 

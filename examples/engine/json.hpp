@@ -11,11 +11,11 @@
 #include <string_view>
 
 #include "engine/error.hpp"
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
 namespace engine {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// A value for an error message. Only its kind where it may be long, or deeper than the stack.
 std::string describe(const nlohmann::json& value);

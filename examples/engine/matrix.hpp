@@ -3,12 +3,12 @@
 
 #include <Eigen/Core>
 
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
 namespace engine {
 
-using kvfold::expects;
-using kvfold::index_t;
+using kvmeld::expects;
+using kvmeld::index_t;
 
 using row_major_matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using row_vector = Eigen::RowVectorXf;

@@ -3,8 +3,8 @@
 #include <algorithm>  // std::min, std::ranges::min_element
 #include <cstdint>
 
-#include "kvfold/global_budgets.hpp"
-#include "kvfold/layer_budgets.hpp"
+#include "kvmeld/global_budgets.hpp"
+#include "kvmeld/layer_budgets.hpp"
 
 namespace evaluate {
 
@@ -79,7 +79,7 @@ std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
   std::vector<float> scores;
   index_t heads = 0;
   for (const auto& layer : measured) {
-    for (const kvfold::head_state& s : layer) {
+    for (const kvmeld::head_state& s : layer) {
       const auto of_head =
           s.column(column).subspan(static_cast<std::size_t>(shared.sinks),
                                    static_cast<std::size_t>(tokens - shared.sinks - shared.latest));
@@ -87,7 +87,7 @@ std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
       ++heads;
     }
   }
-  return kvfold::global_budgets(scores, heads, heads * mean, most);
+  return kvmeld::global_budgets(scores, heads, heads * mean, most);
 }
 
 std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
@@ -107,19 +107,19 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
     case budget_allocation::uniform:
       break;
     case budget_allocation::pyramid_kv:
-      all_heads(kvfold::pyramid_kv(layers, tokens - alone, total));
+      all_heads(kvmeld::pyramid_kv(layers, tokens - alone, total));
       break;
     case budget_allocation::pyramid_infer:
-      all_heads(kvfold::pyramid_infer(layers, tokens - alone, total));
+      all_heads(kvmeld::pyramid_infer(layers, tokens - alone, total));
       break;
     case budget_allocation::d2o: {
       std::vector<double> variances;
       for (const auto& states : measured) {
-        for (const kvfold::head_state& s : states) {
-          variances.push_back(kvfold::variance(s.column(0)));
+        for (const kvmeld::head_state& s : states) {
+          variances.push_back(kvmeld::variance(s.column(0)));
         }
       }
-      all_heads(kvfold::layer_budgets(variances, layers, tokens - alone, total));
+      all_heads(kvmeld::layer_budgets(variances, layers, tokens - alone, total));
       break;
     }
     case budget_allocation::duo_attention: {
@@ -138,11 +138,11 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
       const auto first = static_cast<std::size_t>(std::min(alone, index_t{4}));
       const auto count = static_cast<std::size_t>(tokens - alone);
       std::vector<float> scores;
-      for (const kvfold::head_state& s : measured[layer]) {
+      for (const kvmeld::head_state& s : measured[layer]) {
         const auto column = s.column(0).subspan(first, count);
         scores.insert(scores.end(), column.begin(), column.end());
       }
-      auto more = kvfold::ada_budgets(scores, heads, heads * (slots - alone));
+      auto more = kvmeld::ada_budgets(scores, heads, heads * (slots - alone));
       at_least(1, more);
       for (std::size_t h = 0; h < limits.size(); ++h) {
         limits[h] = budget{alone + more[h]};

@@ -36,7 +36,7 @@ inline bool by_scores(budget_allocation d) {
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least);
 
 /// What the prompt was measured as, `[layers][KV heads]`.
-using measured_heads = std::vector<std::vector<kvfold::head_state>>;
+using measured_heads = std::vector<std::vector<kvmeld::head_state>>;
 
 /// The budgets of a layer's heads after a prompt of `tokens`. All layers' together sum to the
 /// contender's slots times their number (duo_attention: less than a slot a head below it, so that

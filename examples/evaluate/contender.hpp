@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "evaluate/policies.hpp"
-#include "kvfold/global_budgets.hpp"
+#include "kvmeld/global_budgets.hpp"
 
 namespace evaluate {
 
-using kvfold::budget;
+using kvmeld::budget;
 
 /// One of the policies that measured the prompts, at a budget.
 struct contender {
@@ -20,9 +20,9 @@ struct contender {
   budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
   index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
-  kvfold::scalar_type storage = kvfold::scalar_type::float32;  ///< of slots, once compressed
+  kvmeld::scalar_type storage = kvmeld::scalar_type::float32;  ///< of slots, once compressed
   /// How slots were divided on other prompts, in place of a threshold over the model.
-  std::shared_ptr<const kvfold::budget_profile> profile = nullptr;
+  std::shared_ptr<const kvmeld::budget_profile> profile = nullptr;
   /// [layers · KV heads] where they are not alike; empty: all are `policy`.
   std::vector<any_policy> of_heads = {};
 
@@ -43,7 +43,7 @@ struct contender {
   }
   /// In decode, of one head: never more than `slots`, with the slack that its policy likes.
   budget in_decode(std::size_t layer, index_t head, index_t heads, index_t slots) const {
-    return kvfold::budget_within(of_head(layer, head, heads), slots);
+    return kvmeld::budget_within(of_head(layer, head, heads), slots);
   }
 };
 

@@ -19,7 +19,7 @@ void attend_rows(stored_cache& kv, const row_major_matrix& q, row_major_matrix& 
     const Eigen::Index at = Eigen::Index{h} * head.group() * head.dim();
     for (Eigen::Index i = 0; i < q.rows(); ++i) {
       before(head, Eigen::Index{h} * head.dim(), i);
-      kvfold::attend(head, &q(i, at), &out(i, at));
+      kvmeld::attend(head, &q(i, at), &out(i, at));
     }
   }
 }

@@ -6,7 +6,7 @@
 
 #include "evaluate/budget_allocation.hpp"
 #include "evaluate/usage.hpp"
-#include "kvfold/make_policy.hpp"
+#include "kvmeld/make_policy.hpp"
 
 namespace evaluate::detail {
 
@@ -24,8 +24,8 @@ namespace {
 /// Sets what `word` ("share=0.4") names, if the policy has it.
 void set_parameter(named_policy& to, const std::string& word) {
   try {
-    kvfold::set_parameter(to.policy, word);
-  } catch (const kvfold::error& e) {
+    kvmeld::set_parameter(to.policy, word);
+  } catch (const kvmeld::error& e) {
     throw usage_error(std::string("--policies: ") + e.what());
   }
 }
@@ -47,14 +47,14 @@ void set_source(named_policy& p, const std::string& word) {
   }
 }
 
-kvfold::scalar_type parse_storage(const named_policy& p, const std::string& word) {
+kvmeld::scalar_type parse_storage(const named_policy& p, const std::string& word) {
   const std::string names[] = {"float32", "half", "bfloat16", "q8_0"};
   const auto* const found = std::ranges::find(names, word);
   require(found != std::end(names),
           "--policies: /float32, /half, /bfloat16 or /q8_0 expected, '/" + word + "' came");
   require(p.policy.bounded() || word == "float32",
           "--policies: /" + word + ": a policy that compresses expected, " + p.name + " came");
-  return static_cast<kvfold::scalar_type>(found - names);
+  return static_cast<kvmeld::scalar_type>(found - names);
 }
 
 budget_allocation parse_budget_allocation(const named_policy& p, const std::string& word) {
@@ -96,7 +96,7 @@ named_policy parse_policy(const std::string& word) {
   }
   if (!divided.empty()) {
     p.budgets = parse_budget_allocation(p, divided.substr(1));
-    if (is_shared(p.budgets) && found->name == kvfold::fold::name()) {
+    if (is_shared(p.budgets) && found->name == kvmeld::fold::name()) {
       set_parameter(p, "pins=1");
     }
   }

@@ -56,7 +56,7 @@ struct options {
   index_t samples = 20;  ///< prompts of each task of chain, ruler and stream_needle
   index_t future = 64;   ///< true future queries that `attention_error` is the mean of
   index_t room = 0;      ///< slots beside the budget for what comes behind a prompt
-  kvfold::future_positions ahead = {};  ///< where foreseen queries go
+  kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   std::string needle = " The secret code of {key} is {value}. ";
   std::string question = "\nQuestion: what is the secret code of {key}? Answer:";
   bool chat = false;  ///< needle cases are a user's turn, by the model's chat template

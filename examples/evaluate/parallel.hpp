@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "evaluate/progress.hpp"
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
 namespace evaluate {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// Set by Ctrl-C; work in hand is finished, nothing new is begun.
 inline std::atomic<bool> interrupted = false;

@@ -13,7 +13,7 @@ namespace detail {
 index_t slots_within(const any_policy& p, scalar_type storage, double share, index_t prompt,
                      index_t dim, index_t group) {
   const auto bytes = [&](const any_policy& of, scalar_type held_in, index_t slots) {
-    const std::size_t slot = 2 * kvfold::row_bytes(held_in, dim) +
+    const std::size_t slot = 2 * kvmeld::row_bytes(held_in, dim) +
                              sizeof(float) * (1 + of.columns().size()) + sizeof(index_t);
     return static_cast<double>(slot * static_cast<std::size_t>(slots) +
                                sizeof(float) * of.memory(dim, group, slots));
@@ -30,9 +30,9 @@ index_t slots_within(const any_policy& p, scalar_type storage, double share, ind
 std::string refusal_of(const any_policy& p, scalar_type storage, index_t slots, index_t dim) {
   try {
     stored_cache({.heads = 1, .dim = dim, .capacity = 1}, storage);
-    kvfold::check(p, budget{slots}, slots);
+    kvmeld::check(p, budget{slots}, slots);
     return {};
-  } catch (const kvfold::error& e) {
+  } catch (const kvmeld::error& e) {
     return p.min_budget() > slots ? fmt::format("refused: needs at least {} slots", p.min_budget())
                                   : fmt::format("refused: {}", e.what());
   }

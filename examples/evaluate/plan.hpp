@@ -53,7 +53,7 @@ struct plan {
   /// `by_retrieval` `[layers · KV heads]`, after a prompt of `tokens`.
   void set_whole_heads(const std::vector<index_t>& order, index_t tokens);
   /// The model's rotation, to all policies that turn keys or queries.
-  void set_rope(const kvfold::rope& rope) {
+  void set_rope(const kvmeld::rope& rope) {
     for_each_policy([&](any_policy& p) { evaluate::set_rope(p, rope); });
   }
   /// What asks the model to read a prompt again.

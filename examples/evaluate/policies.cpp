@@ -6,35 +6,35 @@ std::vector<named_policy> all_policies() {
   std::vector<named_policy> list;
   for (const any_policy& p : any_policy::every()) {
     list.push_back({std::string(p.name()), p});
-    if (p.name() == kvfold::fold::name()) {
+    if (p.name() == kvmeld::fold::name()) {
       list.back().queries = query_source::foresight;
-    } else if (p.name() == kvfold::attention_matching::name()) {
+    } else if (p.name() == kvmeld::attention_matching::name()) {
       list.back().queries = query_source::spread;
-    } else if (p.name() == kvfold::kvzip::name()) {
+    } else if (p.name() == kvmeld::kvzip::name()) {
       list.back().queries = query_source::replay;
       list.back().budgets = budget_allocation::global;
     }
   }
   list.push_back({.name = "fold+global",
-                  .policy = kvfold::fold{.pins = kvfold::fold::pin_rule::scores},
+                  .policy = kvmeld::fold{.pins = kvmeld::fold::pin_rule::scores},
                   .queries = query_source::foresight,
                   .budgets = budget_allocation::global});
   list.push_back({.name = "snapkv+pyramid_kv",
-                  .policy = kvfold::snapkv{},
+                  .policy = kvmeld::snapkv{},
                   .budgets = budget_allocation::pyramid_kv});
   list.push_back({.name = "snapkv+pyramid_infer",
-                  .policy = kvfold::snapkv{},
+                  .policy = kvmeld::snapkv{},
                   .budgets = budget_allocation::pyramid_infer});
   list.push_back(
-      {.name = "snapkv+ada_kv", .policy = kvfold::snapkv{}, .budgets = budget_allocation::ada_kv});
+      {.name = "snapkv+ada_kv", .policy = kvmeld::snapkv{}, .budgets = budget_allocation::ada_kv});
   list.push_back({.name = "streaming_llm+duo_attention",
-                  .policy = kvfold::streaming_llm{},
+                  .policy = kvmeld::streaming_llm{},
                   .budgets = budget_allocation::duo_attention});
-  list.push_back({.name = "d2o+d2o", .policy = kvfold::d2o{}, .budgets = budget_allocation::d2o});
+  list.push_back({.name = "d2o+d2o", .policy = kvmeld::d2o{}, .budgets = budget_allocation::d2o});
   return list;
 }
 
-void set_rope(any_policy& policy, const kvfold::rope& rope) {
+void set_rope(any_policy& policy, const kvmeld::rope& rope) {
   policy.visit([&](auto& p) {
     if constexpr (requires { p.rope = rope; }) {
       p.rope = rope;
@@ -59,7 +59,7 @@ void set_sharing(any_policy& policy, index_t slots, index_t room) {
 }
 
 std::vector<any_policy> share_clusters(const any_policy& policy,
-                                       const kvfold::budget_profile& profile, index_t tokens) {
+                                       const kvmeld::budget_profile& profile, index_t tokens) {
   return policy.visit([&](const auto& one) -> std::vector<any_policy> {
     if constexpr (requires { one.sharing(index_t{}, index_t{}); }) {
       if (one.clusters > 0 && profile.has_errors()) {
@@ -88,7 +88,7 @@ index_t score_column(const any_policy& policy) {
   });
 }
 
-void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead) {
+void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead) {
   policy.visit([&](auto& p) {
     if constexpr (requires { p.decode.ahead = ahead; }) {
       p.decode.ahead = ahead;
@@ -98,4 +98,4 @@ void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead) {
 
 }  // namespace evaluate
 
-template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_ref>;
+template struct kvmeld::detail::hooks<evaluate::any_policy, kvmeld::head_ref>;

@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "custom_policy.hpp"
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 namespace evaluate {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// A policy of one's own takes part by being named here.
-using any_policy = kvfold::any_policy_with<custom::lowest_norm>;
+using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
 
 /// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
 /// the last 32 of them; some spread over the prompt; those of a second reading of the prompt; or
@@ -44,15 +44,15 @@ struct named_policy {
   any_policy policy;
   query_source queries = query_source::own;
   index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
-  kvfold::future_positions ahead = {};  ///< where foreseen queries go
+  kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
   replay_words words = {};                                     ///< of a second reading
-  kvfold::scalar_type storage = kvfold::scalar_type::float32;  ///< of keys and values
+  kvmeld::scalar_type storage = kvmeld::scalar_type::float32;  ///< of keys and values
 
   /// Does it observe all of a second reading with its keys, as KVzip, and not some of its queries?
   bool observes_replay() const {
     return queries == query_source::replay && queries_taken == 0 &&
-           policy.name() == kvfold::kvzip::name();
+           policy.name() == kvmeld::kvzip::name();
   }
 };
 
@@ -60,10 +60,10 @@ struct named_policy {
 std::vector<named_policy> all_policies();
 
 /// The one that all others are compared with.
-inline any_policy full_cache() { return kvfold::full_cache{}; }
+inline any_policy full_cache() { return kvmeld::full_cache{}; }
 
 /// The engine's rotation, for policies that turn keys or queries.
-void set_rope(any_policy& policy, const kvfold::rope& rope);
+void set_rope(any_policy& policy, const kvmeld::rope& rope);
 
 /// No more memory for tokens that share entries than a budget of `slots` can use.
 void set_table(any_policy& policy, index_t slots);
@@ -75,15 +75,15 @@ void set_sharing(any_policy& policy, index_t slots, index_t room);
 /// The policies of heads that share slots: of `policy`, which `set_sharing` made, with as many
 /// clusters in all, each head as its errors weigh; none, if there are no errors or clusters.
 std::vector<any_policy> share_clusters(const any_policy& policy,
-                                       const kvfold::budget_profile& profile, index_t tokens);
+                                       const kvmeld::budget_profile& profile, index_t tokens);
 
 /// The column of a policy's state by which slots are ranked after a prompt.
 index_t score_column(const any_policy& policy);
 
 /// Where a decode step's remembered queries are moved to.
-void set_lookahead(any_policy& policy, const kvfold::future_positions& ahead);
+void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead);
 
 }  // namespace evaluate
 
 // What runs this variant over heads is compiled once, in policies.cpp.
-extern template struct kvfold::detail::hooks<evaluate::any_policy, kvfold::head_ref>;
+extern template struct kvmeld::detail::hooks<evaluate::any_policy, kvmeld::head_ref>;

@@ -33,10 +33,10 @@ bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, 
     });
     return false;
   }
-  auto loaded = std::make_shared<kvfold::budget_profile>(heads);
+  auto loaded = std::make_shared<kvmeld::budget_profile>(heads);
   try {
     load(in, *loaded);
-  } catch (const kvfold::error& e) {
+  } catch (const kvmeld::error& e) {
     throw usage_error(fmt::format("--profile: '{}': {}", file.string(), e.what()));
   }
   for_each_sharing(todo, [&](contender& c) {
@@ -60,7 +60,7 @@ const contender& profiled(const plan& todo) {
 void save_profile(const contender& c, const engine::decoder& model,
                   const std::vector<text_prompt>& prompts, const std::filesystem::path& file,
                   const workers& on) {
-  kvfold::budget_profile made(model.shape().layers * model.shape().kv_heads);
+  kvmeld::budget_profile made(model.shape().layers * model.shape().kv_heads);
   for (const text_prompt& p : prompts) {
     made.add(shared_budgets(c, p.read.tokens, p.read.measured[c.index]));
     made.add_errors(errors_of_heads(c, model, p, on));

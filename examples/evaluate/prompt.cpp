@@ -10,7 +10,7 @@ namespace evaluate {
 namespace {
 
 /// Rows `first` and on of one layer's record, at the end of `kv`.
-void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Index first,
+void append(kvmeld::cache<float>& kv, const engine::layer_record& r, Eigen::Index first,
             Eigen::Index last) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto head = kv.head(h);
@@ -21,8 +21,8 @@ void append(kvfold::cache<float>& kv, const engine::layer_record& r, Eigen::Inde
 }
 
 /// For one worker.
-std::vector<kvfold::workspace> workspaces_for(const kvfold::cache_shape& shape) {
-  std::vector<kvfold::workspace> work(1);
+std::vector<kvmeld::workspace> workspaces_for(const kvmeld::cache_shape& shape) {
+  std::vector<kvmeld::workspace> work(1);
   work[0].reserve(shape.group, shape.dim, shape.capacity);
   return work;
 }
@@ -33,7 +33,7 @@ prompt_body::prompt_body(const engine::config& shape, const engine::record& r, i
                          index_t capacity)
     : tokens(length) {
   for (const auto& layer : r.layers) {
-    append(layers.emplace_back(kvfold::cache_shape{.heads = shape.kv_heads,
+    append(layers.emplace_back(kvmeld::cache_shape{.heads = shape.kv_heads,
                                                    .group = shape.group(),
                                                    .dim = shape.dim,
                                                    .capacity = capacity}),
@@ -41,13 +41,13 @@ prompt_body::prompt_body(const engine::config& shape, const engine::record& r, i
   }
 }
 
-kvfold::cache<float> prompt::layer(std::size_t l) const {
-  kvfold::cache<float> kv = body->layers[l];
+kvmeld::cache<float> prompt::layer(std::size_t l) const {
+  kvmeld::cache<float> kv = body->layers[l];
   append(kv, tail[l], 0, tail[l].k.rows());
   return kv;
 }
 
-kvfold::query_view<float> replayed_prompt::queries(const engine::config& shape,
+kvmeld::query_view<float> replayed_prompt::queries(const engine::config& shape,
                                                    std::size_t layer) const {
   if (positions.empty()) {
     return {};
@@ -60,10 +60,10 @@ kvfold::query_view<float> replayed_prompt::queries(const engine::config& shape,
 namespace {
 
 /// The queries that `p` measures a layer on, if not the prompt's own; `again`: a second reading's.
-std::shared_ptr<const kvfold::reference_queries> reference_of(
-    const named_policy& p, const kvfold::rope& rope, kvfold::cache<float>& kv,
-    const kvfold::query_view<float>& own, const kvfold::query_view<float>& again) {
-  using kvfold::reference_queries;
+std::shared_ptr<const kvmeld::reference_queries> reference_of(
+    const named_policy& p, const kvmeld::rope& rope, kvmeld::cache<float>& kv,
+    const kvmeld::query_view<float>& own, const kvmeld::query_view<float>& again) {
+  using kvmeld::reference_queries;
   const auto count = [&](index_t by_default) {
     return p.queries_taken > 0 ? p.queries_taken : by_default;
   };
@@ -72,40 +72,40 @@ std::shared_ptr<const kvfold::reference_queries> reference_of(
       return nullptr;
     case query_source::window:
       return std::make_shared<const reference_queries>(
-          kvfold::spread(kv, own.last(count(32)), count(32), 0));
+          kvmeld::spread(kv, own.last(count(32)), count(32), 0));
     case query_source::spread:
-      return std::make_shared<const reference_queries>(kvfold::spread(kv, own, count(256)));
+      return std::make_shared<const reference_queries>(kvmeld::spread(kv, own, count(256)));
     case query_source::replay:
-      return std::make_shared<const reference_queries>(kvfold::spread(kv, again, count(256), 0));
+      return std::make_shared<const reference_queries>(kvmeld::spread(kv, again, count(256), 0));
     case query_source::foresight:
       break;
   }
   return std::make_shared<const reference_queries>(
-      kvfold::foresight(kv, own, rope, {.count = count(256), .ahead = p.ahead}));
+      kvmeld::foresight(kv, own, rope, {.count = count(256), .ahead = p.ahead}));
 }
 
 /// The states of a layer's heads after a second reading: each part is appended behind the prompt,
 /// observed and taken away again.
-std::vector<kvfold::head_state> observe_replay(const any_policy& policy,
+std::vector<kvmeld::head_state> observe_replay(const any_policy& policy,
                                                const engine::config& shape,
                                                const engine::layer_record& read,
                                                const engine::layer_record& again,
                                                std::span<const index_t> parts) {
   const auto tokens = static_cast<index_t>(read.k.rows());
-  kvfold::cache<float> kv({.heads = shape.kv_heads,
+  kvmeld::cache<float> kv({.heads = shape.kv_heads,
                            .group = shape.group(),
                            .dim = shape.dim,
                            .capacity = tokens + std::ranges::max(parts)});
   append(kv, read, 0, tokens);
-  auto state = kvfold::make_state(policy, kv);
-  std::vector<kvfold::head_state> heads;
+  auto state = kvmeld::make_state(policy, kv);
+  std::vector<kvmeld::head_state> heads;
   Eigen::Index begin = 0;
   for (const index_t rows : parts) {
     append(kv, again, begin, begin + rows);
     auto queries = queries_of(shape, again);
     queries.data += begin * queries.row;
     queries.count = rows;
-    kvfold::observe(policy, kv, state, queries);
+    kvmeld::observe(policy, kv, state, queries);
     for (index_t h = 0; h < kv.heads(); ++h) {
       kv.head(h).restore(tokens, tokens);
       state[h].truncate(tokens);
@@ -121,7 +121,7 @@ std::vector<kvfold::head_state> observe_replay(const any_policy& policy,
 }  // namespace
 
 measured_layer measure_layer(const named_policy& p, const engine::config& shape,
-                             kvfold::cache<float>& kv, const engine::record& r,
+                             kvmeld::cache<float>& kv, const engine::record& r,
                              const second_readings& both, std::size_t l) {
   const replayed_prompt& again = both.of(p);
   if (p.observes_replay() && !again.parts.empty()) {
@@ -131,11 +131,11 @@ measured_layer measure_layer(const named_policy& p, const engine::config& shape,
   measured_layer m{{}, reference_of(p, shape.rope, kv, own, again.queries(shape, l))};
   const auto queries = m.chosen ? m.chosen->view() : own;
   for (index_t h = 0; h < kv.heads(); ++h) {
-    m.heads.push_back(kvfold::make_head_state(p.policy, kv.head(h)));
+    m.heads.push_back(kvmeld::make_head_state(p.policy, kv.head(h)));
     if (m.chosen && score_column(p.policy) > 0) {  // scores are by all of the prompt's own queries
-      kvfold::observe(p.policy, kv.head(h), m.heads.back(), own.of(h));
+      kvmeld::observe(p.policy, kv.head(h), m.heads.back(), own.of(h));
     }
-    kvfold::observe(p.policy, kv.head(h), m.heads.back(), queries.of(h));
+    kvmeld::observe(p.policy, kv.head(h), m.heads.back(), queries.of(h));
   }
   return m;
 }
@@ -156,7 +156,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
     p.tail.push_back(
         {.q = {}, .k = r.layers[l].k.bottomRows(behind), .v = r.layers[l].v.bottomRows(behind)});
-    kvfold::cache<float> kv = p.layer(l);
+    kvmeld::cache<float> kv = p.layer(l);
     p.own.push_back(r.layers[l].q.bottomRows(std::min(p.tokens, own_queries)));
     for (std::size_t i = 0; i < policies.size(); ++i) {
       measured_layer m = measure_layer(policies[i], shape, kv, r, again, l);
@@ -195,7 +195,7 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
   const row_major_matrix& own = p.own[layer];
   const auto queries = reference
                            ? reference->view()
-                           : kvfold::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
+                           : kvmeld::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
                                                     kv.heads(), kv.shape().group, kv.shape().dim);
   const auto after_prompt = allocate_budgets(c, p.tokens, p.measured[c.index], layer);
   for (index_t h = 0; h < kv.heads(); ++h) {
@@ -204,7 +204,7 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
       decoding.push_back(full_cache());
     } else {
       const any_policy& policy = c.of_head(layer, h, kv.heads());
-      kvfold::compress(policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
+      kvmeld::compress(policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
       // Behind a method for prompts alone, all that comes is kept.
       decoding.push_back(policy.decodes() ? policy : full_cache());
     }
@@ -213,7 +213,7 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
         c.in_decode(layer, h, kv.heads(),
                     std::max(b.target, std::min(b.target + c.room, kv.shape().capacity - 1))));
     if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
-      state[h] = kvfold::make_head_state(decoding.back(), kv.head(h));
+      state[h] = kvmeld::make_head_state(decoding.back(), kv.head(h));
     }
   }
   if (c.storage != scalar_type::float32) {
@@ -236,7 +236,7 @@ compressed_layer::compressed_layer(const contender& c, const engine::config& sha
                           ? std::ranges::max_element(budgets, {}, &budget::target)->target + 1
                           : capacity},
          c.storage),
-      state(kvfold::make_state(c.policy, kv)) {
+      state(kvmeld::make_state(c.policy, kv)) {
   for (index_t h = 0; h < shape.kv_heads; ++h) {
     limits.push_back(
         c.in_decode(layer, h, shape.kv_heads, budgets[static_cast<std::size_t>(h)].target));
@@ -280,7 +280,7 @@ void compressed_decoder::next(std::span<compressed_decoder* const> decoders,
     };
     for (std::size_t i = 0; i < decoders.size(); ++i) {
       auto& l = decoders[i]->layers_[static_cast<std::size_t>(layer)];
-      kvfold::step(std::span<const any_policy>(l.decoding), l.kv, l.state,
+      kvmeld::step(std::span<const any_policy>(l.decoding), l.kv, l.state,
                    {row(q, i), row(k, i), row(v, i)}, std::span<const budget>(l.limits),
                    row(out, i));
     }

@@ -20,7 +20,7 @@ inline constexpr index_t own_queries = 256;
 
 /// Keys and values of a prompt's beginning, which several prompts may share.
 struct prompt_body {
-  std::vector<kvfold::cache<float>> layers;
+  std::vector<kvmeld::cache<float>> layers;
   index_t tokens = 0;
 
   /// The first `length` tokens of `r`, with room for `capacity`.
@@ -34,22 +34,22 @@ struct prompt {
   std::shared_ptr<const prompt_body> body;
   std::vector<engine::layer_record> tail;  ///< keys and values behind the body
   /// [policies][layers][KV heads]
-  std::vector<std::vector<std::vector<kvfold::head_state>>> measured;
+  std::vector<std::vector<std::vector<kvmeld::head_state>>> measured;
   /// [policies][layers] for those that plan on them; none otherwise
-  std::vector<std::vector<std::shared_ptr<const kvfold::reference_queries>>> references;
+  std::vector<std::vector<std::shared_ptr<const kvmeld::reference_queries>>> references;
   /// [layers] the last of the prompt's own queries, [own_queries, heads · dim], for policies that
   /// plan on the queries of their window
   std::vector<row_major_matrix> own;
   row_major_matrix logits;  ///< [1, vocab] after the last token
   index_t tokens = 0;
 
-  kvfold::cache<float> layer(std::size_t l) const;
+  kvmeld::cache<float> layer(std::size_t l) const;
 };
 
 /// The prompt's own queries of one layer.
-inline kvfold::query_view<float> queries_of(const engine::config& shape,
+inline kvmeld::query_view<float> queries_of(const engine::config& shape,
                                             const engine::layer_record& r) {
-  return kvfold::prompt_queries(r.q.data(), static_cast<index_t>(r.q.rows()), shape.kv_heads,
+  return kvmeld::prompt_queries(r.q.data(), static_cast<index_t>(r.q.rows()), shape.kv_heads,
                                 shape.group(), shape.dim);
 }
 
@@ -61,7 +61,7 @@ struct replayed_prompt {
   double seconds = 0;                        ///< that it took
 
   /// All queries of a layer.
-  kvfold::query_view<float> queries(const engine::config& shape, std::size_t layer) const;
+  kvmeld::query_view<float> queries(const engine::config& shape, std::size_t layer) const;
 };
 
 /// The second readings of a prompt that policies measure on.
@@ -76,14 +76,14 @@ struct second_readings {
 
 /// What a policy measured of a layer.
 struct measured_layer {
-  std::vector<kvfold::head_state> heads;
+  std::vector<kvmeld::head_state> heads;
   /// The queries that it measured on; null: the prompt's own, or all of a second reading.
-  std::shared_ptr<const kvfold::reference_queries> chosen;
+  std::shared_ptr<const kvmeld::reference_queries> chosen;
 };
 
 /// Layer `l` of a prompt as `p` measures it: `kv` is its cache, `r` its record.
 measured_layer measure_layer(const named_policy& p, const engine::config& shape,
-                             kvfold::cache<float>& kv, const engine::record& r,
+                             kvmeld::cache<float>& kv, const engine::record& r,
                              const second_readings& again, std::size_t l);
 
 /// All of `r`, which begins with `body`, measured by every policy.
@@ -100,7 +100,7 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 /// One layer's cache, compressed in floats, and how it goes on in the contender's storage.
 struct compressed_layer {
   stored_cache kv;
-  kvfold::state state;
+  kvmeld::state state;
   std::vector<budget> limits;        ///< [KV heads] in decode
   std::vector<any_policy> decoding;  ///< [KV heads]
 

@@ -8,11 +8,11 @@
 #include <utility>  // std::swap
 #include <vector>
 
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
 namespace evaluate {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 class random_source {
  public:

@@ -6,11 +6,11 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
                                       const engine::layer_record& layer, index_t head_index,
                                       index_t steps, const budget& b) {
   const index_t width = shape.group() * shape.dim;
-  kvfold::cache<float> kv{
+  kvmeld::cache<float> kv{
       {.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = b.trigger_length()}};
-  auto state = kvfold::make_state(p, kv);
+  auto state = kvmeld::make_state(p, kv);
   const auto head = kv.head(0);
-  kvfold::workspace& work = state.workspace();
+  kvmeld::workspace& work = state.workspace();
   std::vector<float> out(static_cast<std::size_t>(width));
   std::vector<std::vector<index_t>> members;  // tokens of each slot
   std::vector<std::vector<fate>> fates;
@@ -22,24 +22,24 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     const float* const q = &layer.q(t, head_index * width);
     const auto log_sum_exp =
         std::span(work.log_sum_exp).first(static_cast<std::size_t>(head.group()));
-    kvfold::traits::attend(p, head, state[0], q, out.data(), probabilities, log_sum_exp);
-    kvfold::observe(p, head, state[0], work,
+    kvmeld::traits::attend(p, head, state[0], q, out.data(), probabilities, log_sum_exp);
+    kvmeld::observe(p, head, state[0], work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
     if (b.reached(head.length())) {
-      kvfold::plan(p, head, state[0], b.target, work.scratch, work.plan);
+      kvmeld::plan(p, head, state[0], b.target, work.scratch, work.plan);
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {
         auto& slot = rows[static_cast<std::size_t>(r)];
-        for (const kvfold::merge_source& e : work.plan.row(r)) {
+        for (const kvmeld::merge_source& e : work.plan.row(r)) {
           const auto& from = members[static_cast<std::size_t>(e.source)];
           slot.insert(slot.end(), from.begin(), from.end());
         }
       }
       members = std::move(rows);
-      kvfold::apply(p, work.plan, head, state[0], work.scratch);
+      kvmeld::apply(p, work.plan, head, state[0], work.scratch);
     }
     if (head.length() <= b.target) {
-      kvfold::traits::after_compress(p, head, state[0], b.target);
+      kvmeld::traits::after_compress(p, head, state[0], b.target);
     }
 
     auto& now = fates.emplace_back(static_cast<std::size_t>(steps), fate::to_come);

@@ -84,7 +84,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
   constexpr std::size_t stride = 2;  // steps drawn: a panel has no more pixels
   for (std::size_t i = 0; i < policies.size(); ++i) {
     const auto fates = follow(policies[i]->policy, shape, layer, 0, steps,
-                              kvfold::budget_within(policies[i]->policy, retention_slots));
+                              kvmeld::budget_within(policies[i]->policy, retention_slots));
     script += fmt::format("$fates{} << end\n", i);
     for (std::size_t t = 0; t < fates.size(); ++t) {
       for (std::size_t s = 0; s < fates.size(); s += stride) {

@@ -9,11 +9,11 @@
 #include <string>
 #include <string_view>
 
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
 namespace evaluate {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// A policy at a budget. What was not asked for is empty.
 struct row {

@@ -10,7 +10,7 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
     double sum = 0;
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
       auto kv = read.layer(l);
-      kvfold::workspace work;
+      kvmeld::workspace work;
       work.reserve(kv.head(0));
       sum += seconds_of([&] {
         measured_layer measured = measure_layer(p, shape, kv, r, m.again, l);
@@ -19,7 +19,7 @@ double compress_seconds(const named_policy& p, const contender& c, const engine:
         const auto limits = allocate_budgets(c, read.tokens, read.measured[c.index], l);
         for (index_t h = 0; h < kv.heads(); ++h) {
           const auto i = static_cast<std::size_t>(h);
-          kvfold::compress(c.of_head(l, h, kv.heads()), kv.head(h), measured.heads[i], work,
+          kvmeld::compress(c.of_head(l, h, kv.heads()), kv.head(h), measured.heads[i], work,
                            limits[i], queries.of(h));
         }
       });

@@ -5,37 +5,37 @@
 #include <utility>  // std::move
 #include <variant>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 namespace evaluate {
 
-using kvfold::index_t;
-using kvfold::scalar_type;
+using kvmeld::index_t;
+using kvmeld::scalar_type;
 
 /// A head of it: it has the rows of a `head_ref`, and takes tokens.
-class stored_head : public kvfold::head_ref {
+class stored_head : public kvmeld::head_ref {
  public:
-  explicit stored_head(const kvfold::head_ref& rows) : head_ref(rows) {}
+  explicit stored_head(const kvmeld::head_ref& rows) : head_ref(rows) {}
 
   template <class T>
   void push(const T* key, const T* value) const {
     const index_t s = push_metadata();
-    kvfold::detail::store_row(key, this->key(s), dim());
-    kvfold::detail::store_row(value, this->value(s), dim());
+    kvmeld::detail::store_row(key, this->key(s), dim());
+    kvmeld::detail::store_row(value, this->value(s), dim());
   }
 
   using own_type = stored_head;
-  const kvfold::head_ref& ref() const { return *this; }
+  const kvmeld::head_ref& ref() const { return *this; }
 };
 
 /// A `kv_cache`.
 class stored_cache {
  public:
   /// Empty. Refused: a dim that is no whole blocks of the storage.
-  stored_cache(const kvfold::cache_shape& shape, scalar_type storage) : kv_(make(shape, storage)) {}
-  explicit stored_cache(kvfold::cache<float> kv) : kv_(std::move(kv)) {}
+  stored_cache(const kvmeld::cache_shape& shape, scalar_type storage) : kv_(make(shape, storage)) {}
+  explicit stored_cache(kvmeld::cache<float> kv) : kv_(std::move(kv)) {}
 
-  kvfold::cache_shape shape() const {
+  kvmeld::cache_shape shape() const {
     return std::visit([](const auto& kv) { return kv.shape(); }, kv_);
   }
   index_t heads() const { return shape().heads; }
@@ -51,7 +51,7 @@ class stored_cache {
     stored_cache to(shape(), storage);
     const auto copy = [](auto& from, auto& other) {
       for (index_t h = 0; h < from.heads(); ++h) {
-        kvfold::detail::copy_slots(from.head(h), other.head(h));
+        kvmeld::detail::copy_slots(from.head(h), other.head(h));
       }
     };
     std::visit(copy, kv_, to.kv_);
@@ -59,25 +59,25 @@ class stored_cache {
   }
 
  private:
-  using any = std::variant<kvfold::cache<float>, kvfold::cache<Eigen::half>,
-                           kvfold::cache<Eigen::bfloat16>, kvfold::cache<kvfold::q8_0>>;
+  using any = std::variant<kvmeld::cache<float>, kvmeld::cache<Eigen::half>,
+                           kvmeld::cache<Eigen::bfloat16>, kvmeld::cache<kvmeld::q8_0>>;
 
-  static any make(const kvfold::cache_shape& shape, scalar_type storage) {
+  static any make(const kvmeld::cache_shape& shape, scalar_type storage) {
     switch (storage) {
       case scalar_type::float32:
-        return kvfold::cache<float>(shape);
+        return kvmeld::cache<float>(shape);
       case scalar_type::half:
-        return kvfold::cache<Eigen::half>(shape);
+        return kvmeld::cache<Eigen::half>(shape);
       case scalar_type::bfloat16:
-        return kvfold::cache<Eigen::bfloat16>(shape);
+        return kvmeld::cache<Eigen::bfloat16>(shape);
       default:
-        return kvfold::cache<kvfold::q8_0>(shape);
+        return kvmeld::cache<kvmeld::q8_0>(shape);
     }
   }
 
   any kv_;
 };
 
-static_assert(kvfold::kv_cache<stored_cache>);
+static_assert(kvmeld::kv_cache<stored_cache>);
 
 }  // namespace evaluate

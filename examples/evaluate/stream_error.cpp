@@ -20,11 +20,11 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const budget limit = c.in_decode(layer, head, shape.kv_heads, most);
     stored_cache kv({.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = most + 1},
                     c.storage);
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvmeld::make_state(policy, kv);
     std::vector<float> out(static_cast<std::size_t>(width));
     std::vector<double> sums(stream_budgets - 1, 0.0);
     for (index_t t = 0; t < steps && !interrupted; ++t) {
-      kvfold::step(policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
+      kvmeld::step(policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
                    &k(t, head * shape.dim), &v(t, head * shape.dim), limit, out.data());
       if (t >= slots) {
         sums[static_cast<std::size_t>(t / slots - 1)] +=

@@ -4,11 +4,11 @@
 #include <algorithm>  // std::copy
 #include <vector>
 
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "llama_cpp/nodes.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, as in pages of
 /// one slot, or in row `s` where there are no `cells`.
@@ -137,8 +137,8 @@ class layer {
     if (own_) {
       const head_ref theirs(to, storage_, engine.keys_of(h, shape_.dim),
                             engine.values_of(h, shape_.dim, false));
-      kvfold::detail::copy_row(to.key(s), theirs.key(cell), shape_.dim);
-      kvfold::detail::copy_row(to.value(s), theirs.value(cell), shape_.dim);
+      kvmeld::detail::copy_row(to.key(s), theirs.key(cell), shape_.dim);
+      kvmeld::detail::copy_row(to.value(s), theirs.value(cell), shape_.dim);
     }
     at(h).state.extend(to.length());
   }
@@ -181,4 +181,4 @@ class layer {
   std::vector<slots> heads_;
 };
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

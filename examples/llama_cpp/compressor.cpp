@@ -1,7 +1,7 @@
 #include "llama_cpp/compressor.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 template class compressor<evaluate::any_policy>;
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -4,8 +4,8 @@
 #include "evaluate/policies.hpp"
 #include "llama_cpp/llama_cpp.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 extern template class compressor<evaluate::any_policy>;
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

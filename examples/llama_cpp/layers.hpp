@@ -1,6 +1,6 @@
 /// All layers of a model: what becomes of a micro-batch's attention.
 ///
-/// A micro-batch's tokens are appended and attended one after another, as `kvfold::step` does; at
+/// A micro-batch's tokens are appended and attended one after another, as `kvmeld::step` does; at
 /// its end every head that has reached its trigger returns to its target. A micro-batch of several
 /// tokens whose policy plans on queries is a prompt: it is measured on its own queries.
 #pragma once
@@ -13,7 +13,7 @@
 #include "llama_cpp/needs.hpp"
 #include "llama_cpp/setup.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 template <policy P>
 class layers {
@@ -203,8 +203,8 @@ class layers {
         at.resize(static_cast<std::size_t>(head.length()));
         for (std::size_t s = 0; s < at.size(); ++s) {
           if (at[s] != cells[s]) {
-            kvfold::detail::copy_row(head.key_in(cells[s]), head.key_in(at[s]), head.dim());
-            kvfold::detail::copy_row(head.value_in(cells[s]), head.value_in(at[s]), head.dim());
+            kvmeld::detail::copy_row(head.key_in(cells[s]), head.key_in(at[s]), head.dim());
+            kvmeld::detail::copy_row(head.value_in(cells[s]), head.value_in(at[s]), head.dim());
             at[s] = cells[s];
           }
         }
@@ -291,4 +291,4 @@ class layers {
   times times_;
 };
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -1,6 +1,6 @@
 /// KV-cache compression for an unpatched llama.cpp, through its evaluation callback:
 ///
-///     kvfold::llama::compressor kv(model, kvfold::fold{}, {.limits = {{.target = 512}}});
+///     kvmeld::llama::compressor kv(model, kvmeld::fold{}, {.limits = {{.target = 512}}});
 ///     kv.attach(params);                                    // llama_context_params
 ///     llama_context* ctx = llama_init_from_model(model, params);
 ///     kv.bind(ctx);
@@ -21,7 +21,7 @@
 #include "llama_cpp/refusals.hpp"
 #include "llama_cpp/report.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 template <policy P>
 class compressor {
@@ -65,7 +65,7 @@ class compressor {
 
   /// Forgets all; goes with llama_memory_clear. A batch that begins at position 0 does the same.
   void reset();
-  kvfold::llama::report report();
+  kvmeld::llama::report report();
 
   /// For inspection; after `attach`.
   layers<P>& held() { return *layers_; }
@@ -112,8 +112,8 @@ void compressor<P>::reset() {
 }
 
 template <policy P>
-kvfold::llama::report compressor<P>::report() {
-  kvfold::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
+kvmeld::llama::report compressor<P>::report() {
+  kvmeld::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
   if (layers_) {
     count(*layers_, setup_, r);
   }
@@ -267,4 +267,4 @@ void compressor<P>::finish() {
   expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

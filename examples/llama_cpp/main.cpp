@@ -1,4 +1,4 @@
-/// kvfold-llama: a GGUF model with a compressed KV cache, on an unpatched llama.cpp.
+/// kvmeld-llama: a GGUF model with a compressed KV cache, on an unpatched llama.cpp.
 #include <iostream>
 
 #include "evaluate/options.hpp"
@@ -6,7 +6,7 @@
 #include "llama_cpp/program.hpp"
 
 int main(int count, char** arguments) try {
-  return kvfold::llama::run(kvfold::llama::program_options::parse(count, arguments), std::cout,
+  return kvmeld::llama::run(kvmeld::llama::program_options::parse(count, arguments), std::cout,
                             std::cerr);
 } catch (const evaluate::help_request& help) {
   std::cout << help.text;

@@ -7,11 +7,11 @@
 #include <optional>
 #include <span>
 
-#include "kvfold/any_policy.hpp"
-#include "kvfold/score/dot.hpp"
-#include "kvfold/score/reference.hpp"
+#include "kvmeld/any_policy.hpp"
+#include "kvmeld/score/dot.hpp"
+#include "kvmeld/score/reference.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 struct needs {
   bool probabilities = false;  ///< of every query
@@ -69,7 +69,7 @@ void log_sum_exp_of(const P& policy, const kv_head auto& head, const head_state&
       const auto row = p.subspan(static_cast<std::size_t>(g) * n, n);
       const auto best = std::ranges::max_element(row);
       const auto s = static_cast<index_t>(best - row.begin());
-      const kvfold::row<const float> query{q + std::ptrdiff_t{g} * head.dim()};
+      const kvmeld::row<const float> query{q + std::ptrdiff_t{g} * head.dim()};
       const float dot = score::dot(query, head.key(s), head.dim());
       out[static_cast<std::size_t>(g)] = mass(s, dot) - std::log(*best);
     }
@@ -122,4 +122,4 @@ std::optional<reference_queries> reference_of(const P& p, kv_cache auto& kv,
   }
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "engine/gguf/config.hpp"
-#include "kvfold/memory/rope.hpp"
+#include "kvmeld/memory/rope.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// What is said where a node is not there, or not where it is expected.
 inline constexpr const char* another_graph = "another graph than the adapter knows";
@@ -109,7 +109,7 @@ inline bool same_rotation(const ggml_tensor* a, const ggml_tensor* b) {
   return std::memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
 }
 
-/// The rotation of a ROPE node; none where there is no node or `kvfold::rope` has no words for it:
+/// The rotation of a ROPE node; none where there is no node or `kvmeld::rope` has no words for it:
 /// part of a head turned, YaRN, linear scaling, or frequency factors that are not Llama 3's.
 inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
   if (t == nullptr) {
@@ -142,4 +142,4 @@ inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
   return {};
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -1,4 +1,4 @@
-/// kvfold-llama-nodes FILE.gguf [PROMPT [STEPS [ROUNDS]]]: what asking for nodes costs llama.cpp,
+/// kvmeld-llama-nodes FILE.gguf [PROMPT [STEPS [ROUNDS]]]: what asking for nodes costs llama.cpp,
 /// as a Markdown table. Nothing is compressed, no tensor is read; one thread,
 /// best of so many rounds.
 #include <llama-cpp.h>
@@ -79,7 +79,7 @@ void measure(llama_model* model, wish& w, int prompt, int steps) {
 
 int main(int count, char** arguments) try {
   if (count < 2) {
-    throw std::runtime_error("kvfold-llama-nodes FILE.gguf [PROMPT [STEPS [ROUNDS]]]");
+    throw std::runtime_error("kvmeld-llama-nodes FILE.gguf [PROMPT [STEPS [ROUNDS]]]");
   }
   const auto number = [&](int i, int otherwise) {
     return count > i ? std::max(1, std::atoi(arguments[i])) : otherwise;

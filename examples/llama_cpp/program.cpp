@@ -13,14 +13,14 @@
 #include "evaluate/progress.hpp"
 #include "llama_cpp/vocabulary.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 using evaluate::detail::require;
 
 program_options program_options::parse(int count, const char* const* arguments) {
   program_options o;
-  CLI::App app("Runs a GGUF model of the llama family with its KV cache compressed by kvfold.",
-               "kvfold-llama");
+  CLI::App app("Runs a GGUF model of the llama family with its KV cache compressed by kvmeld.",
+               "kvmeld-llama");
   app.option_defaults()->take_last()->always_capture_default();
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
@@ -28,7 +28,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--budget", o.budget, "slots a head");
   app.add_option("--trigger", o.trigger,
                  "compress to the budget at so many slots; 0: never hold more than the budget");
-  app.add_option("--mode", o.mode, "repack (the engine's attention) or own (kvfold's)");
+  app.add_option("--mode", o.mode, "repack (the engine's attention) or own (kvmeld's)");
   app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
   app.add_flag("--perplexity", o.perplexity, "nats a token of the prompt");
   app.add_option("--chunk", o.chunk, "tokens of the prompt at once");
@@ -216,4 +216,4 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   return 0;
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -1,4 +1,4 @@
-/// What `kvfold-llama` is asked to do.
+/// What `kvmeld-llama` is asked to do.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "llama_cpp/session.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 struct program_options {
   std::string model, prompt_file;
@@ -22,4 +22,4 @@ struct program_options {
 /// Runs it: the text to `out` as it comes, then the table; progress to `progress`.
 int run(const program_options& o, std::ostream& out, std::ostream& progress);
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -10,7 +10,7 @@
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// A model's metadatum `arch.key`; empty: it has none.
 inline std::string metadatum(const llama_model* model, const std::string& key) {
@@ -95,7 +95,7 @@ inline cache_shape shape_of(const model_facts& m) {
           .capacity = m.context};
 }
 
-/// How the engine holds keys and values, and kvfold too. Refused: rows that are no whole blocks.
+/// How the engine holds keys and values, and kvmeld too. Refused: rows that are no whole blocks.
 inline scalar_type storage_of(ggml_type type, index_t dim) {
   expects(type != GGML_TYPE_Q8_0 || dim % q8_0::size == 0, "llama.cpp: a dim of whole blocks of ",
           q8_0::size, " numbers expected for q8_0, ", dim, " came");
@@ -153,7 +153,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
           " (layers) or ", layers * heads, " (KV heads) expected, ", given, " came");
   for (std::size_t i = 0; i < layers * heads; ++i) {
     const budget& b = o.limits[given == 1 ? 0 : given == layers ? i / heads : i];
-    kvfold::check(p, b, std::max(b.target, 1));
+    kvmeld::check(p, b, std::max(b.target, 1));
     setup.limits.push_back(b);
   }
   setup.whole.assign(layers, 0);
@@ -211,4 +211,4 @@ inline void expect_seen(llama_memory_t memory, llama_seq_id room, std::int64_t s
   }
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

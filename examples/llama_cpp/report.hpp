@@ -3,7 +3,7 @@
 
 #include "llama_cpp/layers.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// What is held, what is reserved for it, and what the whole cache would be.
 struct report {
@@ -45,4 +45,4 @@ void count(layers<P>& all, const layers_setup& setup, report& r) {
   r.spent = all.spent();
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -12,7 +12,7 @@
 
 #include "llama_cpp/compressor.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// A batch's memory.
 class batch {
@@ -41,7 +41,7 @@ class batch {
 
 struct compression {
   evaluate::any_policy policy;
-  kvfold::llama::options how;
+  kvmeld::llama::options how;
 };
 
 /// One sequence in a context of its own.
@@ -109,7 +109,7 @@ class session {
   index_t position() const { return position_; }
   /// That the engine has reserved.
   index_t cells() const { return static_cast<index_t>(llama_n_ctx(context_.get())); }
-  std::optional<kvfold::llama::report> report() {
+  std::optional<kvmeld::llama::report> report() {
     return compressor_ ? std::optional(compressor_->report()) : std::nullopt;
   }
 
@@ -154,4 +154,4 @@ inline int likeliest(std::span<const float> logits) {
   return static_cast<int>(std::ranges::max_element(logits) - logits.begin());
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 enum class mode { repack, own_attention };
 
@@ -48,4 +48,4 @@ class stopwatch {
   clock::time_point begin_ = clock::now();
 };
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

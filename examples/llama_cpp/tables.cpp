@@ -10,7 +10,7 @@
 #include "evaluate/needle_text.hpp"
 #include "evaluate/progress.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 namespace {
 
@@ -185,4 +185,4 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
   }
 }
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

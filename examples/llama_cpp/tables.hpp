@@ -8,7 +8,7 @@
 #include "evaluate/options.hpp"
 #include "llama_cpp/session.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// "repack", "own", or both with a comma between. Throws `usage_error`.
 std::vector<mode> parse_modes(const std::string& list);
@@ -22,4 +22,4 @@ std::vector<mode> parse_modes(const std::string& list);
 void run_tables(const evaluate::options& o, const std::string& gguf, const std::vector<mode>& modes,
                 std::ostream& out, std::ostream& said);
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

@@ -1,4 +1,4 @@
-/// kvfold-llama-tables FILE.gguf MODES [evaluate's arguments]: needles and streams through
+/// kvmeld-llama-tables FILE.gguf MODES [evaluate's arguments]: needles and streams through
 /// llama.cpp, as a Markdown table. MODES: repack, own, or both with a comma between.
 #include <iostream>
 
@@ -7,9 +7,9 @@
 
 int main(int count, char** arguments) try {
   evaluate::detail::require(count > 2,
-                            "kvfold-llama-tables FILE.gguf MODES [evaluate's arguments]");
-  const auto modes = kvfold::llama::parse_modes(arguments[2]);
-  kvfold::llama::run_tables(evaluate::parse(count - 2, arguments + 2), arguments[1], modes,
+                            "kvmeld-llama-tables FILE.gguf MODES [evaluate's arguments]");
+  const auto modes = kvmeld::llama::parse_modes(arguments[2]);
+  kvmeld::llama::run_tables(evaluate::parse(count - 2, arguments + 2), arguments[1], modes,
                             std::cout, std::cerr);
   return 0;
 } catch (const evaluate::help_request& help) {

@@ -8,7 +8,7 @@
 
 #include "evaluate/usage.hpp"
 
-namespace kvfold::llama {
+namespace kvmeld::llama {
 
 /// A vocabulary of `none` reads and writes bytes, if it has 256 of them.
 class vocabulary {
@@ -60,4 +60,4 @@ class vocabulary {
   bool bytes_;
 };
 
-}  // namespace kvfold::llama
+}  // namespace kvmeld::llama

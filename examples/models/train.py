@@ -2,7 +2,7 @@
 """Train the bundled model: a small llama-family decoder that retrieves, copies and counts over its whole context.
 
     python3 -m venv venv && venv/bin/pip install -r requirements.txt
-    venv/bin/python train.py --corpus DIR --out kvfold-5m --minutes 120
+    venv/bin/python train.py --corpus DIR --out kvmeld-5m --minutes 120
 
 DIR holds plain text files; files named held-out-* are never read. Interrupt and start again at will: the state is saved beside
 the model every few minutes and training goes on from there. The result is a Hugging Face llama checkpoint (config.json,

@@ -9,9 +9,9 @@ namespace {
 
 /// Both verbs, instantiated: a prompt is compressed, then tokens are decoded.
 double decode_by(const auto& policy, int tokens) {
-  const kvfold::index_t heads = 2, group = 2, dim = 8, prompt = 64;
+  const kvmeld::index_t heads = 2, group = 2, dim = 8, prompt = 64;
   std::uint32_t bits = 1;
-  const auto numbers = [&](kvfold::index_t n) {
+  const auto numbers = [&](kvmeld::index_t n) {
     std::vector<float> x(static_cast<std::size_t>(n));
     for (float& y : x) {
       bits = bits * 1664525U + 1013904223U;
@@ -19,21 +19,21 @@ double decode_by(const auto& policy, int tokens) {
     }
     return x;
   };
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = prompt}};
-  auto state = kvfold::make_state(policy, kv);
-  const kvfold::budget budget{.target = 24};
-  for (kvfold::index_t h = 0; h < heads; ++h) {
+  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = prompt}};
+  auto state = kvmeld::make_state(policy, kv);
+  const kvmeld::budget budget{.target = 24};
+  for (kvmeld::index_t h = 0; h < heads; ++h) {
     const auto k = numbers(prompt * dim), v = numbers(prompt * dim);
     kv.append(h, k, v);
   }
   const auto queries = numbers(prompt * heads * group * dim);
-  kvfold::compress(policy, kv, state,
-                   kvfold::prompt_queries(queries.data(), prompt, heads, group, dim), budget);
+  kvmeld::compress(policy, kv, state,
+                   kvmeld::prompt_queries(queries.data(), prompt, heads, group, dim), budget);
   std::vector<float> out(static_cast<std::size_t>(heads * group * dim));
   double sum = 0;
   for (int t = 0; t < tokens; ++t) {
     const auto q = numbers(heads * group * dim), k = numbers(heads * dim), v = numbers(heads * dim);
-    kvfold::step(policy, kv, state, {q, k, v}, budget, std::span<float>(out));
+    kvmeld::step(policy, kv, state, {q, k, v}, budget, std::span<float>(out));
     sum = std::accumulate(out.begin(), out.end(), sum);
   }
   return sum;
@@ -42,6 +42,6 @@ double decode_by(const auto& policy, int tokens) {
 }  // namespace
 
 double decode(int tokens) {
-  return decode_by(kvfold::h2o{.recent = 0.25F}, tokens) + decode_by(kvfold::zsmerge{}, tokens) +
-         decode_by(kvfold::d2o{}, tokens);
+  return decode_by(kvmeld::h2o{.recent = 0.25F}, tokens) + decode_by(kvmeld::zsmerge{}, tokens) +
+         decode_by(kvmeld::d2o{}, tokens);
 }

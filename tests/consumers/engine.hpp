@@ -2,15 +2,15 @@
 #pragma once
 
 #if defined(CONSUMER_SINGLE_HEADER)
-#include "kvfold.hpp"
-#elif defined(KVFOLD_COMPILED)
-#include "kvfold/kvfold.hpp"
+#include "kvmeld.hpp"
+#elif defined(KVMELD_COMPILED)
+#include "kvmeld/kvmeld.hpp"
 #else
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/policies/d2o.hpp"
-#include "kvfold/policies/h2o.hpp"
-#include "kvfold/policies/zsmerge.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/policies/d2o.hpp"
+#include "kvmeld/policies/h2o.hpp"
+#include "kvmeld/policies/zsmerge.hpp"
 #endif
 
 /// Decodes `tokens` pseudo-random tokens within 24 slots under several policies; the sum of all

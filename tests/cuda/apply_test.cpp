@@ -1,12 +1,12 @@
 // `apply` against double loops: plans of every kind, lengths from nothing to two blocks of rows and
 // one more, every scalar, strided, paged and unaligned rows, every order of threads.
-#include "kvfold/cuda/merge/apply.cuh"
+#include "kvmeld/cuda/merge/apply.cuh"
 
 #include <catch2/catch.hpp>
 
 #include "cuda/device_cache.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 const std::vector<column_merge> columns = {column_merge::sum, column_merge::max,
@@ -239,4 +239,4 @@ TEST_CASE("apply refuses views that do not fit") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/merge/apply.cuh"
+#include "kvmeld/cuda/merge/apply.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// The first `staying` slots are rows as they are; of the rest every `keep`-th is kept, and moves.
@@ -91,4 +91,4 @@ TEST_CASE("a row of very many sources has 64 KiB a block on their way") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/attention_oracle.hpp"
-#include "kvfold/cuda/step.cuh"
+#include "kvmeld/cuda/step.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 TEST_CASE("attention takes every dim, group, scalar and layout") {
@@ -83,4 +83,4 @@ TEST_CASE("attention refuses a small workspace and missing queries") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

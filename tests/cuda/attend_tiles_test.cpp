@@ -5,7 +5,7 @@
 
 #include "cuda/attention_oracle.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using detail::splits_of;
@@ -204,4 +204,4 @@ TEST_CASE("the new token is attended and appended in every split") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,6 +1,6 @@
 // Column sums against double loops: every scalar, dim, group and combination, counts around whole
 // tiles, slots in any order, positions given or not, the log-sum-exp given or not.
-#include "kvfold/cuda/score/column_scores.cuh"
+#include "kvmeld/cuda/score/column_scores.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -9,7 +9,7 @@
 
 #include "cuda/device_cache.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct sums_case {
@@ -259,4 +259,4 @@ TEST_CASE("column sums refuse what does not fit") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

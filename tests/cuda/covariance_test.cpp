@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/policies/fold/space.cuh"
+#include "kvmeld/cuda/policies/fold/space.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct query_case {
@@ -96,4 +96,4 @@ TEST_CASE("a query far from all others, and a mean far from 0, cost the covarian
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

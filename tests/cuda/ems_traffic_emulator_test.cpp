@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/policies/ems/plans.cuh"
+#include "kvmeld/cuda/policies/ems/plans.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 template <index_t Dim>
@@ -89,4 +89,4 @@ TEST_CASE("EMS reads of a first prompt what column sums read, and K once") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

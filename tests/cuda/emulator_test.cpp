@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -294,4 +294,4 @@ TEST_CASE("lanes that disagree on a shuffle are reported with both their calls")
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/policies/fold/memory.cuh"
+#include "kvmeld/cuda/policies/fold/memory.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Of a warp's products: 32 rows by tiles of 128 columns, each in steps of 16 by 8 by 16.
@@ -86,4 +86,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

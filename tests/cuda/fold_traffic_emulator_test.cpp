@@ -4,7 +4,7 @@
 
 #include "cuda/fold_rows.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using emulator::traffic;
@@ -139,4 +139,4 @@ TEST_CASE("fits of a plan's rows read queries once for 64 rows, and rows twice f
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

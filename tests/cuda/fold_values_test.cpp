@@ -5,7 +5,7 @@
 
 #include "cuda/fold_rows.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 template <class Scalar>
@@ -206,4 +206,4 @@ TEST_CASE("reference outputs are as good as float, whatever the scalar") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -5,10 +5,10 @@
 
 #include "cuda/chance.hpp"
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/policies/fold/points.cuh"
-#include "kvfold/cuda/search/clusters.cuh"
+#include "kvmeld/cuda/policies/fold/points.cuh"
+#include "kvmeld/cuda/search/clusters.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using emulator::traffic;
@@ -200,4 +200,4 @@ TEMPLATE_TEST_CASE("points are made of keys and values read once, and written on
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -5,14 +5,14 @@
 #include <numeric>
 
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
-#include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
-#include "kvfold/cuda/score/column_scores.cuh"
-#include "kvfold/cuda/search/select.cuh"
-#include "kvfold/cuda/workspace.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/policies/keepkv/join_leaders.cuh"
+#include "kvmeld/cuda/score/column_scores.cuh"
+#include "kvmeld/cuda/search/select.cuh"
+#include "kvmeld/cuda/workspace.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Of `count` queries a query head.
@@ -214,4 +214,4 @@ TEST_CASE("joins read a tile of joiners once a launch, and leaders once for 128 
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

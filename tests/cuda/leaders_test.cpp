@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/policies/keepkv/join_leaders.cuh"
+#include "kvmeld/cuda/policies/keepkv/join_leaders.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Lists of a head each: the first `held` slots of a shuffled order lead from the start.
@@ -166,4 +166,4 @@ TEST_CASE("joins take every dim, scalar and layout") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

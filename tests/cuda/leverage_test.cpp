@@ -1,6 +1,6 @@
 // Leverage of un-rotated keys against double loops over its definition: the covariance of keys as
 // they were before RoPE, and what is left of a key when that is divided out.
-#include "kvfold/cuda/policies/fold/leverage.cuh"
+#include "kvmeld/cuda/policies/fold/leverage.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -9,7 +9,7 @@
 
 #include "cuda/device_cache.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using matrix = std::vector<std::vector<double>>;
@@ -270,4 +270,4 @@ TEST_CASE("keys that are all alike have leverage 0") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -2,9 +2,9 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/policies/fold/leverage.cuh"
+#include "kvmeld/cuda/policies/fold/leverage.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using emulator::traffic;
@@ -71,4 +71,4 @@ TEST_CASE("leverage multiplies a triangle of keys' products and one of the facto
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,5 +1,5 @@
 // `match` against double loops on numbers whose products are exact: the same slot, ties included.
-#include "kvfold/cuda/search/match.cuh"
+#include "kvmeld/cuda/search/match.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -8,7 +8,7 @@
 
 #include "cuda/device_cache.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 double similar(const dot_similarity&, double ab, double, double) { return ab; }
@@ -184,4 +184,4 @@ TEST_CASE("match takes any number of kept and evicted, none too") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -205,4 +205,4 @@ TEST_CASE("every thread of an early launch waits for the one before") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

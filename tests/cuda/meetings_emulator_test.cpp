@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -95,4 +95,4 @@ TEST_CASE("lanes that come from another line, or to another call, are reported w
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

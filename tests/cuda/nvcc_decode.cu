@@ -1,10 +1,10 @@
 // Attention, observing and removals for each scalar, as nvcc compiles them for the hardware on
 // every commit.
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
-#include "kvfold/cuda/policies/zsmerge/rule.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/policies/zsmerge/rule.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
@@ -18,6 +18,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<KVFOLD_SCALAR>;
+template struct every_kernel<KVMELD_SCALAR>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

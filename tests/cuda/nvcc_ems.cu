@@ -1,8 +1,8 @@
 // EMS's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
@@ -18,6 +18,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<KVFOLD_SCALAR>;
+template struct every_kernel<KVMELD_SCALAR>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

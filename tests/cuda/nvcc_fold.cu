@@ -1,8 +1,8 @@
 // fold's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
@@ -16,6 +16,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<KVFOLD_SCALAR>;
+template struct every_kernel<KVMELD_SCALAR>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

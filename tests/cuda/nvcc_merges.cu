@@ -1,13 +1,13 @@
 // Steps and plans that merge, for each scalar, as nvcc compiles them for the hardware on every
 // commit.
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
 
-namespace kvfold::cuda::detail {
+namespace kvmeld::cuda::detail {
 
 template <class Scalar>
 struct every_kernel {
@@ -32,6 +32,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<KVFOLD_SCALAR>;
+template struct every_kernel<KVMELD_SCALAR>;
 
-}  // namespace kvfold::cuda::detail
+}  // namespace kvmeld::cuda::detail

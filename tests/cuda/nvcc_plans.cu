@@ -1,9 +1,9 @@
 // Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
-#include "kvfold/cuda/search/select.cuh"
+#include "kvmeld/cuda/merge/apply.cuh"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/search/select.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
@@ -16,6 +16,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<KVFOLD_SCALAR>;
+template struct every_kernel<KVMELD_SCALAR>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

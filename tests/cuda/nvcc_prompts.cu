@@ -1,10 +1,10 @@
 // Column sums, foresight and matching for each scalar, as nvcc compiles them for the hardware on
 // every commit.
-#include "kvfold/cuda/score/column_scores.cuh"
-#include "kvfold/cuda/score/foresight.cuh"
-#include "kvfold/cuda/search/match.cuh"
+#include "kvmeld/cuda/score/column_scores.cuh"
+#include "kvmeld/cuda/score/foresight.cuh"
+#include "kvmeld/cuda/search/match.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
@@ -19,6 +19,6 @@ struct every_kernel {
   }
 };
 
-template struct every_kernel<KVFOLD_SCALAR>;
+template struct every_kernel<KVMELD_SCALAR>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

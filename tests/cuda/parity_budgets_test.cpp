@@ -4,18 +4,18 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 constexpr index_t apart = 24;  // the last of three heads has a quarter of the first's
@@ -115,4 +115,4 @@ TEST_CASE("a target on the device beyond the host's is cut to the nearest of the
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -4,17 +4,17 @@
 
 #include "cuda/mirror.hpp"
 #include "cuda/policy_calls.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct chunk_case {
@@ -94,10 +94,10 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
                                    own.row,
                                    nullptr,
                                    begin};
-    kvfold::workspace plans;
+    kvmeld::workspace plans;
     for (index_t h = 0; h < heads; ++h) {
       observe(p, kv.head(h), state[h], own.of(h));
-      kvfold::compress(p, kv.head(h), state[h], plans, budget{what.target},
+      kvmeld::compress(p, kv.head(h), state[h], plans, budget{what.target},
                        what.apart ? query_view<float>{} : own.of(h));
     }
     const workspace memory{work.data(), work.size()};
@@ -160,9 +160,9 @@ TEST_CASE("chunks observed, and compressed without queries") {
 TEST_CASE("observe refuses what is none") {
   device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
   CHECK_THROWS_WITH((policy_calls<h2o, float>::observe({}, kv.view(), kv.state, {}, {}, {})),
-                    "kvfold: cuda observe: at least 1 query, and a count before them from 0 "
+                    "kvmeld: cuda observe: at least 1 query, and a count before them from 0 "
                     "expected, 0 and 0 came");
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

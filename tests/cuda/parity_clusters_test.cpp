@@ -4,10 +4,10 @@
 
 #include "cuda/device_cache.hpp"
 #include "cuda/uneven_budgets.hpp"
-#include "kvfold/cuda/search/clusters.cuh"
-#include "kvfold/search/cluster.hpp"
+#include "kvmeld/cuda/search/clusters.cuh"
+#include "kvmeld/search/cluster.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct clusters_case {
@@ -156,4 +156,4 @@ TEST_CASE("clusters on the device of more slots than a block has threads for at 
                  1, 421);
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

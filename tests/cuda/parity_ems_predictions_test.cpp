@@ -6,10 +6,10 @@
 
 #include "cuda/policy_calls.hpp"
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/state.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/state.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Heads that decode tokens by a seed, each at its target.
@@ -180,4 +180,4 @@ TEST_CASE("ems reads keys and values once where its prediction holds, and twice 
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

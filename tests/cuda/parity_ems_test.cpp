@@ -3,9 +3,9 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 // Merged keys are no longer exact: ties in steps on codes would go by rounding.
@@ -124,4 +124,4 @@ TEST_CASE("step refuses a state without ems's memory") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

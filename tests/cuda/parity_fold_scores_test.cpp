@@ -6,7 +6,7 @@
 
 #include "cuda/scores_twin.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 fold by_scores(fold p = {}) {
@@ -245,4 +245,4 @@ TEST_CASE("a workspace for fewer queries than were before is refused") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -4,9 +4,9 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 TEST_CASE("step: fold") {
@@ -177,4 +177,4 @@ TEST_CASE("step refuses a state without fold's memory") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

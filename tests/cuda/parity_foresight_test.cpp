@@ -2,11 +2,11 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/mirror.hpp"
-#include "kvfold/cuda/score/foresight.cuh"
-#include "kvfold/policies/full_cache.hpp"
-#include "kvfold/score/reference.hpp"
+#include "kvmeld/cuda/score/foresight.cuh"
+#include "kvmeld/policies/full_cache.hpp"
+#include "kvmeld/score/reference.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct foresight_case {
@@ -100,13 +100,13 @@ TEST_CASE("foresight") {
 
 TEST_CASE("foresight refuses what it cannot move") {
   device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
-  CHECK_THROWS_WITH(foresight_count(0), "kvfold: cuda foresight: queries expected, none came");
+  CHECK_THROWS_WITH(foresight_count(0), "kvmeld: cuda foresight: queries expected, none came");
   CHECK_THROWS_WITH(foresight_count(5, {.count = 0}),
-                    "kvfold: cuda foresight: at least 1 query expected, 0 came");
+                    "kvmeld: cuda foresight: at least 1 query expected, 0 came");
   CHECK_THROWS_WITH(
       foresight<float>(kv.view(), query_rows<float>{.count = 3}, {}, {}, nullptr, nullptr, {}),
-      "kvfold: cuda foresight: queries, rows for them and positions expected, null came");
+      "kvmeld: cuda foresight: queries, rows for them and positions expected, null came");
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,17 +3,17 @@
 
 #include "cuda/device_cache.hpp"
 #include "cuda/policy_calls.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
-#include "kvfold/cuda/state.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/state.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// `plan(rule, cache, state, budgets, memory, stream)`, by default the policy's of a step.
@@ -97,4 +97,4 @@ TEST_CASE("a step of heads that a block each attends takes one launch, of others
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,11 +3,11 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 TEST_CASE("compress: d2o") { check_policy_once(d2o{}, 24, 101); }
@@ -69,4 +69,4 @@ TEST_CASE("step: keepkv, more slots and query heads than a block asks for at onc
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

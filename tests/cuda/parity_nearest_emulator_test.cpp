@@ -5,10 +5,10 @@
 
 #include "cuda/one_step.hpp"
 #include "cuda/row_traffic.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// `right` of the heads' predictions are right.
@@ -66,4 +66,4 @@ TEST_CASE("a step reads keys once where its prediction holds, and twice where it
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

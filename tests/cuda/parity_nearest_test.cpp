@@ -3,10 +3,10 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/one_step.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Joins whatever is nearest, and a moderate budget's heads are unprotected but for the latest.
@@ -229,4 +229,4 @@ TEMPLATE_TEST_CASE("the step's own token goes into its nearest", "", half, bfloa
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

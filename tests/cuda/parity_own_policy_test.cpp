@@ -3,54 +3,54 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/merge/evict.hpp"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/merge/evict.hpp"
 
 namespace {
 
 /// Has the name and members of H2O, and is not H2O.
-struct impostor : kvfold::h2o {};
+struct impostor : kvmeld::h2o {};
 
 /// Keeps the oldest tokens and the newest one; has H2O's name.
 struct oldest {
   static constexpr std::string_view name() { return "h2o"; }
-  static kvfold::index_t min_budget() { return 1; }
+  static kvmeld::index_t min_budget() { return 1; }
   static void validate() {}
 
-  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, kvfold::index_t target,
-            kvfold::slot_scratch& work, kvfold::merge_plan& out) const {
-    kvfold::evict(
-        head, target, kvfold::protected_slots(head, 0, 1),
+  void plan(const kvmeld::kv_head auto& head, const kvmeld::head_state&, kvmeld::index_t target,
+            kvmeld::slot_scratch& work, kvmeld::merge_plan& out) const {
+    kvmeld::evict(
+        head, target, kvmeld::protected_slots(head, 0, 1),
         [&](auto s) { return -head.position(s); }, work, out);
   }
-  kvfold::slot_removal choose_victim(const kvfold::kv_head auto& head, const kvfold::head_state&,
-                                     kvfold::index_t, const kvfold::key_comparison&) const {
+  kvmeld::slot_removal choose_victim(const kvmeld::kv_head auto& head, const kvmeld::head_state&,
+                                     kvmeld::index_t, const kvmeld::key_comparison&) const {
     return {.removed =
-                kvfold::search::lowest_scored(head.length(), kvfold::protected_slots(head, 0, 1),
+                kvmeld::search::lowest_scored(head.length(), kvmeld::protected_slots(head, 0, 1),
                                               [&](auto s) { return -head.position(s); })};
   }
 };
 
-struct oldest_rule : kvfold::cuda::no_rule {
+struct oldest_rule : kvmeld::cuda::no_rule {
   static constexpr bool evicts = true;
 
-  KVFOLD_DEVICE bool is_protected(const kvfold::cuda::head_context& head, kvfold::index_t s) const {
+  KVMELD_DEVICE bool is_protected(const kvmeld::cuda::head_context& head, kvmeld::index_t s) const {
     return head.position[s] == head.newest;
   }
-  KVFOLD_DEVICE unsigned order(const kvfold::cuda::head_context& head, kvfold::index_t s) const {
-    return kvfold::cuda::ordered(-head.position[s]);
+  KVMELD_DEVICE unsigned order(const kvmeld::cuda::head_context& head, kvmeld::index_t s) const {
+    return kvmeld::cuda::ordered(-head.position[s]);
   }
 };
 
 }  // namespace
 
 template <>
-struct kvfold::cuda::device_policy<oldest> : kvfold::cuda::evicting_policy {
+struct kvmeld::cuda::device_policy<oldest> : kvmeld::cuda::evicting_policy {
   static oldest_rule rule(const oldest&, index_t) { return {}; }
 };
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 TEST_CASE("a policy is on the device by its device_policy, not by its name") {
@@ -66,4 +66,4 @@ TEST_CASE("a user's policy runs its own rule in step and compress") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -4,10 +4,10 @@
 
 #include "cuda/one_step.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 const d2o joins{.recent = 0.25F, .sinks = 2};
@@ -136,4 +136,4 @@ TEMPLATE_TEST_CASE("steps merge into the nearest as the library's do", "", Eigen
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

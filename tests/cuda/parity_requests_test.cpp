@@ -4,17 +4,17 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
-#include "kvfold/cuda/state.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/state.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 constexpr cache_case four{.heads = 4, .capacity = 41, .dim = 8, .group = 2};
@@ -169,4 +169,4 @@ TEST_CASE("pages of any size") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

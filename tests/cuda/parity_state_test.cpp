@@ -4,20 +4,20 @@
 
 #include "cuda/mirror.hpp"
 #include "cuda/policy_calls.hpp"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/full_cache.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
-#include "kvfold/cuda/state.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/full_cache.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/state.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 constexpr cache_case shape{.heads = 3, .capacity = 41, .dim = 8, .group = 2};
@@ -71,7 +71,7 @@ TEST_CASE("state: made for every policy") {
   device_buffer<unsigned char> memory(state_bytes(h2o{}, kv.view()) - 1);
   CHECK_THROWS_WITH(make_state_view(h2o{}, kv.view(), {memory.data(), memory.size()}, order()),
                     Catch::Contains("state_bytes"));
-  CHECK_THROWS_AS(make_state_view(h2o{}, kv.view(), {}, order()), kvfold::error);
+  CHECK_THROWS_AS(make_state_view(h2o{}, kv.view(), {}, order()), kvmeld::error);
 }
 
 /// Steps and a prompt on a cache and its state.
@@ -174,7 +174,7 @@ void check_refused(const Policy& p, const state_view& state, const std::string& 
   const auto before = x.bytes();
   CHECK_THROWS_WITH(x.step(p, state, 20), Catch::Contains(message));
   CHECK_THROWS_WITH(x.compress(p, state, 20), Catch::Contains(message));
-  CHECK_THROWS_AS(x.step(p, state, 20), kvfold::error);
+  CHECK_THROWS_AS(x.step(p, state, 20), kvmeld::error);
   CHECK(x.bytes() == before);
 }
 
@@ -229,4 +229,4 @@ TEST_CASE("state: attend_observe refuses fewer columns and less memory than its 
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,14 +3,14 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/full_cache.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/policies/full_cache.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 TEST_CASE("step: streaming_llm") { check_decode(streaming_llm{}, 24, 1); }
@@ -128,4 +128,4 @@ TEST_CASE("step: a head without room gives NaN and stays as it is") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

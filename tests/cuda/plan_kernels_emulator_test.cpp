@@ -3,11 +3,11 @@
 #include <numeric>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/device/block_sort.cuh"
-#include "kvfold/cuda/merge/rows.cuh"
-#include "kvfold/cuda/policies/kvmerger/name_runs.cuh"
+#include "kvmeld/cuda/device/block_sort.cuh"
+#include "kvmeld/cuda/merge/rows.cuh"
+#include "kvmeld/cuda/policies/kvmerger/name_runs.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Sorts, and counts how often a key is looked at.
@@ -21,7 +21,7 @@ struct sort_alone {
   index_t n;
   unsigned most;
 
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
     detail::block_sort(shared, slots, spare, n, most, [&](index_t s) {
       ++looks;
       return key[s];
@@ -60,7 +60,7 @@ struct divide_list {
   index_t *list, *high;  // [n]
   index_t n, wanted;
 
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
     detail::block_radix_select<threads>::divide(
         shared.radix, shared.prefix, list, n, wanted, [&](index_t e) { return ordered(list[e]); },
         [&](index_t s, bool is, index_t before, index_t e) {
@@ -121,4 +121,4 @@ TEST_CASE("runs are named and rows are made with a barrier for every 4096 slots"
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -6,7 +6,7 @@
 #include "cuda/ridge_memory.hpp"
 #include "oracle/linear.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct ridge_case {
@@ -138,4 +138,4 @@ TEST_CASE("a ridge of next to no mass is no less than rounding is worth") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

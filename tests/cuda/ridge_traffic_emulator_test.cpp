@@ -4,7 +4,7 @@
 
 #include "cuda/ridge_memory.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using emulator::traffic;
@@ -105,4 +105,4 @@ TEST_CASE("a ridge reads each tile once a product, sectors whole, without bank c
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -5,10 +5,10 @@
 #include <numeric>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/merge/weigh_rows.cuh"
-#include "kvfold/cuda/policies/kvmerger/name_runs.cuh"
+#include "kvmeld/cuda/merge/weigh_rows.cuh"
+#include "kvmeld/cuda/policies/kvmerger/name_runs.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 constexpr index_t fresh = detail::keep_evict_partition::fresh;
@@ -170,9 +170,9 @@ TEST_CASE("rows of any length come in the order of their anchors") {
 
 /// How many threads a row has, as its weight.
 struct threads_of_a_row {
-  KVFOLD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
+  KVMELD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
   template <class Scalar>
-  KVFOLD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context&,
+  KVMELD_DEVICE void operator()(const cache_view<Scalar>&, index_t, const head_context&,
                                 merge_source* row, index_t size, float& log_mass,
                                 const auto& team) const {
     const auto all = static_cast<float>(team.size), count = team.sum(1.0F);
@@ -213,4 +213,4 @@ TEST_CASE("a row of very many sources is weighed by a block, others by a warp ea
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,9 +1,9 @@
 // The emulator's 16-bit scalars, beside the hardware's rules.
 #include <catch2/catch.hpp>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 TEST_CASE("16-bit scalars convert both ways, rounding to nearest even") {
@@ -28,4 +28,4 @@ TEST_CASE("16-bit scalars convert both ways, rounding to nearest even") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

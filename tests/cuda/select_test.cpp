@@ -1,15 +1,15 @@
 // `select` against sorting: sizes from one to 128k, ties, NaN, infinities, protected slots.
-#include "kvfold/cuda/search/select.cuh"
+#include "kvmeld/cuda/search/select.cuh"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <limits>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/merge/apply.cuh"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/merge/apply.cuh"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct device_plan {
@@ -173,4 +173,4 @@ TEST_CASE("select gives heads with budgets of their own what one for all gives")
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -5,10 +5,10 @@
 #include <numeric>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/device/block_radix_select.cuh"
-#include "kvfold/cuda/device/block_sort.cuh"
+#include "kvmeld/cuda/device/block_radix_select.cuh"
+#include "kvmeld/cuda/device/block_sort.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 struct sort_and_rank {
@@ -24,7 +24,7 @@ struct sort_and_rank {
   unsigned most;
   unsigned* found;  // [2] the statistic, and how many of its equals
 
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t* const sorted =
         detail::block_sort(shared.sort, slots, spare, n, most, [&](index_t s) { return key[s]; });
     for (index_t i = thread_index(); i < n; i += threads) {
@@ -105,7 +105,7 @@ struct divide_list {
   const unsigned* key;   // [n] by slot
   index_t n, wanted;
 
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
     detail::block_radix_select<threads>::divide(
         shared.radix, shared.prefix, list, n, wanted, [&](index_t e) { return key[list[e]]; },
         [&](index_t s, bool is, index_t before, index_t e) {
@@ -155,4 +155,4 @@ TEST_CASE("a list is divided into its highest and the others") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,12 +1,12 @@
 // The walk over tiles of columns that `column_scores` takes.
-#include "kvfold/cuda/score/stream_tiles.cuh"
+#include "kvmeld/cuda/score/stream_tiles.cuh"
 
 #include <catch2/catch.hpp>
 #include <vector>
 
 #include "cuda/device_cache.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 /// Tiles of 64 columns, each from a position of its own on, some of them wanted.
@@ -20,7 +20,7 @@ struct walk_all {
   const index_t* position;  // [tiles]
   index_t* out;             // [1 + tiles] count, then tiles and what the second warp marked
 
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
     walk all{tiles};
     index_t count = 0;
     for (;;) {
@@ -69,4 +69,4 @@ TEST_CASE("a walk over many tiles comes to every one that is wanted") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

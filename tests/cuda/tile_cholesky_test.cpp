@@ -1,5 +1,5 @@
 // The Cholesky factor of a tile, and its inverse, against double loops.
-#include "kvfold/cuda/device/tile_cholesky.cuh"
+#include "kvmeld/cuda/device/tile_cholesky.cuh"
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "cuda/device_cache.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using tile = detail::tile_cholesky;
@@ -22,7 +22,7 @@ struct factor_tile {
   float* a;  // [side, side]
   bool inverse;
 
-  KVFOLD_DEVICE void operator()(shared_memory& shared) const {
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
     for (index_t e = thread_index(); e < side * side; e += threads) {
       shared.a[tile::at(e / side, e % side)] = a[e];
     }
@@ -129,4 +129,4 @@ TEST_CASE("a pivot that is nothing but rounding loses its column, in its block a
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -2,9 +2,9 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using emulator::traffic;
@@ -129,4 +129,4 @@ TEST_CASE("only what runs while it counts is counted, by the innermost") {
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -84,4 +84,4 @@ TEST_CASE("the lesser of each of two pairs, zeros and negative numbers among the
 }
 
 }  // namespace
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

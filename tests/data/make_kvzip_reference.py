@@ -27,7 +27,7 @@ class Tokenizer:
     chat_template = None
 
     def __init__(self):
-        self.by = sentencepiece.SentencePieceProcessor(model_file=str(MODELS / "kvfold-2m" / "tokenizer.model"))
+        self.by = sentencepiece.SentencePieceProcessor(model_file=str(MODELS / "kvmeld-2m" / "tokenizer.model"))
         self.by.override_normalizer_spec(add_dummy_prefix=False, remove_extra_whitespaces=False)
 
     def encode(self, text, **_):
@@ -39,7 +39,7 @@ def main():
     kvzip_press.AutoTokenizer.from_pretrained = lambda *_: tokenizer
     text = (MODELS / "held-out.txt").read_text()
     tokens = tokenizer.encode(text)[:, FIRST : FIRST + TOKENS]
-    model = AutoModelForCausalLM.from_pretrained(MODELS / "kvfold-2m", dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(MODELS / "kvmeld-2m", dtype=torch.float32, attn_implementation="sdpa").eval()
     kept = {}
     for share in SHARES:
         press = kvpress.KVzipPress(compression_ratio=1 - share)

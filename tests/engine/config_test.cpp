@@ -53,7 +53,7 @@ TEST_CASE("config: a llama as Hugging Face writes it") {
   CHECK(c.vocab == 64);
   CHECK(c.norm_epsilon == 1e-5F);
   CHECK(c.rope.base == 500000);
-  CHECK(c.rope.layout == kvfold::rope::pairing::half_split);
+  CHECK(c.rope.layout == kvmeld::rope::pairing::half_split);
   CHECK_FALSE(c.rope.llama3.has_value());
   CHECK(c.tied);
   CHECK_FALSE(c.qkv_bias);

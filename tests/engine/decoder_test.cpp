@@ -214,8 +214,8 @@ TEST_CASE("decoder: refuses weights of another shape than config.json says") {
                        [&] { engine::decoder::load(folder.path() / "nowhere"); });
 }
 
-TEST_CASE("rotation: turns as kvfold::rope does") {
-  const kvfold::rope rope{.base = 100, .llama3 = kvfold::llama3_scaling{.original_context = 32}};
+TEST_CASE("rotation: turns as kvmeld::rope does") {
+  const kvmeld::rope rope{.base = 100, .llama3 = kvmeld::llama3_scaling{.original_context = 32}};
   constexpr index_t dim = 12, heads = 3;
   const std::vector<index_t> positions{0, 1, 77, 1000, 5};
   const auto tokens = static_cast<Eigen::Index>(positions.size());
@@ -223,7 +223,7 @@ TEST_CASE("rotation: turns as kvfold::rope does") {
   row_major_matrix expected = x;
   for (Eigen::Index t = 0; t < tokens; ++t) {
     for (index_t head = 0; head < heads; ++head) {
-      rope.rotate(kvfold::row<float>{&expected(t, head * dim)}, dim,
+      rope.rotate(kvmeld::row<float>{&expected(t, head * dim)}, dim,
                   positions[static_cast<std::size_t>(t)]);
     }
   }

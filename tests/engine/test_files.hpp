@@ -28,7 +28,7 @@ class temporary_folder {
   temporary_folder() {
     std::random_device draw;
     do {
-      path_ = fs::temp_directory_path() / ("kvfold-test-" + std::to_string(draw()));
+      path_ = fs::temp_directory_path() / ("kvmeld-test-" + std::to_string(draw()));
     } while (!fs::create_directory(path_));
   }
   ~temporary_folder() {

@@ -131,7 +131,7 @@ TEST_CASE("tokenizer: refuses folders and files that give none") {
 }
 
 TEST_CASE("tokenizer: the bundled model's text comes back as it was") {
-  const auto folder = test::fs::path(paths::models()) / "kvfold-2m";
+  const auto folder = test::fs::path(paths::models()) / "kvmeld-2m";
   if (!test::fs::exists(folder / "tokenizer.model")) {
     WARN("no bundled model");
     return;

@@ -53,8 +53,8 @@ TEST_CASE("the output error is of the residual stream behind each layer's attent
     text.push_back(c);
   }
   const std::vector<evaluate::named_policy> policies = {
-      {.name = "h2o", .policy = kvfold::h2o{}},
-      {.name = "fold", .policy = kvfold::fold{}, .queries = evaluate::query_source::foresight},
+      {.name = "h2o", .policy = kvmeld::h2o{}},
+      {.name = "fold", .policy = kvmeld::fold{}, .queries = evaluate::query_source::foresight},
       {.name = "full_cache", .policy = evaluate::full_cache()}};
   std::vector<evaluate::text_prompt> prompts;
   for (const std::size_t first : {0U, 40U}) {

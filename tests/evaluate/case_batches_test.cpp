@@ -32,7 +32,7 @@ TEST_CASE("so many needle cases are held at once as their keys, values and queri
 
 TEST_CASE("needle cases in batches are answered as all at once, and heads are looked at in all") {
   const std::filesystem::path models = paths::models();
-  const auto loaded = engine::model::load(models / "kvfold-2m");
+  const auto loaded = engine::model::load(models / "kvmeld-2m");
   const auto text = loaded.tokens.encode(engine::read_file(models / "held-out.txt"));
   const test::tiny_model files;  // of the other arguments
   auto o = files.options(
@@ -46,7 +46,7 @@ TEST_CASE("needle cases in batches are answered as all at once, and heads are lo
   const auto recall = [&](double memory) {
     o.memory = memory;
     auto todo =
-        evaluate::make_plan(o, static_cast<kvfold::index_t>(text.size()), loaded.network.shape());
+        evaluate::make_plan(o, static_cast<kvmeld::index_t>(text.size()), loaded.network.shape());
     todo.set_rope(loaded.network.shape().rope);
     evaluate::dataset m;
     auto asked = evaluate::read_cases(m, o, todo, loaded.network, loaded.tokens, needles, on, bar);

@@ -15,7 +15,7 @@ using evaluate::index_t;
 
 evaluate::named_policy kvzip_with(evaluate::replay_words words) {
   return {.name = "kvzip",
-          .policy = kvfold::kvzip{},
+          .policy = kvmeld::kvzip{},
           .queries = evaluate::query_source::replay,
           .budgets = evaluate::budget_allocation::global,
           .words = std::move(words)};
@@ -86,7 +86,7 @@ TEST_CASE("a prompt that is read again part by part is scored as the oracle does
 TEST_CASE("kvzip keeps what kvpress's KVzipPress keeps of the same tokens", "[golden]") {
   const auto golden = nlohmann::json::parse(std::ifstream(paths::data("kvzip.json")));
   const auto tokens = golden.at("tokens").get<std::vector<int>>();
-  const auto model = engine::decoder::load(std::filesystem::path(paths::models()) / "kvfold-2m");
+  const auto model = engine::decoder::load(std::filesystem::path(paths::models()) / "kvmeld-2m");
   const std::vector<evaluate::named_policy> policies = {
       kvzip_with({.whole = golden.at("words").get<std::vector<int>>(), .part = {}, .end = {}})};
   const auto r = engine::prefill(model, tokens);

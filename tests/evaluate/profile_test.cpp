@@ -31,7 +31,7 @@ struct tiny_text {
   /// All of it as a prompt that one policy has measured.
   evaluate::prompt measured_by(const std::vector<evaluate::named_policy>& policies) const {
     const auto r = engine::prefill(model, tokens);
-    const auto count = static_cast<kvfold::index_t>(tokens.size());
+    const auto count = static_cast<kvmeld::index_t>(tokens.size());
     return evaluate::measure(
         model.shape(), r, policies,
         std::make_shared<evaluate::prompt_body>(model.shape(), r, count, count + 44),
@@ -53,7 +53,7 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
     evaluate::set_sharing(by_threshold.policy, 40, 0);
     const auto shares = evaluate::shared_budgets(by_threshold, 96, prompt.measured[0]);
     uneven += shares[0] != shares[1] ? 1 : 0;
-    const auto profile = std::make_shared<kvfold::budget_profile>(2);
+    const auto profile = std::make_shared<kvmeld::budget_profile>(2);
     profile->add(shares);
     auto by_profile = by_threshold;
     by_profile.profile = profile;
@@ -62,7 +62,7 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
       evaluate::compressed_layer one(by_threshold, prompt, l), same(by_profile, prompt, l);
       const auto head = one.kv.head(0), other = same.kv.head(0);
       REQUIRE(head.length() == other.length());
-      for (kvfold::index_t s = 0; s < head.length(); ++s) {
+      for (kvmeld::index_t s = 0; s < head.length(); ++s) {
         CHECK(head.position(s) == other.position(s));
         CHECK(head.key(s)[0] == other.key(s)[0]);
       }
@@ -79,32 +79,32 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
   evaluate::contender one{
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
   evaluate::set_sharing(one.policy, 40, 0);
-  kvfold::budget_profile profile(2);
+  kvmeld::budget_profile profile(2);
   profile.add(evaluate::shared_budgets(one, 96, prompt.measured[0]));
   CHECK(evaluate::share_clusters(one.policy, profile, 96).empty());
   profile.add_errors(std::vector<double>{9, 1});
-  CHECK(evaluate::share_clusters(kvfold::h2o{}, profile, 96).empty());
+  CHECK(evaluate::share_clusters(kvmeld::h2o{}, profile, 96).empty());
   auto by_errors = one;
   by_errors.of_heads = evaluate::share_clusters(one.policy, profile, 96);
   REQUIRE(by_errors.of_heads.size() == 2);
   const auto clusters = [](const evaluate::any_policy& p) {
-    return p.visit([](const auto& x) -> kvfold::index_t {
+    return p.visit([](const auto& x) -> kvmeld::index_t {
       if constexpr (requires { x.clusters; }) {
         return x.clusters;
       }
       return 0;
     });
   };
-  const kvfold::index_t uniform = clusters(one.policy), more = clusters(by_errors.of_heads[0]);
+  const kvmeld::index_t uniform = clusters(one.policy), more = clusters(by_errors.of_heads[0]);
   CHECK(more + clusters(by_errors.of_heads[1]) == 2 * uniform);
   CHECK(more == (2 * uniform * 3 + 2) / 4);
-  kvfold::index_t slots = 0;
+  kvmeld::index_t slots = 0;
   for (std::size_t l = 0; l < 2; ++l) {
     evaluate::compressed_layer before(one, prompt, l), after(by_errors, prompt, l);
     slots += after.kv.head(0).length();
     CHECK(after.kv.head(0).length() - before.kv.head(0).length() ==
           clusters(by_errors.of_heads[l]) - uniform);
-    for (const kvfold::index_t s : {0, 1, 2, 3}) {
+    for (const kvmeld::index_t s : {0, 1, 2, 3}) {
       CHECK(after.kv.head(0).position(s) == s);
     }
   }
@@ -191,8 +191,8 @@ TEST_CASE("clusters go by the errors of a profile that is there, by a threshold 
 TEST_CASE("from an empty cache heads have the slots that a profile says, in all what was asked") {
   const tiny_model files;
   const auto shape = engine::decoder::load(files.file("")).shape();
-  const auto profile = std::make_shared<kvfold::budget_profile>(2);
-  profile->add(std::vector<kvfold::index_t>{3, 9});
+  const auto profile = std::make_shared<kvmeld::budget_profile>(2);
+  profile->add(std::vector<kvmeld::index_t>{3, 9});
   for (const std::string name : {"h2o+profile", "fold+profile"}) {
     CAPTURE(name);
     const auto named = evaluate::detail::parse_policy(name);
@@ -204,7 +204,7 @@ TEST_CASE("from an empty cache heads have the slots that a profile says, in all 
     c.budgets = named.budgets;
     CHECK(c.streams());
     evaluate::set_sharing(c.policy, 40, 0);
-    std::vector<kvfold::index_t> most;
+    std::vector<kvmeld::index_t> most;
     for (std::size_t l = 0; l < 2; ++l) {
       const evaluate::compressed_layer layer(c, shape, l, 140);
       most.push_back(layer.limits[0].trigger - 1);
@@ -219,8 +219,8 @@ TEST_CASE("from an empty cache heads have the slots that a profile says, in all 
 TEST_CASE("from an empty cache every head holds what its own policy protects") {
   const tiny_model files;
   const auto shape = engine::decoder::load(files.file("")).shape();
-  const auto profile = std::make_shared<kvfold::budget_profile>(2);
-  profile->add(std::vector<kvfold::index_t>{0, 12});
+  const auto profile = std::make_shared<kvmeld::budget_profile>(2);
+  profile->add(std::vector<kvmeld::index_t>{0, 12});
   profile->add_errors(std::vector<double>{9, 1});
   const auto named = evaluate::detail::parse_policy("fold+profile");
   evaluate::contender c{
@@ -246,8 +246,8 @@ TEST_CASE("streams take part by a profile alone, and by an even one are those of
   const auto error_of = [&](const std::string& policy) {
     return fields(run(policy).csv[1])["stream_error"];
   };
-  const auto write = [&](const std::vector<kvfold::index_t>& of_heads) {
-    kvfold::budget_profile made(2);
+  const auto write = [&](const std::vector<kvmeld::index_t>& of_heads) {
+    kvmeld::budget_profile made(2);
     made.add(of_heads);
     std::ofstream out(file, std::ios::binary);
     save(out, made);
@@ -281,7 +281,7 @@ TEST_CASE("a profile of several policies, or of none, or of another model, is re
   CHECK(!std::filesystem::exists(file));
   std::ofstream(file) << "something else";
   CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("a saved profile expected"));
-  kvfold::budget_profile other(3);
+  kvmeld::budget_profile other(3);
   std::ofstream out(file, std::ios::binary);
   save(out, other);
   out.close();

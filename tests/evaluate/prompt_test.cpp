@@ -36,11 +36,11 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
         policies[i].budgets == evaluate::budget_allocation::global) {
       continue;  // a head that keeps all, or what was observed before, is no matter of compress
     }
-    for (const kvfold::budget limit : {kvfold::budget{40}, kvfold::budget{60}}) {
+    for (const kvmeld::budget limit : {kvmeld::budget{40}, kvmeld::budget{60}}) {
       const evaluate::contender chosen{i, policies[i].policy, limit, policies[i].budgets};
-      kvfold::index_t slots = 0;  // of all layers: what was asked for
+      kvmeld::index_t slots = 0;  // of all layers: what was asked for
       for (std::size_t l = 0; l < prompt.tail.size(); ++l) {
-        for (const kvfold::budget& b :
+        for (const kvmeld::budget& b :
              evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], l)) {
           slots += b.target;
           CHECK(b.target >= policies[i].policy.min_budget());
@@ -50,16 +50,16 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
       evaluate::compressed_layer ours(chosen, prompt, 1);
       const auto limits = evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], 1);
       auto kv = prompt.layer(1);
-      auto state = kvfold::make_state(policies[i].policy, kv);
+      auto state = kvmeld::make_state(policies[i].policy, kv);
       const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
       const auto reference =
           evaluate::measure_layer(policies[i], model.shape(), kv, r, again, 1).chosen;
-      kvfold::compress(policies[i].policy, kv, state, reference ? reference->view() : own,
-                       std::span<const kvfold::budget>(limits));
+      kvmeld::compress(policies[i].policy, kv, state, reference ? reference->view() : own,
+                       std::span<const kvmeld::budget>(limits));
       const auto head = kv.head(0);
       const auto same = ours.kv.head(0);
       REQUIRE(same.length() == head.length());
-      for (kvfold::index_t s = 0; s < head.length(); ++s) {
+      for (kvmeld::index_t s = 0; s < head.length(); ++s) {
         CHECK(same.position(s) == head.position(s));
         CHECK(same.log_mass(s) == head.log_mass(s));
         CHECK(same.key(s)[0] == head.key(s)[0]);
@@ -76,7 +76,7 @@ TEST_CASE("a replay is words and the prompt read again right behind it, part by 
   const auto r = engine::prefill(model, tokens);
   const evaluate::replay_words words{.whole = {1, 2, 3}, .part = {4, 5}, .end = {6}};
   const auto again = evaluate::replay(model, r, tokens, words, 256);
-  CHECK(again.parts == std::vector<kvfold::index_t>{4 + 256, 2 + 8 + 1 + 44});
+  CHECK(again.parts == std::vector<kvmeld::index_t>{4 + 256, 2 + 8 + 1 + 44});
   REQUIRE(again.positions.size() == 260 + 55);
   CHECK(again.positions[0] == 300);
   CHECK(again.positions[259] == 559);
@@ -102,7 +102,7 @@ TEST_CASE("a replay is words and the prompt read again right behind it, part by 
   }
   auto kv = evaluate::prompt_body(model.shape(), r, 300, 300).layers[0];
   const evaluate::named_policy chosen{.name = "h2o",
-                                      .policy = kvfold::h2o{},
+                                      .policy = kvmeld::h2o{},
                                       .queries = evaluate::query_source::replay,
                                       .queries_taken = 315};
   const evaluate::second_readings both{.repeated = {}, .behind = again};
@@ -113,11 +113,11 @@ TEST_CASE("a replay is words and the prompt read again right behind it, part by 
   auto chat = words;  // the beginning of a turn is not repeated, where a prompt has it
   chat.skipped = {tokens[0], tokens[1]};
   CHECK(evaluate::replay(model, r, tokens, chat, 300).parts ==
-        std::vector<kvfold::index_t>{4 + 298});
+        std::vector<kvmeld::index_t>{4 + 298});
   chat.skipped = {tokens[0] + 1};
   CHECK(evaluate::replay(model, r, tokens, chat, 300).parts ==
-        std::vector<kvfold::index_t>{4 + 300});
-  CHECK(evaluate::replay(model, r, tokens, {}, 256).parts == std::vector<kvfold::index_t>{256, 44});
+        std::vector<kvmeld::index_t>{4 + 300});
+  CHECK(evaluate::replay(model, r, tokens, {}, 256).parts == std::vector<kvmeld::index_t>{256, 44});
 }
 
 TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt and after it") {
@@ -133,7 +133,7 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   const auto r = engine::prefill(model, tokens);
   const std::vector<evaluate::named_policy> policies = {
       {.name = "duo",
-       .policy = kvfold::streaming_llm{},
+       .policy = kvmeld::streaming_llm{},
        .budgets = evaluate::budget_allocation::duo_attention}};
   const auto prompt =
       evaluate::measure(model.shape(), r, policies,
@@ -146,8 +146,8 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
   std::vector<float> q(16, 0.5F), k(8, 0.5F), v(8, 0.5F), out(16);
   for (int t = 0; t < 40; ++t) {
     for (evaluate::compressed_layer* l : {&first, &second}) {
-      kvfold::step(std::span<const evaluate::any_policy>(l->decoding), l->kv, l->state, {q, k, v},
-                   std::span<const kvfold::budget>(l->limits), std::span(out));
+      kvmeld::step(std::span<const evaluate::any_policy>(l->decoding), l->kv, l->state, {q, k, v},
+                   std::span<const kvmeld::budget>(l->limits), std::span(out));
     }
   }
   CHECK(first.kv.head(0).length() == 24);
@@ -158,10 +158,10 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
   const auto r = engine::prefill(model, first_tokens(files, 96));
-  kvfold::fold by_scores;
-  by_scores.pins = kvfold::fold::pin_rule::scores;
+  kvmeld::fold by_scores;
+  by_scores.pins = kvmeld::fold::pin_rule::scores;
   const std::vector<evaluate::named_policy> policies = {
-      {.name = "h2o", .policy = kvfold::h2o{.recent = 0.1F}},
+      {.name = "h2o", .policy = kvmeld::h2o{.recent = 0.1F}},
       {.name = "fold", .policy = by_scores, .queries = evaluate::query_source::foresight}};
   const auto prompt =
       evaluate::measure(model.shape(), r, policies,
@@ -173,10 +173,10 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
                                .limit = {30},
                                .budgets = evaluate::budget_allocation::global};
     evaluate::set_sharing(chosen.policy, 30, 0);
-    kvfold::index_t all = 0, heads = 0;
+    kvmeld::index_t all = 0, heads = 0;
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
       evaluate::compressed_layer layer(chosen, prompt, l);
-      for (kvfold::index_t h = 0; h < layer.kv.heads(); ++h, ++heads) {
+      for (kvmeld::index_t h = 0; h < layer.kv.heads(); ++h, ++heads) {
         all += layer.kv.head(h).length();
         CHECK(layer.kv.head(h).length() >= chosen.policy.min_budget());
       }
@@ -193,7 +193,7 @@ TEST_CASE("decoding from an empty cache that evicts nothing is reading the promp
   const auto tokens = first_tokens(files, 80);
   const auto expected = engine::prefill(model, tokens).logits;
   for (const evaluate::any_policy& policy :
-       {evaluate::full_cache(), evaluate::any_policy(kvfold::h2o{})}) {
+       {evaluate::full_cache(), evaluate::any_policy(kvmeld::h2o{})}) {
     evaluate::compressed_decoder decoder(model, {.policy = policy, .limit = {90}}, 80);
     const evaluate::row_major_matrix* logits = nullptr;
     for (const int token : tokens) {
@@ -207,7 +207,7 @@ TEST_CASE("sequences decoded side by side, of different lengths, are those decod
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
   const auto tokens = first_tokens(files, 60);
-  const evaluate::contender chosen{.policy = kvfold::h2o{}, .limit = {20}};
+  const evaluate::contender chosen{.policy = kvmeld::h2o{}, .limit = {20}};
   const auto from = [&](std::size_t first) {
     evaluate::compressed_decoder decoder(model, chosen, 80);
     for (std::size_t t = first; t < 50; ++t) {

@@ -33,12 +33,12 @@ TEST_CASE("slots in another storage are rounded once, and streams decode in it")
     CHECK(bytes[name] == bytes["h2o"] * (32 + 12) / (64 + 12));
   }
   CHECK_THAT(table, Catch::Contains(
-                        "refused: kvfold: cache: a dim of whole blocks of 32 numbers expected, "
+                        "refused: kvmeld: cache: a dim of whole blocks of 32 numbers expected, "
                         "8 came"));
 }
 
 TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
-  kvfold::cache<float> kv({.heads = 2, .group = 2, .dim = 32, .capacity = 12});
+  kvmeld::cache<float> kv({.heads = 2, .group = 2, .dim = 32, .capacity = 12});
   std::vector<float> numbers(9 * 32);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = static_cast<float>(i % 7) / 3 - 0.9F;
@@ -47,18 +47,18 @@ TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
   kv.head(1).log_mass(4) = 0.5F;
   evaluate::stored_cache floats(kv);
   CHECK((floats.bytes() == kv.bytes() && floats.heads() == 2 && floats.shape().capacity == 12));
-  for (const auto& [storage, off] : {std::pair{kvfold::scalar_type::half, 5e-4},
-                                     {kvfold::scalar_type::bfloat16, 4e-3},
-                                     {kvfold::scalar_type::q8_0, 5e-3}}) {
+  for (const auto& [storage, off] : {std::pair{kvmeld::scalar_type::half, 5e-4},
+                                     {kvmeld::scalar_type::bfloat16, 4e-3},
+                                     {kvmeld::scalar_type::q8_0, 5e-3}}) {
     auto stored = floats.in(storage);
     const auto head = stored.head(1);
     REQUIRE((stored.head(0).length() == 0 && head.length() == 9 && head.tokens_total() == 9));
     CHECK((head.log_mass(4) == 0.5F && head.position(8) == 8));
     head.push(numbers.data(), numbers.data() + 32);
     double worst = 0;
-    for (kvfold::index_t s = 0; s < 10; ++s) {
-      for (kvfold::index_t i = 0; i < 32; ++i) {
-        const auto number = [&](kvfold::index_t at) {
+    for (kvmeld::index_t s = 0; s < 10; ++s) {
+      for (kvmeld::index_t i = 0; i < 32; ++i) {
+        const auto number = [&](kvmeld::index_t at) {
           return double{numbers[static_cast<std::size_t>(at + i)]};
         };
         worst = std::max(worst, std::abs(double{head.key(s)[i]} - number(s % 9 * 32)));
@@ -66,6 +66,6 @@ TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
       }
     }
     CHECK((worst > 0 && worst < off));
-    CHECK(stored.bytes() == 10 * (2 * kvfold::row_bytes(storage, 32) + 8));
+    CHECK(stored.bytes() == 10 * (2 * kvmeld::row_bytes(storage, 32) + 8));
   }
 }

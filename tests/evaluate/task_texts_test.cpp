@@ -22,7 +22,7 @@ using evaluate::index_t;
 const std::filesystem::path models = paths::models();
 
 const engine::tokenizer& tokenizer() {
-  static const auto loaded = engine::tokenizer::load(models / "kvfold-2m", 512);
+  static const auto loaded = engine::tokenizer::load(models / "kvmeld-2m", 512);
   return loaded;
 }
 

@@ -27,7 +27,7 @@ struct output {
 /// The program on the bundled model.
 output run(const std::vector<std::string>& more) {
   const test::temporary_folder folder;
-  std::vector<std::string> words = {"evaluate", "--model", (models / "kvfold-2m").string()};
+  std::vector<std::string> words = {"evaluate", "--model", (models / "kvmeld-2m").string()};
   for (const std::string& word : {std::string("--text"), (models / "held-out.txt").string(),
                                   std::string("--csv"), (folder.path() / "e.csv").string(),
                                   std::string("--plots"), (folder.path() / "plots").string()}) {
@@ -119,7 +119,7 @@ TEST_CASE("copy counts the nats of the passage in the middle, where it comes aga
   }
   const std::vector<evaluate::named_policy> policies = {
       {.name = "full_cache", .policy = evaluate::full_cache()},
-      {.name = "h2o", .policy = kvfold::h2o{}}};
+      {.name = "h2o", .policy = kvmeld::h2o{}}};
   const std::vector<evaluate::contender> contenders = {
       {.index = 0, .policy = policies[0].policy, .limit = {96}},
       {.index = 1, .policy = policies[1].policy, .limit = {20}}};

@@ -5,16 +5,16 @@
 #include <string>
 
 #include "bytes.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/policies/snapkv.hpp"
-#include "kvfold/serialize.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/policies/snapkv.hpp"
+#include "kvmeld/serialize.hpp"
 
 namespace {
 
 struct saved {
-  kvfold::snapkv policy{.window = 2};
-  kvfold::cache<float> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 8}};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::snapkv policy{.window = 2};
+  kvmeld::cache<float> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 8}};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
 
   explicit saved(int tokens) {
     const std::vector<float> x(3, 0.5F);
@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   std::string text(reinterpret_cast<const char*>(data + 1), size - 1);
   if (data[0] != 0) {
-    kvfold::detail::crc32 sum;
+    kvmeld::detail::crc32 sum;
     sum.add(std::span(data + 1, size - 1));
     for (int i = 0; i < 4; ++i) {
       text += static_cast<char>(sum.value() >> (8 * i) & 0xFF);
@@ -66,7 +66,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     const std::string after = into.bytes();
     fuzz::must(after == text.substr(0, after.size()), "saved again, the same bytes");
-  } catch (const kvfold::error&) {
+  } catch (const kvmeld::error&) {
     fuzz::must(into.bytes() == before, "nothing changed when refused");
   }
   return 0;

@@ -4,17 +4,17 @@
 #include <limits>
 
 #include "bytes.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/merge/apply.hpp"
-#include "kvfold/merge/compose.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/merge/apply.hpp"
+#include "kvmeld/merge/compose.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 constexpr index_t dim = 3, capacity = 12;
 
-std::vector<float> everything(const kvfold::head_view<float>& head) {
+std::vector<float> everything(const kvmeld::head_view<float>& head) {
   std::vector<float> all;
   all.reserve(static_cast<std::size_t>(capacity * (2 * dim + 2)));
   for (index_t s = 0; s < head.length(); ++s) {
@@ -26,12 +26,12 @@ std::vector<float> everything(const kvfold::head_view<float>& head) {
 }
 
 /// Does `call` refuse, with nothing changed?
-bool refused(const kvfold::head_view<float>& head, const auto& call) {
+bool refused(const kvmeld::head_view<float>& head, const auto& call) {
   const auto before = everything(head);
   try {
     call();
     return false;
-  } catch (const kvfold::error&) {
+  } catch (const kvmeld::error&) {
     fuzz::must(fuzz::same(everything(head), before), "nothing changed when refused");
     return true;
   }
@@ -42,13 +42,13 @@ bool refused(const kvfold::head_view<float>& head, const auto& call) {
 struct expected_rows {
   std::vector<double> sum, size;
 
-  expected_rows(const kvfold::merge_plan& plan, const kvfold::head_view<float>& head, bool values) {
+  expected_rows(const kvmeld::merge_plan& plan, const kvmeld::head_view<float>& head, bool values) {
     for (index_t r = 0; r < plan.rows(); ++r) {
       const auto delta = values ? plan.value_correction(r) : plan.key_correction(r);
       for (index_t i = 0; i < dim; ++i) {
         double x = delta.empty() ? 0.0 : double{delta[static_cast<std::size_t>(i)]};
         double all = std::abs(x);
-        for (const kvfold::merge_source& e : plan.row(r)) {
+        for (const kvmeld::merge_source& e : plan.row(r)) {
           const auto row = values ? head.value(e.source) : head.key(e.source);
           const double term = double{values ? e.value_weight : e.key_weight} * double{row[i]};
           x += term, all += std::abs(term);
@@ -57,7 +57,7 @@ struct expected_rows {
       }
     }
   }
-  void hold(const kvfold::head_view<float>& head, bool values) const {
+  void hold(const kvmeld::head_view<float>& head, bool values) const {
     for (std::size_t n = 0; n < sum.size(); ++n) {
       const auto r = static_cast<index_t>(n) / dim, i = static_cast<index_t>(n) % dim;
       const double x = values ? head.value(r)[i] : head.key(r)[i];
@@ -72,15 +72,15 @@ struct expected_rows {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::bytes in(data, size);
-  kvfold::cache<float> kv{{.heads = 1, .dim = dim, .capacity = capacity}};
+  kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = capacity}};
   const auto head = kv.head(0);
   for (int t = in.below(capacity + 1); t > 0; --t) {
     const auto x = static_cast<float>(t);
     kv.append(0, std::vector<float>{x, 2, -3 * x}, std::vector<float>{1 / x, x * x, 5 - x});
   }
-  const kvfold::column columns[] = {{kvfold::column_merge::sum, 1}};
-  kvfold::head_state state(columns, 0, capacity);
-  kvfold::merge_plan plan;
+  const kvmeld::column columns[] = {{kvmeld::column_merge::sum, 1}};
+  kvmeld::head_state state(columns, 0, capacity);
+  kvmeld::merge_plan plan;
   plan.reset(in.below(4) == 0 ? static_cast<index_t>(in.next<std::int8_t>()) : head.length());
   while (!in.empty()) {
     switch (in.below(8)) {
@@ -97,7 +97,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         plan.keep(in.below(capacity), in.number());
         break;
       case 4: {
-        const kvfold::slot_removal d{in.next<std::int8_t>(), in.next<std::int8_t>(), in.number(),
+        const kvmeld::slot_removal d{in.next<std::int8_t>(), in.next<std::int8_t>(), in.number(),
                                      in.number(), in.number()};
         const index_t length = head.length();
         if (!refused(head, [&] { apply(d, head, state); })) {

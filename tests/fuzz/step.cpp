@@ -6,15 +6,15 @@
 #include <string_view>
 
 #include "bytes.hpp"
-#include "kvfold/any_policy.hpp"
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/memory/paged.hpp"
+#include "kvmeld/any_policy.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/memory/paged.hpp"
 
 namespace {
 
-using kvfold::budget;
-using kvfold::index_t;
+using kvmeld::budget;
+using kvmeld::index_t;
 using std::string_view_literals::operator""sv;
 
 constexpr index_t heads = 2, capacity = 40;
@@ -39,7 +39,7 @@ template <class Policy, class Cache>
 struct life {
   const Policy& policy;
   Cache& kv;
-  kvfold::state state = make_state(policy, kv);
+  kvmeld::state state = make_state(policy, kv);
   std::vector<float> came[heads] = {};  ///< [position, 2 · dim] keys and values, as they are stored
 
   /// Slot `s` as it is stored: its key, then its value.
@@ -96,7 +96,7 @@ struct life {
   }
   /// Heads are back in their budgets.
   void check_lengths(index_t most) {
-    for (index_t h = 0; h < heads && kvfold::traits::bounded(policy); ++h) {
+    for (index_t h = 0; h < heads && kvmeld::traits::bounded(policy); ++h) {
       fuzz::must(kv.head(h).length() <= most, "budgets");
     }
   }
@@ -128,7 +128,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
         case 1: {
           const int n = in.below(20);
           const auto q = numbers(n * heads * group * dim, most_query);
-          compress(policy, kv, one.state, kvfold::prompt_queries(q.data(), n, heads, group, dim),
+          compress(policy, kv, one.state, kvmeld::prompt_queries(q.data(), n, heads, group, dim),
                    b);
           one.check_lengths(b.target);
           break;
@@ -145,7 +145,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
           one.check_lengths(b.trigger_length() - 1);
         }
       }
-    } catch (const kvfold::error& refused) {
+    } catch (const kvmeld::error& refused) {
       // Numbers that are no numbers, or whose products are none, may break a plan half way.
       const bool plan = std::strstr(refused.what(), "merge_plan") != nullptr;
       fuzz::must(!tame || !plan, refused.what());
@@ -159,7 +159,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
 }
 
 /// Halves in pages of 4 slots, which lie in any order: a table for each head.
-void live_in_pages(const kvfold::cache_shape& shape, fuzz::bytes& in) {
+void live_in_pages(const kvmeld::cache_shape& shape, fuzz::bytes& in) {
   using half = Eigen::half;
   constexpr index_t slots = 4, pages = capacity / slots;
   std::vector<half> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
@@ -170,45 +170,45 @@ void live_in_pages(const kvfold::cache_shape& shape, fuzz::bytes& in) {
     }
   }
   const auto layout = [&](std::vector<half>& x) {
-    return kvfold::layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
+    return kvmeld::layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
   };
-  kvfold::paged_view<half> kv(shape, layout(keys), layout(values),
+  kvmeld::paged_view<half> kv(shape, layout(keys), layout(values),
                               {.pages = table.data(), .slots = slots, .head = pages});
   constexpr float most = 1e4F, most_query = 1e3F;
   switch (in.below(3)) {
     case 0:
-      return live(kvfold::h2o{}, kv, in, most, most_query);
+      return live(kvmeld::h2o{}, kv, in, most, most_query);
     case 1:
-      return live(kvfold::zsmerge{}, kv, in, most, most_query);
+      return live(kvmeld::zsmerge{}, kv, in, most, most_query);
     default:
-      return live(kvfold::d2o{}, kv, in, most, most_query);
+      return live(kvmeld::d2o{}, kv, in, most, most_query);
   }
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const auto policies = kvfold::any_policy::every();
+  static const auto policies = kvmeld::any_policy::every();
   fuzz::bytes in(data, size);
   const auto& policy =
       policies[static_cast<std::size_t>(in.below(static_cast<int>(policies.size())))];
   constexpr float most = 1e30F, most_query = 1e6F;
-  const kvfold::cache_shape shape{.heads = heads,
+  const kvmeld::cache_shape shape{.heads = heads,
                                   .group = 1 + in.below(2),
                                   .dim = 1 + in.below(9),
                                   .capacity = capacity,
                                   .check_finite = in.below(2) == 0};
   switch (in.below(3)) {
     case 0: {
-      kvfold::cache<float> kv(shape);
+      kvmeld::cache<float> kv(shape);
       live(policy, kv, in, most, most_query);
       break;
     }
     case 1: {  // an engine's: keys [token, head, dim], values transposed
       std::vector<float> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
-      kvfold::strided_view<float> kv(
-          shape, kvfold::layout<float>::token_head_dim(keys.data(), heads, shape.dim),
-          kvfold::layout<float>::head_dim_token(values.data(), capacity, shape.dim));
+      kvmeld::strided_view<float> kv(
+          shape, kvmeld::layout<float>::token_head_dim(keys.data(), heads, shape.dim),
+          kvmeld::layout<float>::head_dim_token(values.data(), capacity, shape.dim));
       live(policy, kv, in, most, most_query);
       break;
     }

@@ -13,7 +13,7 @@ struct bundled {
   llama_model_ptr theirs = load_gguf(paths::gguf());
 
   static std::filesystem::path folder() {
-    return std::filesystem::path(paths::models()) / "kvfold-2m";
+    return std::filesystem::path(paths::models()) / "kvmeld-2m";
   }
   static std::filesystem::path text_file() {
     return std::filesystem::path(paths::models()) / "held-out.txt";

@@ -195,7 +195,7 @@ inline engine::row_major_matrix decode(llama_context* context, std::span<const i
 
 /// llama.cpp behind the adapter.
 struct compressed_llama {
-  compressed_llama(llama_model* model, const evaluate::any_policy& p, kvfold::llama::options o,
+  compressed_llama(llama_model* model, const evaluate::any_policy& p, kvmeld::llama::options o,
                    llama_context_params parameters)
       : kv(model, p, std::move(o)) {
     kv.attach(parameters);
@@ -211,7 +211,7 @@ struct compressed_llama {
     position += static_cast<index_t>(tokens.size());
     return logits;
   }
-  kvfold::llama::compressor<evaluate::any_policy> kv;
+  kvmeld::llama::compressor<evaluate::any_policy> kv;
   llama_context_ptr context;
   index_t position = 0;
 };

@@ -7,9 +7,9 @@
 namespace {
 
 using namespace test;
-using kvfold::budget;
-using kvfold::llama::mode;
-using kvfold::llama::options;
+using kvmeld::budget;
+using kvmeld::llama::mode;
+using kvmeld::llama::options;
 
 /// Stands between llama.cpp and the adapter's callback: `hides(t, batch)` says which nodes of a
 /// micro-batch the adapter does not get to see, as of a llama.cpp that calls them otherwise, and
@@ -35,7 +35,7 @@ struct verdict {
 
 verdict behind(twin& models, const evaluate::any_policy& p, const options& o,
                const std::function<bool(ggml_tensor*, index_t batch)>& hides) {
-  kvfold::llama::compressor<evaluate::any_policy> kv(models.theirs.get(), p, o);
+  kvmeld::llama::compressor<evaluate::any_policy> kv(models.theirs.get(), p, o);
   auto parameters = exact_parameters(256, 64);
   kv.attach(parameters);
   intermediary between{parameters.cb_eval, parameters.cb_eval_user_data, hides};
@@ -52,7 +52,7 @@ verdict behind(twin& models, const evaluate::any_policy& p, const options& o,
     at += part.size();
     try {
       kv.check();
-    } catch (const kvfold::error& e) {
+    } catch (const kvmeld::error& e) {
       v.said = e.what();
       v.batch = between.batch;
       break;
@@ -70,7 +70,7 @@ auto named(const char* prefix) {
 auto rows_of(const char* cache) {
   return [=](ggml_tensor* t) {
     return t->op == GGML_OP_SET_ROWS &&
-           std::string_view(kvfold::llama::root_of(t)->name).starts_with(cache);
+           std::string_view(kvmeld::llama::root_of(t)->name).starts_with(cache);
   };
 }
 

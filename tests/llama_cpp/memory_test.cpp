@@ -8,8 +8,8 @@
 namespace {
 
 using namespace test;
-using kvfold::budget;
-using kvfold::llama::mode;
+using kvmeld::budget;
+using kvmeld::llama::mode;
 
 constexpr index_t chunk = 64;
 

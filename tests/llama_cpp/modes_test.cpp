@@ -6,9 +6,9 @@
 namespace {
 
 using namespace test;
-using kvfold::budget;
-using kvfold::llama::mode;
-using kvfold::llama::options;
+using kvmeld::budget;
+using kvmeld::llama::mode;
+using kvmeld::llama::options;
 
 constexpr index_t chunk = 64;
 

@@ -37,8 +37,8 @@ evaluate::any_policy policy_named(const std::string& name) {
 }
 
 evaluate::any_policy by_slots() {
-  kvfold::streaming_llm p;
-  p.positions = kvfold::streaming_llm::position_mode::cache_index;
+  kvmeld::streaming_llm p;
+  p.positions = kvmeld::streaming_llm::position_mode::cache_index;
   return p;
 }
 
@@ -71,7 +71,7 @@ engine::row_major_matrix turned_as_llama_cpp(engine::row_major_matrix x, index_t
 }  // namespace
 
 chunked_engine::chunked_engine(const engine::decoder& model, policy p,
-                               std::vector<kvfold::budget> limits, index_t capacity,
+                               std::vector<kvmeld::budget> limits, index_t capacity,
                                std::vector<char> whole, angles turned)
     : model_(model),
       policy_(std::move(p)),
@@ -82,9 +82,9 @@ chunked_engine::chunked_engine(const engine::decoder& model, policy p,
   evaluate::set_rope(policy_, c.rope);
   whole_.resize(static_cast<std::size_t>(c.layers));
   for (index_t l = 0; l < c.layers; ++l) {
-    caches_.push_back(kvfold::cache<float>(
+    caches_.push_back(kvmeld::cache<float>(
         {.heads = c.kv_heads, .group = c.group(), .dim = c.dim, .capacity = capacity}));
-    states_.push_back(kvfold::make_state(policy_, caches_.back()));
+    states_.push_back(kvmeld::make_state(policy_, caches_.back()));
   }
 }
 
@@ -132,32 +132,32 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
     const auto seen = std::span(p).first(static_cast<std::size_t>(head.group() * head.length()));
     policy_.attend(head, state[h], &q(t, h * width), &out(t, h * width), seen, lse);
     if (whole_[l] == 0 && !prompt && policy_.measures()) {
-      kvfold::observe(policy_, head, state[h], state.workspace(),
+      kvmeld::observe(policy_, head, state[h], state.workspace(),
                       {.probabilities = seen, .log_sum_exp = lse, .query = &q(t, h * width)});
     }
   }
   if (whole_[l] != 0) {
     return;
   }
-  const kvfold::budget b = limits_[l];
-  std::optional<kvfold::reference_queries> chosen;
+  const kvmeld::budget b = limits_[l];
+  std::optional<kvmeld::reference_queries> chosen;
   auto queries =
-      kvfold::prompt_queries(q.data(), tokens, kv.heads(), head.group(), head.dim()).of(h);
+      kvmeld::prompt_queries(q.data(), tokens, kv.heads(), head.group(), head.dim()).of(h);
   if (prompt) {
     if (policy_.name() == "fold" || policy_.name() == "attention_matching") {
-      kvfold::cache<float> one(
+      kvmeld::cache<float> one(
           {.heads = 1, .group = head.group(), .dim = head.dim(), .capacity = head.capacity()});
       one.head(0).restore(0, head.tokens_total());  // foresight and spread look at `seen` alone
-      chosen = policy_.name() == "fold" ? kvfold::foresight(one, queries, model_.shape().rope)
-                                        : kvfold::spread(one, queries);
+      chosen = policy_.name() == "fold" ? kvmeld::foresight(one, queries, model_.shape().rope)
+                                        : kvmeld::spread(one, queries);
       queries = chosen->view();
     }
-    kvfold::observe(policy_, head, state[h], queries);
+    kvmeld::observe(policy_, head, state[h], queries);
   }
   if (b.reached(head.length()) && (prompt || policy_.decodes())) {
-    kvfold::plan(policy_, head, state[h], prompt ? queries : kvfold::no_queries, b.target,
+    kvmeld::plan(policy_, head, state[h], prompt ? queries : kvmeld::no_queries, b.target,
                  state.workspace().scratch, state.workspace().plan);
-    kvfold::apply(policy_, state.workspace().plan, head, state[h], state.workspace().scratch);
+    kvmeld::apply(policy_, state.workspace().plan, head, state[h], state.workspace().scratch);
   }
   if (head.length() <= b.target) {
     policy_.after_compress(head, state[h], b.target);

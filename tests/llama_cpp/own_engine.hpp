@@ -9,7 +9,7 @@
 
 namespace test {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// A model of random weights: 2 layers, 4 query heads on 2 KV heads.
 inline engine::config small_shape() {
@@ -49,7 +49,7 @@ class chunked_engine {
   using policy = evaluate::any_policy;
 
   /// `limits [layers]`; `whole [layers]`: left alone.
-  chunked_engine(const engine::decoder& model, policy p, std::vector<kvfold::budget> limits,
+  chunked_engine(const engine::decoder& model, policy p, std::vector<kvmeld::budget> limits,
                  index_t capacity, std::vector<char> whole = {}, angles turned = angles::ours);
 
   /// `[tokens, vocab]`.
@@ -62,11 +62,11 @@ class chunked_engine {
 
   const engine::decoder& model_;
   policy policy_;
-  std::vector<kvfold::budget> limits_;
+  std::vector<kvmeld::budget> limits_;
   std::vector<char> whole_;
   angles turned_;
-  std::vector<kvfold::cache<float>> caches_;
-  std::vector<kvfold::state> states_;
+  std::vector<kvmeld::cache<float>> caches_;
+  std::vector<kvmeld::state> states_;
   index_t position_ = 0;
 };
 

@@ -1,13 +1,13 @@
 // A policy of one's own under the adapter: it is shown all that there is of every token.
 #include <catch2/catch.hpp>
 
-#include "kvfold/search/select.hpp"
+#include "kvmeld/search/select.hpp"
 #include "llama_cpp/files.hpp"
 
 namespace {
 
 using namespace test;
-using kvfold::llama::mode;
+using kvmeld::llama::mode;
 
 /// Keeps the latest tokens, and holds what it is shown to what head and query say.
 struct onlooker {
@@ -16,8 +16,8 @@ struct onlooker {
 
   static constexpr std::string_view name() { return "onlooker"; }
 
-  void observe(const kvfold::kv_head auto& head, kvfold::head_state&,
-               const kvfold::observation& observed) const {
+  void observe(const kvmeld::kv_head auto& head, kvmeld::head_state&,
+               const kvmeld::observation& observed) const {
     ++*shown;
     const index_t n = head.length();
     std::vector<double> logits(static_cast<std::size_t>(n));
@@ -39,12 +39,12 @@ struct onlooker {
       }
     }
   }
-  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            kvfold::slot_scratch& work, kvfold::merge_plan& out) const {
-    kvfold::search::select(
+  void plan(const kvmeld::kv_head auto& head, const kvmeld::head_state&, index_t target,
+            kvmeld::slot_scratch& work, kvmeld::merge_plan& out) const {
+    kvmeld::search::select(
         head.length(), target, [](index_t) { return false; },
-        [&](index_t s) { return kvfold::rank(static_cast<float>(head.position(s))); }, work);
-    kvfold::merge::keep_marked(head, work, out);
+        [&](index_t s) { return kvmeld::rank(static_cast<float>(head.position(s))); }, work);
+    kvmeld::merge::keep_marked(head, work, out);
   }
 };
 
@@ -56,7 +56,7 @@ TEST_CASE("llama.cpp: a policy of one's own is shown probabilities, log-sum-exp 
   for (const mode how : {mode::repack, mode::own_attention}) {
     index_t shown = 0;
     double farthest = 0;
-    kvfold::llama::compressor kv(models.theirs.get(), onlooker{&shown, &farthest},
+    kvmeld::llama::compressor kv(models.theirs.get(), onlooker{&shown, &farthest},
                                  {.how = how, .limits = {{.target = 96}}});
     auto parameters = exact_parameters(256, 64);
     kv.attach(parameters);

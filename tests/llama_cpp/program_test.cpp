@@ -1,4 +1,4 @@
-// The program kvfold-llama on the bundled model: its options, and what its table counts.
+// The program kvmeld-llama on the bundled model: its options, and what its table counts.
 #include "llama_cpp/program.hpp"
 
 #include <catch2/catch.hpp>
@@ -12,7 +12,7 @@
 namespace {
 
 using namespace test;
-using kvfold::llama::program_options;
+using kvmeld::llama::program_options;
 
 /// A prompt of the held-out text, and the program's options for it.
 struct prompt {
@@ -24,7 +24,7 @@ struct prompt {
 
   program_options parse(std::vector<std::string> more) const {
     std::vector<const char*> arguments = {
-        "kvfold-llama", "--model",   gguf.c_str(), "--prompt-file", file.c_str(), "--chunk",
+        "kvmeld-llama", "--model",   gguf.c_str(), "--prompt-file", file.c_str(), "--chunk",
         "64",           "--predict", "16"};
     for (const std::string& a : more) {
       arguments.push_back(a.c_str());
@@ -39,7 +39,7 @@ struct table {
 
   explicit table(const program_options& o) {
     std::ostringstream out, progress;
-    CHECK(kvfold::llama::run(o, out, progress) == 0);
+    CHECK(kvmeld::llama::run(o, out, progress) == 0);
     printed = out.str();
   }
   std::vector<std::string> line(const std::string& name) const {
@@ -128,12 +128,12 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
   const auto logits = decode(context.get(), tokens, 0);
   double nats = 0;
   for (index_t i = 0; i + 1 < count; ++i) {
-    nats += kvfold::llama::surprise(
+    nats += kvmeld::llama::surprise(
         std::span(logits.row(i).data(), static_cast<std::size_t>(logits.cols())),
         tokens[static_cast<std::size_t>(i) + 1]);
   }
   const double mean = nats / (count - 1);
-  const auto facts = kvfold::llama::model_facts::of(theirs.get());
+  const auto facts = kvmeld::llama::model_facts::of(theirs.get());
   const double heads = llama_model_n_layer(theirs.get()) * facts.kv_heads;
   const std::string every = std::to_string(all);
 
@@ -225,21 +225,21 @@ TEST_CASE("llama.cpp: the program writes until the model ends the text") {
   const table t(o);
   // What it writes, token by token.
   const auto model = load_gguf(paths::gguf());
-  const kvfold::llama::vocabulary language(model.get());
+  const kvmeld::llama::vocabulary language(model.get());
   auto parameters = exact_parameters(256, 64);
   parameters.type_k = parameters.type_v = GGML_TYPE_F16;
   const auto policy = policy_named("streaming_llm");
-  kvfold::llama::session s(
+  kvmeld::llama::session s(
       model.get(), parameters,
-      kvfold::llama::compression{policy, {.limits = {budget_within(policy, 96)}}});
+      kvmeld::llama::compression{policy, {.limits = {budget_within(policy, 96)}}});
   const auto tokens = language.read(p.text);
   std::vector<int> written;
   s.read(tokens, false, [&](std::size_t i, std::span<const float> logits) {
-    written = {kvfold::llama::likeliest(logits)};
+    written = {kvmeld::llama::likeliest(logits)};
     CHECK(i < tokens.size());
   });
   while (written.size() < 16) {
-    written.push_back(kvfold::llama::likeliest(s.next(written.back())));
+    written.push_back(kvmeld::llama::likeliest(s.next(written.back())));
   }
   const auto first = [&](std::size_t n) {
     std::string text;
@@ -267,11 +267,11 @@ TEST_CASE("llama.cpp: a session begins again, and tells tokens by where they sta
   const auto text = draw_tokens(192, models.shape.vocab);
   const auto wanted = full_logits(models.ours, text);
   for (const bool compressed : {false, true}) {
-    std::optional<kvfold::llama::compression> by;
+    std::optional<kvmeld::llama::compression> by;
     if (compressed) {
       by = {policy_named("fold"), {.limits = {{.target = 200}}}};
     }
-    kvfold::llama::session s(models.theirs.get(), exact_parameters(256, 64), by);
+    kvmeld::llama::session s(models.theirs.get(), exact_parameters(256, 64), by);
     for (int time = 0; time < 2; ++time) {
       std::size_t next = 0;
       s.read(text, true, [&](std::size_t i, std::span<const float> logits) {

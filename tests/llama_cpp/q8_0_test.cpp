@@ -1,5 +1,5 @@
 // Q8_0 is ggml's own: its functions read what we store, and we read what they store.
-#include "kvfold/memory/q8_0.hpp"
+#include "kvmeld/memory/q8_0.hpp"
 
 #include <ggml.h>
 
@@ -7,28 +7,28 @@
 #include <cmath>
 #include <vector>
 
-#include "kvfold/memory/convert.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "support/random.hpp"
 
 TEST_CASE("rows in Q8_0 are ggml's, both ways", "[q8_0]") {
   const auto* const traits = ggml_get_type_traits(GGML_TYPE_Q8_0);
-  REQUIRE(traits->type_size == sizeof(kvfold::q8_0));
-  REQUIRE(traits->blck_size == kvfold::q8_0::size);
-  constexpr kvfold::index_t dim = 128;
+  REQUIRE(traits->type_size == sizeof(kvmeld::q8_0));
+  REQUIRE(traits->blck_size == kvmeld::q8_0::size);
+  constexpr kvmeld::index_t dim = 128;
   std::normal_distribution<float> gauss;
   for (const float size : {1e-3F, 1.0F, 300.0F}) {
     std::vector<float> x(dim), ours(dim), theirs(dim);
     for (float& e : x) {
       e = size * gauss(streams::floats);
     }
-    std::vector<kvfold::q8_0> blocks(dim / kvfold::q8_0::size), by_ggml = blocks;
-    const kvfold::row<kvfold::q8_0> row{blocks.data()};
-    kvfold::detail::store_row(x.data(), row, dim);
-    kvfold::to_floats(row, dim, ours.data());
+    std::vector<kvmeld::q8_0> blocks(dim / kvmeld::q8_0::size), by_ggml = blocks;
+    const kvmeld::row<kvmeld::q8_0> row{blocks.data()};
+    kvmeld::detail::store_row(x.data(), row, dim);
+    kvmeld::to_floats(row, dim, ours.data());
     traits->to_float(blocks.data(), theirs.data(), dim);
     CHECK(ours == theirs);
     traits->from_float_ref(x.data(), by_ggml.data(), dim);
-    kvfold::to_floats(kvfold::row<kvfold::q8_0>{by_ggml.data()}, dim, theirs.data());
+    kvmeld::to_floats(kvmeld::row<kvmeld::q8_0>{by_ggml.data()}, dim, theirs.data());
     for (std::size_t i = 0; i < x.size(); ++i) {
       // A number that lies between two codes may go either way: theirs go by the scale in float.
       const auto scale = static_cast<float>(blocks[i / 32].scale);

@@ -6,17 +6,17 @@
 namespace {
 
 using namespace test;
-using kvfold::budget;
-using kvfold::llama::mode;
-using kvfold::llama::model_facts;
-using kvfold::llama::options;
-using adapter = kvfold::llama::compressor<evaluate::any_policy>;
+using kvmeld::budget;
+using kvmeld::llama::mode;
+using kvmeld::llama::model_facts;
+using kvmeld::llama::options;
+using adapter = kvmeld::llama::compressor<evaluate::any_policy>;
 
 template <class Work>
 std::string refusal(Work work) {
   try {
     work();
-  } catch (const kvfold::error& e) {
+  } catch (const kvmeld::error& e) {
     return e.what();
   }
   return "not refused";
@@ -37,7 +37,7 @@ TEST_CASE("llama.cpp: models that cannot be compressed are refused by the featur
   const auto said = [](auto change) {
     model_facts facts = plain();
     change(facts);
-    return refusal([&] { kvfold::llama::shape_of(facts); });
+    return refusal([&] { kvmeld::llama::shape_of(facts); });
   };
   using Catch::Contains;
   CHECK(said([](auto&) {}) == "not refused");
@@ -78,7 +78,7 @@ TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
   auto refact = facts({}, "refact");
   CHECK((refact.alibi && refact.rotation == LLAMA_ROPE_TYPE_NONE));
   refact.alibi = false;
-  CHECK_THAT(refusal([&] { kvfold::llama::shape_of(refact); }),
+  CHECK_THAT(refusal([&] { kvmeld::llama::shape_of(refact); }),
              Catch::Contains("refact, a model with no RoPE"));
   const auto real = [&](const char* key, float value) {
     return facts([&](gguf_context* g) { gguf_set_val_f32(g, key, value); }, "llama");

@@ -8,12 +8,12 @@
 namespace {
 
 using namespace test;
-using kvfold::llama::mode;
-using kvfold::llama::options;
+using kvmeld::llama::mode;
+using kvmeld::llama::options;
 
 constexpr index_t chunk = 64;
 
-engine::config rotated(const kvfold::rope& r) {
+engine::config rotated(const kvmeld::rope& r) {
   auto shape = small_shape();
   shape.rope = r;
   return shape;
@@ -31,7 +31,7 @@ std::string said(twin& models, const evaluate::any_policy& p,
            &code);
     try {
       kv.kv.check();
-    } catch (const kvfold::error& e) {
+    } catch (const kvmeld::error& e) {
       CHECK(code == 2);
       return e.what();
     }
@@ -44,8 +44,8 @@ std::string said(twin& models, const evaluate::any_policy& p,
 }  // namespace
 
 TEST_CASE("llama.cpp: keys are turned by the model's own rotation") {
-  using kvfold::llama3_scaling;
-  using kvfold::rope;
+  using kvmeld::llama3_scaling;
+  using kvmeld::rope;
   struct kind {
     const char* arch;
     rope rope_params;
@@ -60,7 +60,7 @@ TEST_CASE("llama.cpp: keys are turned by the model's own rotation") {
     twin models(7, rotated(rope_params), {}, arch);
     const auto text = draw_tokens(1024, models.shape.vocab);
     const auto p = by_slots();
-    const kvfold::budget limit{.target = 96};
+    const kvmeld::budget limit{.target = 96};
     chunked_engine ours(models.ours, p, {limit, limit}, 96 + chunk);
     compressed_llama repack(models.theirs.get(), p, {.limits = {limit}},
                             exact_parameters(256, chunk)),
@@ -88,7 +88,7 @@ TEST_CASE(
     };
   };
   auto unknown = small_shape();
-  unknown.rope.llama3 = kvfold::llama3_scaling{.factor = 5};
+  unknown.rope.llama3 = kvmeld::llama3_scaling{.factor = 5};
   for (const gguf_edit& edit : {gguf_edit(scaling("linear")), gguf_edit(scaling("yarn")), {}}) {
     twin models(7, edit ? small_shape() : unknown, edit);
     for (const auto& p : {by_slots(), policy_named("fold"), policy_named("expected_attention"),
@@ -137,7 +137,7 @@ TEST_CASE("llama.cpp: rotations are alike by their figures and their factors") {
     return ggml_rope_ext(memory, x, positions, factors, 16, GGML_ROPE_TYPE_NORMAL, 4096, base, 1, 0,
                          1, 32, 1);
   };
-  using kvfold::llama::same_rotation;
+  using kvmeld::llama::same_rotation;
   CHECK(same_rotation(turned(100), turned(100)));
   CHECK_FALSE(same_rotation(turned(100), turned(101)));
   CHECK_FALSE(same_rotation(turned(100), nullptr));
@@ -163,7 +163,7 @@ TEST_CASE("llama.cpp: rotations are alike by their figures and their factors") {
   ggml_tensor* const cache = ggml_new_tensor_2d(memory, GGML_TYPE_F32, 64, 8);
   ggml_tensor* const cells = ggml_new_tensor_1d(memory, GGML_TYPE_I64, 3);
   const auto stored = [&](ggml_tensor* rows) {
-    return kvfold::llama::rotation_behind(
+    return kvmeld::llama::rotation_behind(
         ggml_set_rows(memory, cache, ggml_reshape_2d(memory, rows, 64, 3), cells));
   };
   ggml_tensor* const keys = turned(100);
@@ -180,11 +180,11 @@ TEST_CASE("llama.cpp: a rotation of part of a head, or by YaRN alone, is none") 
   ggml_tensor* const x = ggml_new_tensor_3d(memory, GGML_TYPE_F32, 16, 4, 3);
   ggml_tensor* const positions = ggml_new_tensor_1d(memory, GGML_TYPE_I32, 3);
   const auto read = [&](int turned, int mode, float yarn = 0) {
-    return kvfold::llama::rope_of(
+    return kvmeld::llama::rope_of(
         ggml_rope_ext(memory, x, positions, nullptr, turned, mode, 4096, 100, 1, yarn, 1, 32, 1),
         16);
   };
-  using kvfold::rope;
+  using kvmeld::rope;
   REQUIRE(read(16, GGML_ROPE_TYPE_NORMAL).has_value());
   CHECK(read(16, GGML_ROPE_TYPE_NORMAL)->base == 100);
   CHECK(read(16, GGML_ROPE_TYPE_NORMAL)->layout == rope::pairing::interleaved);

@@ -6,7 +6,7 @@
 
 namespace test {
 
-using kvfold::llama::mode;
+using kvmeld::llama::mode;
 
 /// The logits `[tokens, vocab]` of every chunk.
 using stream_logits = std::vector<engine::row_major_matrix>;
@@ -89,7 +89,7 @@ struct both_engines {
   stream_logits of_ours(const evaluate::any_policy& p, std::span<const int> text, index_t room,
                         bool singles) const {
     const auto layers = static_cast<std::size_t>(ours.shape().layers);
-    chunked_engine loops(ours, p, std::vector<kvfold::budget>(layers, {.target = target}), room,
+    chunked_engine loops(ours, p, std::vector<kvmeld::budget>(layers, {.target = target}), room,
                          std::vector<char>(layers, p.bounded() ? 0 : 1), turned);
     return each_chunk(text, singles, [&](auto part) { return loops.decode(part); });
   }

@@ -1,4 +1,4 @@
-// The table that kvfold-llama-tables prints, on the bundled model.
+// The table that kvmeld-llama-tables prints, on the bundled model.
 #include "llama_cpp/tables.hpp"
 
 #include <catch2/catch.hpp>
@@ -11,8 +11,8 @@
 namespace {
 
 using namespace test;
-using kvfold::llama::mode;
-using kvfold::llama::parse_modes;
+using kvmeld::llama::mode;
+using kvmeld::llama::parse_modes;
 
 evaluate::options few_cases(const std::string& policies) {
   evaluate::options o;
@@ -26,7 +26,7 @@ evaluate::options few_cases(const std::string& policies) {
 
 std::string printed(const evaluate::options& o, const std::string& modes) {
   std::ostringstream out, said;
-  kvfold::llama::run_tables(o, paths::gguf(), parse_modes(modes), out, said);
+  kvmeld::llama::run_tables(o, paths::gguf(), parse_modes(modes), out, said);
   return out.str();
 }
 
@@ -55,7 +55,7 @@ stream_figures by_our_engine(const bundled& m, const evaluate::options& o,
                              const evaluate::any_policy& p, index_t slots) {
   const auto text = m.tokens.encode(m.text());
   const auto length = static_cast<std::size_t>(o.prompt), first = length / 4;
-  const auto limit = kvfold::budget_within(p, slots);
+  const auto limit = kvmeld::budget_within(p, slots);
   stream_figures f;
   for (std::size_t i = 0; i < 2; ++i) {
     const auto part = std::span(text).subspan(i * ((text.size() - length) / 2), length);

@@ -1,5 +1,5 @@
 // Rows as floats: exact, for every number that two bytes can hold.
-#include "kvfold/memory/convert.hpp"
+#include "kvmeld/memory/convert.hpp"
 
 #include <bit>
 #include <catch2/catch.hpp>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 namespace {
 
@@ -35,7 +35,7 @@ TEMPLATE_TEST_CASE("every half and bfloat16 becomes its float", "[convert]", Eig
   std::vector<float> out(x.size());
   const index_t some = GENERATE(1, 7, 8, 64, 1 << 16), step = GENERATE(1, 2);
   for (index_t at = 0; at + (some - 1) * step < 1 << 16; at += some * step) {
-    kvfold::to_floats(kvfold::row<const TestType>{x.data() + at, step}, some, out.data());
+    kvmeld::to_floats(kvmeld::row<const TestType>{x.data() + at, step}, some, out.data());
     for (index_t i = 0; i < some; ++i) {
       const auto from = x[static_cast<std::size_t>(at + i * step)];
       if (!same(out[static_cast<std::size_t>(i)], static_cast<float>(from))) {
@@ -50,7 +50,7 @@ TEMPLATE_TEST_CASE("every half and bfloat16 becomes its float", "[convert]", Eig
 TEST_CASE("halves without instructions for them are the same", "[convert]") {
   int wrong = 0;
   for (const Eigen::half x : all<Eigen::half>()) {
-    wrong += same(kvfold::detail::half_bits_to_float(x.x), static_cast<float>(x)) ? 0 : 1;
+    wrong += same(kvmeld::detail::half_bits_to_float(x.x), static_cast<float>(x)) ? 0 : 1;
   }
   CHECK(wrong == 0);
 }

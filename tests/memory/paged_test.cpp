@@ -1,19 +1,19 @@
 // Caches in pages: everything a cache does, and pages that come free.
-#include "kvfold/memory/paged.hpp"
+#include "kvmeld/memory/paged.hpp"
 
 #include <catch2/catch.hpp>
 #include <sstream>
 #include <vector>
 
-#include "kvfold/serialize.hpp"
+#include "kvmeld/serialize.hpp"
 #include "support/fixtures.hpp"
 
 namespace {
 
-using kvfold::cache_shape;
-using kvfold::index_t;
-using kvfold::merge_plan;
-using kvfold::paged_view;
+using kvmeld::cache_shape;
+using kvmeld::index_t;
+using kvmeld::merge_plan;
+using kvmeld::paged_view;
 
 constexpr index_t heads = 2, dim = 6, slots = 4, pages = 8, pool = 23;
 constexpr cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = slots * pages};
@@ -29,8 +29,8 @@ struct engine {
       : kv(shape, layout(keys, slots_first), layout(values, slots_first),
            {.pages = tables.data(), .slots = slots, .head = own_tables ? pages : 0}) {}
 
-  static kvfold::layout<Scalar> layout(std::vector<Scalar>& x, bool slots_first) {
-    using named = kvfold::layout<Scalar>;
+  static kvmeld::layout<Scalar> layout(std::vector<Scalar>& x, bool slots_first) {
+    using named = kvmeld::layout<Scalar>;
     return slots_first ? named::page_slot_head_dim(x.data(), slots, heads, dim)
                        : named::page_head_slot_dim(x.data(), slots, heads, dim);
   }
@@ -61,8 +61,8 @@ std::vector<index_t> list(std::span<const index_t> x) { return {x.begin(), x.end
 TEMPLATE_TEST_CASE("a paged view does what a cache does", "[paged]", float, Eigen::half) {
   const bool own_tables = GENERATE(false, true), slots_first = GENERATE(false, true);
   engine<TestType> e(own_tables, slots_first);
-  kvfold::cache<TestType> owning(shape);
-  const kvfold::h2o policy{.recent = 0.25F, .sinks = 1};
+  kvmeld::cache<TestType> owning(shape);
+  const kvmeld::h2o policy{.recent = 0.25F, .sinks = 1};
   auto a = make_state(policy, e.kv), b = make_state(policy, owning);
   for (index_t h = 0; h < heads; ++h) {
     const auto k = fixtures::normal<TestType>((20 + h) * dim);
@@ -70,15 +70,15 @@ TEMPLATE_TEST_CASE("a paged view does what a cache does", "[paged]", float, Eige
     e.kv.append(h, std::span<const TestType>(k), std::span<const TestType>(k));
   }
   const fixtures::queries queries(20, 2 * heads, dim);
-  const auto view = kvfold::prompt_queries(queries.data.data(), 20, heads, 2, dim);
-  compress(policy, e.kv, a, view, kvfold::budget{15});
-  compress(policy, owning, b, view, kvfold::budget{15});
+  const auto view = kvmeld::prompt_queries(queries.data.data(), 20, heads, 2, dim);
+  compress(policy, e.kv, a, view, kvmeld::budget{15});
+  compress(policy, owning, b, view, kvmeld::budget{15});
   std::vector<float> out(heads * 2 * dim), expected(out);
   for (index_t t = 0; t < 40; ++t) {
     const auto q = fixtures::normal(heads * 2 * dim), k = fixtures::normal(heads * dim);
     const std::span<const float> query(q), row(k);
-    step(policy, e.kv, a, {query, row, row}, kvfold::budget{15, 20}, std::span(out));
-    step(policy, owning, b, {query, row, row}, kvfold::budget{15, 20}, std::span(expected));
+    step(policy, e.kv, a, {query, row, row}, kvmeld::budget{15, 20}, std::span(out));
+    step(policy, owning, b, {query, row, row}, kvmeld::budget{15, 20}, std::span(expected));
     REQUIRE(out == expected);
   }
   for (index_t h = 0; h < heads; ++h) {
@@ -135,8 +135,8 @@ TEST_CASE("a plan rounded to whole pages keeps the pages in which it keeps most"
 TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
   const bool own_tables = GENERATE(false, true);
   engine<float> e(own_tables, false);
-  kvfold::cache<float> owning(shape);
-  const kvfold::h2o policy{};
+  kvmeld::cache<float> owning(shape);
+  const kvmeld::h2o policy{};
   auto a = make_state(policy, e.kv), b = make_state(policy, owning);
   for (index_t h = 0; h < heads; ++h) {
     const auto k = fixtures::normal(30 * dim);
@@ -180,11 +180,11 @@ TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
 TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][errors]") {
   engine<float> e(true, true);
   e.kv.adopt(0, 10);
-  kvfold::state state = make_state(kvfold::h2o{}, e.kv);
+  kvmeld::state state = make_state(kvmeld::h2o{}, e.kv);
   const auto tables = e.tables;
   const auto bytes = fixtures::bytes_of(e.kv.head(0));
   const auto refuses = [&](const std::string& message, const auto& call) {
-    CHECK_THROWS_AS(call(), kvfold::error);
+    CHECK_THROWS_AS(call(), kvmeld::error);
     CHECK_THROWS_WITH(call(), Catch::Contains(message));
     CHECK((fixtures::bytes_of(e.kv.head(0)) == bytes && e.tables == tables));
   };
@@ -210,14 +210,14 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   refuses("a plan of 10 slots expected, 11 came",
           [&] { whole_pages(keeping(11, {}), e.kv.head(0), slots, out); });
 
-  e.tables[3] = kvfold::page_table::no_page;
+  e.tables[3] = kvmeld::page_table::no_page;
   e.kv.adopt(0, 2);
   const std::vector<float> x(dim);
   CHECK_THROWS_WITH(e.kv.head(0).push(x.data(), x.data()),
                     Catch::Contains("a page for slot 12 expected, -1 came"));
   CHECK(e.kv.head(0).length() == 12);
 
-  const auto view = [&](const cache_shape& s, float* data, kvfold::page_table table) {
+  const auto view = [&](const cache_shape& s, float* data, kvmeld::page_table table) {
     return paged_view<float>(s, {data, 1, 1, 1}, {data, 1, 1, 1}, table);
   };
   index_t table[8] = {};
@@ -230,17 +230,17 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
 }
 
 TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
-  const kvfold::h2o policy{.sinks = 1};
+  const kvmeld::h2o policy{.sinks = 1};
   engine<float> e(true, true), fresh(true, true);
   for (index_t h = 0; h < heads; ++h) {
     const auto k = fixtures::normal(10 * dim);
     e.kv.append(h, std::span<const float>(k), std::span<const float>(k));
   }
-  kvfold::state state = make_state(policy, e.kv), other = make_state(policy, fresh.kv);
+  kvmeld::state state = make_state(policy, e.kv), other = make_state(policy, fresh.kv);
   std::stringstream saved;
   save(saved, policy, e.kv, state);
   const auto tables = fresh.tables;
-  std::ranges::fill(fresh.tables, kvfold::page_table::no_page);
+  std::ranges::fill(fresh.tables, kvmeld::page_table::no_page);
   CHECK_THROWS_WITH(load(saved, policy, fresh.kv, other),
                     Catch::Contains("a page for slot 0 expected, -1 came"));
   CHECK((fresh.kv.head(0).length() == 0 && fresh.kv.head(1).length() == 0));
@@ -249,7 +249,7 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   load(saved, policy, fresh.kv, other);
   CHECK(fixtures::bytes_of(fresh.kv.head(1)) == fixtures::bytes_of(e.kv.head(1)));
 
-  e.tables[pages + 3] = kvfold::page_table::no_page;  // slots 12 to 15 of head 1
+  e.tables[pages + 3] = kvmeld::page_table::no_page;  // slots 12 to 15 of head 1
   const auto missing = Catch::Contains("a page for slot 12 expected, -1 came");
   const std::vector<float> x(3 * dim);
   const auto bytes = [&] {
@@ -263,7 +263,7 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   before = bytes();
   const std::vector<float> q(heads * 2 * dim), row(heads * dim);
   std::vector<float> out(q.size());
-  CHECK_THROWS_WITH(step(policy, e.kv, state, {q, row, row}, kvfold::budget{20}, std::span(out)),
+  CHECK_THROWS_WITH(step(policy, e.kv, state, {q, row, row}, kvmeld::budget{20}, std::span(out)),
                     missing);
   CHECK(bytes() == before);
 }

@@ -1,5 +1,5 @@
 // Keys and values in Q8_0: what a block holds, and policies over rows of blocks.
-#include "kvfold/memory/q8_0.hpp"
+#include "kvmeld/memory/q8_0.hpp"
 
 #include <catch2/catch.hpp>
 #include <cstring>
@@ -10,15 +10,15 @@
 
 namespace {
 
-using kvfold::index_t;
-using kvfold::q8_0;
+using kvmeld::index_t;
+using kvmeld::q8_0;
 
 /// Numbers of a row that are in Q8_0 already.
 std::vector<float> representable(index_t n) {
   auto x = fixtures::normal(n);
-  std::vector<q8_0> blocks(static_cast<std::size_t>(kvfold::row_size<q8_0>(n)));
-  kvfold::detail::store_row(x.data(), kvfold::row<q8_0>{blocks.data()}, n);
-  kvfold::to_floats(kvfold::row<q8_0>{blocks.data()}, n, x.data());
+  std::vector<q8_0> blocks(static_cast<std::size_t>(kvmeld::row_size<q8_0>(n)));
+  kvmeld::detail::store_row(x.data(), kvmeld::row<q8_0>{blocks.data()}, n);
+  kvmeld::to_floats(kvmeld::row<q8_0>{blocks.data()}, n, x.data());
   return x;
 }
 
@@ -35,7 +35,7 @@ float half_a_scale(const float* x) {
 /// number?
 bool rounded(const auto& a, const auto& b, index_t dim, float rounding) {
   std::vector<float> x(static_cast<std::size_t>(dim)), y = x;
-  kvfold::to_floats(a, dim, x.data()), kvfold::to_floats(b, dim, y.data());
+  kvmeld::to_floats(a, dim, x.data()), kvmeld::to_floats(b, dim, y.data());
   bool all = true;
   for (index_t i = 0; i < dim; ++i) {
     const auto e = static_cast<std::size_t>(i);
@@ -47,14 +47,14 @@ bool rounded(const auto& a, const auto& b, index_t dim, float rounding) {
 
 /// A cache of Q8_0 and one of floats that hold the same numbers.
 struct pair_of_caches {
-  kvfold::cache<q8_0> blocks;
-  kvfold::cache<float> floats;
+  kvmeld::cache<q8_0> blocks;
+  kvmeld::cache<float> floats;
 
   explicit pair_of_caches(index_t tokens, index_t dim = 64, index_t group = 2)
       : blocks(fixtures::random_cache<float, q8_0>(tokens, dim, group, tokens + 40)),
         floats({.heads = 1, .group = group, .dim = dim, .capacity = tokens + 40}) {
-    kvfold::head_state none({}, 0, tokens + 40), same = none;
-    kvfold::copy(blocks.head(0), none, floats.head(0), same);
+    kvmeld::head_state none({}, 0, tokens + 40), same = none;
+    kvmeld::copy(blocks.head(0), none, floats.head(0), same);
   }
 };
 
@@ -85,13 +85,13 @@ TEST_CASE("a block with NaN, Inf or a number that no scale reaches is NaN whole"
     auto x = fixtures::normal(2 * q8_0::size);
     x[5] = bad;
     std::vector<q8_0> blocks(2);
-    const kvfold::row<q8_0> row{blocks.data()};
-    kvfold::detail::store_row(x.data(), row, 2 * q8_0::size);
+    const kvmeld::row<q8_0> row{blocks.data()};
+    kvmeld::detail::store_row(x.data(), row, 2 * q8_0::size);
     for (index_t i = 0; i < 2 * q8_0::size; ++i) {
       CHECK(std::isnan(row[i]) == (i < q8_0::size));
     }
     std::vector<float> floats(x.size());
-    kvfold::to_floats(row, 2 * q8_0::size, floats.data());
+    kvmeld::to_floats(row, 2 * q8_0::size, floats.data());
     CHECK((std::isnan(floats[0]) && floats[40] == row[40]));
   }
   std::vector<float> largest(q8_0::size, 8.3e6F);
@@ -103,8 +103,8 @@ TEST_CASE("attention over Q8_0 is that over the numbers that it holds", "[q8_0]"
     pair_of_caches kv(70, dim, 3);
     const auto q = fixtures::normal(3 * dim);
     std::vector<float> out(static_cast<std::size_t>(3 * dim)), expected = out;
-    kvfold::attend(kv.blocks.head(0), q.data(), out.data());
-    kvfold::attend(kv.floats.head(0), q.data(), expected.data());
+    kvmeld::attend(kv.blocks.head(0), q.data(), out.data());
+    kvmeld::attend(kv.floats.head(0), q.data(), expected.data());
     for (std::size_t i = 0; i < out.size(); ++i) {
       CHECK(out[i] == Approx(expected[i]).margin(1e-5));
     }
@@ -116,9 +116,9 @@ TEST_CASE("LAW: a prompt in Q8_0 becomes what its numbers become in floats, roun
     INFO(e.name);
     pair_of_caches kv(120);
     const fixtures::queries prompt(120, 2, 64);
-    auto state = kvfold::make_state(e.policy, kv.blocks), of_floats = state;
-    kvfold::compress(e.policy, kv.blocks, state, prompt.view(), kvfold::budget{50});
-    kvfold::compress(e.policy, kv.floats, of_floats, prompt.view(), kvfold::budget{50});
+    auto state = kvmeld::make_state(e.policy, kv.blocks), of_floats = state;
+    kvmeld::compress(e.policy, kv.blocks, state, prompt.view(), kvmeld::budget{50});
+    kvmeld::compress(e.policy, kv.floats, of_floats, prompt.view(), kvmeld::budget{50});
     const auto head = kv.blocks.head(0);
     const auto expected = kv.floats.head(0);
     REQUIRE(head.length() == expected.length());
@@ -132,19 +132,19 @@ TEST_CASE("LAW: a prompt in Q8_0 becomes what its numbers become in floats, roun
 }
 
 TEST_CASE("LAW: what evicts decodes over Q8_0 as over floats", "[q8_0]") {
-  for (const kvfold::any_policy& policy : std::vector<kvfold::any_policy>{
-           kvfold::h2o{}, kvfold::snapkv{.window = 8}, kvfold::tova{}, kvfold::streaming_llm{}}) {
+  for (const kvmeld::any_policy& policy : std::vector<kvmeld::any_policy>{
+           kvmeld::h2o{}, kvmeld::snapkv{.window = 8}, kvmeld::tova{}, kvmeld::streaming_llm{}}) {
     INFO(policy.name());
     pair_of_caches kv(60);
     const fixtures::queries prompt(60, 2, 64);
-    auto state = kvfold::make_state(policy, kv.blocks), of_floats = state;
-    kvfold::compress(policy, kv.blocks, state, prompt.view(), kvfold::budget{40});
-    kvfold::compress(policy, kv.floats, of_floats, prompt.view(), kvfold::budget{40});
+    auto state = kvmeld::make_state(policy, kv.blocks), of_floats = state;
+    kvmeld::compress(policy, kv.blocks, state, prompt.view(), kvmeld::budget{40});
+    kvmeld::compress(policy, kv.floats, of_floats, prompt.view(), kvmeld::budget{40});
     std::vector<float> out(128), expected(128);
     for (int t = 0; t < 50; ++t) {
       const auto q = fixtures::normal(128), k = representable(64), v = representable(64);
-      kvfold::step(policy, kv.blocks, state, {q, k, v}, kvfold::budget{40}, out);
-      kvfold::step(policy, kv.floats, of_floats, {q, k, v}, kvfold::budget{40}, expected);
+      kvmeld::step(policy, kv.blocks, state, {q, k, v}, kvmeld::budget{40}, out);
+      kvmeld::step(policy, kv.floats, of_floats, {q, k, v}, kvmeld::budget{40}, expected);
       for (std::size_t i = 0; i < out.size(); ++i) {
         REQUIRE(out[i] == Approx(expected[i]).margin(1e-4));
       }
@@ -154,12 +154,12 @@ TEST_CASE("LAW: what evicts decodes over Q8_0 as over floats", "[q8_0]") {
 }
 
 TEST_CASE("a compressed cache goes to Q8_0 and decodes on from there", "[q8_0]") {
-  const kvfold::fold policy;
+  const kvmeld::fold policy;
   pair_of_caches kv(120);
   const fixtures::queries prompt(120, 2, 64);
-  auto state = kvfold::make_state(policy, kv.floats), held = kvfold::make_state(policy, kv.blocks);
-  kvfold::compress(policy, kv.floats, state, prompt.view(), kvfold::budget{50});
-  kvfold::copy(kv.floats.head(0), state[0], kv.blocks.head(0), held[0]);
+  auto state = kvmeld::make_state(policy, kv.floats), held = kvmeld::make_state(policy, kv.blocks);
+  kvmeld::compress(policy, kv.floats, state, prompt.view(), kvmeld::budget{50});
+  kvmeld::copy(kv.floats.head(0), state[0], kv.blocks.head(0), held[0]);
   REQUIRE(kv.blocks.head(0).length() == 50);
   for (index_t s = 0; s < 50; ++s) {
     CHECK(rounded(kv.blocks.head(0).value(s), kv.floats.head(0).value(s), 64, 0));
@@ -171,8 +171,8 @@ TEST_CASE("a compressed cache goes to Q8_0 and decodes on from there", "[q8_0]")
   double off = 0, size = 0;
   for (int t = 0; t < 4; ++t) {  // until slots are merged again, which rounding may choose
     const auto q = fixtures::normal(128), k = fixtures::normal(64), v = fixtures::normal(64);
-    kvfold::step(policy, kv.blocks, held, {q, k, v}, kvfold::budget{50, 55}, out);
-    kvfold::step(policy, kv.floats, state, {q, k, v}, kvfold::budget{50, 55}, expected);
+    kvmeld::step(policy, kv.blocks, held, {q, k, v}, kvmeld::budget{50, 55}, out);
+    kvmeld::step(policy, kv.floats, state, {q, k, v}, kvmeld::budget{50, 55}, expected);
     for (std::size_t i = 0; i < out.size(); ++i) {
       off += std::pow(out[i] - expected[i], 2), size += std::pow(expected[i], 2);
     }
@@ -183,11 +183,11 @@ TEST_CASE("a compressed cache goes to Q8_0 and decodes on from there", "[q8_0]")
 
 TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
   const index_t heads = 2, dim = 64, capacity = 12, tokens = 9, slots = 4;
-  const kvfold::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
+  const kvmeld::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
   const auto keys = representable(tokens * dim), values = representable(tokens * dim);
   const std::size_t rows = 32 * heads * 2;  // of two blocks
   std::vector<q8_0> k(rows), v(rows);
-  using layout = kvfold::layout<q8_0>;
+  using layout = kvmeld::layout<q8_0>;
   const auto holds = [&](auto& kv) {
     kv.append(1, std::span<const float>(keys), std::span<const float>(values));
     for (index_t s = 0; s < tokens; ++s) {
@@ -198,57 +198,57 @@ TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
       }
     }
   };
-  kvfold::strided_view<q8_0> strided(shape, layout::token_head_dim(k.data(), heads, dim),
+  kvmeld::strided_view<q8_0> strided(shape, layout::token_head_dim(k.data(), heads, dim),
                                      layout::head_token_dim(v.data(), capacity, dim));
   holds(strided);
   std::vector<index_t> table{5, 0, 3};
-  kvfold::paged_view<q8_0> paged(shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
+  kvmeld::paged_view<q8_0> paged(shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
                                  layout::page_head_slot_dim(v.data(), slots, heads, dim),
                                  {table.data(), slots, 0});
   holds(paged);
-  kvfold::cache<q8_0> own(shape);
+  kvmeld::cache<q8_0> own(shape);
   holds(own);
   CHECK(own.bytes() == tokens * (2 * 68 + 8));  // of 264 in float and log-mass and position beside
 }
 
 TEST_CASE("rows that are no whole blocks are refused", "[q8_0][errors]") {
-  const kvfold::cache_shape shape{.heads = 1, .dim = 40, .capacity = 4};
+  const kvmeld::cache_shape shape{.heads = 1, .dim = 40, .capacity = 4};
   const char* const said = "a dim of whole blocks of 32 numbers expected, 40 came";
-  CHECK_THROWS_WITH(kvfold::cache<q8_0>(shape), Catch::Contains(said));
+  CHECK_THROWS_WITH(kvmeld::cache<q8_0>(shape), Catch::Contains(said));
   std::vector<q8_0> x(64);
-  const kvfold::layout<q8_0> rows{x.data(), 16, 4, 1}, apart{x.data(), 16, 4, 2};
-  CHECK_THROWS_WITH(kvfold::strided_view<q8_0>(shape, rows, rows), Catch::Contains(said));
+  const kvmeld::layout<q8_0> rows{x.data(), 16, 4, 1}, apart{x.data(), 16, 4, 2};
+  CHECK_THROWS_WITH(kvmeld::strided_view<q8_0>(shape, rows, rows), Catch::Contains(said));
   index_t page = 0;
-  CHECK_THROWS_WITH(kvfold::paged_view<q8_0>(shape, rows, rows, {&page, 4, 0}),
+  CHECK_THROWS_WITH(kvmeld::paged_view<q8_0>(shape, rows, rows, {&page, 4, 0}),
                     Catch::Contains(said));
-  const kvfold::cache_shape whole{.heads = 1, .dim = 64, .capacity = 4};
-  CHECK_THROWS_WITH(kvfold::strided_view<q8_0>(whole, rows, apart),
+  const kvmeld::cache_shape whole{.heads = 1, .dim = 64, .capacity = 4};
+  CHECK_THROWS_WITH(kvmeld::strided_view<q8_0>(whole, rows, apart),
                     Catch::Contains("lie side by side expected, an element stride of 2 came"));
-  CHECK_THROWS_WITH(kvfold::paged_view<q8_0>(whole, apart, rows, {&page, 4, 0}),
+  CHECK_THROWS_WITH(kvmeld::paged_view<q8_0>(whole, apart, rows, {&page, 4, 0}),
                     Catch::Contains("lie side by side expected, element strides of 2 and 1 came"));
 }
 
 TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
-  const kvfold::any_policy policy = kvfold::h2o{};
-  kvfold::cache<q8_0> one({.heads = 2, .group = 1, .dim = 32, .capacity = 20}), other(one.shape());
-  auto state = kvfold::make_state(policy, one), loaded = kvfold::make_state(policy, other);
+  const kvmeld::any_policy policy = kvmeld::h2o{};
+  kvmeld::cache<q8_0> one({.heads = 2, .group = 1, .dim = 32, .capacity = 20}), other(one.shape());
+  auto state = kvmeld::make_state(policy, one), loaded = kvmeld::make_state(policy, other);
   std::vector<float> out(64), again(64);
   for (int t = 0; t < 25; ++t) {
     const auto x = fixtures::normal(64);
-    kvfold::step(policy, one, state, {x, x, x}, kvfold::budget{12}, out);
+    kvmeld::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
   }
   const std::string bytes = fixtures::saved(policy, one, state);
   std::istringstream in(bytes);
-  kvfold::load(in, policy, other, loaded);
+  kvmeld::load(in, policy, other, loaded);
   CHECK(fixtures::everything(other, loaded) == fixtures::everything(one, state));
   CHECK(fixtures::saved(policy, other, loaded) == bytes);
   const auto x = fixtures::normal(64);
-  kvfold::step(policy, one, state, {x, x, x}, kvfold::budget{12}, out);
-  kvfold::step(policy, other, loaded, {x, x, x}, kvfold::budget{12}, again);
+  kvmeld::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
+  kvmeld::step(policy, other, loaded, {x, x, x}, kvmeld::budget{12}, again);
   CHECK(out == again);
-  kvfold::cache<float> floats(one.shape());
-  auto unlike = kvfold::make_state(policy, floats);
+  kvmeld::cache<float> floats(one.shape());
+  auto unlike = kvmeld::make_state(policy, floats);
   std::istringstream in_floats(bytes);
-  CHECK_THROWS_WITH(kvfold::load(in_floats, policy, floats, unlike),
+  CHECK_THROWS_WITH(kvmeld::load(in_floats, policy, floats, unlike),
                     Catch::Contains("3: q8_0) 0 expected, 3 came"));
 }

@@ -12,12 +12,12 @@ using fixtures::bytes_of;
 using fixtures::every_policy;
 using fixtures::everything;
 using fixtures::normal;
-using kvfold::budget;
-using kvfold::cache;
-using kvfold::errc;
-using kvfold::index_t;
-using kvfold::paged_view;
-using kvfold::strided_view;
+using kvmeld::budget;
+using kvmeld::cache;
+using kvmeld::errc;
+using kvmeld::index_t;
+using kvmeld::paged_view;
+using kvmeld::strided_view;
 
 template <class View>
 constexpr bool moves_only =
@@ -41,19 +41,19 @@ struct text {
 
 /// Heads of one policy, each of them run alone.
 struct heads {
-  kvfold::any_policy policy;
+  kvmeld::any_policy policy;
   budget limit;
   cache<float> kv;
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::state state = kvmeld::make_state(policy, kv);
 
-  explicit heads(const kvfold::any_policy& p, index_t count = 1)
+  explicit heads(const kvmeld::any_policy& p, index_t count = 1)
       : policy(p),
         limit{std::max(30, p.min_budget())},
         kv({.heads = count, .group = text::group, .dim = text::dim, .capacity = 100}) {}
 
   void prompt(index_t h, const text& x) {
     kv.append(h, x.at(x.k, 0, x.dim, x.tokens), x.at(x.v, 0, x.dim, x.tokens));
-    const auto queries = kvfold::prompt_queries(x.q.data(), x.tokens, 1, x.group, x.dim);
+    const auto queries = kvmeld::prompt_queries(x.q.data(), x.tokens, 1, x.group, x.dim);
     observe(policy, kv.head(h), state[h], queries);
     compress(policy, kv.head(h), state[h], state.workspace(), limit, queries);
   }
@@ -73,7 +73,7 @@ struct heads {
 std::vector<fixtures::example> policies() {
   auto all = every_policy();
   all.push_back(
-      {"ems, a table of its own", kvfold::ems{.window = 8, .threshold = -1, .table = 50}});
+      {"ems, a table of its own", kvmeld::ems{.window = 8, .threshold = -1, .table = 50}});
   return all;
 }
 
@@ -82,7 +82,7 @@ void refuses(errc code, const std::string& message, const std::function<void()>&
   CHECK_THROWS_WITH(call(), Catch::Contains(message));
   try {
     call();
-  } catch (const kvfold::error& e) {
+  } catch (const kvmeld::error& e) {
     CHECK(e.code() == code);
   }
 }
@@ -100,12 +100,12 @@ TEST_CASE("a view that was moved goes on over the same rows", "[views][paged]") 
     CHECK((other.head(1).key(2).data == key && other.head(1).tokens_total() == 3));
   };
   std::vector<float> keys(2 * 8 * 4), values(keys.size());
-  std::vector<kvfold::index_t> table = {1, 3, 0, 2};
+  std::vector<kvmeld::index_t> table = {1, 3, 0, 2};
   moved(strided_view<float>({.heads = 2, .dim = 4, .capacity = 8}, {keys.data(), 32, 4},
                             {values.data(), 32, 4}));
   moved(paged_view<float>({.heads = 2, .dim = 4, .capacity = 8},
-                          kvfold::layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
-                          kvfold::layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
+                          kvmeld::layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
+                          kvmeld::layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
                           {table.data(), 4, 2}));
 }
 
@@ -183,13 +183,13 @@ TEST_CASE("a state over the caller's memory is what one of its own is", "[reuse]
     std::vector<float> columns(kinds.size() * 100);
     std::vector<float, Eigen::aligned_allocator<float>> memory(size);
     const auto at = [&](index_t length, std::int64_t queries) {
-      return kvfold::head_state(kinds, {columns, memory, 100, 0, length, queries}, p.name());
+      return kvmeld::head_state(kinds, {columns, memory, 100, 0, length, queries}, p.name());
     };
     over.state[0] = at(0, 0);
     own.prompt(0, x), over.prompt(0, x);
     // As in an engine that keeps numbers and lengths alone from call to call.
     over.state[0] = at(over.state[0].length(), over.state[0].observed());
-    kvfold::state fork = over.state;
+    kvmeld::state fork = over.state;
     const auto before = everything(over.kv, over.state);
     CHECK(over.decode(0, x, 0, text::steps) == own.decode(0, x, 0, text::steps));
     CHECK(everything(over.kv, over.state) == everything(own.kv, own.state));
@@ -205,10 +205,10 @@ TEST_CASE("a state over the caller's memory is what one of its own is", "[reuse]
 }
 
 TEST_CASE("a state over memory that does not fit is refused", "[reuse][errors]") {
-  const auto kinds = kvfold::h2o{}.columns();
+  const auto kinds = kvmeld::h2o{}.columns();
   std::vector<float> columns(100);
   const auto at = [&](std::size_t floats, index_t length, std::int64_t queries) {
-    return kvfold::head_state(
+    return kvmeld::head_state(
         kinds, {std::span(columns).first(floats), {}, 100, 0, length, queries}, "h2o");
   };
   refuses(errc::invalid_argument, "state: columns [1, 100] expected, 99 floats came",
@@ -223,7 +223,7 @@ TEST_CASE("a state over memory that does not fit is refused", "[reuse][errors]")
 
 TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[reuse][errors]") {
   const text x;
-  heads three(kvfold::h2o{}, 3), two(kvfold::h2o{}, 2), other(kvfold::zsmerge{}, 3);
+  heads three(kvmeld::h2o{}, 3), two(kvmeld::h2o{}, 2), other(kvmeld::zsmerge{}, 3);
   three.prompt(1, x);
   const auto before = everything(three.kv, three.state);
   for (const index_t h : {-1, 3}) {
@@ -241,7 +241,7 @@ TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[
   refuses(errc::invalid_argument, "shrink: a state of 3 heads expected, 2 came",
           [&] { shrink(three.kv, two.state, 50); });
   const auto head = three.kv.head(1);
-  const auto to = [&](const heads& source, kvfold::cache_shape shape) {
+  const auto to = [&](const heads& source, kvmeld::cache_shape shape) {
     cache<float> kv(shape);
     auto state = make_head_state(source.policy, kv.head(0));
     copy(head, three.state[1], kv.head(0), state);
@@ -259,12 +259,12 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   constexpr index_t dim = 4, slots = 2;
   std::vector<float> keys(8 * slots * dim), values(keys.size());
   const auto layout = [&](std::vector<float>& x) {  // a page is one head's
-    return kvfold::layout<float>{x.data(), 0, dim, 1, slots * dim};
+    return kvmeld::layout<float>{x.data(), 0, dim, 1, slots * dim};
   };
   std::vector<index_t> table = {5, 2, 7, -1, /* head 1 */ 5, 3, -1, -1};
-  kvfold::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
+  kvmeld::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
                                layout(values), {table.data(), slots, 4});
-  auto state = make_state(kvfold::streaming_llm{}, kv);
+  auto state = make_state(kvmeld::streaming_llm{}, kv);
   const auto x = normal(5 * dim), y = normal(3 * dim);
   kv.append(0, std::span(x), std::span(x));
   const auto before = bytes_of(kv.head(0));

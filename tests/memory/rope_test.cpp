@@ -5,9 +5,9 @@
 
 namespace {
 
-using kvfold::index_t;
-using kvfold::rope;
-using kvfold::row;
+using kvmeld::index_t;
+using kvmeld::rope;
+using kvmeld::row;
 using oracle::vec;
 
 struct both {
@@ -22,9 +22,9 @@ std::vector<both> ropes() {
     for (const double base : {10'000.0, 500'000.0, 100.0}) {
       const auto layout = interleaved ? rope::pairing::interleaved : rope::pairing::half_split;
       all.push_back({{.base = base, .layout = layout}, {base, interleaved}});
-      all.push_back({{base, layout, kvfold::llama3_scaling{}},
+      all.push_back({{base, layout, kvmeld::llama3_scaling{}},
                      {base, interleaved, oracle::llama3_scaling{}}});
-      all.push_back({{base, layout, kvfold::llama3_scaling{32, 2, 3, 1024}},
+      all.push_back({{base, layout, kvmeld::llama3_scaling{32, 2, 3, 1024}},
                      {base, interleaved, oracle::llama3_scaling{32, 2, 3, 1024}}});
     }
   }
@@ -58,7 +58,7 @@ TEST_CASE("frequencies are the oracle's, scaled as Llama 3 scales them", "[rope]
     }
   }
   // Llama 3.1: the fastest as it was, the slowest an eighth.
-  const rope llama{.base = 500'000, .llama3 = kvfold::llama3_scaling{}};
+  const rope llama{.base = 500'000, .llama3 = kvmeld::llama3_scaling{}};
   CHECK(llama.frequency(0, 128) == 1);
   CHECK(llama.frequency(63, 128) == Approx(std::pow(500'000.0, -126.0 / 128) / 8));
 }

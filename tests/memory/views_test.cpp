@@ -8,12 +8,12 @@
 
 namespace {
 
-using kvfold::cache;
-using kvfold::head_view;
-using kvfold::index_t;
-using kvfold::layout;
-using kvfold::row;
-using kvfold::strided_view;
+using kvmeld::cache;
+using kvmeld::head_view;
+using kvmeld::index_t;
+using kvmeld::layout;
+using kvmeld::row;
+using kvmeld::strided_view;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
@@ -52,8 +52,8 @@ struct no_heads {
   int head(index_t);
 };
 
-using kvfold::kv_cache;
-using kvfold::kv_head;
+using kvmeld::kv_cache;
+using kvmeld::kv_head;
 static_assert(kv_head<least_head> && kv_head<head_view<float>> && kv_head<head_view<Eigen::half>> &&
               kv_head<head_view<Eigen::bfloat16>>);
 static_assert(!kv_head<int> && !kv_head<cache<float>> && !kv_head<without_log_mass> &&
@@ -62,8 +62,8 @@ static_assert(!kv_head<int> && !kv_head<cache<float>> && !kv_head<without_log_ma
 static_assert(kv_cache<one_head> && kv_cache<cache<float>> && kv_cache<strided_view<Eigen::half>>);
 static_assert(!kv_cache<int> && !kv_cache<no_heads> && !kv_cache<head_view<float>> &&
               !kv_cache<std::vector<least_head>>);
-static_assert(kvfold::storage_scalar<Eigen::bfloat16> && !kvfold::storage_scalar<double> &&
-              !kvfold::storage_scalar<const float> && !kvfold::storage_scalar<int>);
+static_assert(kvmeld::storage_scalar<Eigen::bfloat16> && !kvmeld::storage_scalar<double> &&
+              !kvmeld::storage_scalar<const float> && !kvmeld::storage_scalar<int>);
 static_assert(std::is_trivially_copyable_v<head_view<Eigen::half>>);
 
 enum class order { token_head_dim, head_token_dim, head_dim_token };
@@ -89,18 +89,18 @@ struct plane {
                                                      : (h * dim + i) * wide(capacity) + s;
     return memory[at(gap + k)];
   }
-  kvfold::layout<Scalar> layout() {
+  kvmeld::layout<Scalar> layout() {
     Scalar* data = memory.data() + gap;
     if (gap == 0) {  // what the library calls by name
-      using named = kvfold::layout<Scalar>;
+      using named = kvmeld::layout<Scalar>;
       return how == order::token_head_dim   ? named::token_head_dim(data, heads, dim)
              : how == order::head_token_dim ? named::head_token_dim(data, capacity, dim)
                                             : named::head_dim_token(data, capacity, dim);
     }
     const index_t r = dim + gap, c = capacity + gap;
-    return how == order::token_head_dim   ? kvfold::layout<Scalar>{data, r, heads * r, 1}
-           : how == order::head_token_dim ? kvfold::layout<Scalar>{data, capacity * r, r, 1}
-                                          : kvfold::layout<Scalar>{data, dim * c, 1, c};
+    return how == order::token_head_dim   ? kvmeld::layout<Scalar>{data, r, heads * r, 1}
+           : how == order::head_token_dim ? kvmeld::layout<Scalar>{data, capacity * r, r, 1}
+                                          : kvmeld::layout<Scalar>{data, dim * c, 1, c};
   }
 };
 
@@ -114,7 +114,7 @@ struct engine {
   plane<Scalar> keys, values;
   strided_view<Scalar> kv;
 
-  engine(const kvfold::cache_shape& shape, order k, order v, index_t gap)
+  engine(const kvmeld::cache_shape& shape, order k, order v, index_t gap)
       : keys(k, shape.heads, shape.dim, shape.capacity, gap),
         values(v, shape.heads, shape.dim, shape.capacity, gap),
         kv(shape, keys.layout(), values.layout()) {}
@@ -140,8 +140,8 @@ void memory_is(plane<Scalar> now, plane<Scalar> before, cache<Scalar>& expected,
 }
 
 /// A plan with rows of one and of many, and slots that go.
-kvfold::merge_plan some_plan(index_t length) {
-  kvfold::merge_plan plan;
+kvmeld::merge_plan some_plan(index_t length) {
+  kvmeld::merge_plan plan;
   plan.reset(length);
   plan.keep(1, 0.5F);
   for (index_t s = 4; s < length; s += 2) {
@@ -154,7 +154,7 @@ kvfold::merge_plan some_plan(index_t length) {
 
 TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots", "[views]", float,
                    Eigen::half, Eigen::bfloat16) {
-  const kvfold::cache_shape shape{.heads = 3, .group = 2, .dim = 5, .capacity = 9};
+  const kvmeld::cache_shape shape{.heads = 3, .group = 2, .dim = 5, .capacity = 9};
   const std::vector<index_t> lengths = {7, 0, 9};
   for (const order k : orders) {
     for (const order v : orders) {
@@ -173,11 +173,11 @@ TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots
         memory_is(e.keys, keys, owning, false, lengths);
         memory_is(e.values, values, owning, true, lengths);
         for (index_t h : {0, 2}) {
-          auto a = kvfold::make_head_state(kvfold::h2o{}, e.kv.head(h)), b = a;
+          auto a = kvmeld::make_head_state(kvmeld::h2o{}, e.kv.head(h)), b = a;
           apply(some_plan(lengths[at(h)]), e.kv.head(h), a);
           apply(some_plan(lengths[at(h)]), owning.head(h), b);
-          apply(kvfold::slot_removal{0, 1, 0.5F, 0.25F, 2}, e.kv.head(h), a);
-          apply(kvfold::slot_removal{0, 1, 0.5F, 0.25F, 2}, owning.head(h), b);
+          apply(kvmeld::slot_removal{0, 1, 0.5F, 0.25F, 2}, e.kv.head(h), a);
+          apply(kvmeld::slot_removal{0, 1, 0.5F, 0.25F, 2}, owning.head(h), b);
           CHECK(fixtures::bytes_of(e.kv.head(h)) == fixtures::bytes_of(owning.head(h)));
         }
         memory_is(e.keys, keys, owning, false, lengths);
@@ -189,7 +189,7 @@ TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots
 
 TEMPLATE_TEST_CASE("a strided view reads what the engine wrote", "[views]", float, Eigen::half,
                    Eigen::bfloat16) {
-  const kvfold::cache_shape shape{.heads = 2, .dim = 3, .capacity = 8};
+  const kvmeld::cache_shape shape{.heads = 2, .dim = 3, .capacity = 8};
   for (const order k : orders) {
     for (const order v : orders) {
       engine<TestType> e(shape, k, v, 2);
@@ -267,15 +267,15 @@ TEST_CASE("a copy of a cache owns its own memory", "[views]") {
 TEST_CASE("the scale is 1/sqrt(dim) unless it is given, and groups divide", "[views]") {
   CHECK(cache<float>({.heads = 1, .dim = 64, .capacity = 1}).head(0).scale() == 0.125F);
   CHECK(cache<float>({.heads = 1, .dim = 64, .capacity = 1, .scale = 3}).head(0).scale() == 3);
-  CHECK(kvfold::cache_shape::group_of(32, 8) == 4);
-  CHECK(kvfold::cache_shape::group_of(8, 8) == 1);
+  CHECK(kvmeld::cache_shape::group_of(32, 8) == 4);
+  CHECK(kvmeld::cache_shape::group_of(8, 8) == 1);
 }
 
 TEST_CASE("query views find every query, and know the positions of the last", "[views]") {
   const index_t count = 5, heads = 3, group = 2, dim = 4;
   std::vector<float> data(count * heads * group * dim);
   std::iota(data.begin(), data.end(), 0.0F);
-  const auto all = kvfold::prompt_queries(data.data(), count, heads, group, dim);
+  const auto all = kvmeld::prompt_queries(data.data(), count, heads, group, dim);
   const index_t positions[] = {3, 1, 4, 1, 5};
   for (index_t h = 0; h < heads; ++h) {
     for (const index_t n : {0, 1, 3, 5, 9}) {

@@ -1,5 +1,5 @@
 // Admission: what a plan says of new slots, with sealed slots as they are.
-#include "kvfold/merge/append_only.hpp"
+#include "kvmeld/merge/append_only.hpp"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -8,8 +8,8 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-using kvfold::index_t;
-using kvfold::merge_plan;
+using kvmeld::index_t;
+using kvmeld::merge_plan;
 
 namespace {
 
@@ -26,7 +26,7 @@ bool same_slots(const std::vector<float>& before, const std::vector<float>& now,
 TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[append_only]") {
   auto kv = fixtures::random_cache(9, 2, 1);
   kv.head(0).log_mass(1) = 3;
-  kvfold::slot_scratch scratch;
+  kvmeld::slot_scratch scratch;
   merge_plan plan, out;
   plan.reset(9);
   plan.keep(0, 0);
@@ -38,14 +38,14 @@ TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[appen
   check(out);
   REQUIRE(out.rows() == 6);
   for (index_t s = 0; s < 4; ++s) {
-    CHECK((out.row(s).size() == 1 && out.row(s)[0] == kvfold::merge_source{s}));
+    CHECK((out.row(s).size() == 1 && out.row(s)[0] == kvmeld::merge_source{s}));
     CHECK(out.log_mass(s) == kv.head(0).log_mass(s));
   }
   CHECK(
-      (out.row(4).size() == 1 && out.row(4)[0] == kvfold::merge_source{6} && out.log_mass(4) == 0));
+      (out.row(4).size() == 1 && out.row(4)[0] == kvmeld::merge_source{6} && out.log_mass(4) == 0));
   REQUIRE(out.row(5).size() == 2);
-  CHECK((out.row(5)[0] == kvfold::merge_source{8, 0.5F, 0.25F} &&
-         out.row(5)[1] == kvfold::merge_source{7, 2, 3}));
+  CHECK((out.row(5)[0] == kvmeld::merge_source{8, 0.5F, 0.25F} &&
+         out.row(5)[1] == kvmeld::merge_source{7, 2, 3}));
   CHECK(out.log_mass(5) == 4);
   const std::vector<float> corrections(out.value_corrections().begin(),
                                        out.value_corrections().end());
@@ -75,8 +75,8 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
     const auto& p = example.policy;
     auto kv = fixtures::random_cache(0, dim, 2, 5 * chunk);
     const auto head = kv.head(0);
-    auto state = kvfold::make_head_state(p, head);
-    kvfold::slot_scratch scratch;
+    auto state = kvmeld::make_head_state(p, head);
+    kvmeld::slot_scratch scratch;
     merge_plan whole, out;
     index_t sealed = 0;
     for (int round = 0; round < 5; ++round) {
@@ -102,7 +102,7 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
 TEST_CASE("a decode stream is admitted by every policy, and no slot before the new ones changes",
           "[append_only]") {
   constexpr index_t steps = 96, target = 24, dim = 8, group = 2;
-  constexpr kvfold::budget never{.target = steps};  // `step` appends, attends and observes
+  constexpr kvmeld::budget never{.target = steps};  // `step` appends, attends and observes
   for (const index_t open : {1, 24}) {              // slots that are not sealed
     for (const auto& example : fixtures::every_policy()) {
       const auto& p = example.policy;
@@ -112,8 +112,8 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
       CAPTURE(open, example.name);
       auto kv = fixtures::random_cache(0, dim, group, steps + 1);
       const auto head = kv.head(0);
-      auto state = kvfold::make_state(p, kv);
-      kvfold::slot_scratch scratch;
+      auto state = kvmeld::make_state(p, kv);
+      kvmeld::slot_scratch scratch;
       merge_plan whole, new_tokens;
       std::vector<float> out(group * dim), before;
       for (index_t t = 0; t < steps; ++t) {

@@ -1,10 +1,10 @@
 // The fit of values alone: what it does where there is nothing to fit.
-#include "kvfold/merge/fit.hpp"
+#include "kvmeld/merge/fit.hpp"
 
 #include <catch2/catch.hpp>
 
-namespace dense = kvfold::dense;
-using kvfold::merge::ridge_values;
+namespace dense = kvmeld::dense;
+using kvmeld::merge::ridge_values;
 
 TEST_CASE("values of no slots, on no queries, or without a ridge are not corrected", "[fit]") {
   const auto ones = [](Eigen::Index rows, Eigen::Index columns) {

@@ -9,12 +9,12 @@ namespace {
 
 using fixtures::random_bits;
 using fixtures::to_oracle;
-using kvfold::column_merge;
-using kvfold::head_state;
-using kvfold::index_t;
-using kvfold::merge_plan;
-using kvfold::merge_source;
-using kvfold::slot_removal;
+using kvmeld::column_merge;
+using kvmeld::head_state;
+using kvmeld::index_t;
+using kvmeld::merge_plan;
+using kvmeld::merge_source;
+using kvmeld::slot_removal;
 
 std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
 index_t below(index_t n) { return std::uniform_int_distribution<index_t>(0, n - 1)(random_bits()); }
@@ -27,7 +27,7 @@ constexpr double tolerance = std::same_as<Scalar, float>         ? 1e-5
 
 /// A slot's keys and values, to the bit.
 template <class Scalar>
-std::vector<Scalar> row_of(const kvfold::head_view<Scalar>& head, index_t s) {
+std::vector<Scalar> row_of(const kvmeld::head_view<Scalar>& head, index_t s) {
   std::vector<Scalar> row;
   for (index_t i = 0; i < head.dim(); ++i) {
     row.insert(row.end(), {head.key(s)[i], head.value(s)[i]});
@@ -37,7 +37,7 @@ std::vector<Scalar> row_of(const kvfold::head_view<Scalar>& head, index_t s) {
 
 /// A state with one column of each fold, full of numbers.
 head_state numbered_state(index_t length, index_t capacity) {
-  const kvfold::column kinds[] = {
+  const kvmeld::column kinds[] = {
       {column_merge::sum}, {column_merge::max}, {column_merge::anchor, 7}};
   head_state state(kinds, 0, capacity);
   state.extend(length);
@@ -135,7 +135,7 @@ std::vector<std::vector<float>> folded_columns(const head_state& state, const me
 }
 
 /// LAW: in place, `apply` makes what the dense matrices make; columns fold, positions are anchors'.
-void apply_is_the_matrix_product(const merge_plan& plan, const kvfold::kv_head auto& head) {
+void apply_is_the_matrix_product(const merge_plan& plan, const kvmeld::kv_head auto& head) {
   using scalar = typename std::remove_cvref_t<decltype(head)>::scalar;
   check(plan);
   head_state state = numbered_state(head.length(), head.capacity());
@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("apply in place is the matrix product", "[plan]", float, Eige
 }
 
 TEST_CASE("means of the largest halves do not overflow", "[plan]") {
-  kvfold::cache<Eigen::half> kv{{.heads = 1, .dim = 3, .capacity = 7}};
+  kvmeld::cache<Eigen::half> kv{{.heads = 1, .dim = 3, .capacity = 7}};
   kv.append(0, std::vector<float>(21, 65504.0F), std::vector<float>(21, -65504.0F));
   merge_plan plan;
   plan.reset(7);

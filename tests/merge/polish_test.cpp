@@ -1,17 +1,17 @@
 // fold's polish: its gradient against differences of a loss written out in loops, and its promises.
-#include "kvfold/merge/polish.hpp"
+#include "kvmeld/merge/polish.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
-using kvfold::fold;
-using kvfold::merge::attention_loss;
-using kvfold::merge::fitted_slots;
-namespace dense = kvfold::dense;
+using kvmeld::budget;
+using kvmeld::fold;
+using kvmeld::merge::attention_loss;
+using kvmeld::merge::fitted_slots;
+namespace dense = kvmeld::dense;
 
 namespace {
 
@@ -102,7 +102,7 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   const double start = loss(x, gradient);
   std::vector<char> pinned(20, 0);
   pinned[3] = pinned[19] = 1;
-  kvfold::merge::polish(loss, pinned, 40, rate, x);
+  kvmeld::merge::polish(loss, pinned, 40, rate, x);
   const double end = loss(x, gradient);
   CHECK(end <= start);
   if (rate < 1) {
@@ -123,7 +123,7 @@ TEST_CASE("polish stays finite where squares of keys overflow floats", "[polish]
   wanted.output = dense::matrix::Constant(5, 1, 0.1F);
   fitted_slots x{Eigen::Vector3f(-1e25F, 0, 0), Eigen::Vector3f(0, 0, 1), dense::vector::Zero(3)};
   const char pinned[] = {1, 1, 0};
-  kvfold::merge::polish({queries, wanted}, pinned, 10, 0.01F, x);
+  kvmeld::merge::polish({queries, wanted}, pinned, 10, 0.01F, x);
   CHECK(x.key.allFinite());
 }
 
@@ -135,15 +135,15 @@ TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]"
     auto copy = kv;
     fold policy;
     policy.prompt.polish = steps;
-    const auto fitted = kvfold::any_policy(policy);
-    auto state = kvfold::make_state(fitted, copy);
-    const auto reference = kvfold::foresight(copy, prompt.view(), policy.rope, {.count = tokens});
+    const auto fitted = kvmeld::any_policy(policy);
+    auto state = kvmeld::make_state(fitted, copy);
+    const auto reference = kvmeld::foresight(copy, prompt.view(), policy.rope, {.count = tokens});
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
     const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};
     const dense::attention wanted =
         dense::attend(queries, full.key, full.value, full.log_mass, head.scale());
-    kvfold::compress(fitted, copy, state, reference.view(), budget{slots});
+    kvmeld::compress(fitted, copy, state, reference.view(), budget{slots});
     const fitted_slots left{dense::keys(copy.head(0)), dense::values(copy.head(0)),
                             dense::log_mass(copy.head(0))};
     fitted_slots gradient;

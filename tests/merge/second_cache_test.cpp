@@ -8,24 +8,24 @@
 
 namespace {
 
-using kvfold::index_t;
-using kvfold::merge_plan;
-using kvfold::q8_0;
+using kvmeld::index_t;
+using kvmeld::merge_plan;
+using kvmeld::q8_0;
 
 /// What a head holds, in Q8_0.
-kvfold::cache<q8_0> in_q8_0(kvfold::cache<float>& from) {
-  kvfold::cache<q8_0> kv(from.shape());
-  kvfold::detail::copy_slots(from.head(0), kv.head(0));
+kvmeld::cache<q8_0> in_q8_0(kvmeld::cache<float>& from) {
+  kvmeld::cache<q8_0> kv(from.shape());
+  kvmeld::detail::copy_slots(from.head(0), kv.head(0));
   return kv;
 }
 
 /// A plan that a policy makes of a head.
-merge_plan plan_of(const kvfold::any_policy& policy, const kvfold::head_view<float>& head,
+merge_plan plan_of(const kvmeld::any_policy& policy, const kvmeld::head_view<float>& head,
                    index_t target) {
-  auto state = kvfold::make_head_state(policy, head);
+  auto state = kvmeld::make_head_state(policy, head);
   const fixtures::queries queries(head.length(), head.group(), head.dim());
   observe(policy, head, state, queries.view());
-  kvfold::slot_scratch scratch;
+  kvmeld::slot_scratch scratch;
   merge_plan out;
   plan(policy, head, state, queries.view(), target, scratch, out);
   return out;
@@ -36,7 +36,7 @@ merge_plan plan_of(const kvfold::any_policy& policy, const kvfold::head_view<flo
 TEST_CASE("a plan that evicts moves rows of Q8_0 byte for byte", "[second][q8_0]") {
   auto kv = fixtures::random_cache(60, 64, 2);
   auto second = in_q8_0(kv), before = second;
-  const merge_plan plan = plan_of(kvfold::h2o{}, kv.head(0), 24);
+  const merge_plan plan = plan_of(kvmeld::h2o{}, kv.head(0), 24);
   apply(plan, kv.head(0));
   apply(plan, second.head(0));
   REQUIRE(second.head(0).length() == 24);
@@ -46,20 +46,20 @@ TEST_CASE("a plan that evicts moves rows of Q8_0 byte for byte", "[second][q8_0]
     CHECK(std::memcmp(second.head(0).key(r).data, before.head(0).key(anchor).data, 68) == 0);
     CHECK(std::memcmp(second.head(0).value(r).data, before.head(0).value(anchor).data, 68) == 0);
   }
-  apply(kvfold::slot_removal{.removed = 3}, second.head(0));
+  apply(kvmeld::slot_removal{.removed = 3}, second.head(0));
   CHECK(second.head(0).length() == 23);
   CHECK(second.head(0).position(3) == kv.head(0).position(23));
 }
 
 TEST_CASE("a plan that merges costs rows of Q8_0 one more rounding", "[second][q8_0]") {
-  for (const kvfold::any_policy& policy :
-       std::vector<kvfold::any_policy>{kvfold::zsmerge{}, kvfold::d2o{.beta = 0}, kvfold::fold{}}) {
+  for (const kvmeld::any_policy& policy :
+       std::vector<kvmeld::any_policy>{kvmeld::zsmerge{}, kvmeld::d2o{.beta = 0}, kvmeld::fold{}}) {
     INFO(policy.name());
     auto kv = fixtures::random_cache(128, 64, 1);
     auto second = in_q8_0(kv);
     const merge_plan plan = plan_of(policy, kv.head(0), 48);
-    kvfold::cache<float> floats(kv.shape());  // what the plan makes of the rounded rows, in float
-    kvfold::detail::copy_slots(second.head(0), floats.head(0));
+    kvmeld::cache<float> floats(kv.shape());  // what the plan makes of the rounded rows, in float
+    kvmeld::detail::copy_slots(second.head(0), floats.head(0));
     apply(plan, floats.head(0));
     apply(plan, second.head(0));
     auto expected = in_q8_0(floats);
@@ -75,7 +75,7 @@ TEST_CASE("a plan that merges costs rows of Q8_0 one more rounding", "[second][q
 TEST_CASE("a draft model's cache follows the plans of the model", "[second]") {
   auto kv = fixtures::random_cache(50, 16, 4), draft = fixtures::random_cache(50, 6, 1);
   auto expected = draft;
-  const merge_plan whole = plan_of(kvfold::attention_matching{.recent = 4}, kv.head(0), 20);
+  const merge_plan whole = plan_of(kvmeld::attention_matching{.recent = 4}, kv.head(0), 20);
   REQUIRE(whole.has_correction());
   const auto bytes = fixtures::bytes_of(draft.head(0));
   CHECK_THROWS_WITH(apply(whole, draft.head(0)),

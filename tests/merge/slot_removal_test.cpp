@@ -5,15 +5,15 @@
 #include <limits>
 #include <set>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
+using kvmeld::budget;
 
 namespace {
 
-std::set<index_t> positions(const kvfold::head_view<float>& head) {
+std::set<index_t> positions(const kvmeld::head_view<float>& head) {
   std::set<index_t> all;
   for (index_t s = 0; s < head.length(); ++s) {
     all.insert(head.position(s));
@@ -24,28 +24,28 @@ std::set<index_t> positions(const kvfold::head_view<float>& head) {
 }  // namespace
 
 TEST_CASE("the slot removed in a decode step is the one that a plan would take", "[law]") {
-  fixtures::removes_as_planned(kvfold::roco{}, 30, 8, 60);
-  fixtures::removes_as_planned(kvfold::roco{.sinks = 0, .window = 2, .steady = 0.9F}, 17, 33, 60);
-  fixtures::removes_as_planned(kvfold::roco{.sinks = 0, .window = 0, .steady = 0}, 17, 3, 30);
-  fixtures::removes_as_planned(kvfold::key_diff{}, 30, 8, 60);
-  fixtures::removes_as_planned(kvfold::key_diff{.sinks = 0, .window = 9}, 17, 33, 60);
-  fixtures::removes_as_planned(kvfold::centroids{.window = 10}, 60, 8, 29);
-  fixtures::removes_as_planned(kvfold::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
-  fixtures::removes_as_planned(kvfold::cam{}, 30, 8, 90);
-  fixtures::removes_as_planned(kvfold::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
-  fixtures::removes_as_planned(kvfold::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
-  fixtures::removes_as_planned(kvfold::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
-  fixtures::removes_as_planned(kvfold::cam{.merge = 1}, 17, 8, 60);  // one slot takes all
+  fixtures::removes_as_planned(kvmeld::roco{}, 30, 8, 60);
+  fixtures::removes_as_planned(kvmeld::roco{.sinks = 0, .window = 2, .steady = 0.9F}, 17, 33, 60);
+  fixtures::removes_as_planned(kvmeld::roco{.sinks = 0, .window = 0, .steady = 0}, 17, 3, 30);
+  fixtures::removes_as_planned(kvmeld::key_diff{}, 30, 8, 60);
+  fixtures::removes_as_planned(kvmeld::key_diff{.sinks = 0, .window = 9}, 17, 33, 60);
+  fixtures::removes_as_planned(kvmeld::centroids{.window = 10}, 60, 8, 29);
+  fixtures::removes_as_planned(kvmeld::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
+  fixtures::removes_as_planned(kvmeld::cam{}, 30, 8, 90);
+  fixtures::removes_as_planned(kvmeld::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
+  fixtures::removes_as_planned(kvmeld::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
+  fixtures::removes_as_planned(kvmeld::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
+  fixtures::removes_as_planned(kvmeld::cam{.merge = 1}, 17, 8, 60);  // one slot takes all
 }
 
 TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_diff]") {
   const float odd = GENERATE(std::numeric_limits<float>::quiet_NaN(),
                              std::numeric_limits<float>::infinity(), 0.0F);
   const bool all = odd == 0;
-  const kvfold::key_diff policy;
+  const kvmeld::key_diff policy;
   auto kv = fixtures::random_cache(30, 8, 1);
   auto planned = kv;
-  auto state = kvfold::make_state(policy, kv), planned_state = state;
+  auto state = kvmeld::make_state(policy, kv), planned_state = state;
   std::vector<float> out(8);
   index_t broken = -1;
   for (int t = 0; t < 8; ++t) {
@@ -60,9 +60,9 @@ TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_dif
       }
     }
     const auto k = fixtures::normal(8, all && t >= 4 ? 0.0F : 1.0F), v = fixtures::normal(8);
-    kvfold::step(policy, kv, state, {fixtures::normal(8), k, v}, budget{30}, out);
+    kvmeld::step(policy, kv, state, {fixtures::normal(8), k, v}, budget{30}, out);
     planned.head(0).push(k.data(), v.data());
-    kvfold::compress(policy, planned, planned_state, kvfold::no_queries, budget{30});
+    kvmeld::compress(policy, planned, planned_state, kvmeld::no_queries, budget{30});
     REQUIRE((positions(kv.head(0)) == positions(planned.head(0)) || (all && t >= 4)));
     CHECK((t < 4 || all || !positions(kv.head(0)).contains(broken)));
     CHECK((t < 4 || !all || !positions(kv.head(0)).contains(30 + t)));  // of equals the last slot
@@ -70,14 +70,14 @@ TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_dif
 }
 
 TEST_CASE("roco's next among equal means is the one before, however many vary", "[roco]") {
-  const kvfold::roco policy{.sinks = 0, .window = 0, .steady = 0.5F};
+  const kvmeld::roco policy{.sinks = 0, .window = 0, .steady = 0.5F};
   auto kv = fixtures::random_cache(20, 4, 1);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   state[0].extend(20);
   for (std::size_t s = 0; s < 20; ++s) {
-    state[0].column(kvfold::roco::mean)[s] = 1;
-    state[0].column(kvfold::roco::squares)[s] = static_cast<float>(s);
-    state[0].column(kvfold::roco::queries_seen)[s] = 10;
+    state[0].column(kvmeld::roco::mean)[s] = 1;
+    state[0].column(kvmeld::roco::squares)[s] = static_cast<float>(s);
+    state[0].column(kvmeld::roco::queries_seen)[s] = 10;
   }
   CHECK(policy.choose_victim(kv.head(0), state[0], 19, {}).removed ==
         9);  // ten vary more: 10 to 19
@@ -85,27 +85,27 @@ TEST_CASE("roco's next among equal means is the one before, however many vary", 
 
 TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]") {
   const bool merge_prompt = GENERATE(false, true);
-  const kvfold::cam policy{.merge_prompt = merge_prompt};
+  const kvmeld::cam policy{.merge_prompt = merge_prompt};
   auto kv = fixtures::random_cache(40, 8, 2);
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
   bool given = false;
   for (index_t target = 39; target >= 20; --target) {
     const auto one = policy.choose_victim(kv.head(0), state[0], target, {});
     given = given || one.share_count > 0;
-    kvfold::apply(policy, one, kv.head(0), state[0], state.workspace().scratch);
+    kvmeld::apply(policy, one, kv.head(0), state[0], state.workspace().scratch);
   }
   CHECK(given == merge_prompt);
 }
 
 TEST_CASE("centroids takes more than half a budget of new tokens for a prompt", "[centroids]") {
   const index_t new_tokens = GENERATE(15, 16);
-  const kvfold::centroids policy{.window = 8};
+  const kvmeld::centroids policy{.window = 8};
   auto kv = fixtures::random_cache(30, 8, 1, 60);
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   kv.append(0, fixtures::normal(new_tokens * 8), fixtures::normal(new_tokens * 8));
-  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::set<index_t> early;  // where tokens join one after another, the earliest slots stay
   for (index_t s = 0; s < 22; ++s) {
@@ -117,15 +117,15 @@ TEST_CASE("centroids takes more than half a budget of new tokens for a prompt", 
 
 TEST_CASE("a removal's key weights are its values' unless they are given, whatever they are",
           "[plan]") {
-  const auto merged = [](const kvfold::slot_removal& d) {
-    kvfold::cache<float> kv{{.heads = 1, .dim = 1, .capacity = 2}};
+  const auto merged = [](const kvmeld::slot_removal& d) {
+    kvmeld::cache<float> kv{{.heads = 1, .dim = 1, .capacity = 2}};
     kv.append(0, std::vector<float>{1, 3}, std::vector<float>{8, 16});
     apply(d, kv.head(0));
     REQUIRE(kv.head(0).length() == 1);
     CHECK(kv.head(0).value(0)[0] == 10);
     return kv.head(0).key(0)[0];
   };
-  kvfold::slot_removal d{.removed = 1, .into = 0, .kept_weight = 0.75F, .removed_weight = 0.25F};
+  kvmeld::slot_removal d{.removed = 1, .into = 0, .kept_weight = 0.75F, .removed_weight = 0.25F};
   CHECK(merged(d) == 1.5F);
   d.kept_key_weight = 0.0F;
   CHECK(merged(d) == 0.75F);

@@ -16,30 +16,30 @@ const setting settings[] = {{100, 8, 1, 40, 60},     {100, 33, 2, 41, 60}, {257,
 
 TEST_CASE("full_cache is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::full_cache{}, oracle::full_cache{}, s);
+    agree(kvmeld::full_cache{}, oracle::full_cache{}, s);
   }
 }
 
 TEST_CASE("streaming_llm is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::streaming_llm{}, oracle::streaming_llm{}, s);
-    agree(kvfold::streaming_llm{.sinks = 0}, oracle::streaming_llm{.sinks = 0}, s);
+    agree(kvmeld::streaming_llm{}, oracle::streaming_llm{}, s);
+    agree(kvmeld::streaming_llm{.sinks = 0}, oracle::streaming_llm{.sinks = 0}, s);
   }
 }
 
 TEST_CASE("h2o is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::h2o{}, oracle::h2o{}, s);
-    agree(kvfold::h2o{.recent = 0.25F, .sinks = 0}, oracle::h2o{.recent = 0.25, .sinks = 0}, s);
+    agree(kvmeld::h2o{}, oracle::h2o{}, s);
+    agree(kvmeld::h2o{.recent = 0.25F, .sinks = 0}, oracle::h2o{.recent = 0.25, .sinks = 0}, s);
   }
 }
 
 TEST_CASE("snapkv is its oracle", "[oracle]") {
   for (const auto& s : settings) {
     for (const bool border : {false, true}) {
-      agree(kvfold::snapkv{.window = 8, .sinks = 0, .count_border = border},
+      agree(kvmeld::snapkv{.window = 8, .sinks = 0, .count_border = border},
             oracle::snapkv{.window = 8, .count_border = border, .pool_window = true}, s);
-      agree(kvfold::snapkv{.window = 5, .sinks = 0, .kernel = 1, .count_border = border},
+      agree(kvmeld::snapkv{.window = 5, .sinks = 0, .kernel = 1, .count_border = border},
             oracle::snapkv{.window = 5, .kernel = 1, .count_border = border, .pool_window = true},
             s);
     }
@@ -51,11 +51,11 @@ TEST_CASE("zsmerge is its oracle", "[oracle]") {
     for (const bool competes : {true, false}) {
       for (const bool sum : {true, false}) {
         for (const bool chunked : {true, false}) {
-          kvfold::zsmerge policy{
+          kvmeld::zsmerge policy{
               .proximity = 0.2F, .residual = 3, .sinks = 0, .new_token_competes = competes};
-          policy.merged_score = sum ? kvfold::column_merge::sum : kvfold::column_merge::max;
-          policy.prompt = chunked ? kvfold::zsmerge::prompt_mode::chunked
-                                  : kvfold::zsmerge::prompt_mode::nearest;
+          policy.merged_score = sum ? kvmeld::column_merge::sum : kvmeld::column_merge::max;
+          policy.prompt = chunked ? kvmeld::zsmerge::prompt_mode::chunked
+                                  : kvmeld::zsmerge::prompt_mode::nearest;
           oracle::zsmerge o{.proximity = 0.2, .residual = 3};
           o.new_token_competes = competes;
           o.score_sum = sum;
@@ -70,8 +70,8 @@ TEST_CASE("zsmerge is its oracle", "[oracle]") {
 
 TEST_CASE("half and bfloat16 caches choose and merge as the oracle does", "[oracle]") {
   const setting s{100, 16, 2, 40, 20};
-  agree<Eigen::half>(kvfold::h2o{}, oracle::h2o{}, s, 1e-3);
-  agree<Eigen::bfloat16>(kvfold::h2o{}, oracle::h2o{}, s, 1e-2);
-  agree<Eigen::half>(kvfold::snapkv{.window = 8, .sinks = 0},
+  agree<Eigen::half>(kvmeld::h2o{}, oracle::h2o{}, s, 1e-3);
+  agree<Eigen::bfloat16>(kvmeld::h2o{}, oracle::h2o{}, s, 1e-2);
+  agree<Eigen::half>(kvmeld::snapkv{.window = 8, .sinks = 0},
                      oracle::snapkv{.window = 8, .pool_window = true}, s, 1e-3);
 }

@@ -1,16 +1,16 @@
 // Attention Matching and its non-negative least squares, against their oracles and what must hold
 // of any least-squares fit.
-#include "kvfold/policies/attention_matching.hpp"
+#include "kvmeld/policies/attention_matching.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::attention_matching;
-using kvfold::budget;
+using kvmeld::attention_matching;
+using kvmeld::budget;
 
 namespace {
 
@@ -28,7 +28,7 @@ oracle::vec nnls(const oracle::mat& a, const oracle::vec& b, const Eigen::Vector
   const Eigen::MatrixXd m = dense(a);
   const Eigen::Map<const Eigen::VectorXd> wanted(b.data(), static_cast<Eigen::Index>(b.size()));
   const Eigen::VectorXd x =
-      kvfold::merge::nnls(Eigen::MatrixXd(m.transpose() * m), m.transpose() * wanted, start);
+      kvmeld::merge::nnls(Eigen::MatrixXd(m.transpose() * m), m.transpose() * wanted, start);
   return {x.data(), x.data() + x.size()};
 }
 
@@ -57,7 +57,7 @@ double squared_error(const oracle::mat& a, const oracle::mat& b) {
 /// A head, some of it with log-mass, queries, and what the oracle makes of them.
 template <class Scalar = float>
 struct compared {
-  kvfold::cache<Scalar> kv;
+  kvmeld::cache<Scalar> kv;
   fixtures::queries queries;
   oracle::head expected;
 
@@ -77,7 +77,7 @@ void agree(const attention_matching& policy, const oracle::attention_matching& o
            index_t dim, index_t group, index_t target, double tolerance = 1e-4) {
   auto [kv, queries, expected] =
       fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target); });
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   fixtures::compress(policy, kv, state, queries, target);
   CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
@@ -94,7 +94,7 @@ struct fitted {
     kv.head(0).log_mass(7) = 1.5F;
     full = fixtures::to_oracle(kv.head(0));
     const fixtures::queries queries(count, 2, 8, scale);
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvmeld::make_state(policy, kv);
     fixtures::compress(policy, kv, state, queries, target);
     made = fixtures::to_oracle(kv.head(0));
     rows = fixtures::to_mat(queries.data.data(), count * 2, 8);
@@ -224,17 +224,17 @@ TEST_CASE("attention_matching matches mass and outputs better than its selection
 TEST_CASE("attention_matching needs queries, and compresses prompts only", "[errors]") {
   const attention_matching policy;
   auto kv = fixtures::random_cache(40, 4, 1, 50);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const auto before = fixtures::bytes_of(kv.head(0));
-  CHECK_THROWS_WITH(kvfold::compress(policy, kv, state, kvfold::no_queries, budget{20}),
+  CHECK_THROWS_WITH(kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
                     Catch::Contains("attention_matching: reference queries expected, none came"));
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan plan;
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan plan;
   state[0].extend(40);
-  CHECK_THROWS_WITH(kvfold::plan(policy, kv.head(0), state[0], 20, scratch, plan),
+  CHECK_THROWS_WITH(kvmeld::plan(policy, kv.head(0), state[0], 20, scratch, plan),
                     Catch::Contains("attention_matching: reference queries expected, none came"));
   std::vector<float> out(4);
-  CHECK_THROWS_WITH(kvfold::step(policy, kv, state,
+  CHECK_THROWS_WITH(kvmeld::step(policy, kv, state,
                                  {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
                                  budget{41}, out),
                     Catch::Contains("compresses prompts only"));
@@ -251,8 +251,8 @@ TEST_CASE("attention_matching of ties, zeros and huge logits stays finite", "[ha
     }
   }
   const attention_matching policy{.omp = omp};
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, fixtures::queries(60, 2, 4, scale).view(), budget{20});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, fixtures::queries(60, 2, 4, scale).view(), budget{20});
   CHECK(kv.head(0).length() <= 20);
   CHECK((omp || kv.head(0).length() == 20));
   for (const float x : fixtures::bytes_of(kv.head(0))) {

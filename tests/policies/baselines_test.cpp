@@ -2,22 +2,22 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
-#include "kvfold/kvfold.hpp"
-#include "kvfold/policies/cam.hpp"
-#include "kvfold/policies/centroids.hpp"
-#include "kvfold/policies/compactor.hpp"
-#include "kvfold/policies/expected_attention.hpp"
-#include "kvfold/policies/key_diff.hpp"
-#include "kvfold/policies/random_tokens.hpp"
-#include "kvfold/policies/roco.hpp"
-#include "kvfold/policies/scissorhands.hpp"
-#include "kvfold/policies/tova.hpp"
+#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/policies/cam.hpp"
+#include "kvmeld/policies/centroids.hpp"
+#include "kvmeld/policies/compactor.hpp"
+#include "kvmeld/policies/expected_attention.hpp"
+#include "kvmeld/policies/key_diff.hpp"
+#include "kvmeld/policies/random_tokens.hpp"
+#include "kvmeld/policies/roco.hpp"
+#include "kvmeld/policies/scissorhands.hpp"
+#include "kvmeld/policies/tova.hpp"
 #include "support/agree.hpp"
 
 using fixtures::agree;
 using fixtures::index_t;
 using fixtures::setting;
-using kvfold::budget;
+using kvmeld::budget;
 
 namespace {
 
@@ -26,7 +26,7 @@ const setting settings[] = {{100, 8, 1, 40, 60}, {120, 33, 2, 41, 60},    {257, 
                             {45, 7, 2, 40, 20},  {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
 
 /// Both sides with half and bfloat16 storage.
-void agree_in_16_bits(const kvfold::any_policy& policy, const fixtures::any_oracle& oracle_policy,
+void agree_in_16_bits(const kvmeld::any_policy& policy, const fixtures::any_oracle& oracle_policy,
                       index_t steps = 20) {
   const setting s{80, 16, 2, 40, steps};
   agree<Eigen::half>(policy, oracle_policy, s, 1e-2);
@@ -37,19 +37,19 @@ void agree_in_16_bits(const kvfold::any_policy& policy, const fixtures::any_orac
 
 TEST_CASE("random_tokens is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::random_tokens{.window = 8}, oracle::random_tokens{.window = 8}, s);
-    agree(kvfold::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U},
+    agree(kvmeld::random_tokens{.window = 8}, oracle::random_tokens{.window = 8}, s);
+    agree(kvmeld::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U},
           oracle::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U}, s);
   }
-  agree_in_16_bits(kvfold::random_tokens{}, oracle::random_tokens{});
+  agree_in_16_bits(kvmeld::random_tokens{}, oracle::random_tokens{});
 }
 
 TEST_CASE("random_tokens is a uniform sample, another for another seed", "[random]") {
   const auto kept = [](std::uint64_t seed) {
-    const kvfold::random_tokens policy{.sinks = 0, .window = 0, .seed = seed};
+    const kvmeld::random_tokens policy{.sinks = 0, .window = 0, .seed = seed};
     auto kv = fixtures::random_cache(4000, 1, 1);
-    auto state = kvfold::make_state(policy, kv);
-    kvfold::compress(policy, kv, state, kvfold::no_queries, budget{400});
+    auto state = kvmeld::make_state(policy, kv);
+    kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{400});
     std::vector<index_t> positions;
     for (index_t s = 0; s < 400; ++s) {
       positions.push_back(kv.head(0).position(s));
@@ -73,10 +73,10 @@ TEST_CASE("key_diff is its oracle", "[oracle]") {
     if (s.dim == 1) {
       continue;  // cosines of 1 or -1: rounding decides
     }
-    agree(kvfold::key_diff{}, oracle::key_diff{}, s);
-    agree(kvfold::key_diff{.sinks = 0, .window = 6}, oracle::key_diff{.sinks = 0, .window = 6}, s);
+    agree(kvmeld::key_diff{}, oracle::key_diff{}, s);
+    agree(kvmeld::key_diff{.sinks = 0, .window = 6}, oracle::key_diff{.sinks = 0, .window = 6}, s);
   }
-  agree_in_16_bits(kvfold::key_diff{}, oracle::key_diff{});
+  agree_in_16_bits(kvmeld::key_diff{}, oracle::key_diff{});
 }
 
 TEST_CASE("the nearest slot is never a broken one while there is another", "[key_diff]") {
@@ -88,13 +88,13 @@ TEST_CASE("the nearest slot is never a broken one while there is another", "[key
   index_t nearest = -1;
   for (const index_t s : {1, 2, 5, 6, 7}) {
     const auto distance = [&](index_t r) {
-      return kvfold::score::squared_distance(head.key(r), head.key(3), 8);
+      return kvmeld::score::squared_distance(head.key(r), head.key(3), 8);
     };
     nearest = nearest < 0 || distance(s) < distance(nearest) ? s : nearest;
   }
-  CHECK(kvfold::search::nearest_by_distance(head, 3, [](index_t) { return true; }) == nearest);
-  CHECK(kvfold::search::nearest_by_distance(head, 3, [](index_t s) { return s == 4; }) == 4);
-  CHECK(kvfold::search::nearest_by_distance(head, 3, [](index_t) { return false; }) == -1);
+  CHECK(kvmeld::search::nearest_by_distance(head, 3, [](index_t) { return true; }) == nearest);
+  CHECK(kvmeld::search::nearest_by_distance(head, 3, [](index_t s) { return s == 4; }) == 4);
+  CHECK(kvmeld::search::nearest_by_distance(head, 3, [](index_t) { return false; }) == -1);
 }
 
 TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would without it",
@@ -103,7 +103,7 @@ TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would wi
       GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
   constexpr index_t tokens = 90, odd = 70, kept = 40;
   auto with = fixtures::random_cache(tokens, 8, 1);
-  kvfold::cache<float> without({.heads = 1, .group = 1, .dim = 8, .capacity = tokens});
+  kvmeld::cache<float> without({.heads = 1, .group = 1, .dim = 8, .capacity = tokens});
   const auto head = with.head(0);
   for (index_t s = 0; s < tokens; ++s) {
     if (s != odd) {
@@ -111,13 +111,13 @@ TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would wi
     }
   }
   head.key(odd)[3] = broken;
-  const kvfold::key_diff policy;
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan all, sound;
-  const auto plan = [&](const auto& of, kvfold::merge_plan& out) {
-    auto state = kvfold::make_head_state(policy, of);
+  const kvmeld::key_diff policy;
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan all, sound;
+  const auto plan = [&](const auto& of, kvmeld::merge_plan& out) {
+    auto state = kvmeld::make_head_state(policy, of);
     state.extend(of.length());
-    kvfold::plan(policy, of, state, kvfold::no_queries, kept, scratch, out);
+    kvmeld::plan(policy, of, state, kvmeld::no_queries, kept, scratch, out);
   };
   plan(head, all), plan(without.head(0), sound);
   REQUIRE(all.rows() == sound.rows());
@@ -127,12 +127,12 @@ TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would wi
 }
 
 TEST_CASE("key_diff drops what is like the rest, and zero keys are like nothing", "[key_diff]") {
-  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 8}};
+  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 8}};
   const std::vector<float> keys = {1, 0, 3, 1, 0, 0, 0, -2, 9, -1, -1, 3};
   kv.append(0, keys, keys);
-  const kvfold::key_diff policy{.sinks = 0};
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{3});
+  const kvmeld::key_diff policy{.sinks = 0};
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{3});
   for (index_t s = 0; s < 3; ++s) {
     CHECK(kv.head(0).position(s) == (std::array{2, 3, 5})[static_cast<std::size_t>(s)]);
   }
@@ -140,43 +140,43 @@ TEST_CASE("key_diff drops what is like the rest, and zero keys are like nothing"
 
 TEST_CASE("tova is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::tova{}, oracle::tova{}, s);
-    agree(kvfold::tova{.sinks = 0}, oracle::tova{.sinks = 0}, s);
+    agree(kvmeld::tova{}, oracle::tova{}, s);
+    agree(kvmeld::tova{.sinks = 0}, oracle::tova{.sinks = 0}, s);
   }
-  agree_in_16_bits(kvfold::tova{}, oracle::tova{});
+  agree_in_16_bits(kvmeld::tova{}, oracle::tova{});
 }
 
 TEST_CASE("roco is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::roco{}, oracle::roco{}, s);
-    agree(kvfold::roco{.sinks = 0, .window = 3, .steady = 0.5F},
+    agree(kvmeld::roco{}, oracle::roco{}, s);
+    agree(kvmeld::roco{.sinks = 0, .window = 3, .steady = 0.5F},
           oracle::roco{.sinks = 0, .window = 3, .steady = 0.5}, s);
-    agree(kvfold::roco{.window = 5, .steady = 1}, oracle::roco{.window = 5, .steady = 1}, s);
+    agree(kvmeld::roco{.window = 5, .steady = 1}, oracle::roco{.window = 5, .steady = 1}, s);
   }
-  agree_in_16_bits(kvfold::roco{}, oracle::roco{});
+  agree_in_16_bits(kvmeld::roco{}, oracle::roco{});
 }
 
 TEST_CASE("scissorhands is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::scissorhands{}, oracle::scissorhands{}, s);
-    agree(kvfold::scissorhands{.sinks = 0, .window = 4, .history = 7},
+    agree(kvmeld::scissorhands{}, oracle::scissorhands{}, s);
+    agree(kvmeld::scissorhands{.sinks = 0, .window = 4, .history = 7},
           oracle::scissorhands{.sinks = 0, .window = 4, .history = 7}, s);
   }
-  agree_in_16_bits(kvfold::scissorhands{}, oracle::scissorhands{});
+  agree_in_16_bits(kvmeld::scissorhands{}, oracle::scissorhands{});
 }
 
 TEST_CASE("expected_attention is its oracle", "[oracle]") {
   for (const auto& s : settings) {
     for (const bool interleaved : {false, true}) {
-      kvfold::expected_attention policy{.window = 2, .future = 20};
+      kvmeld::expected_attention policy{.window = 2, .future = 20};
       oracle::expected_attention o{.window = 2, .future = 20};
       policy.rope.layout =
-          interleaved ? kvfold::rope::pairing::interleaved : kvfold::rope::pairing::half_split;
+          interleaved ? kvmeld::rope::pairing::interleaved : kvmeld::rope::pairing::half_split;
       o.rotation.interleaved = interleaved;
       agree(policy, o, s);
     }
   }
-  agree_in_16_bits(kvfold::expected_attention{.window = 1},
+  agree_in_16_bits(kvmeld::expected_attention{.window = 1},
                    oracle::expected_attention{.window = 1});
 }
 
@@ -186,29 +186,29 @@ TEST_CASE("expected_attention counts log-mass", "[oracle]") {
     kv.head(0).log_mass(s) = static_cast<float>(s) / 10;
   }
   oracle::head expected = fixtures::to_oracle(kv.head(0));
-  const kvfold::expected_attention policy;
-  auto state = kvfold::make_state(policy, kv);
+  const kvmeld::expected_attention policy;
+  auto state = kvmeld::make_state(policy, kv);
   const fixtures::queries queries(60, 2, 6);
-  kvfold::compress(policy, kv, state, queries.view(), budget{20});
+  kvmeld::compress(policy, kv, state, queries.view(), budget{20});
   oracle::expected_attention{}.prompt(expected, queries.tensor(), {}, 20);
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-5);
 }
 
 TEST_CASE("centroids is its oracle", "[oracle]") {
   for (const auto& s : settings) {
-    agree(kvfold::centroids{.window = 8}, oracle::centroids{.window = 8}, s);
-    agree(kvfold::centroids{.sinks = 0, .window = 2, .rounds = 3},
+    agree(kvmeld::centroids{.window = 8}, oracle::centroids{.window = 8}, s);
+    agree(kvmeld::centroids{.sinks = 0, .window = 2, .rounds = 3},
           oracle::centroids{.sinks = 0, .window = 2, .rounds = 3}, s);
   }
   // A mean rounded to 16 bits may be nearest to another new token: the prompt alone.
-  agree_in_16_bits(kvfold::centroids{.window = 6}, oracle::centroids{.window = 6}, 0);
+  agree_in_16_bits(kvmeld::centroids{.window = 6}, oracle::centroids{.window = 6}, 0);
 }
 
 TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that slots stand for",
           "[oracle]") {
-  const kvfold::centroids policy{.window = 8};
-  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = 8, .capacity = 200}};
-  auto state = kvfold::make_state(policy, kv);
+  const kvmeld::centroids policy{.window = 8};
+  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = 8, .capacity = 200}};
+  auto state = kvmeld::make_state(policy, kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 3; ++round) {
     const auto k = fixtures::normal(50 * 8), v = fixtures::normal(50 * 8);
@@ -217,7 +217,7 @@ TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that s
       append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * 8)], 1, 8)[0],
              fixtures::to_mat(&v[static_cast<std::size_t>(t * 8)], 1, 8)[0]);
     }
-    kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+    kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
     oracle::centroids{.window = 8}.prompt(expected, {}, {}, 30);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-4);
   }
@@ -231,28 +231,28 @@ TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that s
 TEST_CASE("compactor is its oracle", "[oracle]") {
   for (const auto& s : settings) {
     for (const float blend : {-1.0F, 0.0F, 0.5F}) {
-      agree(kvfold::compactor{.chunk = 30, .blend = blend},
+      agree(kvmeld::compactor{.chunk = 30, .blend = blend},
             oracle::compactor{.chunk = 30, .blend = static_cast<double>(blend)}, s);
     }
     // Not 0: when the newest token may leave, the oracle gives its position to the next one.
-    agree(kvfold::compactor{.sinks = 0, .window = 1}, oracle::compactor{.sinks = 0, .window = 1},
+    agree(kvmeld::compactor{.sinks = 0, .window = 1}, oracle::compactor{.sinks = 0, .window = 1},
           s);
   }
-  agree_in_16_bits(kvfold::compactor{}, oracle::compactor{});
+  agree_in_16_bits(kvmeld::compactor{}, oracle::compactor{});
 }
 
 TEST_CASE("cam is its oracle", "[oracle]") {
   for (const auto& s : settings) {
     for (const bool merge_prompt : {false, true}) {
-      agree(kvfold::cam{.merge_prompt = merge_prompt}, oracle::cam{.merge_prompt = merge_prompt}, s,
+      agree(kvmeld::cam{.merge_prompt = merge_prompt}, oracle::cam{.merge_prompt = merge_prompt}, s,
             1e-4);
       agree(
-          kvfold::cam{
+          kvmeld::cam{
               .recent = 0.25F, .sinks = 0, .merge = 3, .seed = 5, .merge_prompt = merge_prompt},
           oracle::cam{
               .recent = 0.25, .sinks = 0, .merge = 3, .seed = 5, .merge_prompt = merge_prompt},
           s, 1e-4);
     }
   }
-  agree_in_16_bits(kvfold::cam{}, oracle::cam{});
+  agree_in_16_bits(kvmeld::cam{}, oracle::cam{});
 }

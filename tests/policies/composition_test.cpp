@@ -15,13 +15,13 @@ namespace {
 using fixtures::every_policy;
 using fixtures::index_t;
 using fixtures::stream;
-using kvfold::any_policy;
-using kvfold::budget;
+using kvmeld::any_policy;
+using kvmeld::budget;
 
 constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
 
 /// The slots of a head, whatever their order: position, log-mass, key, value.
-std::set<std::vector<float>> as_set(const kvfold::head_view<float>& head) {
+std::set<std::vector<float>> as_set(const kvmeld::head_view<float>& head) {
   std::set<std::vector<float>> rows;
   for (index_t s = 0; s < head.length(); ++s) {
     std::vector<float> r{static_cast<float>(head.position(s)), head.log_mass(s)};
@@ -33,7 +33,7 @@ std::set<std::vector<float>> as_set(const kvfold::head_view<float>& head) {
   return rows;
 }
 
-std::vector<float> columns_of(const kvfold::head_state& state) {
+std::vector<float> columns_of(const kvmeld::head_state& state) {
   std::vector<float> all(state.memory().begin(), state.memory().end());
   for (index_t c = 0; c < state.columns(); ++c) {
     all.insert(all.end(), state.column(c).begin(), state.column(c).end());
@@ -65,7 +65,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
           next.hand_over(second.policy, queries.view(), target);
           next.step({target});
         };
-        CHECK_THROWS_AS(go_on(), kvfold::error);
+        CHECK_THROWS_AS(go_on(), kvmeld::error);
         continue;
       }
       next.hand_over(second.policy, queries.view(), target);
@@ -80,7 +80,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
       }
       // The first token sees just what was handed over.
       stream whole = next;
-      whole.hand_over(kvfold::full_cache{}, queries.view(), target);
+      whole.hand_over(kvmeld::full_cache{}, queries.view(), target);
       auto& bits = fixtures::random_bits();
       const auto start = bits;
       next.step({target});
@@ -113,7 +113,7 @@ TEST_CASE("compressing again changes nothing, and compressing further keeps fewe
     one.append(tokens);
     one.compress(queries.view(), target);
     const auto bytes = one.bytes(), columns = columns_of(one.state[0]);
-    one.compress(kvfold::no_queries, target);
+    one.compress(kvmeld::no_queries, target);
     CHECK(one.bytes() == bytes);
     CHECK(same_bits(columns_of(one.state[0]), columns));
     one.compress(queries.view(), target);  // measured again, which may change scores but no slot
@@ -131,8 +131,8 @@ TEST_CASE("evicting in stages is evicting at once", "[composition]") {
   constexpr index_t tokens = 120;
   const fixtures::queries queries(tokens, group, dim);
   for (const any_policy& policy :
-       {any_policy(kvfold::streaming_llm{}), any_policy(kvfold::h2o{}),
-        any_policy(kvfold::snapkv{.window = 8}), any_policy(kvfold::full_cache{})}) {
+       {any_policy(kvmeld::streaming_llm{}), any_policy(kvmeld::h2o{}),
+        any_policy(kvmeld::snapkv{.window = 8}), any_policy(kvmeld::full_cache{})}) {
     INFO(policy.name());
     stream stages(policy);
     stages.append(tokens);
@@ -140,7 +140,7 @@ TEST_CASE("evicting in stages is evicting at once", "[composition]") {
     once.compress(queries.view(), 24);
     stages.compress(queries.view(), 100);
     for (const index_t target : {77, 40, 24}) {
-      stages.compress(kvfold::no_queries, target);
+      stages.compress(kvmeld::no_queries, target);
     }
     CHECK(as_set(stages.head()) == as_set(once.head()));
   }
@@ -208,8 +208,8 @@ TEST_CASE("a policy that drops nothing counts every token, however they come", "
     index_t column;
   };
   for (const auto& [policy, column] :
-       {counting{kvfold::fold{}, kvfold::fold::tokens},
-        counting{kvfold::zsmerge{.residual = 3}, kvfold::zsmerge::count}}) {
+       {counting{kvmeld::fold{}, kvmeld::fold::tokens},
+        counting{kvmeld::zsmerge{.residual = 3}, kvmeld::zsmerge::count}}) {
     INFO(policy.name());
     stream one(policy);
     const auto counted = [&, tokens = column] {  // clang 14 captures no binding
@@ -233,19 +233,19 @@ TEST_CASE("a policy that drops nothing counts every token, however they come", "
 TEST_CASE("every policy measures a prompt in chunks as at once", "[composition]") {
   constexpr index_t tokens = 96, chunk = 32;
   const fixtures::queries queries(tokens, group, dim);
-  for (const any_policy& policy : {any_policy(kvfold::h2o{}), any_policy(kvfold::zsmerge{}),
-                                   any_policy(kvfold::snapkv{.window = 8})}) {
+  for (const any_policy& policy : {any_policy(kvmeld::h2o{}), any_policy(kvmeld::zsmerge{}),
+                                   any_policy(kvmeld::snapkv{.window = 8})}) {
     INFO(policy.name());
     stream once(policy), chunks(policy);
     once.append(tokens);
-    kvfold::observe(policy, once.head(), once.state[0], queries.view());
+    kvmeld::observe(policy, once.head(), once.state[0], queries.view());
     for (index_t begin = 0; begin < tokens; begin += chunk) {
       for (index_t s = begin; s < begin + chunk; ++s) {
         chunks.head().push(once.head().key(s).data, once.head().value(s).data);
       }
       auto own = queries.view();
       own.data += begin * own.row, own.count = chunk;
-      kvfold::observe(policy, chunks.head(), chunks.state[0], own);
+      kvmeld::observe(policy, chunks.head(), chunks.state[0], own);
     }
     for (index_t c = 0; c < once.state[0].columns(); ++c) {
       for (std::size_t s = 0; s < tokens; ++s) {

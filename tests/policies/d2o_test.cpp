@@ -1,18 +1,18 @@
 // D2O against its oracle, its threshold over a long run, and what is merged and what is dropped.
-#include "kvfold/policies/d2o.hpp"
+#include "kvmeld/policies/d2o.hpp"
 
 #include <catch2/catch.hpp>
 
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
-using kvfold::d2o;
+using kvmeld::budget;
+using kvmeld::d2o;
 
 namespace {
 
 /// The library's threshold is the oracle's.
-const auto same_threshold = [](const kvfold::head_state& state, const oracle::head& expected,
+const auto same_threshold = [](const kvmeld::head_state& state, const oracle::head& expected,
                                const auto&) {
   const auto memory = state.memory();
   REQUIRE((memory[d2o::has_threshold] != 0) == expected.has_threshold);
@@ -46,30 +46,30 @@ TEST_CASE("a removal of d2o is its plan", "[laws]") {
 
 TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   // Keys in the plane; slot 2 is like slot 0, slot 3 is against all that stay.
-  kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+  kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 4}};
   kv.append(0, std::vector<float>{1, 0, 0, 1, 3, 0, -1, -1},
             std::vector<float>{1, 1, 2, 2, 3, 3, 4, 4});
   const d2o policy{.recent = 0, .sinks = 2};
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const fixtures::queries queries(4, 1, 2);
   const auto head = kv.head(0);
-  kvfold::observe(policy, head, state[0], queries.view());
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan plan;
+  kvmeld::observe(policy, head, state[0], queries.view());
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan plan;
   // The best cosines are 1 and -1/sqrt 2; their mean is the first threshold.
   policy.plan(head, state[0], 2, scratch, plan);
   REQUIRE(plan.rows() == 2);
   CHECK(plan.note() == Approx((1 - std::sqrt(0.5)) / 2));
   REQUIRE(plan.row(0).size() == 2);
-  CHECK(plan.row(0)[1] == kvfold::merge_source{2, 0.5F, 0.5F});
+  CHECK(plan.row(0)[1] == kvmeld::merge_source{2, 0.5F, 0.5F});
   CHECK(plan.row(1).size() == 1);
   SECTION("a plan that removes no slot measures nothing") {
-    kvfold::apply(policy, kvfold::identity(head), head, state[0], scratch);
+    kvmeld::apply(policy, kvmeld::identity(head), head, state[0], scratch);
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
   }
   SECTION("planning keeps the threshold, applying sets it") {
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
-    kvfold::apply(policy, plan, head, state[0], scratch);
+    kvmeld::apply(policy, plan, head, state[0], scratch);
     CHECK(state[0].memory()[d2o::threshold] == plan.note());
   }
 }

@@ -1,6 +1,6 @@
 // EMS against the oracle that expands every token; memory counted; nothing lost where nothing need
 // be.
-#include "kvfold/policies/ems.hpp"
+#include "kvmeld/policies/ems.hpp"
 
 #include <catch2/catch.hpp>
 
@@ -13,22 +13,22 @@ using fixtures::decoded;
 using fixtures::ems_pair;
 using fixtures::index_t;
 using fixtures::same_table;
-using kvfold::budget;
-using kvfold::ems;
-using kvfold::detail::ems_table;
+using kvmeld::budget;
+using kvmeld::ems;
+using kvmeld::detail::ems_table;
 
 namespace {
 
 const ems table[] = {
     {.window = 8, .threshold = 0.1F},
     {.window = 8, .kernel = 1, .sinks = 0, .gamma = 1.5F, .threshold = 0.3F},
-    {.window = 5, .gamma = 2.25F, .threshold = 0, .combine = kvfold::group_combine::max},
-    {.window = 8, .gamma = 1, .threshold = 0.2F, .combine = kvfold::group_combine::mean},
+    {.window = 5, .gamma = 2.25F, .threshold = 0, .combine = kvmeld::group_combine::max},
+    {.window = 8, .gamma = 1, .threshold = 0.2F, .combine = kvmeld::group_combine::mean},
     {.window = 8, .gamma = 8, .threshold = 0.05F, .with_position = false},
     {.window = 3,
      .threshold = 0.1F,
      .with_position = false,
-     .rope = {.base = 500, .layout = kvfold::rope::pairing::interleaved}}};
+     .rope = {.base = 500, .layout = kvmeld::rope::pairing::interleaved}}};
 
 }  // namespace
 
@@ -83,7 +83,7 @@ TEST_CASE("attention over shared entries is that over all their tokens", "[oracl
   for (const float scale : {0.0F, 1.0F, 10.0F, 300.0F}) {
     const auto q = fixtures::normal(group * dim, scale);
     std::vector<float> out(q.size()), p(2 * n), lse(2);
-    kvfold::attend(head, both_ways.policy.mass(head, both_ways.state[0]), q.data(), out.data(), p,
+    kvmeld::attend(head, both_ways.policy.mass(head, both_ways.state[0]), q.data(), out.data(), p,
                    lse);
     const auto expected = oracle::attend(oracle::ems::expanded(both_ways.expected),
                                          fixtures::to_mat(q.data(), group, dim));
@@ -113,18 +113,18 @@ TEST_CASE("ems loses nothing of tokens that are equal but for their lengths", "[
   // Six kinds, keys and values at right angles: every kind shares an entry, whatever the scores.
   const index_t dim = 8, group = 2;
   const ems policy{.window = 4, .sinks = 1, .gamma = 12};
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 17}};
-  kvfold::cache<float> whole{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
-  auto state = kvfold::make_state(policy, kv);
-  auto whole_state = kvfold::make_state(kvfold::full_cache{}, whole);
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 17}};
+  kvmeld::cache<float> whole{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
+  auto state = kvmeld::make_state(policy, kv);
+  auto whole_state = kvmeld::make_state(kvmeld::full_cache{}, whole);
   std::vector<float> out(16), full(16);
   for (index_t t = 0; t < 150; ++t) {
     std::vector<float> k(8), v(8);
     k[static_cast<std::size_t>(t % 6)] = 0.5F + std::abs(fixtures::normal(1)[0]);
     v[static_cast<std::size_t>(t % 6)] = 3;
     const auto q = fixtures::normal(group * dim);
-    kvfold::step(policy, kv, state, {q, k, v}, budget{16}, out);
-    kvfold::step(kvfold::full_cache{}, whole, whole_state, {q, k, v}, budget{200}, full);
+    kvmeld::step(policy, kv, state, {q, k, v}, budget{16}, out);
+    kvmeld::step(kvmeld::full_cache{}, whole, whole_state, {q, k, v}, budget{200}, full);
     for (std::size_t i = 0; i < 16; ++i) {
       CHECK(out[i] == Approx(full[i]).margin(1e-5));
     }
@@ -146,8 +146,8 @@ TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]"
     auto [key, value] = data.token({}, t);
     k.push_back(key), v.push_back(value);
   }
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 57}};
-  auto state = kvfold::make_state(policy, kv);
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 57}};
+  auto state = kvmeld::make_state(policy, kv);
   const ems_table tokens(state[0], group);
   const auto most = std::min(static_cast<index_t>((gamma - 1) * target + 0.5F), tokens.places());
   std::vector<float> out(static_cast<std::size_t>(group * dim));
@@ -158,7 +158,7 @@ TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]"
     if (t == 60) {  // warm: every path has been taken
       allocations = fixtures::allocations;
     }
-    kvfold::step(policy, kv, state, {q[t % 61], k[t % 63], v[t % 64]}, budget{target, trigger},
+    kvmeld::step(policy, kv, state, {q[t % 61], k[t % 63], v[t % 64]}, budget{target, trigger},
                  out);
     finite = finite && std::isfinite(out[0]);
     largest = std::max(largest, tokens.sharing());
@@ -192,22 +192,22 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
   }
   SECTION("ties: the higher slot joins the lower one, and the later token is dropped") {
     const ems one{.window = 1, .sinks = 0, .table = 1};
-    kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 6}};
+    kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 6}};
     kv.append(0, std::vector<float>(12, 1.0F), std::vector<float>(12, 2.0F));
-    auto state = kvfold::make_state(one, kv);
+    auto state = kvmeld::make_state(one, kv);
     const auto head = kv.head(0);
     const ems_table tokens(state[0], 1);
-    kvfold::slot_scratch scratch;
-    kvfold::merge_plan plan;
+    kvmeld::slot_scratch scratch;
+    kvmeld::merge_plan plan;
     for (const index_t position : {4, 5}) {  // the newest stays; of the others all score 1
       state[0].extend(6);
       for (index_t s = 0; s < 6; ++s) {
         tokens.each(s, [&](index_t t) { tokens.at(tokens.past, t) = 1; });
       }
-      kvfold::plan(one, head, state[0], 5, scratch, plan);
+      kvmeld::plan(one, head, state[0], 5, scratch, plan);
       REQUIRE(plan.row(0).size() == 2);
       CHECK(plan.row(0)[1].source == 4);
-      kvfold::apply(one, plan, head, state[0], scratch);
+      kvmeld::apply(one, plan, head, state[0], scratch);
       REQUIRE(tokens.sharing() == 1);
       CHECK(tokens.position(head, tokens.after(0)) == 4);
       head.push(head.key(0).data, head.value(0).data);
@@ -241,9 +241,9 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
   SECTION("a prompt that fits keeps every byte") {
     const index_t tokens = GENERATE(1, 2, 12);
     auto kv = fixtures::random_cache(tokens, 5, 2, 20);
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvmeld::make_state(policy, kv);
     const auto before = fixtures::bytes_of(kv.head(0));
-    kvfold::compress(policy, kv, state, fixtures::queries(tokens, 2, 5).view(), budget{12});
+    kvmeld::compress(policy, kv, state, fixtures::queries(tokens, 2, 5).view(), budget{12});
     CHECK(fixtures::bytes_of(kv.head(0)) == before);
     CHECK(ems_table(state[0], 2).sharing() == 0);
   }
@@ -268,12 +268,12 @@ TEST_CASE("ems refuses what it cannot do", "[errors]") {
   REQUIRE(both_ways.sharing() > 0);
   const auto head = both_ways.kv.head(0);
   const std::vector<float> p(12, 1.0F / 12);
-  CHECK_THROWS_WITH(kvfold::observe(both_ways.policy, head, both_ways.state[0],
+  CHECK_THROWS_WITH(kvmeld::observe(both_ways.policy, head, both_ways.state[0],
                                     both_ways.state.workspace(), {.probabilities = p}),
                     Catch::Contains("ems: the step's query expected"));
   head.log_mass(3) = 1;
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan plan;
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan plan;
   CHECK_THROWS_WITH(both_ways.policy.plan(head, both_ways.state[0], 10, scratch, plan),
                     Catch::Contains("ems: no log-mass expected, 1 came"));
 }

@@ -3,40 +3,40 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
-using kvfold::any_policy;
-using kvfold::fold;
+using kvmeld::any_policy;
+using kvmeld::fold;
 
 TEST_CASE("a prompt's chunks are scored by one pass where all its queries are there", "[fold]") {
   constexpr index_t group = 2, dim = 8, tokens = 150;
   const any_policy any = fold{}.sharing(40);
   const auto k = fixtures::normal(tokens * dim), v = fixtures::normal(tokens * dim),
              q = fixtures::normal(tokens * group * dim);
-  const auto all = kvfold::prompt_queries(q.data(), tokens, 1, group, dim);
+  const auto all = kvmeld::prompt_queries(q.data(), tokens, 1, group, dim);
   const index_t half = tokens / 2;
-  const auto column_of = [](const kvfold::state& state) {
+  const auto column_of = [](const kvmeld::state& state) {
     const auto column = state[0].column(fold::prompt_score);
     return std::vector(column.begin(), column.end());
   };
   // [tokens] after a first chunk of `first` tokens, and behind a second one whose queries begin
   // `before` tokens earlier
   const auto scores = [&](index_t first, index_t before) {
-    kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
-    auto state = kvfold::make_state(any, kv);
+    kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+    auto state = kvmeld::make_state(any, kv);
     const auto from = [&](const std::vector<float>& rows, index_t begin, index_t end) {
       return std::vector(rows.begin() + begin * dim, rows.begin() + end * dim);
     };
     kv.append(0, from(k, 0, first), from(v, 0, first));
-    kvfold::observe(any, kv, state, kvfold::prompt_queries(q.data(), first, 1, group, dim));
+    kvmeld::observe(any, kv, state, kvmeld::prompt_queries(q.data(), first, 1, group, dim));
     const auto held = column_of(state);
     if (first < tokens) {
       kv.append(0, from(k, first, tokens), from(v, first, tokens));
       auto chunk = all.last(tokens - first);
       chunk.before = before;
-      kvfold::observe(any, kv, state, chunk);
+      kvmeld::observe(any, kv, state, chunk);
     }
     return std::pair{held, column_of(state)};
   };

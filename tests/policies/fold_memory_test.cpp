@@ -3,25 +3,25 @@
 #include <catch2/catch.hpp>
 #include <cmath>  // std::isfinite
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
+using kvmeld::budget;
 
 TEST_CASE("fold that remembers no query has no state beside its columns, and decodes", "[fold]") {
-  const kvfold::fold policy{.decode = {.queries = 0}};
-  CHECK(policy.memory(64, 4, 100) == kvfold::detail::fold_layout::header);
+  const kvmeld::fold policy{.decode = {.queries = 0}};
+  CHECK(policy.memory(64, 4, 100) == kvmeld::detail::fold_layout::header);
   auto kv = fixtures::random_cache(60, 8, 2, 80);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const fixtures::queries own(60, 2, 8);
-  const auto reference = kvfold::foresight(kv, own.view(), policy.rope);
-  kvfold::compress(policy, kv, state, reference.view(), budget{30});
+  const auto reference = kvmeld::foresight(kv, own.view(), policy.rope);
+  kvmeld::compress(policy, kv, state, reference.view(), budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::vector<float> out(16);
   for (int t = 0; t < 40; ++t) {
     const auto q = fixtures::normal(16), k = fixtures::normal(8), v = fixtures::normal(8);
-    kvfold::step(policy, kv, state, {q, k, v}, kvfold::budget_within(policy, 30), out);
+    kvmeld::step(policy, kv, state, {q, k, v}, kvmeld::budget_within(policy, 30), out);
     REQUIRE(kv.head(0).length() <= 30);
     CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
   }
@@ -29,12 +29,12 @@ TEST_CASE("fold that remembers no query has no state beside its columns, and dec
 
 TEST_CASE("fold remembers a prompt's queries evenly spread, then every other step's", "[fold]") {
   const index_t count = GENERATE(10, 4), most = 6, tokens = 25;
-  const kvfold::fold policy{.decode = {.queries = most, .stride = 2}};
+  const kvmeld::fold policy{.decode = {.queries = most, .stride = 2}};
   auto kv = fixtures::random_cache(tokens, 3, 2, 40);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const fixtures::queries prompt(count, 2, 3);
-  kvfold::observe(policy, kv.head(0), state[0], prompt.view());
-  const kvfold::detail::fold_memory memory(state[0].memory(), most, 2, 3);
+  kvmeld::observe(policy, kv.head(0), state[0], prompt.view());
+  const kvmeld::detail::fold_memory memory(state[0].memory(), most, 2, 3);
   REQUIRE(memory.count() == std::min(count, most));
   const auto remembered = [&](index_t g, index_t i, index_t e) {
     float q[3];
@@ -57,7 +57,7 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
   for (index_t t = 0; t < 5; ++t) {  // the newest is held until the next comes
     kv.append(0, fixtures::normal(3), fixtures::normal(3));
     const std::vector<float> p(2 * static_cast<std::size_t>(tokens + t + 1)), q(6, 1.0F + float(t));
-    kvfold::observe(policy, kv.head(0), state[0], state.workspace(),
+    kvmeld::observe(policy, kv.head(0), state[0], state.workspace(),
                     {.probabilities = p, .query = q.data()});
     CHECK(memory.position(memory.count() - 1) == tokens + t);
     CHECK(remembered(1, memory.count() - 1, 2) == q[5]);

@@ -2,14 +2,14 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
-using kvfold::any_policy;
-using kvfold::budget;
-using kvfold::fold;
+using kvmeld::any_policy;
+using kvmeld::budget;
+using kvmeld::fold;
 
 namespace {
 
@@ -17,7 +17,7 @@ constexpr index_t heads = 5, group = 2, dim = 8, tokens = 150;
 
 /// A model's heads, some of them with keys that their queries tell apart well.
 struct model {
-  kvfold::cache<float> kv;
+  kvmeld::cache<float> kv;
   std::vector<float> q;  // [tokens, heads · group, dim]
 
   explicit model(index_t capacity = tokens + 20)
@@ -28,13 +28,13 @@ struct model {
     }
     q = fixtures::normal(tokens * heads * group * dim);
   }
-  kvfold::query_view<float> queries() const {
-    return kvfold::prompt_queries(q.data(), tokens, heads, group, dim);
+  kvmeld::query_view<float> queries() const {
+    return kvmeld::prompt_queries(q.data(), tokens, heads, group, dim);
   }
 };
 
 /// Scores of the tokens between the sinks and the latest `[heads, tokens − ...]`.
-std::vector<float> candidates(const kvfold::state& state, const fold& policy) {
+std::vector<float> candidates(const kvmeld::state& state, const fold& policy) {
   std::vector<float> all;
   for (index_t h = 0; h < heads; ++h) {
     const auto s = state[h].column(fold::prompt_score);
@@ -43,7 +43,7 @@ std::vector<float> candidates(const kvfold::state& state, const fold& policy) {
   return all;
 }
 
-std::vector<float> bytes_of(kvfold::cache<float>& kv) {
+std::vector<float> bytes_of(kvmeld::cache<float>& kv) {
   std::vector<float> all;
   for (index_t h = 0; h < heads; ++h) {
     const auto own = fixtures::bytes_of(kv.head(h));
@@ -54,14 +54,14 @@ std::vector<float> bytes_of(kvfold::cache<float>& kv) {
 
 /// All heads, with so many pins each.
 template <class Policy>
-void compress(const Policy& policy, const fold& shared, model& m, kvfold::state& state,
+void compress(const Policy& policy, const fold& shared, model& m, kvmeld::state& state,
               const std::vector<index_t>& pins) {
   std::vector<budget> budgets;
   for (const index_t p : pins) {
     budgets.push_back({shared.slots_beside_pins() + p});
   }
-  const auto reference = kvfold::foresight(m.kv, m.queries(), shared.rope, {.count = 40});
-  kvfold::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
+  const auto reference = kvmeld::foresight(m.kv, m.queries(), shared.rope, {.count = 40});
+  kvmeld::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
 }
 
 }  // namespace
@@ -81,8 +81,8 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .by_scores = true,
                        .clusters = clusters,
                        .evicted = evicted};
-  kvfold::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
-  auto state = kvfold::make_state(any_policy(policy), kv);
+  kvmeld::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
+  auto state = kvmeld::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     const auto k = fixtures::normal(chunk * width), v = fixtures::normal(chunk * width);
@@ -93,9 +93,9 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
              round * chunk + t);
     }
     const fixtures::queries queries(chunk, of_group, width);
-    kvfold::observe(any_policy(policy), kv, state, queries.view());
-    const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-    kvfold::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
+    kvmeld::observe(any_policy(policy), kv, state, queries.view());
+    const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+    kvmeld::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
     o.score(expected, queries.tensor());
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
@@ -107,12 +107,12 @@ TEST_CASE("pins by one threshold: budgets sum exactly, and the best keep their b
   const index_t slots = GENERATE(24, 40, 75), room = GENERATE(0, 100);
   const fold policy = fold{}.sharing(slots, room);
   const any_policy any = policy;
-  auto state = kvfold::make_state(any, m.kv);
-  kvfold::observe(any, m.kv, state, m.queries());
+  auto state = kvmeld::make_state(any, m.kv);
+  kvmeld::observe(any, m.kv, state, m.queries());
   const auto scores = candidates(state, policy);
   const index_t total = heads * (slots - policy.slots_beside_pins()),
                 most = tokens - policy.slots_beside_pins() - 1;
-  const auto pins = kvfold::global_budgets(scores, heads, total, most);
+  const auto pins = kvmeld::global_budgets(scores, heads, total, most);
   CHECK(*std::ranges::max_element(pins) > *std::ranges::min_element(pins));
   std::vector<oracle::head> before;
   for (index_t h = 0; h < heads; ++h) {
@@ -147,25 +147,25 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
   const any_policy any = policy;
   model a;
   model b = a;
-  auto state = kvfold::make_state(any, a.kv);
-  kvfold::observe(any, a.kv, state, a.queries());
+  auto state = kvmeld::make_state(any, a.kv);
+  kvmeld::observe(any, a.kv, state, a.queries());
   const index_t total = heads * (slots - policy.slots_beside_pins()),
                 most = tokens - policy.slots_beside_pins() - 1;
-  const auto pins = kvfold::global_budgets(candidates(state, policy), heads, total, most);
+  const auto pins = kvmeld::global_budgets(candidates(state, policy), heads, total, most);
   compress(any, policy, a, state, pins);
 
-  kvfold::budget_profile profile(heads);
+  kvmeld::budget_profile profile(heads);
   profile.add(pins);
-  auto again = kvfold::make_state(any, b.kv);
+  auto again = kvmeld::make_state(any, b.kv);
   const auto by_profile = profile.budgets(total, most);
-  const auto reference = kvfold::foresight(b.kv, b.queries(), policy.rope, {.count = 40});
+  const auto reference = kvmeld::foresight(b.kv, b.queries(), policy.rope, {.count = 40});
   for (index_t h = 0; h < heads; ++h) {  // a layer is done before the next one is read
     std::vector<budget> budgets(heads, {slots});
     budgets[static_cast<std::size_t>(h)] = {policy.slots_beside_pins() +
                                             by_profile[static_cast<std::size_t>(h)]};
-    const kvfold::head_range one{h, 1};
-    kvfold::observe(any, b.kv, again, one, b.queries().of(h));
-    kvfold::compress(any, b.kv, again, one, reference.view().of(h),
+    const kvmeld::head_range one{h, 1};
+    kvmeld::observe(any, b.kv, again, one, b.queries().of(h));
+    kvmeld::compress(any, b.kv, again, one, reference.view().of(h),
                      std::span<const budget>(budgets));
   }
   CHECK(bytes_of(a.kv) == bytes_of(b.kv));
@@ -175,8 +175,8 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
           "[fold]") {
   model m;
   const any_policy any = fold{}.sharing(40);
-  auto state = kvfold::make_state(any, m.kv);
-  kvfold::observe(any, m.kv, state, m.queries());
+  auto state = kvmeld::make_state(any, m.kv);
+  kvmeld::observe(any, m.kv, state, m.queries());
   for (index_t h = 0; h < heads; ++h) {
     const auto head = m.kv.head(h);
     const auto view = m.queries().of(h);
@@ -190,7 +190,7 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
       }
     }
     std::vector<float> s(tokens);
-    kvfold::prompt_scores(head, view, {}, {.log_sum_exp = log_sum_exp}, s);
+    kvmeld::prompt_scores(head, view, {}, {.log_sum_exp = log_sum_exp}, s);
     const auto column = state[h].column(fold::prompt_score);
     for (std::size_t j = 0; j < s.size(); ++j) {
       CHECK(s[j] == Approx(column[j]).epsilon(1e-4));
@@ -203,8 +203,8 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
   model m;
   const fold policy = fold{}.sharing(30);  // of heads that look things up, which get far more
   const any_policy any = policy;
-  auto state = kvfold::make_state(any, m.kv);
-  kvfold::observe(any, m.kv, state, m.queries());
+  auto state = kvmeld::make_state(any, m.kv);
+  kvmeld::observe(any, m.kv, state, m.queries());
   std::vector<std::vector<float>> scores;  // behind the sinks, the prompt's latest among them
   for (index_t h = 0; h < heads; ++h) {
     const auto column = state[h].column(fold::prompt_score);
@@ -213,7 +213,7 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
   const std::vector<index_t> pins(heads, 95);
   compress(any, policy, m, state, pins);
   const index_t slots = policy.slots_beside_pins() + 95;
-  const budget in_decode = kvfold::budget_within(any, slots);
+  const budget in_decode = kvmeld::budget_within(any, slots);
   std::vector<float> out(heads * group * dim);
   constexpr index_t steps = 200, odd = 60;
   for (index_t t = 0; t < steps; ++t) {
@@ -221,7 +221,7 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
     for (float& x : keys) {
       x *= t == odd ? 4.0F : 1.0F;
     }
-    kvfold::step(any, m.kv, state,
+    kvmeld::step(any, m.kv, state,
                  {fixtures::normal(heads * group * dim), keys, fixtures::normal(heads * dim)},
                  in_decode, out);
   }

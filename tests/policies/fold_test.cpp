@@ -1,10 +1,10 @@
 // fold against its prototypes' numbers, its oracle, and what must hold of any tangent and fit.
-#include "kvfold/policies/fold.hpp"
+#include "kvmeld/policies/fold.hpp"
 
 #include <catch2/catch.hpp>
 #include <fstream>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/agree.hpp"
 #include "support/fixtures.hpp"
@@ -12,8 +12,8 @@
 #include "support/paths.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
-using kvfold::fold;
+using kvmeld::budget;
+using kvmeld::fold;
 
 namespace {
 
@@ -50,7 +50,7 @@ void same(const Head& head, const golden::record& g, double tolerance) {
 }
 
 /// The prototypes' lookahead.
-kvfold::future_positions even(index_t horizon) {
+kvmeld::future_positions even(index_t horizon) {
   return {.horizon = horizon, .fade = std::numeric_limits<float>::infinity()};
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
   for (const auto& g : load("fold_prompt").cases()) {
     INFO(g.text("name"));
     const index_t tokens = g.number("prompt"), dim = g.dim(), group = g.number("group");
-    kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+    kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
     kv.append(0, floats(g.of_head("k", 0, 1, dim)), floats(g.of_head("v", 0, 1, dim)));
     fold policy{.sinks = g.number("sinks"),
                 .recent = g.number("recent"),
@@ -81,12 +81,12 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     policy.prompt.outlier = 0;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
-    auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
+    auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
-        kvfold::foresight(kv, kvfold::prompt_queries(q.data(), tokens, 1, group, dim), policy.rope,
+        kvmeld::foresight(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim), policy.rope,
                           {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
-    kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(),
+    kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(),
                      budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
   }
@@ -96,7 +96,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
   for (const auto& g : load("fold_stream").cases()) {
     INFO(g.text("name"));
     const index_t dim = g.dim(), group = g.number("group"), slots = g.number("budget");
-    kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + 1}};
+    kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + 1}};
     fold policy{.sinks = g.number("sinks"),
                 .recent = g.number("recent"),
                 .recent_share = 1,
@@ -106,7 +106,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                      .queries = g.number("window"),
                      .stride = g.number("stride"),
                      .period = g.number("period")};
-    auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
+    auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim)), k = floats(g.of_head("k", 0, 1, dim)),
                v = floats(g.of_head("v", 0, 1, dim));
     const auto at = [](const std::vector<float>& x, index_t t, index_t n) {
@@ -116,9 +116,9 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     int next = 0, caches = 0;
     for (index_t t = 0; t < g.number("tokens"); ++t) {
       INFO("token " << t);
-      kvfold::step(kvfold::any_policy(policy), kv, state,
+      kvmeld::step(kvmeld::any_policy(policy), kv, state,
                    {at(q, t, group * dim), at(k, t, dim), at(v, t, dim)},
-                   kvfold::budget_within(policy, slots), out);
+                   kvmeld::budget_within(policy, slots), out);
       const golden::record expected = g.step(next);
       if (expected.number("at") != t) {
         continue;
@@ -150,8 +150,8 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .leverage_ridge = 1,
                        .outlying = 1.6,
                        .period = 4};
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
-  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
+  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     auto k = fixtures::normal(chunk * dim);
@@ -165,8 +165,8 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
              fixtures::to_mat(&v[static_cast<std::size_t>(t * dim)], 1, dim)[0], round * chunk + t);
     }
     const fixtures::queries queries(chunk, group, dim);
-    const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-    kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(), budget{slots});
+    const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+    kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
@@ -185,10 +185,10 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
   }
   const oracle::head before = fixtures::to_oracle(head);
   const fold policy;
-  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
+  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   const fixtures::queries queries(100, 1, dim);
-  const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-  kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(), budget{slots});
+  const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+  kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
   index_t same = 0, outlying = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
     const oracle::slot& was = before.slots[static_cast<std::size_t>(s.position)];
@@ -204,11 +204,11 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
 TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", "[fold]") {
   const fold policy;
   auto kv = fixtures::random_cache(200, 16, 2);
-  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
+  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
-  const auto reference = kvfold::foresight(kv, queries.view(), policy.rope);
-  kvfold::compress(kvfold::any_policy(policy), kv, state, reference.view(), budget{50});
+  const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+  kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();
   for (index_t i = 0; i < view.count; ++i) {
@@ -226,13 +226,13 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   fold policy{.sinks = 0, .recent = 0, .share = 0};
   policy.prompt.ridge = 0;
   auto kv = fixtures::random_cache(30, dim, 1);
-  auto state = kvfold::make_state(kvfold::any_policy(policy), kv);
+  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries one(1, 1, dim);
   const index_t position = 30;
   auto view = one.view();
   view.position = &position;
-  kvfold::compress(kvfold::any_policy(policy), kv, state, view, budget{3});
+  kvmeld::compress(kvmeld::any_policy(policy), kv, state, view, budget{3});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   const oracle::vec q = fixtures::to_mat(view.at(0, 0), 1, dim)[0];
   const auto error = [&](double step) {

@@ -1,5 +1,5 @@
 // The library against what the authors' own code computed (tests/data/golden; another folder of the
-// same form through the environment variable KVFOLD_GOLDEN).
+// same form through the environment variable KVMELD_GOLDEN).
 #include "support/golden.hpp"
 
 #include <catch2/catch.hpp>
@@ -8,7 +8,7 @@
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
+using kvmeld::budget;
 
 namespace {
 
@@ -16,8 +16,8 @@ namespace {
 template <class Policy>
 struct replay {
   oracle::mat q, k, v;
-  kvfold::cache<float> kv;
-  kvfold::state state;
+  kvmeld::cache<float> kv;
+  kvmeld::state state;
   index_t prompt;
 
   replay(const golden::record& g, int h, const Policy& policy)
@@ -25,7 +25,7 @@ struct replay {
         k(g.of_head("k", h, g.heads(), g.dim())),
         v(g.of_head(g.has("v") ? "v" : "k", h, g.heads(), g.dim())),
         kv({.heads = 1, .dim = g.dim(), .capacity = 64}),
-        state(kvfold::make_state(policy, kv)),
+        state(kvmeld::make_state(policy, kv)),
         prompt(g.prompt()) {
     kv.append(0, floats(k, 0, prompt), floats(v, 0, prompt));
   }
@@ -42,15 +42,15 @@ struct replay {
 
   void compress(const Policy& policy, index_t target) {
     const auto queries = floats(q, 0, prompt);
-    kvfold::compress(policy, kv, state,
-                     kvfold::prompt_queries(queries.data(), prompt, 1, 1, kv.shape().dim),
+    kvmeld::compress(policy, kv, state,
+                     kvmeld::prompt_queries(queries.data(), prompt, 1, 1, kv.shape().dim),
                      budget{target});
   }
 
   oracle::vec step(const Policy& policy, index_t i, index_t target) {
     const index_t t = prompt + i;
     std::vector<float> out(static_cast<std::size_t>(kv.shape().dim));
-    kvfold::step(policy, kv, state, {floats(q, t, t + 1), floats(k, t, t + 1), floats(v, t, t + 1)},
+    kvmeld::step(policy, kv, state, {floats(q, t, t + 1), floats(k, t, t + 1), floats(v, t, t + 1)},
                  budget{target}, out);
     return {out.begin(), out.end()};
   }
@@ -70,7 +70,7 @@ struct replay {
 
 TEST_CASE("streaming_llm keeps what the authors' code keeps", "[golden]") {
   const auto g = golden::load("streaming_llm");
-  const kvfold::streaming_llm policy{.sinks = g.number("sinks")};
+  const kvmeld::streaming_llm policy{.sinks = g.number("sinks")};
   for (int h = 0; h < g.heads(); ++h) {
     replay r(g, h, policy);
     r.compress(policy, g.number("sinks") + g.number("recent"));
@@ -81,7 +81,7 @@ TEST_CASE("streaming_llm keeps what the authors' code keeps", "[golden]") {
 TEST_CASE("h2o is the authors' code", "[golden]") {
   const auto g = golden::load("h2o");
   const int target = g.number("heavy") + g.number("recent");
-  const kvfold::h2o policy{
+  const kvmeld::h2o policy{
       .recent = static_cast<float>(g.number("recent")) / static_cast<float>(target), .sinks = 0};
   for (int h = 0; h < g.heads(); ++h) {
     replay r(g, h, policy);
@@ -102,7 +102,7 @@ TEST_CASE("h2o is the authors' code", "[golden]") {
 
 TEST_CASE("snapkv is the authors' code when the border counts", "[golden]") {
   const auto g = golden::load("snapkv");
-  const kvfold::snapkv policy{
+  const kvmeld::snapkv policy{
       .window = g.number("window"), .sinks = 0, .kernel = g.number("kernel"), .count_border = true};
   for (int h = 0; h < g.heads(); ++h) {
     replay r(g, h, policy);
@@ -114,25 +114,25 @@ TEST_CASE("snapkv is the authors' code when the border counts", "[golden]") {
 TEST_CASE("zsmerge is the authors' code", "[golden]") {
   for (const auto& g : golden::load("zsmerge").cases()) {
     const int target = g.number("budget");
-    kvfold::zsmerge policy{.residual = g.number("residual"),
+    kvmeld::zsmerge policy{.residual = g.number("residual"),
                            .sinks = 0,
                            .alpha = static_cast<float>(g.real("alpha")),
                            .decay = static_cast<float>(g.real("decay")),
                            .new_token_competes = false};
     policy.merged_score =
-        g.text("score_update") == "sum" ? kvfold::column_merge::sum : kvfold::column_merge::max;
+        g.text("score_update") == "sum" ? kvmeld::column_merge::sum : kvmeld::column_merge::max;
     // The authors' prompt keeps one token more in the ring than their decode does.
     const auto share = [&](const char* ring) {
       return static_cast<float>(g.number(ring)) / static_cast<float>(target);
     };
-    kvfold::zsmerge at_prompt = policy;
+    kvmeld::zsmerge at_prompt = policy;
     at_prompt.proximity = share("proximity_authors");
     policy.proximity = share("proximity_ring");
     for (int h = 0; h < g.heads(); ++h) {
       replay r(g, h, at_prompt);
       const oracle::replay stored(g, h);
       r.compress(at_prompt, target);
-      oracle::same_slots(r.slots(kvfold::zsmerge::score, kvfold::zsmerge::count),
+      oracle::same_slots(r.slots(kvmeld::zsmerge::score, kvmeld::zsmerge::count),
                          stored.stored(g, "prompt_", "prompt_slot_score", g.real("alpha")), true,
                          true);
       for (int i = 0; i < g.steps(); ++i) {
@@ -142,7 +142,7 @@ TEST_CASE("zsmerge is the authors' code", "[golden]") {
         CHECK(oracle::difference(out, expected.of_head("output", h, g.heads())) <
               oracle::tolerance);
         if (expected.has("keys")) {
-          oracle::same_slots(r.slots(kvfold::zsmerge::score, kvfold::zsmerge::count),
+          oracle::same_slots(r.slots(kvmeld::zsmerge::score, kvmeld::zsmerge::count),
                              stored.stored(expected, "", "score", g.real("alpha")), true, true);
         }
       }

@@ -1,5 +1,5 @@
 // KeepKV against its oracle, the authors' vectors, and theorem 3.
-#include "kvfold/policies/keepkv.hpp"
+#include "kvmeld/policies/keepkv.hpp"
 
 #include <catch2/catch.hpp>
 
@@ -8,8 +8,8 @@
 #include "support/golden.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
-using kvfold::keepkv;
+using kvmeld::budget;
+using kvmeld::keepkv;
 
 namespace {
 
@@ -46,7 +46,7 @@ std::pair<keepkv, oracle::keepkv> both(keepkv p) {
 }
 
 /// Votes and estimates are the oracle's too, slot by slot in order of position.
-const auto same_estimates = [](const kvfold::head_state& state, const oracle::head& expected,
+const auto same_estimates = [](const kvmeld::head_state& state, const oracle::head& expected,
                                const auto&) {
   std::vector<double> ours, theirs;
   for (std::size_t s = 0; s < expected.slots.size(); ++s) {
@@ -94,11 +94,11 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
                       .epsilon = static_cast<float>(g.real("epsilon"))};
   for (int h = 0; h < g.heads(); ++h) {
     const oracle::replay r(g, h);
-    kvfold::cache<float> kv{{.heads = 1, .dim = g.dim(), .capacity = 64}};
-    auto state = kvfold::make_state(policy, kv);
+    kvmeld::cache<float> kv{{.heads = 1, .dim = g.dim(), .capacity = 64}};
+    auto state = kvmeld::make_state(policy, kv);
     kv.append(0, floats(r.k, 0, prompt), floats(r.v, 0, prompt));
     const auto q = floats(r.q, 0, prompt);
-    kvfold::compress(policy, kv, state, kvfold::prompt_queries(q.data(), prompt, 1, 1, g.dim()),
+    kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, 1, g.dim()),
                      budget{target});
     oracle::same_slots(fixtures::to_oracle(kv.head(0)), stored(r, g, "prompt_"), true, false);
     int caches = 0;
@@ -106,7 +106,7 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
       INFO("head " << h << ", step " << i);
       const index_t t = prompt + i;
       std::vector<float> out(static_cast<std::size_t>(g.dim()));
-      kvfold::step(policy, kv, state,
+      kvmeld::step(policy, kv, state,
                    {floats(r.q, t, t + 1), floats(r.k, t, t + 1), floats(r.v, t, t + 1)},
                    budget{target}, out);
       const auto expected = g.step(i);
@@ -149,20 +149,20 @@ TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[
         x *= static_cast<double>(wanted) / largest;
       }
     }
-    kvfold::cache<float> kv{{.heads = 1, .dim = dim, .capacity = slots, .scale = 1}};
+    kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = slots, .scale = 1}};
     kv.append(0, floats(keys, 0, slots - 1), fixtures::normal((slots - 1) * dim));
     const auto head = kv.head(0);
     for (index_t s = 0; s + 1 < slots; ++s) {
       head.log_mass(s) = std::log(static_cast<float>(1 + (trial + s) % 5));
     }
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvmeld::make_state(policy, kv);
     state[0].extend(slots - 1);
     auto full = fixtures::to_oracle(head);
     const auto value = fixtures::normal(dim);
     const auto key = floats(keys, slots - 1, slots);
     oracle::append(full, {key.begin(), key.end()}, {value.begin(), value.end()});
     std::vector<float> out(static_cast<std::size_t>(dim));
-    kvfold::step(policy, kv, state, {q, key, value}, budget{target, slots}, out);
+    kvmeld::step(policy, kv, state, {q, key, value}, budget{target, slots}, out);
     REQUIRE(head.length() == target);
 
     const oracle::mat query = {{q.begin(), q.end()}};
@@ -195,11 +195,11 @@ TEST_CASE("a removal of keepkv is its plan", "[laws]") {
 TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]") {
   const keepkv policy{.sinks = 2, .similarity = -1, .variant = keepkv::mode::code, .window = 8};
   auto kv = fixtures::random_cache(40, 4, 2, 41);
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, fixtures::queries(40, 2, 4).view(), budget{16});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, fixtures::queries(40, 2, 4).view(), budget{16});
   std::vector<float> out(8);
   for (int t = 0; t < 30; ++t) {
-    kvfold::step(policy, kv, state, {fixtures::normal(8), fixtures::normal(4), fixtures::normal(4)},
+    kvmeld::step(policy, kv, state, {fixtures::normal(8), fixtures::normal(4), fixtures::normal(4)},
                  budget{16}, out);
   }
   double votes = 0;
@@ -221,9 +221,9 @@ TEST_CASE("keepkv refuses parameters out of range, and a step without its query"
     CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
   }
   auto kv = fixtures::random_cache(3, 2, 1);
-  auto state = kvfold::make_state(keepkv{}, kv);
+  auto state = kvmeld::make_state(keepkv{}, kv);
   const std::vector<float> p(3, 1.0F / 3);
   CHECK_THROWS_WITH(
-      kvfold::observe(keepkv{}, kv.head(0), state[0], state.workspace(), {.probabilities = p}),
+      kvmeld::observe(keepkv{}, kv.head(0), state[0], state.workspace(), {.probabilities = p}),
       Catch::Contains("keepkv: the step's query and log-sum-exp expected"));
 }

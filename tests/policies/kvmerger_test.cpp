@@ -1,13 +1,13 @@
 // KVMerger against its oracle; budgets met exactly; the runs and weights by hand.
-#include "kvfold/policies/kvmerger.hpp"
+#include "kvmeld/policies/kvmerger.hpp"
 
 #include <catch2/catch.hpp>
 
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
-using kvfold::kvmerger;
+using kvmeld::budget;
+using kvmeld::kvmerger;
 
 namespace {
 
@@ -55,8 +55,8 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
     const kvmerger policy{.gaps_break = gaps_break};
     for (index_t target = policy.min_budget(); target <= tokens; ++target) {
       auto copy = kv;
-      auto state = kvfold::make_state(policy, copy);
-      kvfold::compress(policy, copy, state, queries.view(), budget{target});
+      auto state = kvmeld::make_state(policy, copy);
+      kvmeld::compress(policy, copy, state, queries.view(), budget{target});
       CHECK(copy.head(0).length() == target);
     }
   }
@@ -65,7 +65,7 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
 TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never keeps too much",
           "[kvmerger]") {
   // Two runs of four equal keys between unlike ones; only the last token is protected.
-  kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 12}};
+  kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 12}};
   std::vector<float> k, v;
   for (const float angle : {0.0F, 2.0F, 2.0F, 2.0F, 2.0F, 4.0F, 1.0F, 1.0F, 1.0F, 1.0F, 3.0F}) {
     k.insert(k.end(), {std::cos(angle), std::sin(angle)});
@@ -73,8 +73,8 @@ TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never ke
   }
   kv.append(0, k, v);
   const kvmerger policy{.joins = kvmerger::mode::threshold, .recent = 0, .heavy = 0, .sinks = 0};
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, fixtures::queries(11, 1, 2).view(), budget{8});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, fixtures::queries(11, 1, 2).view(), budget{8});
   const auto head = kv.head(0);
   REQUIRE(head.length() == 5);
   const float values[] = {0, 8, 4, 4, 3};  // four equal values, scaled by four
@@ -85,15 +85,15 @@ TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never ke
 }
 
 TEST_CASE("kvmerger's weights are a Gaussian around the pivot", "[kvmerger]") {
-  kvfold::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 3}};
+  kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 3}};
   kv.append(0, std::vector<float>{1, 0, 1, 1, 3, 0}, std::vector<float>{1, 1, 2, 2, 3, 3});
   kvmerger policy{.recent = 0, .heavy = 0, .sinks = 0};
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   state[0].extend(3);
   const float scores[] = {5, 1, 1};
   std::ranges::copy(scores, state[0].column(kvmerger::score).begin());
-  kvfold::slot_scratch scratch;
-  kvfold::merge_plan plan;
+  kvmeld::slot_scratch scratch;
+  kvmeld::merge_plan plan;
   const auto weights = [&] {
     policy.plan(kv.head(0), state[0], 1, scratch, plan);
     REQUIRE(plan.rows() == 1);
@@ -113,16 +113,16 @@ TEST_CASE("kvmerger's weights are a Gaussian around the pivot", "[kvmerger]") {
 TEST_CASE("kvmerger decodes with slack: it compresses now and then", "[kvmerger]") {
   const kvmerger policy;
   const index_t slots = 64;
-  const budget b = kvfold::budget_within(policy, slots);
+  const budget b = kvmeld::budget_within(policy, slots);
   CHECK(b.target == 61);
   CHECK(b.trigger == 65);
   auto kv = fixtures::random_cache(slots, 4, 1, slots + 1);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   std::vector<float> out(4);
   int compressed = 0;
   for (int t = 0; t < 40; ++t) {
     const index_t before = kv.head(0).length();
-    kvfold::step(policy, kv, state, {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
+    kvmeld::step(policy, kv, state, {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
                  b, out);
     CHECK(kv.head(0).length() <= slots);
     compressed += kv.head(0).length() <= before ? 1 : 0;

@@ -8,30 +8,30 @@
 
 using fixtures::every_policy;
 using fixtures::index_t;
-using kvfold::any_policy;
-using kvfold::budget;
+using kvmeld::any_policy;
+using kvmeld::budget;
 
 namespace {
 
 /// A head with `tokens` random tokens that has been observed with all its prompt's queries.
 struct observed {
-  kvfold::cache<float> kv;
+  kvmeld::cache<float> kv;
   fixtures::queries queries;
-  kvfold::state state;
+  kvmeld::state state;
 
   observed(const any_policy& policy, index_t tokens, index_t dim = 16, index_t group = 2,
            float scale = 1)
       : kv(fixtures::random_cache<float>(tokens, dim, group, tokens + 8)),
         queries(tokens, group, dim, scale),
-        state(kvfold::make_state(policy, kv)) {
-    kvfold::observe(policy, kv.head(0), state[0], queries.view());
+        state(kvmeld::make_state(policy, kv)) {
+    kvmeld::observe(policy, kv.head(0), state[0], queries.view());
   }
   void compress(const any_policy& policy, index_t target) {
-    kvfold::compress(policy, kv.head(0), state[0], state.workspace(), {target}, queries.view());
+    kvmeld::compress(policy, kv.head(0), state[0], state.workspace(), {target}, queries.view());
   }
 };
 
-void same_plan(const kvfold::merge_plan& a, const kvfold::merge_plan& b) {
+void same_plan(const kvmeld::merge_plan& a, const kvmeld::merge_plan& b) {
   REQUIRE(a.rows() == b.rows());
   for (index_t r = 0; r < a.rows(); ++r) {
     CHECK(std::ranges::equal(a.row(r), b.row(r)));
@@ -56,7 +56,7 @@ std::vector<std::vector<float>> as_set(const Head& head) {
 }
 
 /// Is no number of the head NaN or infinite?
-bool finite(const kvfold::head_view<float>& head) {
+bool finite(const kvmeld::head_view<float>& head) {
   return std::ranges::all_of(fixtures::bytes_of(head), [](float x) { return std::isfinite(x); });
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     observed o(policy, tokens);
     // In decode there are no queries at hand.
-    for (const auto& queries : {o.queries.view(), kvfold::query_view<float>{}}) {
+    for (const auto& queries : {o.queries.view(), kvmeld::query_view<float>{}}) {
       if (queries.count == 0 && !policy.decodes()) {
         continue;
       }
@@ -75,18 +75,18 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
         INFO(name << ", " << tokens << " tokens, target " << target << ", " << queries.count
                   << " queries");
         const auto before = fixtures::bytes_of(o.kv.head(0));
-        kvfold::slot_scratch scratch;
-        kvfold::merge_plan plan, again;
-        kvfold::plan(policy, o.kv.head(0), o.state[0], queries, target, scratch, plan);
-        kvfold::plan(policy, o.kv.head(0), o.state[0], queries, target, scratch, again);
-        CHECK_NOTHROW(kvfold::check(plan));
+        kvmeld::slot_scratch scratch;
+        kvmeld::merge_plan plan, again;
+        kvmeld::plan(policy, o.kv.head(0), o.state[0], queries, target, scratch, plan);
+        kvmeld::plan(policy, o.kv.head(0), o.state[0], queries, target, scratch, again);
+        CHECK_NOTHROW(kvmeld::check(plan));
         same_plan(plan, again);
         CHECK(fixtures::bytes_of(o.kv.head(0)) == before);
         const index_t rows = policy.bounded() ? std::min(target, tokens) : tokens;
         CHECK(plan.rows() <= rows);
         CHECK((plan.rows() == rows || !exact));
         if (target >= tokens) {
-          same_plan(plan, kvfold::identity(o.kv.head(0)));
+          same_plan(plan, kvmeld::identity(o.kv.head(0)));
         }
       }
     }
@@ -130,22 +130,22 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
       std::vector<float> out(32), log_sum_exp(2);
       const auto q = fixtures::normal(32);
       policy.attend(head, o.state[0], q.data(), out.data(), p, log_sum_exp);
-      kvfold::observe(policy, head, o.state[0], o.state.workspace(),
+      kvmeld::observe(policy, head, o.state[0], o.state.workspace(),
                       {.probabilities = p, .log_sum_exp = log_sum_exp, .query = q.data()});
 
       auto copy = o.kv;
       auto copy_state = o.state;
-      kvfold::slot_scratch scratch;
-      kvfold::merge_plan plan;
-      kvfold::plan(policy, copy.head(0), copy_state[0], kvfold::query_view<float>{}, target,
+      kvmeld::slot_scratch scratch;
+      kvmeld::merge_plan plan;
+      kvmeld::plan(policy, copy.head(0), copy_state[0], kvmeld::query_view<float>{}, target,
                    scratch, plan);
-      kvfold::check(plan);
-      kvfold::apply(policy, plan, copy.head(0), copy_state[0], scratch);
+      kvmeld::check(plan);
+      kvmeld::apply(policy, plan, copy.head(0), copy_state[0], scratch);
       const auto one = policy.choose_victim(head, o.state[0], target, {});
       if (one) {
-        kvfold::apply(policy, *one, head, o.state[0], scratch);
+        kvmeld::apply(policy, *one, head, o.state[0], scratch);
       } else {
-        kvfold::apply(policy, plan, head, o.state[0], scratch);
+        kvmeld::apply(policy, plan, head, o.state[0], scratch);
       }
       REQUIRE(as_set(head) == as_set(copy.head(0)));
       for (index_t c = 0; c < o.state[0].columns(); ++c) {
@@ -171,7 +171,7 @@ TEST_CASE("values enter linearly: scaling V scales the compressed V", "[laws]") 
     }
     auto state = o.state;
     o.compress(policy, 40);
-    kvfold::compress(policy, doubled.head(0), state[0], state.workspace(), {40}, o.queries.view());
+    kvmeld::compress(policy, doubled.head(0), state[0], state.workspace(), {40}, o.queries.view());
     bool same = o.kv.head(0).length() == doubled.head(0).length();
     for (index_t s = 0; same && s < o.kv.head(0).length(); ++s) {
       for (index_t i = 0; i < 16; ++i) {
@@ -200,15 +200,15 @@ TEST_CASE("ties, zeros, duplicates and huge logits leave exactly the budget", "[
         }
       }
     }
-    auto state = kvfold::make_state(policy, kv);
+    auto state = kvmeld::make_state(policy, kv);
     const fixtures::queries queries(80, group, dim, scale);
-    kvfold::compress(policy, kv, state, queries.view(), budget{32});
+    kvmeld::compress(policy, kv, state, queries.view(), budget{32});
     const index_t length = kv.head(0).length();
     CHECK((length == (policy.bounded() ? 32 : 80) || (!exact && length < 32)));
     CHECK(finite(kv.head(0)));
     std::vector<float> out(static_cast<std::size_t>(group * dim));
     for (index_t t = 0; policy.decodes() && t < 5; ++t) {
-      kvfold::step(
+      kvmeld::step(
           policy, kv, state,
           {fixtures::normal(group * dim, scale), fixtures::normal(dim), fixtures::normal(dim)},
           budget{32}, out);
@@ -229,10 +229,10 @@ TEST_CASE("a NaN score ranks last and changes no law", "[hard]") {
     for (const index_t s : {10, 20, 21}) {
       o.state[0].column(0)[static_cast<std::size_t>(s)] = std::numeric_limits<float>::quiet_NaN();
     }
-    kvfold::slot_scratch scratch;
-    kvfold::merge_plan plan;
-    kvfold::plan(policy, o.kv.head(0), o.state[0], kvfold::query_view<float>{}, 40, scratch, plan);
-    CHECK_NOTHROW(kvfold::check(plan));
+    kvmeld::slot_scratch scratch;
+    kvmeld::merge_plan plan;
+    kvmeld::plan(policy, o.kv.head(0), o.state[0], kvmeld::query_view<float>{}, 40, scratch, plan);
+    CHECK_NOTHROW(kvmeld::check(plan));
     CHECK(plan.rows() == 40);
     for (index_t r = 0; r < plan.rows(); ++r) {
       const bool alone = plan.row(r).size() == 1 && plan.log_mass(r) == 0.0F;
@@ -248,24 +248,24 @@ TEST_CASE("one token, and a prompt that fits, stay as they are", "[hard]") {
     INFO(name << ", " << tokens << " tokens");
     auto kv = fixtures::random_cache(tokens, 5, 1, 64);
     const auto before = fixtures::bytes_of(kv.head(0));
-    auto state = kvfold::make_state(policy, kv);
-    kvfold::compress(policy, kv, state, fixtures::queries(tokens, 1, 5).view(), budget{40});
+    auto state = kvmeld::make_state(policy, kv);
+    kvmeld::compress(policy, kv, state, fixtures::queries(tokens, 1, 5).view(), budget{40});
     CHECK(fixtures::bytes_of(kv.head(0)) == before);
   }
 }
 
 TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
-  namespace traits = kvfold::traits;
+  namespace traits = kvmeld::traits;
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     auto kv = fixtures::random_cache(40, 8, 2, 48);
-    auto state = kvfold::make_state(policy, kv);
-    kvfold::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
+    auto state = kvmeld::make_state(policy, kv);
+    kvmeld::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
     const bool shown = traits::measures(policy) || traits::plans_on_queries(policy);
     CHECK(state[0].observed() == (shown ? 40 : 0));
     std::vector<float> out(16);
     for (index_t t = 1; policy.decodes() && t <= 3; ++t) {
-      kvfold::step(policy, kv, state,
+      kvmeld::step(policy, kv, state,
                    {fixtures::normal(16), fixtures::normal(8), fixtures::normal(8)}, budget{32},
                    out);
       CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::measures(policy) ? t : 0));

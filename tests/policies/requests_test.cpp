@@ -10,22 +10,22 @@
 namespace {
 
 using fixtures::every_policy;
-using kvfold::budget;
-using kvfold::index_t;
+using kvmeld::budget;
+using kvmeld::index_t;
 
 constexpr index_t dim = 8, group = 2;
 
 /// A stream of one head.
 struct stream {
-  kvfold::any_policy policy;
-  kvfold::cache<float> kv;
-  kvfold::head_state state;
-  kvfold::workspace work;
+  kvmeld::any_policy policy;
+  kvmeld::cache<float> kv;
+  kvmeld::head_state state;
+  kvmeld::workspace work;
 
-  explicit stream(const kvfold::any_policy& p, index_t capacity = 400)
+  explicit stream(const kvmeld::any_policy& p, index_t capacity = 400)
       : policy(p),
         kv({.heads = 1, .group = group, .dim = dim, .capacity = capacity}),
-        state(kvfold::make_head_state(p, kv.head(0))) {
+        state(kvmeld::make_head_state(p, kv.head(0))) {
     work.reserve(kv.head(0));
   }
   auto head() { return kv.head(0); }
@@ -37,7 +37,7 @@ struct stream {
     const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim);
     std::vector<float> out(static_cast<std::size_t>(group * dim));
     check_step(policy, head(), b);
-    kvfold::step(policy, head(), state, work, q.data(), k.data(), k.data(), b, out.data());
+    kvmeld::step(policy, head(), state, work, q.data(), k.data(), k.data(), b, out.data());
   }
 };
 
@@ -47,9 +47,9 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
   constexpr index_t tokens = 90;
   const fixtures::queries queries(tokens, group, dim);
   auto examples = every_policy();
-  examples.push_back({"compactor, chunks of 16", kvfold::compactor{.chunk = 16}});
-  examples.push_back({"ems, 32 in the window", kvfold::ems{}});
-  examples.push_back({"ems, entries shared", kvfold::ems{.window = 8, .threshold = -1}});
+  examples.push_back({"compactor, chunks of 16", kvmeld::compactor{.chunk = 16}});
+  examples.push_back({"ems, 32 in the window", kvmeld::ems{}});
+  examples.push_back({"ems, entries shared", kvmeld::ems{.window = 8, .threshold = -1}});
   for (const auto& example : examples) {
     const auto& policy = example.policy;
     for (const int steps : {0, 30}) {  // a conversation: what came before was decoded, to 40 slots
@@ -64,7 +64,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
       stream once = first;
       const index_t old = once.head().length();
       once.append(tokens);
-      kvfold::observe(policy, once.head(), once.state, queries.view());
+      kvmeld::observe(policy, once.head(), once.state, queries.view());
       for (const index_t chunk : {1, 7, 40, 89, 90}) {
         INFO(example.name << ", behind " << old << " slots, chunks of " << chunk);
         stream chunks = first;
@@ -75,7 +75,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
           }
           auto own = queries.view();
           own.data += begin * own.row, own.count = n, own.before = begin;
-          kvfold::observe(policy, chunks.head(), chunks.state, own);
+          kvmeld::observe(policy, chunks.head(), chunks.state, own);
         }
         for (index_t c = 0; c < once.state.columns(); ++c) {
           for (std::size_t s = 0; s < static_cast<std::size_t>(old + tokens); ++s) {
@@ -124,8 +124,8 @@ TEST_CASE("a prompt goes to its target, whatever the trigger", "[requests]") {
       stream one(example.policy);
       one.append(50);
       const fixtures::queries queries(50, group, dim);
-      kvfold::observe(one.policy, one.head(), one.state, queries.view());
-      kvfold::compress(one.policy, one.head(), one.state, one.work, budget{40, 60}, queries.view());
+      kvmeld::observe(one.policy, one.head(), one.state, queries.view());
+      kvmeld::compress(one.policy, one.head(), one.state, one.work, budget{40, 60}, queries.view());
       CHECK(one.head().length() == 40);
     }
   }
@@ -134,12 +134,12 @@ TEST_CASE("a prompt goes to its target, whatever the trigger", "[requests]") {
 TEST_CASE("a budget within so many slots is one that the policy takes, and uses them all",
           "[requests]") {
   auto examples = every_policy();
-  examples.push_back({"kvmerger, 8 at a time", kvfold::kvmerger{.period = 8}});
+  examples.push_back({"kvmerger, 8 at a time", kvmeld::kvmerger{.period = 8}});
   for (const auto& example : examples) {
     const auto& policy = example.policy;
     for (index_t slots = policy.min_budget(); policy.bounded() && slots < 100; ++slots) {
       INFO(example.name << ", " << slots << " slots");
-      const budget b = kvfold::budget_within(policy, slots);
+      const budget b = kvmeld::budget_within(policy, slots);
       CHECK(b.trigger_length() == slots + 1);
       CHECK(b.target >= policy.min_budget());
     }
@@ -176,8 +176,8 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
       CHECK(example.policy.min_budget() == expected.at(example.name));
     }
   }
-  CHECK(kvfold::keepkv{.recent = 0}.min_budget() == 4 + 1);
-  CHECK(kvfold::zsmerge{.proximity = 0.5F, .residual = 3}.min_budget() == 8 + 3 + 4 + 1);
+  CHECK(kvmeld::keepkv{.recent = 0}.min_budget() == 4 + 1);
+  CHECK(kvmeld::zsmerge{.proximity = 0.5F, .residual = 3}.min_budget() == 8 + 3 + 4 + 1);
 }
 
 TEST_CASE("a budget too small is refused with the number that would do", "[requests][errors]") {
@@ -190,9 +190,9 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
     stream one(policy);
     one.append(100);
     const fixtures::queries queries(100, group, dim);
-    kvfold::observe(policy, one.head(), one.state, queries.view());
+    kvmeld::observe(policy, one.head(), one.state, queries.view());
     const auto compress = [&](index_t target) {
-      kvfold::compress(policy, one.head(), one.state, one.work, budget{target}, queries.view());
+      kvmeld::compress(policy, one.head(), one.state, one.work, budget{target}, queries.view());
     };
     std::string said = "a budget of at least 1 slots";
     for (index_t target = 1;; ++target) {
@@ -202,7 +202,7 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
         CHECK(
             std::regex_search(said, std::regex("at least " + std::to_string(target) + " slots? ")));
         break;
-      } catch (const kvfold::error& e) {
+      } catch (const kvmeld::error& e) {
         said = e.what();
         CHECK(one.head().length() == 100);
         REQUIRE(target < 100);

@@ -3,14 +3,14 @@
 #include <map>
 #include <string>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 namespace {
 
 /// Bytes beside a head of `slots` × `dim` in float, over its own.
-double share_of_cache(const kvfold::any_policy& policy, index_t slots, index_t dim, index_t group) {
+double share_of_cache(const kvmeld::any_policy& policy, index_t slots, index_t dim, index_t group) {
   const auto own = sizeof(float) * (policy.columns().size() * static_cast<std::size_t>(slots) +
                                     policy.memory(dim, group, slots));
   const auto slot = sizeof(float) * (2 * static_cast<std::size_t>(dim) + 2);
@@ -22,18 +22,18 @@ double share_of_cache(const kvfold::any_policy& policy, index_t slots, index_t d
 TEST_CASE("a policy's state is a small part of its cache") {
   const std::map<std::string, double> large = {
       {"fold", 0.008}, {"ems", 0.09}, {"expected_attention", 0.064}};
-  for (const kvfold::any_policy& policy : kvfold::any_policy::every()) {
+  for (const kvmeld::any_policy& policy : kvmeld::any_policy::every()) {
     const std::string name(policy.name());
     CAPTURE(name);
     const auto bound = large.find(name);
     CHECK(share_of_cache(policy, 1024, 128, 1) <= (bound != large.end() ? bound->second : 0.012));
   }
-  CHECK(share_of_cache(kvfold::fold{}, 1024, 128, 4) <= 0.02);
+  CHECK(share_of_cache(kvmeld::fold{}, 1024, 128, 4) <= 0.02);
   // All that SmolLM2's heads hold at 5, 10 and 20 % of 896 tokens, over what snapkv's do.
-  const auto held = [](const kvfold::any_policy& policy, index_t slots) {
+  const auto held = [](const kvmeld::any_policy& policy, index_t slots) {
     return 1 + share_of_cache(policy, slots, 64, 3);
   };
   for (const auto& [slots, most] : {std::pair{45, 1.3}, {90, 1.2}, {179, 1.1}}) {
-    CHECK(held(kvfold::fold{}, slots) / held(kvfold::snapkv{}, slots) <= most);
+    CHECK(held(kvmeld::fold{}, slots) / held(kvmeld::snapkv{}, slots) <= most);
   }
 }

@@ -92,12 +92,12 @@ struct numbers {
 
 /// `tokens` in one head: constant memory, no allocation, sinks still there, no NaN. The mean of
 /// ‖o' − o‖ / ‖v‖ over the first half of the samples and over the second.
-std::array<double, 2> stream(const kvfold::any_policy& policy, index_t trigger, const numbers& from,
+std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, const numbers& from,
                              const std::vector<std::vector<double>>& full) {
-  const kvfold::budget budget =
-      trigger == 0 ? kvfold::budget_within(policy, slots) : kvfold::budget{slots, trigger};
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 72}};
-  auto state = kvfold::make_state(policy, kv);
+  const kvmeld::budget budget =
+      trigger == 0 ? kvmeld::budget_within(policy, slots) : kvmeld::budget{slots, trigger};
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 72}};
+  auto state = kvmeld::make_state(policy, kv);
   std::vector<float> out(group * dim);
   std::size_t before = 0;
   double sum = 0;
@@ -106,7 +106,7 @@ std::array<double, 2> stream(const kvfold::any_policy& policy, index_t trigger, 
     if (t == 200) {  // warm: every path has been taken
       before = allocations;
     }
-    kvfold::step(policy, kv, state, {from.query(t), from.key(t), from.value(t)}, budget, out);
+    kvmeld::step(policy, kv, state, {from.query(t), from.key(t), from.value(t)}, budget, out);
     sum += static_cast<double>(out[0]);
     if ((t + 1) % sampled == 0) {
       const auto& wanted = full[static_cast<std::size_t>(t / sampled)];
@@ -172,8 +172,8 @@ TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
   const numbers from;
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
-    kvfold::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 72}};
-    auto state = kvfold::make_state(example.policy, kv);
+    kvmeld::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 72}};
+    auto state = kvmeld::make_state(example.policy, kv);
     for (index_t t = 0; t < 50; ++t) {
       kv.head(0).push(from.key(t).data(), from.value(t).data());
     }
@@ -189,16 +189,16 @@ TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
 TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
   const numbers from;
   const std::vector<index_t> active = {3, 1};
-  const kvfold::any_policy policy(kvfold::h2o{});
-  kvfold::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
-  auto state = kvfold::make_state(policy, kv);
+  const kvmeld::any_policy policy(kvmeld::h2o{});
+  kvmeld::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
+  auto state = kvmeld::make_state(policy, kv);
   std::vector<float> out(2 * group * dim);
   std::size_t before = 0;
   for (index_t t = 0; t < 100; ++t) {
     before = t == 80 ? allocations.load() : before;
-    kvfold::step(policy, kv, state, active,
+    kvmeld::step(policy, kv, state, active,
                  {from.at(t, 2 * group * dim), from.at(t, 2 * dim), from.at(t, 2 * dim)},
-                 kvfold::budget{slots}, out);
+                 kvmeld::budget{slots}, out);
   }
   CHECK(allocations - before == 0);
   CHECK((kv.head(3).length() == slots && kv.head(0).length() == 0));

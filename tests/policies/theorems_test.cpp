@@ -4,7 +4,7 @@
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;
-using kvfold::budget;
+using kvmeld::budget;
 
 namespace {
 
@@ -28,21 +28,21 @@ TEST_CASE("ZSMerge theorem 3.1: an uncompressed token's attention never falls", 
   // mean of their keys, by convexity of exp), so the softmax leaves no less to the others.
   const float alpha = GENERATE(0.0F, 0.3F, 0.6F, 1.0F);
   const auto mode =
-      GENERATE(kvfold::zsmerge::prompt_mode::chunked, kvfold::zsmerge::prompt_mode::nearest);
+      GENERATE(kvmeld::zsmerge::prompt_mode::chunked, kvmeld::zsmerge::prompt_mode::nearest);
   const float scale = GENERATE(0.3F, 1.0F, 4.0F);
   const index_t tokens = 120, dim = 12;
-  const kvfold::zsmerge policy{.residual = 3, .alpha = alpha, .prompt = mode};
+  const kvmeld::zsmerge policy{.residual = 3, .alpha = alpha, .prompt = mode};
   auto kv = fixtures::random_cache(tokens, dim, 1, tokens + 60);
   auto full = kv;
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, fixtures::queries(tokens, 1, dim, scale).view(), budget{40});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, fixtures::queries(tokens, 1, dim, scale).view(), budget{40});
   std::vector<float> out(static_cast<std::size_t>(dim));
   int compared = 0;
   for (index_t t = 0; t < 50; ++t) {
     const auto q = fixtures::normal(dim, scale), k = fixtures::normal(dim),
                v = fixtures::normal(dim);
     full.append(0, k, v);
-    kvfold::step(policy, kv, state, {q, k, v}, budget{40}, out);
+    kvmeld::step(policy, kv, state, {q, k, v}, budget{40}, out);
     const auto probe = fixtures::to_mat(fixtures::normal(dim, scale).data(), 1, dim);
     const auto before =
         attention_by_position(fixtures::to_oracle(full.head(0)), probe, tokens + t + 1);
@@ -61,11 +61,11 @@ TEST_CASE("ZSMerge theorem 3.1: an uncompressed token's attention never falls", 
 }
 
 TEST_CASE("the theorem fails for alpha above 1, so its test can fail", "[theorem]") {
-  const kvfold::zsmerge policy{.residual = 1, .alpha = 3};
+  const kvmeld::zsmerge policy{.residual = 1, .alpha = 3};
   auto kv = fixtures::random_cache(120, 12, 1);
   auto full = kv;
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, fixtures::queries(120, 1, 12).view(), budget{40});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, fixtures::queries(120, 1, 12).view(), budget{40});
   const auto probe = fixtures::to_mat(fixtures::normal(12, 0.1F).data(), 1, 12);
   const auto before = attention_by_position(fixtures::to_oracle(full.head(0)), probe, 120);
   const auto after = attention_by_position(fixtures::to_oracle(kv.head(0)), probe, 120);
@@ -79,22 +79,22 @@ TEST_CASE("the theorem fails for alpha above 1, so its test can fail", "[theorem
 TEST_CASE("streaming_llm by cache index is the paper's re-rotation of every key", "[theorem]") {
   // The oracle keeps un-rotated keys and rotates each by its index at every step; the library turns
   // the sinks only. The outputs must be the same.
-  using mode = kvfold::streaming_llm::position_mode;
+  using mode = kvmeld::streaming_llm::position_mode;
   const auto pairing =
-      GENERATE(kvfold::rope::pairing::half_split, kvfold::rope::pairing::interleaved);
+      GENERATE(kvmeld::rope::pairing::half_split, kvmeld::rope::pairing::interleaved);
   const index_t prompt = GENERATE(3, 20, 90), dim = 16, group = 2, target = 24;
-  const kvfold::rope rope{.base = 1000, .layout = pairing};
-  const kvfold::streaming_llm policy{.positions = mode::cache_index, .rope = rope};
+  const kvmeld::rope rope{.base = 1000, .layout = pairing};
+  const kvmeld::streaming_llm policy{.positions = mode::cache_index, .rope = rope};
   oracle::streaming_llm reference;
   reference.cache_index = true;
   reference.rotation.base = 1000;
-  reference.rotation.interleaved = pairing == kvfold::rope::pairing::interleaved;
+  reference.rotation.interleaved = pairing == kvmeld::rope::pairing::interleaved;
 
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
   oracle::head expected = oracle::make_head(dim, group);
   const auto turned = [&](std::vector<float> x, index_t position) {
     for (std::size_t r = 0; r < x.size(); r += static_cast<std::size_t>(dim)) {
-      rope.rotate(kvfold::row<float>{x.data() + r}, dim, position);
+      rope.rotate(kvmeld::row<float>{x.data() + r}, dim, position);
     }
     return x;
   };
@@ -104,14 +104,14 @@ TEST_CASE("streaming_llm by cache index is the paper's re-rotation of every key"
     oracle::append(expected, fixtures::to_mat(k.data(), 1, dim)[0],
                    fixtures::to_mat(v.data(), 1, dim)[0]);
   }
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{target});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{target});
   reference.prompt(expected, {}, {}, target);
   std::vector<float> out(static_cast<std::size_t>(group * dim));
   for (index_t t = prompt; t < prompt + 70; ++t) {
     const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                v = fixtures::normal(dim);
-    kvfold::step(policy, kv, state, {turned(q, t), turned(k, t), v}, budget{target}, out);
+    kvmeld::step(policy, kv, state, {turned(q, t), turned(k, t), v}, budget{target}, out);
     const auto o = reference.step(expected, fixtures::to_mat(q.data(), group, dim),
                                   fixtures::to_mat(k.data(), 1, dim)[0],
                                   fixtures::to_mat(v.data(), 1, dim)[0], target);

@@ -8,8 +8,8 @@
 #include "support/policies.hpp"
 
 using fixtures::index_t;
-using kvfold::any_policy;
-using kvfold::budget;
+using kvmeld::any_policy;
+using kvmeld::budget;
 
 namespace {
 
@@ -35,11 +35,11 @@ struct fitted {
 };
 
 /// Compressed to 40 slots, fitted on fewer queries.
-fitted fit_on(const any_policy& policy, kvfold::cache<float> kv, const fixtures::queries& few,
+fitted fit_on(const any_policy& policy, kvmeld::cache<float> kv, const fixtures::queries& few,
               const fixtures::queries& others) {
   const oracle::head full = fixtures::to_oracle(kv.head(0));
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, few.view(), budget{40});
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, few.view(), budget{40});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   fitted f{output_error(full, made, few.tensor()), output_error(full, made, others.tensor())};
   for (index_t s = 0; s < kv.head(0).length(); ++s) {
@@ -56,9 +56,9 @@ TEST_CASE("trap: values fitted on too few queries", "[traps]") {
   // Fewer equations than unknowns, and the same equation many times over: without a ridge relative
   // to what was measured the fit is singular, and what it finds is huge.
   const auto pairs = {
-      std::pair{any_policy(kvfold::fold{}), any_policy(kvfold::fold{.prompt = {.ridge = 0}})},
-      std::pair{any_policy(kvfold::attention_matching{}),
-                any_policy(kvfold::attention_matching{.ridge = 0})}};
+      std::pair{any_policy(kvmeld::fold{}), any_policy(kvmeld::fold{.prompt = {.ridge = 0}})},
+      std::pair{any_policy(kvmeld::attention_matching{}),
+                any_policy(kvmeld::attention_matching{.ridge = 0})}};
   for (const auto& [with, without] : pairs) {
     for (const index_t count : {1, 2, 5, 15}) {
       for (const index_t repeat : {1, 8}) {
@@ -91,7 +91,7 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
   // Sinks have all but e^-gap of the attention. What outputs lack is then what rounding takes, ε of
   // a value; over the others' mass that is a value of any size, for queries yet to come.
   auto policies = fixtures::every_policy();
-  policies.push_back({"fold polished", kvfold::fold{.prompt = {.polish = 5}}});
+  policies.push_back({"fold polished", kvmeld::fold{.prompt = {.polish = 5}}});
   constexpr index_t sinks = 4, tokens = 80, queries = 30, steps = 40;
   constexpr float most = 100;  // kvmerger adds values up; by λ of the trace alone it was 1e29
   const auto numbers_of = [](index_t rows, float first, float scale) {
@@ -104,14 +104,14 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
   for (const auto& example : policies) {
     for (const float gap : {10.0F, 20.0F, 25.0F, 30.0F, 60.0F, 120.0F}) {
       INFO(example.name << ", logits apart by " << gap);
-      kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
-      auto state = kvfold::make_state(example.policy, kv);
+      kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+      auto state = kvmeld::make_state(example.policy, kv);
       kv.append(0, numbers_of(sinks, gap / kv.head(0).scale(), 1), fixtures::normal(sinks * dim));
       const index_t rest = tokens - sinks;
       kv.append(0, fixtures::normal(rest * dim), fixtures::normal(rest * dim));
       const auto q = numbers_of(queries * group, 1, 0.1F);
-      kvfold::compress(example.policy, kv, state,
-                       kvfold::prompt_queries(q.data(), queries, 1, group, dim), budget{40});
+      kvmeld::compress(example.policy, kv, state,
+                       kvmeld::prompt_queries(q.data(), queries, 1, group, dim), budget{40});
       float largest = 0;
       const auto look = [&] {
         for (index_t s = 0; s < kv.head(0).length(); ++s) {
@@ -125,7 +125,7 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
       std::vector<float> out(static_cast<std::size_t>(group * dim));
       for (index_t t = 0; t < steps && example.policy.decodes() && example.policy.bounded(); ++t) {
         const auto own = numbers_of(group, 1, 0.1F), token = fixtures::normal(dim);
-        kvfold::step(example.policy, kv, state, {own, token, token}, budget{40}, std::span(out));
+        kvmeld::step(example.policy, kv, state, {own, token, token}, budget{40}, std::span(out));
         look();
       }
       CHECK(largest < most);
@@ -135,21 +135,21 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
 
 TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   // After a compaction slot 4 holds token 64: its key has to be turned back by 64 positions.
-  const kvfold::rope rope;
-  kvfold::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = 100}};
+  const kvmeld::rope rope;
+  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = 100}};
   const auto content = fixtures::normal(90 * dim);
   for (index_t t = 0; t < 90; ++t) {
     std::vector<float> k(content.begin() + t * dim, content.begin() + (t + 1) * dim);
-    rope.rotate(kvfold::row<float>{k.data()}, dim, t);
+    rope.rotate(kvmeld::row<float>{k.data()}, dim, t);
     kv.append(0, k, fixtures::normal(dim));
   }
-  const kvfold::streaming_llm policy;
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::no_queries, budget{30});
+  const kvmeld::streaming_llm policy;
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   const auto head = kv.head(0);
   REQUIRE(head.position(4) == 64);
-  kvfold::dense::matrix keys(dim, 30);
-  kvfold::score::unrotated_keys(head, rope, keys);
+  kvmeld::dense::matrix keys(dim, 30);
+  kvmeld::score::unrotated_keys(head, rope, keys);
   for (index_t s = 0; s < 30; ++s) {
     for (index_t i = 0; i < dim; ++i) {
       CHECK(keys(i, s) ==

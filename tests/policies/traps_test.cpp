@@ -15,8 +15,8 @@ namespace {
 using fixtures::every_policy;
 using fixtures::index_t;
 using fixtures::normal;
-using kvfold::any_policy;
-using kvfold::budget;
+using kvmeld::any_policy;
+using kvmeld::budget;
 
 constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -47,12 +47,12 @@ struct stream : fixtures::one_head {
   void append(float wanted) { kv.append(0, key(wanted), normal(dim)); }
   void compress(index_t target) {
     const auto q = queries(head().length());
-    kvfold::compress(policy, kv, state,
-                     kvfold::prompt_queries(q.data(), head().length(), 1, group, dim),
+    kvmeld::compress(policy, kv, state,
+                     kvmeld::prompt_queries(q.data(), head().length(), 1, group, dim),
                      budget{target});
   }
   void step(float wanted, index_t target) {
-    kvfold::step(policy, kv, state, {queries(1), key(wanted), normal(dim)}, budget{target}, out);
+    kvmeld::step(policy, kv, state, {queries(1), key(wanted), normal(dim)}, budget{target}, out);
   }
 };
 
@@ -62,7 +62,7 @@ struct windowed {
   index_t recent;
 };
 std::vector<windowed> windowed_policies() {
-  using namespace kvfold;
+  using namespace kvmeld;
   return {{h2o{}, 16},
           {snapkv{.window = 8}, 8},
           {zsmerge{.proximity = 0.2F, .residual = 3}, 6},
@@ -80,8 +80,8 @@ std::vector<windowed> windowed_policies() {
 }
 
 /// The same head with its slots in another order: slot `s` is what slot `order[s]` was.
-kvfold::cache<float> reordered(kvfold::cache<float>& kv, const std::vector<index_t>& order) {
-  kvfold::cache<float> other = kv;
+kvmeld::cache<float> reordered(kvmeld::cache<float>& kv, const std::vector<index_t>& order) {
+  kvmeld::cache<float> other = kv;
   const auto from = kv.head(0), to = other.head(0);
   for (index_t s = 0; s < from.length(); ++s) {
     const index_t o = order[static_cast<std::size_t>(s)];
@@ -100,8 +100,8 @@ std::vector<index_t> shuffled(index_t n) {
 }
 
 void refuses(const std::string& message, const std::function<void()>& call) {
-  CHECK_THROWS_AS(call(), kvfold::error);
-  CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
+  CHECK_THROWS_AS(call(), kvmeld::error);
+  CHECK_THROWS_WITH(call(), Catch::Contains("kvmeld: ") && Catch::Contains(message));
 }
 
 /// A prompt whose queries do not attend to the sinks, then steps that do not either.
@@ -127,8 +127,8 @@ TEST_CASE("trap: sinks that get no attention are evicted", "[traps]") {
   // As the papers have them, without sinks, the trap closes. (Not on H2O: all queries of a prompt
   // add to the first token's score, and the first of them has nothing else to look at.)
   for (const any_policy& policy :
-       {any_policy(kvfold::snapkv{.window = 8, .sinks = 0}), any_policy(kvfold::roco{.sinks = 0}),
-        any_policy(kvfold::streaming_llm{.sinks = 0})}) {
+       {any_policy(kvmeld::snapkv{.window = 8, .sinks = 0}), any_policy(kvmeld::roco{.sinks = 0}),
+        any_policy(kvmeld::streaming_llm{.sinks = 0})}) {
     INFO(policy.name());
     CHECK_FALSE(with_unwanted_sinks(policy).holds(0, 1));
   }
@@ -146,7 +146,7 @@ TEST_CASE("trap: new tokens start at a score of 0 and are always evicted", "[tra
     }
   }
   // Without a window H2O lets every one of them go, and keeps the prompt for ever.
-  stream frozen = stream::with_prompt(kvfold::h2o{.recent = 0}, 80, 1);
+  stream frozen = stream::with_prompt(kvmeld::h2o{.recent = 0}, 80, 1);
   frozen.compress(32);
   for (index_t t = 0; t < 50; ++t) {
     frozen.step(-4, 32);
@@ -157,9 +157,9 @@ TEST_CASE("trap: new tokens start at a score of 0 and are always evicted", "[tra
 TEST_CASE("trap: a new token's own attention is not counted", "[traps]") {
   // One new token is attended to far more than anything else: it outlives the window.
   for (const any_policy& policy :
-       {any_policy(kvfold::h2o{}), any_policy(kvfold::snapkv{.window = 8}),
-        any_policy(kvfold::zsmerge{.proximity = 0.2F}), any_policy(kvfold::roco{}),
-        any_policy(kvfold::tova{})}) {
+       {any_policy(kvmeld::h2o{}), any_policy(kvmeld::snapkv{.window = 8}),
+        any_policy(kvmeld::zsmerge{.proximity = 0.2F}), any_policy(kvmeld::roco{}),
+        any_policy(kvmeld::tova{})}) {
     INFO(policy.name());
     stream s{{policy}};
     for (index_t t = 0; t < 80; ++t) {
@@ -191,13 +191,13 @@ TEST_CASE("trap: ties evict protected tokens", "[traps]") {
           s.kv = reordered(s.kv, order);
         }
         const auto q = normal(80 * group * dim, 0);  // which attend to all slots alike
-        const auto queries = kvfold::prompt_queries(q.data(), 80, 1, group, dim);
-        kvfold::observe(policy, s.head(), s.state[0], queries);
+        const auto queries = kvmeld::prompt_queries(q.data(), 80, 1, group, dim);
+        kvmeld::observe(policy, s.head(), s.state[0], queries);
         const std::string_view name = policy.name();
         if (name == "h2o" || name == "snapkv" || name == "zsmerge" || name == "cam") {
           std::ranges::fill(s.state[0].column(0), score);
         }
-        kvfold::compress(policy, s.head(), s.state[0], s.state.workspace(), {32}, queries);
+        kvmeld::compress(policy, s.head(), s.state[0], s.state.workspace(), {32}, queries);
         CHECK(s.head().length() == 32);
         CHECK(s.holds(0, 4));
         CHECK(s.holds(80 - recent, 80));
@@ -208,12 +208,12 @@ TEST_CASE("trap: ties evict protected tokens", "[traps]") {
 
 TEST_CASE("trap: a window larger than the budget", "[traps]") {
   // Refused, rather than a budget exceeded, a window cut or a negative count of others.
-  using namespace kvfold;
+  using namespace kvmeld;
   for (const any_policy& policy : {any_policy(streaming_llm{.sinks = 20}),
                                    any_policy(h2o{.sinks = 21}),
                                    any_policy(h2o{.recent = 0.99F}),
                                    any_policy(snapkv{.window = 16}),
-                                   any_policy(snapkv{.window = kvfold::search::max_tokens}),
+                                   any_policy(snapkv{.window = kvmeld::search::max_tokens}),
                                    any_policy(zsmerge{.residual = 20}),
                                    any_policy(zsmerge{.proximity = 0.95F}),
                                    any_policy(fold{.sinks = 20}),
@@ -242,7 +242,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
     refuses(message, [&] { s.compress(20); });
     refuses(message, [&] { s.step(0, 20); });
     refuses(message, [&] {
-      kvfold::compress(policy, s.head(), s.state[0], s.state.workspace(), {20},
+      kvmeld::compress(policy, s.head(), s.state[0], s.state.workspace(), {20},
                        fixtures::queries(60, group, dim).view());
     });
     CHECK(fixtures::bytes_of(s.head()) == before);
@@ -281,14 +281,14 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
     stream b = a;
     b.kv = reordered(a.kv, shuffled(tokens));
     const fixtures::queries queries(tokens, group, dim);
-    kvfold::compress(a.policy, a.kv, a.state, queries.view(), budget{target});
-    kvfold::compress(b.policy, b.kv, b.state, queries.view(), budget{target});
+    kvmeld::compress(a.policy, a.kv, a.state, queries.view(), budget{target});
+    kvmeld::compress(b.policy, b.kv, b.state, queries.view(), budget{target});
     REQUIRE(oracle::set_difference(fixtures::to_oracle(a.head()), fixtures::to_oracle(b.head())) <
             1e-4);
     for (index_t t = 0; t < 20 && example.policy.decodes(); ++t) {
       const auto q = normal(group * dim), k = normal(dim), v = normal(dim);
-      kvfold::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
-      kvfold::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);
+      kvmeld::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
+      kvmeld::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);
       REQUIRE(oracle::difference(fixtures::to_mat(a.out.data(), group, dim),
                                  fixtures::to_mat(b.out.data(), group, dim)) < 1e-4);
     }

@@ -8,10 +8,10 @@ namespace {
 
 using fixtures::normal;
 using fixtures::random_bits;
-using kvfold::column_options;
-using kvfold::group_combine;
-using kvfold::index_t;
-using kvfold::query_view;
+using kvmeld::column_options;
+using kvmeld::group_combine;
+using kvmeld::index_t;
+using kvmeld::query_view;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
@@ -20,11 +20,11 @@ struct sums {
 
   explicit sums(index_t length)
       : total(at(length), 7), window(total), decayed(total), largest(total) {}
-  kvfold::column_sums spans() { return {total, window, decayed, largest}; }
+  kvmeld::column_sums spans() { return {total, window, decayed, largest}; }
 };
 
 template <class Query>
-sums scores(const kvfold::kv_head auto& head, const query_view<Query>& queries,
+sums scores(const kvmeld::kv_head auto& head, const query_view<Query>& queries,
             const column_options& options) {
   sums s(head.length());
   column_scores(head, queries, options, s.spans());
@@ -50,7 +50,7 @@ oracle::combine as_oracle(group_combine c) {
 /// LAW: in one pass all sums and the largest are the oracle's, each is the same asked for alone,
 /// and columns sum up to one for each query head that sees a slot.
 template <class Query>
-void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& queries,
+void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& queries,
                     column_options options = {}) {
   const index_t n = head.length(), group = head.group();
   INFO(n << " slots, " << queries.count << " queries, group of " << group << ", dim "
@@ -93,7 +93,7 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
 
 /// A head after compression: positions in any order, some of the tokens evicted.
 template <class Scalar = float>
-kvfold::cache<Scalar> compressed_cache(index_t length, index_t dim, index_t group) {
+kvmeld::cache<Scalar> compressed_cache(index_t length, index_t dim, index_t group) {
   auto kv = fixtures::random_cache<Scalar>(2 * length, dim, group);
   std::vector<index_t> positions(at(2 * length));
   std::iota(positions.begin(), positions.end(), 0);
@@ -129,16 +129,16 @@ TEMPLATE_TEST_CASE("column sums are the oracle's for every scalar, of queries an
   const index_t count = 21, heads = 2, group = 3;
   for (const index_t dim : {1, 7, 64, 130}) {
     const auto data = normal<TestType>(count * heads * group * dim);
-    const auto q = kvfold::prompt_queries(data.data(), count, heads, group, dim).of(1);
+    const auto q = kvmeld::prompt_queries(data.data(), count, heads, group, dim).of(1);
     const column_options options{.window = 5, .decay = 0.98F};
     is_the_oracles(compressed_cache<float>(40, dim, group).head(0), q, options);
     is_the_oracles(compressed_cache<TestType>(40, dim, group).head(0), q, options);
     const auto x = normal(80 * dim), y = normal(80 * dim);  // keys transposed, two heads
     std::vector<TestType> keys(at(2 * 50 * dim)), values = keys;
-    kvfold::strided_view<TestType> kv(
+    kvmeld::strided_view<TestType> kv(
         {.heads = 2, .group = group, .dim = dim, .capacity = 50},
-        kvfold::layout<TestType>::head_dim_token(keys.data(), 50, dim),
-        kvfold::layout<TestType>::token_head_dim(values.data(), 2, dim));
+        kvmeld::layout<TestType>::head_dim_token(keys.data(), 50, dim),
+        kvmeld::layout<TestType>::token_head_dim(values.data(), 2, dim));
     kv.append(1, std::span<const float>(x).first(at(50 * dim)),
               std::span<const float>(y).first(at(50 * dim)));
     is_the_oracles(kv.head(1), q, options);
@@ -186,7 +186,7 @@ TEST_CASE("a prompt observed in chunks is the prompt observed at once", "[column
     for (index_t begin = 0; begin < length; begin += chunk) {
       const index_t n = std::min(chunk, length - begin);
       // The engine has appended this chunk's tokens only.
-      kvfold::cache<float> part{{.heads = 1, .group = group, .dim = dim, .capacity = length}};
+      kvmeld::cache<float> part{{.heads = 1, .group = group, .dim = dim, .capacity = length}};
       for (index_t s = 0; s < begin + n; ++s) {
         part.head(0).push(kv.head(0).key(s).data, kv.head(0).value(s).data);
       }
@@ -237,14 +237,14 @@ TEST_CASE("a log-sum-exp that attention left gives the same sums", "[column_scor
 TEST_CASE("column sums of hard logits", "[column_scores]") {
   const index_t length = 70, dim = 2;
   for (const float size : {1e4F, -1e4F}) {  // whole numbers: exact logits
-    kvfold::cache<float> kv{{.heads = 1, .group = 2, .dim = dim, .capacity = length, .scale = 1}};
+    kvmeld::cache<float> kv{{.heads = 1, .group = 2, .dim = dim, .capacity = length, .scale = 1}};
     std::vector<float> keys, queries;
     for (index_t s = 0; s < length; ++s) {
       keys.insert(keys.end(), {100, static_cast<float>(s % 3)});
       queries.insert(queries.end(), {size / 100, 1, -size / 100, 0});
     }
     kv.append(0, keys, keys);
-    const auto q = kvfold::prompt_queries(queries.data(), length, 1, 2, dim);
+    const auto q = kvmeld::prompt_queries(queries.data(), length, 1, 2, dim);
     is_the_oracles(kv.head(0), q, {.window = 10, .decay = 0.5F});
     kv.head(0).log_mass(3) = 30, kv.head(0).log_mass(5) = -30;
     is_the_oracles(kv.head(0), q, {.window = 10, .decay = 0.5F, .combine = group_combine::max});
@@ -267,17 +267,17 @@ TEST_CASE("NaN in a key spoils the queries that see it, and no others", "[column
 
 TEST_CASE("column_scores refuses what it cannot do", "[column_scores][errors]") {
   auto kv = fixtures::random_cache(5, 3, 2);
-  kvfold::cache<float> empty{{.heads = 1, .group = 2, .dim = 3, .capacity = 5}};
+  kvmeld::cache<float> empty{{.heads = 1, .group = 2, .dim = 3, .capacity = 5}};
   const fixtures::queries q(4, 2, 3);
   std::vector<float> five(5, 7.0F), six(6, 7.0F);
   const auto refuses = [&](auto& c, const query_view<float>& queries, const column_options& o,
-                           const kvfold::column_sums& to, const std::string& message) {
-    CHECK_THROWS_AS(column_scores(c.head(0), queries, o, to), kvfold::error);
+                           const kvmeld::column_sums& to, const std::string& message) {
+    CHECK_THROWS_AS(column_scores(c.head(0), queries, o, to), kvmeld::error);
     CHECK_THROWS_WITH(column_scores(c.head(0), queries, o, to), Catch::Contains(message));
     CHECK((five == std::vector(5, 7.0F) && six == std::vector(6, 7.0F)));
   };
   refuses(empty, q.view(), {}, {}, "at least 1 slot expected, an empty head came");
-  refuses(kv, kvfold::no_queries, {}, {.total = five}, "at least 1 query expected, 0 came");
+  refuses(kv, kvmeld::no_queries, {}, {.total = five}, "at least 1 query expected, 0 came");
   refuses(kv, {nullptr, 4}, {}, {.total = five}, "at least 1 query expected, 0 came");
   refuses(kv, {q.data.data(), -3}, {}, {.total = five}, "at least 1 query expected, -3 came");
   refuses(kv, q.view(), {}, {.total = six}, "total [5] expected, 6 floats came");

@@ -1,11 +1,11 @@
 // Where queries go: within the horizon, in order, as densely as the fade says.
-#include "kvfold/score/future_positions.hpp"
+#include "kvmeld/score/future_positions.hpp"
 
 #include <catch2/catch.hpp>
 #include <limits>
 
-using kvfold::future_positions;
-using kvfold::index_t;
+using kvmeld::future_positions;
+using kvmeld::index_t;
 
 namespace {
 

@@ -1,19 +1,19 @@
 // Comparisons within attention's sweep: the same bits as a sweep of its own, and plans that do not
 // change.
-#include "kvfold/score/key_comparison.hpp"
+#include "kvmeld/score/key_comparison.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "kvfold/policies/cam.hpp"
-#include "kvfold/policies/centroids.hpp"
-#include "kvfold/policies/d2o.hpp"
-#include "kvfold/policies/ems.hpp"
-#include "kvfold/policies/keepkv.hpp"
-#include "kvfold/policies/key_diff.hpp"
+#include "kvmeld/policies/cam.hpp"
+#include "kvmeld/policies/centroids.hpp"
+#include "kvmeld/policies/d2o.hpp"
+#include "kvmeld/policies/ems.hpp"
+#include "kvmeld/policies/keepkv.hpp"
+#include "kvmeld/policies/key_diff.hpp"
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvfold::key_comparison;
+using kvmeld::key_comparison;
 
 namespace {
 
@@ -22,10 +22,10 @@ std::pair<float, float> alone(const Head& head, bool keys, index_t s, index_t wi
   const auto row_of = [&](index_t i) { return keys ? head.key(i) : head.value(i); };
   const auto dim = static_cast<std::size_t>(head.dim());
   std::vector<float> x(dim), y(dim);
-  kvfold::to_floats(row_of(s), head.dim(), x.data());
-  kvfold::to_floats(row_of(with), head.dim(), y.data());
+  kvmeld::to_floats(row_of(s), head.dim(), x.data());
+  kvmeld::to_floats(row_of(with), head.dim(), y.data());
   float dot = 0, norm = 0;
-  kvfold::score::row_dots_and_norms({x.data(), 1, head.dim(), Eigen::OuterStride<>(head.dim())},
+  kvmeld::score::row_dots_and_norms({x.data(), 1, head.dim(), Eigen::OuterStride<>(head.dim())},
                                     y.data(), &dot, &norm);
   return {dot, norm};
 }
@@ -33,13 +33,13 @@ std::pair<float, float> alone(const Head& head, bool keys, index_t s, index_t wi
 /// `steps` tokens into two heads: `step`, which predicts, and the same without a prediction.
 /// Returns how often the prediction was right. `memory_noise`: what is added to key_diff's
 /// prediction.
-int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t target, index_t dim,
+int check_comparisons_change_nothing(const kvmeld::any_policy& policy, index_t target, index_t dim,
                                      index_t steps, float memory_noise = 0) {
   INFO(policy.name());
   auto kv = fixtures::random_cache(2 * target, dim, 2, 2 * target + 1);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const fixtures::queries prompt(2 * target, 2, dim);
-  kvfold::compress(policy, kv, state, prompt.view(), kvfold::budget{target});
+  kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
   auto other = kv;
   auto other_state = state;
   int right = 0;
@@ -49,20 +49,20 @@ int check_comparisons_change_nothing(const kvfold::any_policy& policy, index_t t
     for (float& x : state[0].memory().subspan(memory_noise == 0 ? state[0].memory().size() : 1)) {
       x += memory_noise * fixtures::normal(1)[0];
     }
-    kvfold::step(policy, kv, state, {q, k, v}, kvfold::budget{target}, a);
+    kvmeld::step(policy, kv, state, {q, k, v}, kvmeld::budget{target}, a);
 
     const auto head = other.head(0);
     head.push(k.data(), v.data());
     std::vector<float> p(2 * static_cast<std::size_t>(head.length())), lse(2);
     other_state[0].extend(head.length());
-    kvfold::traits::attend(policy, head, other_state[0], q.data(), b.data(), p, lse);
-    kvfold::observe(policy, head, other_state[0], other_state.workspace(),
+    kvmeld::traits::attend(policy, head, other_state[0], q.data(), b.data(), p, lse);
+    kvmeld::observe(policy, head, other_state[0], other_state.workspace(),
                     {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
-    const auto one = kvfold::traits::choose_victim(policy, head, other_state[0], target);
+    const auto one = kvmeld::traits::choose_victim(policy, head, other_state[0], target);
     REQUIRE(one.has_value());
     right += state.workspace().comparison.is_about(one->removed, target + 1) ? 1 : 0;
-    kvfold::apply(policy, *one, head, other_state[0], other_state.workspace().scratch);
-    kvfold::traits::after_compress(policy, head, other_state[0], target);
+    kvmeld::apply(policy, *one, head, other_state[0], other_state.workspace().scratch);
+    kvmeld::traits::after_compress(policy, head, other_state[0], target);
 
     REQUIRE(a == b);
     REQUIRE(fixtures::bytes_of(kv.head(0)) == fixtures::bytes_of(head));
@@ -88,11 +88,11 @@ TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[compa
       const auto q = fixtures::normal(group * dim);
       std::vector<float> a(q.size()), b(q.size());
       key_comparison comparison;
-      kvfold::attend(head, q.data(), a.data(), {}, {}, &comparison);
+      kvmeld::attend(head, q.data(), a.data(), {}, {}, &comparison);
       CHECK_FALSE(comparison.is_about(s, length));
       comparison.request(head, s, true);
       CHECK_FALSE(comparison.is_about(s, length));
-      kvfold::attend(head, q.data(), b.data(), {}, {}, &comparison);
+      kvmeld::attend(head, q.data(), b.data(), {}, {}, &comparison);
       CHECK(a == b);
       REQUIRE(comparison.is_about(s, length));
       CHECK_FALSE(comparison.is_about(s, length + 1));
@@ -125,16 +125,16 @@ TEST_CASE("the nearest slot is the same, answered or swept for", "[comparison]")
       INFO("dim " << dim << ", slot " << c);
       key_comparison comparison;
       comparison.request(head, c);
-      kvfold::attend(head, q.data(), out.data(), {}, {}, &comparison);
-      const auto swept = kvfold::search::nearest_by_cosine(head, c, key_comparison()),
-                 answered = kvfold::search::nearest_by_cosine(head, c, comparison);
+      kvmeld::attend(head, q.data(), out.data(), {}, {}, &comparison);
+      const auto swept = kvmeld::search::nearest_by_cosine(head, c, key_comparison()),
+                 answered = kvmeld::search::nearest_by_cosine(head, c, comparison);
       CHECK(std::pair(swept.slot, swept.cosine) == std::pair(answered.slot, answered.cosine));
-      CHECK(kvfold::search::nearest_by_distance(head, c, odd) ==
-            kvfold::search::nearest_by_distance(head, c, odd, comparison));
+      CHECK(kvmeld::search::nearest_by_distance(head, c, odd) ==
+            kvmeld::search::nearest_by_distance(head, c, odd, comparison));
       std::fill_n(head.key(3).data, dim, 1e30F);  // whose square is infinite
-      kvfold::attend(head, q.data(), out.data(), {}, {}, &comparison);
-      CHECK(kvfold::search::nearest_by_distance(head, c, odd) ==
-            kvfold::search::nearest_by_distance(head, c, odd, comparison));
+      kvmeld::attend(head, q.data(), out.data(), {}, {}, &comparison);
+      CHECK(kvmeld::search::nearest_by_distance(head, c, odd) ==
+            kvmeld::search::nearest_by_distance(head, c, odd, comparison));
       std::fill_n(head.key(3).data, dim, 1.0F);
     }
   }
@@ -144,19 +144,19 @@ TEST_CASE("a step is what it would be without a prediction, right or wrong", "[c
   const index_t dim = GENERATE(8, 33);
   int all = 0;
   for (const int right :
-       {check_comparisons_change_nothing(kvfold::d2o{}, 40, dim, 150),
-        check_comparisons_change_nothing(kvfold::keepkv{.similarity = 0}, 40, dim, 150),
-        check_comparisons_change_nothing(kvfold::ems{.window = 8, .threshold = 0.04F}, 40, dim,
+       {check_comparisons_change_nothing(kvmeld::d2o{}, 40, dim, 150),
+        check_comparisons_change_nothing(kvmeld::keepkv{.similarity = 0}, 40, dim, 150),
+        check_comparisons_change_nothing(kvmeld::ems{.window = 8, .threshold = 0.04F}, 40, dim,
                                          150)}) {
     CHECK(right > 15);  // else nothing was tested of the answers
     all += right;
   }
   CHECK(all < 3 * 150);  // nor of the second look
   // Which token passes the window is known beforehand.
-  CHECK(check_comparisons_change_nothing(kvfold::centroids{.window = 8}, 40, dim, 110) == 110);
-  check_comparisons_change_nothing(kvfold::key_diff{}, 40, dim, 150);
-  check_comparisons_change_nothing(kvfold::key_diff{}, 40, dim, 150, 0.1F);
-  check_comparisons_change_nothing(kvfold::key_diff{.sinks = 0, .window = 9}, 40, dim, 150);
+  CHECK(check_comparisons_change_nothing(kvmeld::centroids{.window = 8}, 40, dim, 110) == 110);
+  check_comparisons_change_nothing(kvmeld::key_diff{}, 40, dim, 150);
+  check_comparisons_change_nothing(kvmeld::key_diff{}, 40, dim, 150, 0.1F);
+  check_comparisons_change_nothing(kvmeld::key_diff{.sinks = 0, .window = 9}, 40, dim, 150);
 }
 
 TEST_CASE("the lowest scored slot is the first by score, the higher slot among equals",
@@ -172,16 +172,16 @@ TEST_CASE("the lowest scored slot is the first by score, the higher slot among e
     const auto stays = [&](index_t s) { return (s * 7 + round) % 4 == 0; };
     index_t last = -1;
     for (index_t s = 0; s < 331; ++s) {
-      const auto at = [&](index_t i) { return kvfold::rank(x[static_cast<std::size_t>(i)]); };
+      const auto at = [&](index_t i) { return kvmeld::rank(x[static_cast<std::size_t>(i)]); };
       last = !stays(s) && (last < 0 || at(s) <= at(last)) ? s : last;
     }
-    REQUIRE(kvfold::search::lowest_scored(331, stays, kvfold::search::column_score(x)) == last);
+    REQUIRE(kvmeld::search::lowest_scored(331, stays, kvmeld::search::column_score(x)) == last);
     const auto whole = [&](index_t s) { return (s * 37 + round) % 101; };
     last = -1;
     for (index_t s = 0; s < 331; ++s) {
       last = !stays(s) && (last < 0 || whole(s) <= whole(last)) ? s : last;
     }
-    REQUIRE(kvfold::search::lowest_scored(331, stays, whole) == last);
+    REQUIRE(kvmeld::search::lowest_scored(331, stays, whole) == last);
   }
 }
 
@@ -204,7 +204,7 @@ TEST_CASE("the k-th largest is where a sorted list has it", "[oracle]") {
       }
       std::ranges::stable_sort(order, std::greater<>(), score);
       for (std::size_t k = 1; k <= order.size(); ++k) {
-        const auto bar = kvfold::search::kth_largest(n, static_cast<index_t>(k), stays, score);
+        const auto bar = kvmeld::search::kth_largest(n, static_cast<index_t>(k), stays, score);
         CAPTURE(n, step, k);
         REQUIRE(bar.slot == order[k - 1]);
         REQUIRE(bar.score == score(order[k - 1]));

@@ -1,5 +1,5 @@
 // Foresight-max times leverage against the oracle's loops.
-#include "kvfold/score/prompt_scores.hpp"
+#include "kvmeld/score/prompt_scores.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>
@@ -10,21 +10,21 @@ namespace {
 
 using fixtures::index_t;
 using fixtures::normal;
-using kvfold::prompt_score_options;
-using kvfold::query_view;
+using kvmeld::prompt_score_options;
+using kvmeld::query_view;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
 template <class Query>
-std::vector<float> scores(const kvfold::kv_head auto& head, const query_view<Query>& queries,
-                          const prompt_score_options& options = {}, const kvfold::rope& rope = {}) {
+std::vector<float> scores(const kvmeld::kv_head auto& head, const query_view<Query>& queries,
+                          const prompt_score_options& options = {}, const kvmeld::rope& rope = {}) {
   std::vector<float> s(at(head.length()), 7.0F);
-  kvfold::prompt_scores(head, queries, rope, options, s);
+  kvmeld::prompt_scores(head, queries, rope, options, s);
   return s;
 }
 
 template <class Query>
-std::vector<int> positions_of(const kvfold::kv_head auto& head, const query_view<Query>& queries) {
+std::vector<int> positions_of(const kvmeld::kv_head auto& head, const query_view<Query>& queries) {
   std::vector<int> p;
   for (index_t i = 0; i < queries.count; ++i) {
     p.push_back(queries.position_of(i, head.tokens_total()));
@@ -46,7 +46,7 @@ double off(const std::vector<float>& ours, const oracle::vec& theirs) {
 
 /// LAW: scores are the oracle's; with the prefill's log-sum-exp they are the same.
 template <class Query>
-void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& queries,
+void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& queries,
                     double tolerance, index_t horizon = 64) {
   const index_t group = head.group();
   INFO(head.length() << " slots, " << queries.count << " queries, group of " << group << ", dim "
@@ -73,7 +73,7 @@ void is_the_oracles(const kvfold::kv_head auto& head, const query_view<Query>& q
 }
 
 /// A chunk of a prompt behind what earlier ones became: positions with gaps, log-mass.
-kvfold::cache<float> chunked_cache(index_t before, index_t chunk, index_t dim, index_t group) {
+kvmeld::cache<float> chunked_cache(index_t before, index_t chunk, index_t dim, index_t group) {
   auto kv = fixtures::random_cache(2 * before, dim, group, 2 * before + chunk);
   const auto head = kv.head(0);
   for (index_t s = 0; s < before; ++s) {
@@ -155,7 +155,7 @@ TEST_CASE("scores of half and bfloat16 rows are those of the floats that they ho
           "[prompt_scores]") {
   auto kv = fixtures::random_cache<Eigen::bfloat16>(50, 8, 2);
   const auto q = normal<Eigen::half>(50 * 2 * 8);
-  const auto queries = kvfold::prompt_queries(q.data(), 50, 1, 2, 8);
+  const auto queries = kvmeld::prompt_queries(q.data(), 50, 1, 2, 8);
   is_the_oracles(kv.head(0), queries, 1e-4);
 }
 
@@ -165,12 +165,12 @@ TEST_CASE("a token that its successor looks up is scored, and no other pass is n
   const index_t tokens = 200, dim = 16, fact = 100, asking = 150;
   auto kv = fixtures::random_cache(tokens, dim, 1);
   fixtures::queries queries(tokens, 1, dim, 0.1F);
-  const kvfold::rope rope;
+  const kvmeld::rope rope;
   std::vector<float> key(at(dim));
   for (index_t i = 0; i < dim; ++i) {
     key[at(i)] = 30 * kv.head(0).key(fact)[i];
   }
-  kvfold::rotation turn(rope, dim);
+  kvmeld::rotation turn(rope, dim);
   turn.by(asking - (tokens + 64.0 * asking / tokens));
   turn(key.data());
   std::ranges::copy(key, &queries.data[at(asking * dim)]);
@@ -184,16 +184,16 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
   const auto head = kv.head(0);
   const fixtures::queries queries(9, 2, 4);
   std::vector<float> s(9), other(8);
-  CHECK_THROWS_WITH(kvfold::prompt_scores(head, queries.view(), {}, {}, other),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {}, other),
                     Contains("scores [9] expected, 8 floats came"));
-  CHECK_THROWS_WITH(kvfold::prompt_scores(head, kvfold::no_queries, {}, {}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, kvmeld::no_queries, {}, {}, s),
                     Contains("at least 1 query expected, 0 came"));
-  CHECK_THROWS_WITH(kvfold::prompt_scores(head, queries.view(), {}, {.log_sum_exp = other}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {.log_sum_exp = other}, s),
                     Contains("log_sum_exp [2, 9] expected, 8 floats came"));
-  CHECK_THROWS_WITH(kvfold::prompt_scores(head, queries.view(), {}, {.horizon = -1}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {.horizon = -1}, s),
                     Contains("a horizon of at least 0 positions expected, -1 came"));
   auto empty = kv;
   empty.head(0).restore(0, 0);
-  CHECK_THROWS_WITH(kvfold::prompt_scores(empty.head(0), queries.view(), {}, {}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(empty.head(0), queries.view(), {}, {}, s),
                     Contains("an empty head came"));
 }

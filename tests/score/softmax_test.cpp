@@ -1,5 +1,5 @@
 // Online softmax against one sum in double.
-#include "kvfold/score/softmax.hpp"
+#include "kvmeld/score/softmax.hpp"
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace {
 
-using kvfold::score::softmax;
+using kvmeld::score::softmax;
 constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 /// `ln Σ exp x` in double.

@@ -1,6 +1,6 @@
 // Clusters against loops: seeds, lazily or not, are the same rows; the nearest centre is the
 // nearest, however many are looked at together.
-#include "kvfold/search/cluster.hpp"
+#include "kvmeld/search/cluster.hpp"
 
 #include <catch2/catch.hpp>
 #include <random>
@@ -9,9 +9,9 @@
 
 namespace {
 
-using kvfold::index_t;
-using matrix = kvfold::dense::matrix;
-using vector = kvfold::dense::vector;
+using kvmeld::index_t;
+using matrix = kvmeld::dense::matrix;
+using vector = kvmeld::dense::vector;
 
 /// Whole numbers, so that products and distances are exact, and many of them equal.
 struct points {
@@ -59,7 +59,7 @@ TEST_CASE("seeds are farthest-first in pools, rows go to the nearest, ties to th
   const points p(count == 3 ? 90 : 520, features, span, pins, even);
   std::vector<std::size_t> seeds;
   const std::vector<int> expected = p.by_loops(count, 1, seeds);
-  const auto c = kvfold::search::cluster(p.x, p.pinned, p.weight, count, 1);
+  const auto c = kvmeld::search::cluster(p.x, p.pinned, p.weight, count, 1);
   CHECK(std::vector<std::size_t>(c.seeds.begin(), c.seeds.end()) == seeds);
   CHECK(c.cluster == expected);
 }
@@ -70,7 +70,7 @@ TEST_CASE("centres move to the means of their rows, as halfs", "[cluster]") {
     CAPTURE(rounds);
     std::vector<std::size_t> seeds;
     const std::vector<int> expected = p.by_loops(100, rounds, seeds);
-    CHECK(kvfold::search::cluster(p.x, p.pinned, p.weight, 100, rounds).cluster == expected);
+    CHECK(kvmeld::search::cluster(p.x, p.pinned, p.weight, 100, rounds).cluster == expected);
   }
 }
 
@@ -80,11 +80,11 @@ TEST_CASE("every cluster has a seed of its own whatever rows are", "[cluster]") 
     p.x(s, 0) = std::numeric_limits<float>::quiet_NaN();
   }
   p.weight[60] = std::numeric_limits<float>::quiet_NaN();
-  const auto few = kvfold::search::cluster(p.x, p.pinned, p.weight, 9, 3).seeds;
+  const auto few = kvmeld::search::cluster(p.x, p.pinned, p.weight, 9, 3).seeds;
   for (const index_t nowhere : {50, 51, 60, 200}) {
     CHECK(std::find(few.begin(), few.end(), nowhere) == few.end());
   }
-  const auto c = kvfold::search::cluster(p.x, p.pinned, p.weight, 290, 3);
+  const auto c = kvmeld::search::cluster(p.x, p.pinned, p.weight, 290, 3);
   for (index_t i = 0; i < 290; ++i) {
     const index_t seed = c.seeds[static_cast<std::size_t>(i)];
     CHECK((i == 0 || seed > c.seeds[static_cast<std::size_t>(i - 1)]));
@@ -105,7 +105,7 @@ TEST_CASE("the nearest centre is that of all, ties to the lower one", "[cluster]
   matrix x(300, features), centres(count, features);
   fill(x), fill(centres);
   std::vector<index_t> nearest(static_cast<std::size_t>(x.rows()), -1), right;
-  kvfold::search::nearest(x, centres, nearest);
+  kvmeld::search::nearest(x, centres, nearest);
   for (Eigen::Index r = 0; r < x.rows(); ++r) {
     index_t best = 0;
     for (index_t c = 1; c < count; ++c) {
@@ -118,7 +118,7 @@ TEST_CASE("the nearest centre is that of all, ties to the lower one", "[cluster]
   }
   CHECK(nearest == right);
   x(7, 0) = std::numeric_limits<float>::quiet_NaN();  // is nowhere
-  kvfold::search::nearest(x, centres, nearest);
+  kvmeld::search::nearest(x, centres, nearest);
   right[7] = 0;
   CHECK(nearest == right);
 }

@@ -1,21 +1,21 @@
 // The nearest slot, against loops over all pairs. Keys of whole numbers: products are exact, so
 // that ties are ties, and many are.
-#include "kvfold/search/match.hpp"
+#include "kvmeld/search/match.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>  // std::iota
 #include <optional>
 
-#include "kvfold/search/leaders.hpp"
+#include "kvmeld/search/leaders.hpp"
 #include "support/fixtures.hpp"
 #include "support/random.hpp"
 
 namespace {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// A head of whole numbers, `span` above zero at most, with zero keys and duplicates among them.
-kvfold::cache<float> whole_numbers(index_t n, index_t dim, int span) {
+kvmeld::cache<float> whole_numbers(index_t n, index_t dim, int span) {
   auto kv = fixtures::random_cache(n, dim, 1);
   const auto head = kv.head(0);
   for (index_t s = 0; s < n; ++s) {
@@ -46,15 +46,15 @@ float cosine(const auto& head, index_t a, index_t b) {
 }
 
 /// The nearest to `s` of `among`; ties to the lower slot.
-kvfold::search::near_slot by_loops(const auto& head, index_t s, const std::vector<index_t>& among) {
-  std::optional<kvfold::search::near_slot> best;
+kvmeld::search::near_slot by_loops(const auto& head, index_t s, const std::vector<index_t>& among) {
+  std::optional<kvmeld::search::near_slot> best;
   for (const index_t r : among) {
     const float x = cosine(head, s, r);
     if (r != s && (!best || x > best->cosine || (x == best->cosine && r < best->slot))) {
       best = {r, x};
     }
   }
-  return best.value_or(kvfold::search::near_slot{});
+  return best.value_or(kvmeld::search::near_slot{});
 }
 
 }  // namespace
@@ -69,12 +69,12 @@ TEST_CASE("the nearest by cosine is that of all pairs, ties to the lower slot", 
   std::vector<index_t> all(static_cast<std::size_t>(n)), staying;
   std::iota(all.begin(), all.end(), 0);
   std::ranges::copy_if(all, std::back_inserter(staying), candidate);
-  std::vector<kvfold::search::near_slot> best(all.size());
-  kvfold::search::nearest_by_cosine(head, all, candidate, best);
+  std::vector<kvmeld::search::near_slot> best(all.size());
+  kvmeld::search::nearest_by_cosine(head, all, candidate, best);
   for (const index_t s : all) {
     const auto right = by_loops(head, s, staying), one = by_loops(head, s, all),
                got = best[static_cast<std::size_t>(s)],
-               alone = kvfold::search::nearest_by_cosine(head, s, kvfold::key_comparison());
+               alone = kvmeld::search::nearest_by_cosine(head, s, kvmeld::key_comparison());
     INFO("slot " << s);
     CHECK(std::pair(got.slot, got.cosine) == std::pair(right.slot, right.cosine));
     CHECK(std::pair(alone.slot, alone.cosine) == std::pair(one.slot, one.cosine));
@@ -90,7 +90,7 @@ TEST_CASE("leaders are joined as by a walk over all of them", "[match]") {
   const auto head = kv.head(0);
   const auto rank = [](index_t s) { return (s * 7) % 13; };
   const index_t most = n / 3;
-  kvfold::slot_scratch out;
+  kvmeld::slot_scratch out;
   std::vector<index_t> leaders, others, into(static_cast<std::size_t>(n));
   for (index_t s = 0; s < n; ++s) {
     const bool leads = s % 10 == 0;
@@ -98,7 +98,7 @@ TEST_CASE("leaders are joined as by a walk over all of them", "[match]") {
     (leads ? leaders : others).push_back(s);
     into[static_cast<std::size_t>(s)] = s;
   }
-  kvfold::search::join_leaders(head, rank, similarity, most, out);
+  kvmeld::search::join_leaders(head, rank, similarity, most, out);
 
   std::ranges::stable_sort(others, [&](index_t a, index_t b) { return rank(a) > rank(b); });
   std::vector<std::pair<float, index_t>> joins;  // by falling cosine, then the lower slot
@@ -123,8 +123,8 @@ TEST_CASE("a tie goes to the lower slot, whatever its sign", "[match]") {
   const index_t slot[] = {8, 4};
   for (const float cosine : {-1.0F, -0.25F, 0.0F, 0.25F, 1.0F}) {
     const float dots[] = {4 * cosine, 4 * cosine};
-    kvfold::search::near_slot best = {9, cosine};
-    kvfold::search::take_nearest(dots, norm, 2, slot, 2, -1, best);
+    kvmeld::search::near_slot best = {9, cosine};
+    kvmeld::search::take_nearest(dots, norm, 2, slot, 2, -1, best);
     CHECK(best.slot == 4);
     CHECK(best.cosine == cosine);
   }

@@ -39,28 +39,28 @@ struct any_oracle {
 
 /// Called after the prompt and after every step: the library's head beside its oracle's.
 template <class Scalar>
-using looks = std::function<void(const kvfold::head_state&, const oracle::head&,
-                                 const kvfold::head_view<Scalar>&)>;
+using looks = std::function<void(const kvmeld::head_state&, const oracle::head&,
+                                 const kvmeld::head_view<Scalar>&)>;
 
-/// `kvfold::compress`, compiled once for each scalar.
+/// `kvmeld::compress`, compiled once for each scalar.
 template <class Scalar>
-void compress(const kvfold::any_policy& policy, kvfold::cache<Scalar>& kv, kvfold::state& state,
+void compress(const kvmeld::any_policy& policy, kvmeld::cache<Scalar>& kv, kvmeld::state& state,
               const queries& prompt, index_t target);
 
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
 template <class Scalar = float>
-void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
+void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
            double tolerance = 1e-5, const std::type_identity_t<looks<Scalar>>& also = {});
 
 /// LAW: what `choose_victim` does is what `plan` does for one slot less, to the bit: `steps` tokens
 /// into a head compressed to `target`, each departed both ways.
-inline void removes_as_planned(const kvfold::any_policy& policy, index_t target, index_t dim,
+inline void removes_as_planned(const kvmeld::any_policy& policy, index_t target, index_t dim,
                                index_t steps) {
   auto kv = random_cache(3 * target, dim, 2, 3 * target + 1);
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const queries prompt(3 * target, 2, dim);
-  kvfold::compress(policy, kv, state, prompt.view(), kvfold::budget{target});
-  const auto as_set = [](const auto& head, const kvfold::head_state& columns) {
+  kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
+  const auto as_set = [](const auto& head, const kvmeld::head_state& columns) {
     std::vector<std::vector<float>> rows;
     for (index_t s = 0; s < head.length(); ++s) {
       std::vector<float> r{static_cast<float>(head.position(s)), head.log_mass(s)};
@@ -82,18 +82,18 @@ inline void removes_as_planned(const kvfold::any_policy& policy, index_t target,
     std::vector<float> p(2 * static_cast<std::size_t>(head.length())), lse(2);
     const auto q = normal(2 * dim);
     auto out = q;
-    kvfold::attend(head, q.data(), out.data(), p, lse);
-    kvfold::observe(policy, head, state[0], state.workspace(),
+    kvmeld::attend(head, q.data(), out.data(), p, lse);
+    kvmeld::observe(policy, head, state[0], state.workspace(),
                     {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
     auto copy = kv;
     auto copy_state = state;
-    kvfold::slot_scratch scratch;
-    kvfold::merge_plan plan;
-    kvfold::plan(policy, copy.head(0), copy_state[0], target, scratch, plan);
-    kvfold::apply(policy, plan, copy.head(0), copy_state[0], scratch);
-    const auto one = kvfold::traits::choose_victim(policy, head, state[0], target);
+    kvmeld::slot_scratch scratch;
+    kvmeld::merge_plan plan;
+    kvmeld::plan(policy, copy.head(0), copy_state[0], target, scratch, plan);
+    kvmeld::apply(policy, plan, copy.head(0), copy_state[0], scratch);
+    const auto one = kvmeld::traits::choose_victim(policy, head, state[0], target);
     REQUIRE(one.has_value());
-    kvfold::apply(policy, *one, head, state[0], scratch);
+    kvmeld::apply(policy, *one, head, state[0], scratch);
     REQUIRE(head.length() == target);
     REQUIRE(as_set(head, state[0]) == as_set(copy.head(0), copy_state[0]));
     REQUIRE(std::ranges::equal(state[0].memory(), copy_state[0].memory()));

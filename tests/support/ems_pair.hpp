@@ -2,15 +2,15 @@
 // token, and tokens that like to share entries.
 #pragma once
 
-#include "kvfold/policies/ems.hpp"
+#include "kvmeld/policies/ems.hpp"
 #include "support/agree.hpp"
 
 namespace fixtures {
 
-using kvfold::budget;
-using kvfold::ems;
-using kvfold::head_state;
-using kvfold::detail::ems_table;
+using kvmeld::budget;
+using kvmeld::ems;
+using kvmeld::head_state;
+using kvmeld::detail::ems_table;
 
 /// Policy and oracle with the same parameters.
 inline std::pair<ems, oracle::ems> both(const ems& p) {
@@ -19,9 +19,9 @@ inline std::pair<ems, oracle::ems> both(const ems& p) {
   o.threshold = static_cast<double>(p.threshold);
   o.with_position = p.with_position;
   o.rotation = {.base = p.rope.base,
-                .interleaved = p.rope.layout == kvfold::rope::pairing::interleaved};
-  o.group = p.combine == kvfold::group_combine::max    ? oracle::combine::max
-            : p.combine == kvfold::group_combine::mean ? oracle::combine::mean
+                .interleaved = p.rope.layout == kvmeld::rope::pairing::interleaved};
+  o.group = p.combine == kvmeld::group_combine::max    ? oracle::combine::max
+            : p.combine == kvmeld::group_combine::mean ? oracle::combine::mean
                                                        : oracle::combine::sum;
   return {p, o};
 }
@@ -72,7 +72,7 @@ struct alike_tokens {
     const auto kind = std::uniform_int_distribution<index_t>(0, kinds - 1)(random_bits());
     auto key = near(k, kind), value = near(v, kind);
     if (!policy.with_position) {
-      policy.rope.rotate(kvfold::row<float>{key.data()}, dim, position);
+      policy.rope.rotate(kvmeld::row<float>{key.data()}, dim, position);
     }
     return {key, value};
   }
@@ -99,8 +99,8 @@ struct ems_pair {
   ems policy;
   oracle::ems slow;
   index_t target;
-  kvfold::cache<float> kv;
-  kvfold::state state;
+  kvmeld::cache<float> kv;
+  kvmeld::state state;
   oracle::head expected;
 
   ems_pair(const ems& p, index_t dim, index_t group, index_t slots)
@@ -108,7 +108,7 @@ struct ems_pair {
         slow(both(p).second),
         target(slots),
         kv({.heads = 1, .group = group, .dim = dim, .capacity = 400}),
-        state(kvfold::make_state(policy, kv)),
+        state(kvmeld::make_state(policy, kv)),
         expected(oracle::make_head(dim, group)) {}
 
   void check_same() {
@@ -136,7 +136,7 @@ struct ems_pair {
     for (const auto& [k, v] : prompt.tokens) {
       kv.append(0, k, v);
     }
-    kvfold::compress(policy, kv, state, prompt.asked.view(), budget{target});
+    kvmeld::compress(policy, kv, state, prompt.asked.view(), budget{target});
     expected = prompt.expected;
     check_same();
   }
@@ -165,7 +165,7 @@ struct ems_pair {
       INFO("position " << t.position);
       const auto& [q, k, v] = t.token;
       std::vector<float> out(q.size());
-      kvfold::step(policy, kv, state, {q, k, v}, budget{target, trigger}, out);
+      kvmeld::step(policy, kv, state, {q, k, v}, budget{target, trigger}, out);
       expected = t.expected;
       REQUIRE(oracle::difference(to_mat(out.data(), head.group(), head.dim()), t.out) < 1e-5);
       check_same();

@@ -1,4 +1,4 @@
-// What is run with every policy over caches of each scalar, compiled once for KVFOLD_SCALAR: to
+// What is run with every policy over caches of each scalar, compiled once for KVMELD_SCALAR: to
 // compile the policies for every scalar again in each test takes minutes.
 #include <optional>
 
@@ -8,18 +8,18 @@
 namespace fixtures {
 
 template <class Scalar>
-void compress(const kvfold::any_policy& policy, kvfold::cache<Scalar>& kv, kvfold::state& state,
+void compress(const kvmeld::any_policy& policy, kvmeld::cache<Scalar>& kv, kvmeld::state& state,
               const queries& prompt, index_t target) {
-  kvfold::compress(policy, kv, state, prompt.view(), kvfold::budget{target});
+  kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
 }
 
 template <class Scalar>
-void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
+void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
            double tolerance, const std::type_identity_t<looks<Scalar>>& also) {
   INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
                      << ", target " << s.target << ", trigger " << s.trigger);
   struct begun {
-    kvfold::cache<Scalar> kv;
+    kvmeld::cache<Scalar> kv;
     queries prompt;
     oracle::head expected;
   };
@@ -55,7 +55,7 @@ void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, co
         s.clear);
   }
   auto& kv = start->kv;
-  auto state = kvfold::make_state(policy, kv);
+  auto state = kvmeld::make_state(policy, kv);
   const auto look = [&](const oracle::head& expected) {
     REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
     if (also) {
@@ -68,8 +68,8 @@ void agree(const kvfold::any_policy& policy, const any_oracle& oracle_policy, co
   for (std::size_t t = 0; t < steps.size(); ++t) {
     INFO("step " << t);
     const taken& token = steps[t];
-    kvfold::step(policy, kv, state, {token.q, token.k, token.v},
-                 kvfold::budget{s.target, s.trigger}, out);
+    kvmeld::step(policy, kv, state, {token.q, token.k, token.v},
+                 kvmeld::budget{s.target, s.trigger}, out);
     REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), token.out) < tolerance);
     look(token.expected);
   }
@@ -80,25 +80,25 @@ namespace {
 /// A cache with a prompt behind it, and what is given to it on the way.
 template <class Scalar>
 struct session {
-  kvfold::any_policy policy;
-  kvfold::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::any_policy policy;
+  kvmeld::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
 
   void prompt(std::span<const float> numbers) {
     for (index_t h = 0; h < 2; ++h) {
       const auto at = [&](index_t i) {
         return numbers.subspan(static_cast<std::size_t>(320 * i), 320);
       };
-      kvfold::append_rows(kv.head(h), at(h), at(h + 2));
+      kvmeld::append_rows(kv.head(h), at(h), at(h + 2));
     }
-    kvfold::compress(policy, kv, state, kvfold::prompt_queries(numbers.data(), 40, 2, 2, 8),
-                     kvfold::budget{40});
+    kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(numbers.data(), 40, 2, 2, 8),
+                     kvmeld::budget{40});
   }
   std::vector<float> step(std::span<const float> numbers) {
     std::vector<float> out(32);
-    kvfold::step(policy, kv, state,
+    kvmeld::step(policy, kv, state,
                  {numbers.first(32), numbers.subspan(32, 16), numbers.subspan(48, 16)},
-                 kvfold::budget{40, 42}, out);
+                 kvmeld::budget{40, 42}, out);
     return out;
   }
 };
@@ -106,7 +106,7 @@ struct session {
 }  // namespace
 
 template <class Scalar>
-void goes_on(const kvfold::any_policy& policy) {
+void goes_on(const kvmeld::any_policy& policy) {
   const bool decodes = policy.decodes();
   session<Scalar> one{policy}, other{policy};
   one.prompt(normal(1280)), one.prompt(normal(1280));
@@ -116,7 +116,7 @@ void goes_on(const kvfold::any_policy& policy) {
   other.prompt(normal(1280));  // what it held is overwritten
   const std::string bytes = saved(policy, one.kv, one.state);
   std::istringstream in(bytes + "more");
-  kvfold::load(in, policy, other.kv, other.state);
+  kvmeld::load(in, policy, other.kv, other.state);
   CHECK(in.get() == 'm');
   REQUIRE(everything(other.kv, other.state) == everything(one.kv, one.state));
   CHECK(saved(policy, other.kv, other.state) == bytes);
@@ -129,10 +129,10 @@ void goes_on(const kvfold::any_policy& policy) {
   CHECK(everything(other.kv, other.state) == everything(one.kv, one.state));
 }
 
-template void agree<KVFOLD_SCALAR>(const kvfold::any_policy&, const any_oracle&, const setting&,
-                                   double, const looks<KVFOLD_SCALAR>&);
-template void compress(const kvfold::any_policy&, kvfold::cache<KVFOLD_SCALAR>&, kvfold::state&,
+template void agree<KVMELD_SCALAR>(const kvmeld::any_policy&, const any_oracle&, const setting&,
+                                   double, const looks<KVMELD_SCALAR>&);
+template void compress(const kvmeld::any_policy&, kvmeld::cache<KVMELD_SCALAR>&, kvmeld::state&,
                        const queries&, index_t);
-template void goes_on<KVFOLD_SCALAR>(const kvfold::any_policy&);
+template void goes_on<KVMELD_SCALAR>(const kvmeld::any_policy&);
 
 }  // namespace fixtures

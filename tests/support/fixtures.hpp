@@ -6,13 +6,13 @@
 #include <span>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/random.hpp"
 
 namespace fixtures {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 inline std::mt19937& random_bits() { return streams::floats; }
 
@@ -42,7 +42,7 @@ oracle::mat to_mat(const T* data, index_t rows, index_t dim) {
 }
 
 /// A library's head as the oracle sees it; the policies' own fields are left alone.
-oracle::head to_oracle(const kvfold::kv_head auto& head) {
+oracle::head to_oracle(const kvmeld::kv_head auto& head) {
   oracle::head h = oracle::make_head(head.dim(), head.group(), static_cast<double>(head.scale()));
   for (index_t s = 0; s < head.length(); ++s) {
     oracle::slot slot;
@@ -59,9 +59,9 @@ oracle::head to_oracle(const kvfold::kv_head auto& head) {
 
 /// One head with `tokens` random tokens, drawn as `Scalar` and held in `Storage`.
 template <class Scalar = float, class Storage = Scalar>
-kvfold::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
+kvmeld::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
                                     index_t capacity = 0, index_t heads = 1) {
-  kvfold::cache<Storage> kv{{.heads = heads,
+  kvmeld::cache<Storage> kv{{.heads = heads,
                              .group = group,
                              .dim = dim,
                              .capacity = capacity == 0 ? tokens + 1 : capacity}};
@@ -73,7 +73,7 @@ kvfold::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
 
 /// `[queries, group, dim]`, wherever they lie.
 template <class Query>
-oracle::tensor to_tensor(const kvfold::query_view<Query>& q, index_t group, index_t dim) {
+oracle::tensor to_tensor(const kvmeld::query_view<Query>& q, index_t group, index_t dim) {
   oracle::tensor all;
   for (index_t i = 0; i < q.count; ++i) {
     all.emplace_back();
@@ -91,14 +91,14 @@ struct queries {
 
   queries(index_t n, index_t g, index_t d, float scale = 1)
       : count(n), group(g), dim(d), data(normal(n * g * d, scale)) {}
-  kvfold::query_view<float> view() const {
-    return kvfold::prompt_queries(data.data(), count, 1, group, dim);
+  kvmeld::query_view<float> view() const {
+    return kvmeld::prompt_queries(data.data(), count, 1, group, dim);
   }
   oracle::tensor tensor() const { return to_tensor(view(), group, dim); }
 };
 
 /// Every bit of a head: keys, values, log-mass, positions of the slots in use.
-std::vector<float> bytes_of(const kvfold::kv_head auto& head) {
+std::vector<float> bytes_of(const kvmeld::kv_head auto& head) {
   std::vector<float> all;
   for (index_t s = 0; s < head.length(); ++s) {
     for (index_t i = 0; i < head.dim(); ++i) {

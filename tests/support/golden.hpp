@@ -17,9 +17,9 @@ namespace golden {
 using row = std::vector<double>;
 using rows = std::vector<row>;
 
-/// Folder of the files: the environment's KVFOLD_GOLDEN, else the source tree's.
+/// Folder of the files: the environment's KVMELD_GOLDEN, else the source tree's.
 inline std::string folder() {
-  const char* given = std::getenv("KVFOLD_GOLDEN");
+  const char* given = std::getenv("KVMELD_GOLDEN");
   return given ? given : paths::data("golden");
 }
 

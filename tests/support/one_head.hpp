@@ -14,12 +14,12 @@ namespace fixtures {
 struct one_head {
   static constexpr index_t dim = 8, group = 2;
 
-  kvfold::any_policy policy;
-  kvfold::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
-  kvfold::state state = kvfold::make_state(policy, kv);
+  kvmeld::any_policy policy;
+  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
+  kvmeld::state state = kvmeld::make_state(policy, kv);
   std::vector<float> out = std::vector<float>(group * dim);
 
-  kvfold::head_view<float> head() { return kv.head(0); }
+  kvmeld::head_view<float> head() { return kv.head(0); }
   index_t length() { return head().length(); }
   std::set<index_t> positions() {
     std::set<index_t> all;
@@ -42,7 +42,7 @@ struct one_head {
 
 /// One head on its way, and its laws.
 struct stream : one_head {
-  explicit stream(const kvfold::any_policy& p) : one_head{p} {}
+  explicit stream(const kvmeld::any_policy& p) : one_head{p} {}
 
   std::vector<float> bytes() { return bytes_of(head()); }
 
@@ -56,17 +56,17 @@ struct stream : one_head {
 
   void append(index_t tokens) { kv.append(0, normal(tokens * dim), normal(tokens * dim)); }
   template <class T>
-  void compress(const kvfold::query_view<T>& queries, index_t target) {
-    kvfold::compress(policy, kv, state, queries, kvfold::budget{target});
+  void compress(const kvmeld::query_view<T>& queries, index_t target) {
+    kvmeld::compress(policy, kv, state, queries, kvmeld::budget{target});
   }
-  void step(const kvfold::budget& b) {
-    kvfold::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
+  void step(const kvmeld::budget& b) {
+    kvmeld::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
   }
   /// Another policy goes on where this one is: a fresh state, measured on what remains.
-  void hand_over(const kvfold::any_policy& to, const kvfold::query_view<float>& queries,
+  void hand_over(const kvmeld::any_policy& to, const kvmeld::query_view<float>& queries,
                  index_t target) {
     policy = to;
-    state = kvfold::make_state(policy, kv);
+    state = kvmeld::make_state(policy, kv);
     compress(queries, target);
   }
 

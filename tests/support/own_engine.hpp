@@ -1,4 +1,4 @@
-// An engine that adopts kvfold: its tokens, its attention, and what it must give.
+// An engine that adopts kvmeld: its tokens, its attention, and what it must give.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "support/fixtures.hpp"
 
 namespace own_engine {
@@ -26,22 +26,22 @@ struct text {
   const float* value(int t, int h) const { return v.data() + (t * heads + h) * dim; }
 };
 
-/// What every engine must give: kvfold's own decode steps on a cache of kvfold's own.
+/// What every engine must give: kvmeld's own decode steps on a cache of kvmeld's own.
 template <class Policy>
-std::vector<float> expected(const text& x, const Policy& policy, const kvfold::budget& budget) {
-  kvfold::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
+std::vector<float> expected(const text& x, const Policy& policy, const kvmeld::budget& budget) {
+  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < heads; ++h) {
       kv.head(h).push(x.key(t, h), x.value(t, h));
     }
   }
-  auto state = kvfold::make_state(policy, kv);
-  kvfold::compress(policy, kv, state, kvfold::prompt_queries(x.q.data(), tokens, heads, group, dim),
+  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim),
                    budget);
   std::vector<float> all;
   for (int t = tokens; t < tokens + steps; ++t) {
     std::vector<float> out(heads * group * dim);
-    kvfold::step(policy, kv, state,
+    kvmeld::step(policy, kv, state,
                  {std::span<const float>(x.query(t, 0), out.size()),
                   std::span<const float>(x.key(t, 0), heads * dim),
                   std::span<const float>(x.value(t, 0), heads * dim)},

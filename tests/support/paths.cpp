@@ -2,7 +2,7 @@
 
 namespace paths {
 
-std::string source(const std::string& file) { return KVFOLD_SOURCE_DIR "/" + file; }
-std::string gguf() { return KVFOLD_GGUF; }
+std::string source(const std::string& file) { return KVMELD_SOURCE_DIR "/" + file; }
+std::string gguf() { return KVMELD_GGUF; }
 
 }  // namespace paths

@@ -4,24 +4,24 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 namespace fixtures {
 
 /// A policy as the laws run it: through any_policy, so that each call is compiled once for all.
 struct example {
   std::string name;
-  kvfold::any_policy policy;
-  kvfold::index_t sinks = 4;
+  kvmeld::any_policy policy;
+  kvmeld::index_t sinks = 4;
   bool keeps_bytes = true;  ///< of sinks and the latest; else they take in others, in their place
   bool ranks = true;        ///< slots by its first column
   bool exact = true;        ///< keeps just the budget; else it may keep fewer slots
-  kvfold::index_t latest = 4;  ///< tokens that stay in any case, at least so many
+  kvmeld::index_t latest = 4;  ///< tokens that stay in any case, at least so many
 };
 
 /// Every policy, in each of its modes.
 inline std::vector<example> every_policy() {
-  using namespace kvfold;
+  using namespace kvmeld;
   fold by_scores;
   by_scores.pins = fold::pin_rule::scores;
   return {

@@ -19,11 +19,11 @@ struct decode {
   static constexpr index_t heads = 3, group = 2, dim = 4, capacity = 24;
 
   Policy policy;
-  kvfold::cache<float> kv{
+  kvmeld::cache<float> kv{
       {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .check_finite = true}};
-  kvfold::state state;
+  kvmeld::state state;
   std::vector<float> data = normal(20 * heads * group * dim);
-  kvfold::query_view<float> queries = kvfold::prompt_queries(data.data(), 20, heads, group, dim);
+  kvmeld::query_view<float> queries = kvmeld::prompt_queries(data.data(), 20, heads, group, dim);
   std::vector<float> q = normal(heads * group * dim), k = normal(heads * dim), v = k, out = q;
 
   explicit decode(Policy p) : policy(p), state(make_state(p, kv)) {
@@ -51,20 +51,20 @@ struct decode {
   /// LAW: `call` throws `error` with `message` in it, and everything is as before.
   void refuses(const std::string& message, const std::function<void()>& call) {
     const auto before = everything();
-    CHECK_THROWS_AS(call(), kvfold::error);
-    CHECK_THROWS_WITH(call(), Catch::Contains("kvfold: ") && Catch::Contains(message));
+    CHECK_THROWS_AS(call(), kvmeld::error);
+    CHECK_THROWS_WITH(call(), Catch::Contains("kvmeld: ") && Catch::Contains(message));
     const bool unchanged = everything() == before;
     CHECK(unchanged);
   }
-  void step_with(const std::vector<kvfold::budget>& each) {
-    step(policy, kv, state, {q, k, v}, std::span<const kvfold::budget>(each),
+  void step_with(const std::vector<kvmeld::budget>& each) {
+    step(policy, kv, state, {q, k, v}, std::span<const kvmeld::budget>(each),
          std::span<float>(out));
   }
-  void compress_with(const std::vector<kvfold::budget>& each) {
-    compress(policy, kv, state, queries, std::span<const kvfold::budget>(each));
+  void compress_with(const std::vector<kvmeld::budget>& each) {
+    compress(policy, kv, state, queries, std::span<const kvmeld::budget>(each));
   }
-  void step_with(kvfold::budget b) { step_with(std::vector(heads, b)); }
-  void compress_with(kvfold::budget b) { compress_with(std::vector(heads, b)); }
+  void step_with(kvmeld::budget b) { step_with(std::vector(heads, b)); }
+  void compress_with(kvmeld::budget b) { compress_with(std::vector(heads, b)); }
   void refuses_budget(const std::string& message, const auto& b) {
     refuses(message, [&] { compress_with(b); });
     refuses(message, [&] { step_with(b); });
@@ -74,8 +74,8 @@ struct decode {
 /// The least that a policy can be.
 struct first_ones {
   static constexpr std::string_view name() { return "first_ones"; }
-  void plan(const kvfold::kv_head auto& head, const kvfold::head_state&, index_t target,
-            kvfold::slot_scratch&, kvfold::merge_plan& out) const {
+  void plan(const kvmeld::kv_head auto& head, const kvmeld::head_state&, index_t target,
+            kvmeld::slot_scratch&, kvmeld::merge_plan& out) const {
     out.reset(head.length());
     for (index_t s = 0; s < target; ++s) {
       out.keep(s, head.log_mass(s));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/serialize.hpp"
+#include "kvmeld/serialize.hpp"
 #include "support/fixtures.hpp"
 
 namespace fixtures {
@@ -16,7 +16,7 @@ namespace fixtures {
 using words = std::vector<std::uint32_t>;
 
 /// The bits of all that a cache and its state hold: NaN and integers in floats compare too.
-words everything(kvfold::kv_cache auto& kv, const kvfold::state& state) {
+words everything(kvmeld::kv_cache auto& kv, const kvmeld::state& state) {
   words all;
   const auto add = [&](float x) { all.push_back(std::bit_cast<std::uint32_t>(x)); };
   for (index_t h = 0; h < kv.heads(); ++h) {
@@ -38,25 +38,25 @@ words everything(kvfold::kv_cache auto& kv, const kvfold::state& state) {
   return all;
 }
 
-std::string saved(const kvfold::policies auto& policy, kvfold::kv_cache auto& kv,
-                  kvfold::state& state) {
+std::string saved(const kvmeld::policies auto& policy, kvmeld::kv_cache auto& kv,
+                  kvmeld::state& state) {
   std::ostringstream out;
-  kvfold::save(out, policy, kv, state);
+  kvmeld::save(out, policy, kv, state);
   return out.str();
 }
 
 /// LAW: in the middle of a stream, a cache that was saved and loaded goes on as the one it was.
 template <class Scalar>
-void goes_on(const kvfold::any_policy& policy);
+void goes_on(const kvmeld::any_policy& policy);
 
 /// Two heads under two policies, one of them not measured since its last token: every kind of
 /// field.
 struct small {
-  std::vector<kvfold::any_policy> each = {kvfold::snapkv{.window = 2, .sinks = 0},
-                                          kvfold::zsmerge{}};
-  std::span<const kvfold::any_policy> policies = each;
-  kvfold::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
-  kvfold::state state = kvfold::make_state(policies, kv);
+  std::vector<kvmeld::any_policy> each = {kvmeld::snapkv{.window = 2, .sinks = 0},
+                                          kvmeld::zsmerge{}};
+  std::span<const kvmeld::any_policy> policies = each;
+  kvmeld::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
+  kvmeld::state state = kvmeld::make_state(policies, kv);
 
   explicit small(index_t tokens) {
     for (index_t h = 0; h < 2; ++h) {
@@ -76,8 +76,8 @@ struct small {
     const words before = everything(kv, state);
     std::istringstream in(damaged);
     try {
-      kvfold::load(in, policies, kv, state);
-    } catch (const kvfold::error&) {
+      kvmeld::load(in, policies, kv, state);
+    } catch (const kvmeld::error&) {
       return everything(kv, state) == before;
     }
     return false;

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "examples/models/kvfold-2m"
+MODEL = ROOT / "examples/models/kvmeld-2m"
 sys.path.insert(0, str(ROOT / "examples/torch"))
 
 # Every policy, with a budget that it accepts of 60 tokens.
@@ -41,7 +41,7 @@ def load(attention: str, dtype: torch.dtype = torch.float32):
 
 @pytest.fixture(scope="session")
 def model():
-    return load("kvfold")
+    return load("kvmeld")
 
 
 @pytest.fixture(scope="session")

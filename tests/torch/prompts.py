@@ -1,7 +1,7 @@
 """Heads that hold a prompt of random numbers."""
 
 import torch
-from kvfold_torch import Heads, Policy
+from kvmeld_torch import Heads, Policy
 
 HEADS, GROUP, DIM, TOKENS = 3, 2, 16, 60
 BUDGET = 40

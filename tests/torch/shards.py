@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 from conftest import MODEL
-from kvfold_torch import Cache, replay
+from kvmeld_torch import Cache, replay
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -66,7 +66,7 @@ def main() -> None:
     for name in ("all_gather", "all_gather_into_tensor", "broadcast", "reduce_scatter", "all_to_all_single", "send"):
         setattr(dist, name, refused)
     plan = {"tp_plan": "auto"} if "WORLD_SIZE" in os.environ else {}
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="kvfold", **plan)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="kvmeld", **plan)
     saw = {c: case(model.eval(), *c) for c in CASES}
     torch.save(saw, f"{sys.argv[1]}/{os.environ.get('RANK', 'one')}.pt")
     if plan:

@@ -1,9 +1,9 @@
-"""model.generate with a kvfold_torch.Cache, on the bundled model."""
+"""model.generate with a kvmeld_torch.Cache, on the bundled model."""
 
 import pytest
 import torch
 from conftest import POLICIES, load
-from kvfold_torch import Cache
+from kvmeld_torch import Cache
 from transformers import DynamicCache
 
 GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -126,7 +126,7 @@ def test_models_in_16_bits(text, dtype):
     x = torch.tensor([text[:120]])
     logits = {}
     with torch.no_grad():
-        for name, attention, cache in (("mine", "kvfold", Cache("h2o", 200)), ("full", "sdpa", DynamicCache())):
+        for name, attention, cache in (("mine", "kvmeld", Cache("h2o", 200)), ("full", "sdpa", DynamicCache())):
             m = load(attention, dtype)
             m(x[:, :80], past_key_values=cache)
             m(x[:, 80:110], past_key_values=cache)
@@ -168,7 +168,7 @@ def test_bad_caches_are_refused(cache, message):
 
 def test_what_a_model_must_not_do_is_refused(model, plain, text):
     x = torch.tensor([text[:100]])
-    with pytest.raises(RuntimeError, match='attn_implementation="kvfold" expected'):
+    with pytest.raises(RuntimeError, match='attn_implementation="kvmeld" expected'):
         generate(plain, x, Cache("h2o"))
     with pytest.raises(RuntimeError, match="inference expected"):
         model(x, past_key_values=Cache("h2o"))
@@ -185,17 +185,17 @@ def test_models_that_are_not_full_attention_are_refused(text):
     x = torch.tensor([text[:100]])
     with_window = MistralConfig(**size, vocab_size=512, num_key_value_heads=1, sliding_window=16)
     with pytest.raises(RuntimeError, match="full attention expected, sliding_window came"):
-        generate(MistralForCausalLM._from_config(with_window, attn_implementation="kvfold").eval(), x, Cache("h2o"))
+        generate(MistralForCausalLM._from_config(with_window, attn_implementation="kvmeld").eval(), x, Cache("h2o"))
     half_turned = PhiConfig(**size, vocab_size=512, partial_rotary_factor=0.5)
-    phi = PhiForCausalLM._from_config(half_turned, attn_implementation="kvfold").eval()
+    phi = PhiForCausalLM._from_config(half_turned, attn_implementation="kvmeld").eval()
     with pytest.raises(RuntimeError, match="fold turns keys or queries: RoPE of type default or llama3"):
         generate(phi, x, Cache("fold"))
     generate(phi, x, Cache("h2o", budget=0.5))  # which turns nothing
 
 
 def test_attention_of_a_later_prompt_is_that_of_its_tokens_in_turn():
-    from kvfold_torch import Heads, Policy
-    from kvfold_torch.attention import later_prompt
+    from kvmeld_torch import Heads, Policy
+    from kvmeld_torch.attention import later_prompt
 
     heads, group, dim, slots, tokens = 3, 2, 8, 20, 7
     cache = Heads.empty(Policy("full_cache"), heads, slots + tokens, dim, group=group)

@@ -1,4 +1,4 @@
-"""python -m kvfold_torch.compare on few prompts."""
+"""python -m kvmeld_torch.compare on few prompts."""
 
 import csv
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from conftest import MODEL, ROOT
-from kvfold_torch import compare, measures
+from kvmeld_torch import compare, measures
 
 
 def test_the_table_says_what_was_measured(tmp_path, capsys):
@@ -24,7 +24,7 @@ def test_the_table_says_what_was_measured(tmp_path, capsys):
     assert full["error"] == 0 and same["error"] < 1e-4 < h2o["error"] < press["error"] + 1
     assert abs(full["nll"] - same["nll"]) < 1e-4
     assert full["needles"] == same["needles"]
-    # 4 layers, 4 KV heads, 32 numbers of a key and of a value, in float32; kvfold's slots have 8 or 12 bytes more.
+    # 4 layers, 4 KV heads, 32 numbers of a key and of a value, in float32; kvmeld's slots have 8 or 12 bytes more.
     assert full["bytes"] == 300 * 4 * 4 * 64 * 4
     assert press["bytes"] == full["bytes"] / 2
     assert h2o["bytes"] == full["bytes"] / 2 * (256 + 12) / 256
@@ -40,7 +40,7 @@ def test_ranks_measure_what_one_process_does(tmp_path):
     for ranks in (1, 2):
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks == 2 else []
         out = tmp_path / str(ranks)
-        command = [sys.executable, *launch, "-m", "kvfold_torch.compare", *asked.split(), "--out", str(out)]
+        command = [sys.executable, *launch, "-m", "kvmeld_torch.compare", *asked.split(), "--out", str(out)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "examples/torch")}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]

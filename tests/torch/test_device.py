@@ -3,8 +3,8 @@
 import pytest
 import torch
 from conftest import POLICIES, load
-from kvfold_torch import Cache, Heads, Policy, _library
-from kvfold_torch import heads as heads_module
+from kvmeld_torch import Cache, Heads, Policy, _library
+from kvmeld_torch import heads as heads_module
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
 # Those with kernels (docs/cuda.md).
@@ -16,7 +16,7 @@ class Device:
 
     def __init__(self, where: str):
         self.where = where
-        self.ops = torch.ops.kvfold if where == "cuda" else torch.ops.kvfold_emulated
+        self.ops = torch.ops.kvmeld if where == "cuda" else torch.ops.kvmeld_emulated
 
     def tensor(self, x):
         return x.to("cuda") if self.where == "cuda" else x.clone()
@@ -57,7 +57,7 @@ def device(request):
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
     else:
-        built = _library.path().with_name("libkvfold_torch_emulated.so")
+        built = _library.path().with_name("libkvmeld_torch_emulated.so")
         if not built.exists():
             pytest.skip(f"{built.name} is built by tests/run")
         torch.ops.load_library(str(built))
@@ -197,7 +197,7 @@ def test_strides(device):
 def test_policies_without_kernels_are_refused(device, policy):
     here, queries = prompt(policy)
     there = device.heads(here)
-    with pytest.raises(RuntimeError, match=f"kvfold: {policy.partition(':')[0]}: a policy with kernels expected on a GPU"):
+    with pytest.raises(RuntimeError, match=f"kvmeld: {policy.partition(':')[0]}: a policy with kernels expected on a GPU"):
         there.compress(queries, BUDGET)
     assert torch.equal(here.keys, there.keys) and torch.equal(here.length, there.length)
 
@@ -235,7 +235,7 @@ def test_generate(device, policy, text, monkeypatch):
     real[1, :12] = 0
     tokens = []
     for there in (False, True):
-        model = load("kvfold")
+        model = load("kvmeld")
         if there:
             monkeypatch.setattr(heads_module, "ops", device.ops)
             model = model.to("cuda" if device.where == "cuda" else "cpu")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from conftest import POLICIES
-from kvfold_torch import ops
+from kvmeld_torch import ops
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kvfold_torch import ops
+from kvmeld_torch import ops
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
 
@@ -107,5 +107,5 @@ def test_a_bad_plan_is_refused_and_nothing_changes():
 def test_tensors_on_a_gpu_are_refused_in_words_where_there_is_no_cuda():
     heads, queries = prompt("h2o")
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    with pytest.raises(RuntimeError, match="kvfold::compress: built without CUDA: tensors on the CPU expected"):
+    with pytest.raises(RuntimeError, match="kvmeld::compress: built without CUDA: tensors on the CPU expected"):
         ops.compress.default.redispatch(cuda, "h2o", heads.tensors, queries, [BUDGET], group=GROUP)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import ROOT, load
-from kvfold_torch import Cache, replay, second_reading
+from kvmeld_torch import Cache, replay, second_reading
 from test_cache import generate, padded
 
 GOLDEN = json.loads((ROOT / "tests/data/kvzip.json").read_text())  # of kvpress's KVzipPress

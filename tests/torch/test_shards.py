@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvfold_torch.budgets import divide, histogram
+from kvmeld_torch.budgets import divide, histogram
 from shards import CASES, LAYERS, STEPS
 
 PROGRAM = Path(__file__).parent / "shards.py"

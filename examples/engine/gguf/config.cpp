@@ -4,11 +4,11 @@
 
 namespace engine::gguf {
 
-std::optional<kvfold::llama3_scaling> llama3_of(const kvfold::rope& plain, const float* factors,
+std::optional<kvmeld::llama3_scaling> llama3_of(const kvmeld::rope& plain, const float* factors,
                                                 index_t dim) {
   for (const double factor : {8.0, 32.0}) {  // Llama 3.1, Llama 3.2
-    kvfold::rope r = plain;
-    r.llama3 = kvfold::llama3_scaling{.factor = factor};
+    kvmeld::rope r = plain;
+    r.llama3 = kvmeld::llama3_scaling{.factor = factor};
     bool same = true;
     for (index_t p = 0; p < dim / 2; ++p) {
       const double f = plain.frequency(p, dim) / double{factors[p]};

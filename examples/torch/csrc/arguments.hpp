@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 using ints = at::IntArrayRef;
 using maybe_tensor = std::optional<at::Tensor>;
@@ -30,7 +30,7 @@ class selection {
   selection(index_t all, const maybe_heads& listed) : all_(!listed.has_value()), count_(all) {
     if (!all_) {
       for (const std::int64_t h : *listed) {
-        kvfold::expects(h >= 0 && h < all, "heads: 0 to ", all - 1, " expected, ", h, " came");
+        kvmeld::expects(h >= 0 && h < all, "heads: 0 to ", all - 1, " expected, ", h, " came");
         list_.push_back(static_cast<index_t>(h));
       }
       count_ = static_cast<index_t>(list_.size());
@@ -39,9 +39,9 @@ class selection {
   index_t count() const { return count_; }
   bool all() const { return all_; }
   const std::vector<index_t>& list() const { return list_; }
-  operator kvfold::head_selection() const {  // NOLINT: it is one
-    return all_ ? kvfold::head_selection(kvfold::head_range{0, count_})
-                : kvfold::head_selection(list_);
+  operator kvmeld::head_selection() const {  // NOLINT: it is one
+    return all_ ? kvmeld::head_selection(kvmeld::head_range{0, count_})
+                : kvmeld::head_selection(list_);
   }
 
  private:
@@ -52,22 +52,22 @@ class selection {
 
 /// A number above 0 that an index holds.
 inline index_t positive(const char* what, std::int64_t x) {
-  kvfold::expects(x > 0 && x < 1'000'000'000, what, ": 1 to 1e9 expected, ", x, " came");
+  kvmeld::expects(x > 0 && x < 1'000'000'000, what, ": 1 to 1e9 expected, ", x, " came");
   return static_cast<index_t>(x);
 }
 /// Queries of a window, or 0.
 inline index_t window_of(std::int64_t x) {
-  kvfold::expects(x >= 0 && x < 1'000'000'000, "window: 0 to 1e9 expected, ", x, " came");
+  kvmeld::expects(x >= 0 && x < 1'000'000'000, "window: 0 to 1e9 expected, ", x, " came");
   return static_cast<index_t>(x);
 }
 
-inline kvfold::group_combine combine_of(const text& name) {
-  using kvfold::group_combine;
-  kvfold::expects(name == "sum" || name == "mean" || name == "max",
+inline kvmeld::group_combine combine_of(const text& name) {
+  using kvmeld::group_combine;
+  kvmeld::expects(name == "sum" || name == "mean" || name == "max",
                   "combine: sum, mean or max expected, ", name, " came");
   return name == "sum"    ? group_combine::sum
          : name == "mean" ? group_combine::mean
                           : group_combine::max;
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

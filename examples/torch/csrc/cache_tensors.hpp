@@ -4,17 +4,17 @@
 #include <cstddef>  // std::ptrdiff_t
 #include <cstdint>  // std::int64_t
 
-#include "kvfold/memory/cache.hpp"
+#include "kvmeld/memory/cache.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-using kvfold::index_t;
+using kvmeld::index_t;
 
 /// Where the numbers of a cache lie. All but keys and values is contiguous.
 struct cache_tensors {
-  kvfold::cache_shape shape;
-  kvfold::scalar_type type = kvfold::scalar_type::float32;
-  kvfold::layout<std::byte> keys, values;  ///< [heads, capacity, dim], strides in bytes
+  kvmeld::cache_shape shape;
+  kvmeld::scalar_type type = kvmeld::scalar_type::float32;
+  kvmeld::layout<std::byte> keys, values;  ///< [heads, capacity, dim], strides in bytes
   float* log_mass = nullptr;               ///< [heads, capacity]
   index_t* position = nullptr;             ///< [heads, capacity]
   index_t* length = nullptr;               ///< [heads] slots in use
@@ -36,4 +36,4 @@ struct query_layout {
   index_t before = 0;                 ///< queries of the same prompt right before these
 };
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

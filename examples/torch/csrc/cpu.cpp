@@ -10,7 +10,7 @@
 #include "schema.hpp"
 #include "tensors.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 namespace cpu {
 namespace {
 
@@ -61,7 +61,7 @@ void compress(const text& policy, TensorList cache, const maybe& queries, ints b
     const selection chosen(kv.heads(), heads);
     const float_queries reference(kv, chosen.count(), queries, positions, before);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
-    kvfold_torch::compress(p, kv, reference.view(), budgets, chosen, torch_threads());
+    kvmeld_torch::compress(p, kv, reference.view(), budgets, chosen, torch_threads());
   });
 }
 
@@ -73,7 +73,7 @@ void observe(const text& policy, TensorList cache, const Tensor& queries, const 
     const tensor_cache kv = cache_of(cache, {group, scale});
     const selection chosen(kv.heads(), heads);
     const float_queries reference(kv, chosen.count(), queries, positions, before);
-    kvfold_torch::observe(p, kv, reference.view(), chosen, torch_threads());
+    kvmeld_torch::observe(p, kv, reference.view(), chosen, torch_threads());
   });
 }
 
@@ -87,7 +87,7 @@ void observe_step(const text& policy, TensorList cache, const Tensor& probabilit
     const auto given = [&](const char* what, const maybe& x, ints sizes) {
       return x ? floats_of(what, *x, sizes) : nullptr;
     };
-    kvfold_torch::observe_step(
+    kvmeld_torch::observe_step(
         p, kv, floats_of("probabilities", probabilities, {s.heads, s.group, s.capacity}),
         given("log_sum_exp", log_sum_exp, {s.heads, s.group}),
         given("query", query, {s.heads, s.group, s.dim}));
@@ -108,7 +108,7 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
     expect_rows("v", v, {count, s.dim}, at::kCPU);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
     Tensor out = at::empty({count, s.group, s.dim}, at::kFloat);
-    kvfold_torch::step(
+    kvmeld_torch::step(
         p, kv, {numbers_of(q), numbers_of(k), numbers_of(v)}, budgets, chosen,
         std::span(out.mutable_data_ptr<float>(), static_cast<std::size_t>(out.numel())),
         torch_threads());
@@ -127,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
     Tensor out = at::empty({s.heads, s.group, s.dim}, at::kFloat);
     Tensor log_sum_exp = at::empty({s.heads, s.group}, at::kFloat);
     Tensor mass = at::empty({s.heads, s.group, probabilities ? s.capacity : 0}, at::kFloat);
-    kvfold_torch::attend(p, kv, query, out.mutable_data_ptr<float>(),
+    kvmeld_torch::attend(p, kv, query, out.mutable_data_ptr<float>(),
                          log_sum_exp.mutable_data_ptr<float>(),
                          probabilities ? mass.mutable_data_ptr<float>() : nullptr, torch_threads());
     return std::tuple(out, log_sum_exp, mass);
@@ -142,7 +142,7 @@ Tensor column_scores(TensorList cache, const Tensor& queries, const maybe& posit
     const auto& s = kv.tensors().shape;
     const float_queries reference(kv, s.heads, queries, positions, 0);
     Tensor out = at::empty({3, s.heads, s.capacity}, at::kFloat);
-    kvfold_torch::column_scores(kv, reference.view(), window_of(window), static_cast<float>(decay),
+    kvmeld_torch::column_scores(kv, reference.view(), window_of(window), static_cast<float>(decay),
                                 combine_of(combine), out.mutable_data_ptr<float>(),
                                 torch_threads());
     return out;
@@ -185,14 +185,14 @@ void apply(const text& policy, TensorList cache, TensorList plan, ints budget, s
     const tensor_cache kv = cache_of(cache, {group, scale});
     const auto& s = kv.tensors().shape;
     const std::int64_t n = s.heads, slots = s.capacity;
-    kvfold::expects(plan.size() == 8, "plan: 8 tensors expected, ", plan.size(), " came");
-    kvfold::expects(plan[6].dim() == 3, "plan: corrections [heads, rows, dim] expected");
+    kvmeld::expects(plan.size() == 8, "plan: 8 tensors expected, ", plan.size(), " came");
+    kvmeld::expects(plan[6].dim() == 3, "plan: corrections [heads, rows, dim] expected");
     const std::int64_t most = plan[6].size(1);
-    std::vector<kvfold::budget> budgets;
+    std::vector<kvmeld::budget> budgets;
     if (!budget.empty()) {
       budgets = budgets_of(kv.heads(), span_of(budget), {});
     }
-    kvfold_torch::apply(
+    kvmeld_torch::apply(
         p, kv,
         {.rows = whole_of("rows", plan[0], {n, 2}),
          .begin = whole_of("begin", plan[1], {n, slots + 1}),
@@ -213,7 +213,7 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
     tensor_cache kv = cache_of(cache, {group, 0});
     const auto& s = kv.tensors().shape;
     const float_queries own(kv, s.heads, queries, {}, 0);
-    auto made = kvfold::foresight(kv, own.view(), rope_of(span_of(rope)),
+    auto made = kvmeld::foresight(kv, own.view(), rope_of(span_of(rope)),
                                   {.count = positive("count", count)});
     const std::int64_t n = made.count();
     Tensor out = at::empty({s.heads, s.group, n, s.dim}, at::kFloat),
@@ -227,9 +227,9 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
 }  // namespace
 }  // namespace cpu
 
-TORCH_LIBRARY(kvfold, m) { declare(m); }
+TORCH_LIBRARY(kvmeld, m) { declare(m); }
 
-TORCH_LIBRARY_IMPL(kvfold, CPU, m) {
+TORCH_LIBRARY_IMPL(kvmeld, CPU, m) {
   m.impl("compress", cpu::compress);
   m.impl("observe", cpu::observe);
   m.impl("observe_step", cpu::observe_step);
@@ -241,4 +241,4 @@ TORCH_LIBRARY_IMPL(kvfold, CPU, m) {
   m.impl("foresight", cpu::foresight);
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

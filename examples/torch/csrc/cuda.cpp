@@ -5,12 +5,12 @@
 #include "device_operators.hpp"
 #include "schema.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
 void* current_stream(c10::Device device) {
   return c10::cuda::getCurrentCUDAStream(device.index()).stream();
 }
 
-TORCH_LIBRARY_IMPL(kvfold, CUDA, m) { implement_on_device(m); }
+TORCH_LIBRARY_IMPL(kvmeld, CUDA, m) { implement_on_device(m); }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

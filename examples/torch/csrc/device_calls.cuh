@@ -5,32 +5,32 @@
 #include <type_traits>  // std::conditional_t
 
 #include "device_calls.hpp"
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/observe.cuh"
-#include "kvfold/cuda/policies/d2o.cuh"
-#include "kvfold/cuda/policies/ems.cuh"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/cuda/policies/full_cache.cuh"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/keepkv.cuh"
-#include "kvfold/cuda/policies/kvmerger.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
-#include "kvfold/cuda/policies/zsmerge.cuh"
-#include "kvfold/cuda/score/foresight.cuh"
-#include "kvfold/cuda/step.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/compress.cuh"
+#include "kvmeld/cuda/observe.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/full_cache.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/score/foresight.cuh"
+#include "kvmeld/cuda/step.cuh"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-namespace gpu = kvfold::cuda;
+namespace gpu = kvmeld::cuda;
 
-template <kvfold::scalar_type Type>
+template <kvmeld::scalar_type Type>
 struct device_types {
   using scalar = std::conditional_t<
-      Type == kvfold::scalar_type::float32, float,
-      std::conditional_t<Type == kvfold::scalar_type::half, gpu::half, gpu::bfloat16>>;
+      Type == kvmeld::scalar_type::float32, float,
+      std::conditional_t<Type == kvmeld::scalar_type::half, gpu::half, gpu::bfloat16>>;
 
   /// nvcc's streams are pointers; the emulator has one order of threads.
   static gpu::stream stream(const device_call& call) {
@@ -41,10 +41,10 @@ struct device_types {
     }
   }
 
-  static gpu::plane<scalar> plane(const char* what, const kvfold::layout<std::byte>& at,
+  static gpu::plane<scalar> plane(const char* what, const kvmeld::layout<std::byte>& at,
                                   index_t dim) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(scalar));
-    kvfold::expects(at.element == size || dim == 1, what,
+    kvmeld::expects(at.element == size || dim == 1, what,
                     ": rows [dim] without gaps expected on a GPU, a stride of ", at.element / size,
                     " came");
     return {reinterpret_cast<scalar*>(at.data), at.head / size, at.row / size};
@@ -73,10 +73,10 @@ struct device_types {
     for (const auto& column : gpu::detail::columns_of(policy)) {
       x.merges[x.count] = column.fold, x.initial[x.count] = column.initial, ++x.count;
     }
-    kvfold::expects(x.count == at.column_count, Policy::name(), ": columns [heads, ", x.count,
+    kvmeld::expects(x.count == at.column_count, Policy::name(), ": columns [heads, ", x.count,
                     ", capacity] expected, ", at.column_count, " of each head came");
     const std::size_t floats = gpu::detail::memory_of(policy, view(call));
-    kvfold::expects(floats <= static_cast<std::size_t>(at.memory_row), Policy::name(),
+    kvmeld::expects(floats <= static_cast<std::size_t>(at.memory_row), Policy::name(),
                     ": memory of at least ", floats, " floats a head expected, ", at.memory_row,
                     " came");
     x.columns = at.columns, x.column_stride = at.shape.capacity;
@@ -108,21 +108,21 @@ struct device_types {
 
   /// `f(policy)` of the policy that it is.
   template <class F>
-  static void visit(const kvfold::any_policy& any, F f) {
+  static void visit(const kvmeld::any_policy& any, F f) {
     any.visit([&](const auto& policy) {
       using policy_type = std::remove_cvref_t<decltype(policy)>;
       if constexpr (gpu::on_device<policy_type>) {
         f(policy);
       } else {
-        kvfold::expects(kvfold::errc::unsupported, false, policy.name(),
+        kvmeld::expects(kvmeld::errc::unsupported, false, policy.name(),
                         ": a policy with kernels expected on a GPU (docs/cuda.md lists them)");
       }
     });
   }
 };
 
-template <kvfold::scalar_type Type>
-std::size_t device_calls<Type>::workspace_bytes(const kvfold::any_policy& any,
+template <kvmeld::scalar_type Type>
+std::size_t device_calls<Type>::workspace_bytes(const kvmeld::any_policy& any,
                                                 const device_call& call, index_t queries,
                                                 index_t target, index_t before) {
   using types = device_types<Type>;
@@ -133,8 +133,8 @@ std::size_t device_calls<Type>::workspace_bytes(const kvfold::any_policy& any,
   return bytes;
 }
 
-template <kvfold::scalar_type Type>
-std::size_t device_calls<Type>::observe_bytes(const kvfold::any_policy& any,
+template <kvmeld::scalar_type Type>
+std::size_t device_calls<Type>::observe_bytes(const kvmeld::any_policy& any,
                                               const device_call& call, index_t queries,
                                               index_t before) {
   using types = device_types<Type>;
@@ -145,14 +145,14 @@ std::size_t device_calls<Type>::observe_bytes(const kvfold::any_policy& any,
   return bytes;
 }
 
-template <kvfold::scalar_type Type>
+template <kvmeld::scalar_type Type>
 std::size_t device_calls<Type>::column_scores_bytes(const device_call& call, index_t queries) {
   const auto& shape = call.cache.shape;
   return gpu::column_scores_workspace_bytes(shape.heads, shape.group, queries, shape.capacity);
 }
 
-template <kvfold::scalar_type Type>
-void device_calls<Type>::observe(const kvfold::any_policy& any, const device_call& call,
+template <kvmeld::scalar_type Type>
+void device_calls<Type>::observe(const kvmeld::any_policy& any, const device_call& call,
                                  const query_layout& queries) {
   using types = device_types<Type>;
   types::visit(any, [&](const auto& policy) {
@@ -161,8 +161,8 @@ void device_calls<Type>::observe(const kvfold::any_policy& any, const device_cal
   });
 }
 
-template <kvfold::scalar_type Type>
-void device_calls<Type>::compress(const kvfold::any_policy& any, const device_call& call,
+template <kvmeld::scalar_type Type>
+void device_calls<Type>::compress(const kvmeld::any_policy& any, const device_call& call,
                                   const query_layout& queries, const device_budgets& budgets) {
   using types = device_types<Type>;
   types::visit(any, [&](const auto& policy) {
@@ -171,8 +171,8 @@ void device_calls<Type>::compress(const kvfold::any_policy& any, const device_ca
   });
 }
 
-template <kvfold::scalar_type Type>
-void device_calls<Type>::step(const kvfold::any_policy& any, const device_call& call, const void* q,
+template <kvmeld::scalar_type Type>
+void device_calls<Type>::step(const kvmeld::any_policy& any, const device_call& call, const void* q,
                               const void* k, const void* v, const device_budgets& budgets,
                               void* out) {
   using types = device_types<Type>;
@@ -184,24 +184,24 @@ void device_calls<Type>::step(const kvfold::any_policy& any, const device_call& 
   });
 }
 
-template <kvfold::scalar_type Type>
-void device_calls<Type>::attend(const kvfold::any_policy& any, const device_call& call,
+template <kvmeld::scalar_type Type>
+void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call& call,
                                 const void* q, void* out, float* log_sum_exp) {
   using types = device_types<Type>;
   using scalar = typename types::scalar;
   types::visit(any, [&](const auto& policy) {
     const auto rule = gpu::detail::rule_of(policy, call.cache.shape.dim);
-    kvfold::expects(
-        kvfold::errc::unsupported, !gpu::shares_entries<std::remove_cvref_t<decltype(rule)>>,
-        "attend: ", policy.name(), " attends in decode steps alone on a GPU (kvfold::step)");
+    kvmeld::expects(
+        kvmeld::errc::unsupported, !gpu::shares_entries<std::remove_cvref_t<decltype(rule)>>,
+        "attend: ", policy.name(), " attends in decode steps alone on a GPU (kvmeld::step)");
     gpu::attend(types::view(call), static_cast<const scalar*>(q), static_cast<scalar*>(out),
                 log_sum_exp, call.memory, types::stream(call));
   });
 }
 
-template <kvfold::scalar_type Type>
+template <kvmeld::scalar_type Type>
 void device_calls<Type>::column_scores(const device_call& call, const query_layout& queries,
-                                       index_t window, float decay, kvfold::group_combine combine,
+                                       index_t window, float decay, kvmeld::group_combine combine,
                                        float* out) {
   using types = device_types<Type>;
   const auto& shape = call.cache.shape;
@@ -212,9 +212,9 @@ void device_calls<Type>::column_scores(const device_call& call, const query_layo
                      types::stream(call));
 }
 
-template <kvfold::scalar_type Type>
+template <kvmeld::scalar_type Type>
 void device_calls<Type>::foresight(const device_call& call, const query_layout& queries,
-                                   const kvfold::rope& rope, index_t count, void* out,
+                                   const kvmeld::rope& rope, index_t count, void* out,
                                    index_t* position) {
   using types = device_types<Type>;
   gpu::foresight(types::view(call), types::queries(queries),
@@ -222,4 +222,4 @@ void device_calls<Type>::foresight(const device_call& call, const query_layout& 
                  static_cast<typename types::scalar*>(out), position, types::stream(call));
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

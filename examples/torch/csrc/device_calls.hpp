@@ -7,61 +7,61 @@
 #include <string_view>
 
 #include "cache_tensors.hpp"
-#include "kvfold/any_policy.hpp"
-#include "kvfold/cuda/memory/workspace.cuh"
-#include "kvfold/make_policy.hpp"
+#include "kvmeld/any_policy.hpp"
+#include "kvmeld/cuda/memory/workspace.cuh"
+#include "kvmeld/make_policy.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
 /// What a call works on, and in. Lengths and everything else of `cache` are on the device.
 struct device_call {
   cache_tensors cache;
   const index_t* active = nullptr;  ///< `[active_count]` heads that it is for; null: all
   index_t active_count = 0;
-  kvfold::cuda::workspace memory = {};
+  kvmeld::cuda::workspace memory = {};
   void* stream = nullptr;  ///< a cudaStream_t
 };
 
 /// A budget for each head, here and on the device; `device` null: all the same.
 struct device_budgets {
-  std::span<const kvfold::budget> host;
-  const kvfold::budget* device = nullptr;
+  std::span<const kvmeld::budget> host;
+  const kvmeld::budget* device = nullptr;
 };
 
 /// Calls for caches of one scalar. Refused: policies and modes without kernels, and what the
 /// kernels refuse.
-template <kvfold::scalar_type Type>
+template <kvmeld::scalar_type Type>
 struct device_calls {
   /// Bytes for `compress` on so many queries, with so many before them, to so many slots, for
   /// `step` and for `attend`.
-  static std::size_t workspace_bytes(const kvfold::any_policy& policy, const device_call& call,
+  static std::size_t workspace_bytes(const kvmeld::any_policy& policy, const device_call& call,
                                      index_t queries, index_t target, index_t before = 0);
   /// ... for `observe`.
-  static std::size_t observe_bytes(const kvfold::any_policy& policy, const device_call& call,
+  static std::size_t observe_bytes(const kvmeld::any_policy& policy, const device_call& call,
                                    index_t queries, index_t before);
   static std::size_t column_scores_bytes(const device_call& call, index_t queries);
 
-  static void observe(const kvfold::any_policy& policy, const device_call& call,
+  static void observe(const kvmeld::any_policy& policy, const device_call& call,
                       const query_layout& queries);
-  static void compress(const kvfold::any_policy& policy, const device_call& call,
+  static void compress(const kvmeld::any_policy& policy, const device_call& call,
                        const query_layout& queries, const device_budgets& budgets);
   /// `q`, `out` `[heads, group, dim]`, `k`, `v` `[heads, dim]`, of the cache's scalar.
-  static void step(const kvfold::any_policy& policy, const device_call& call, const void* q,
+  static void step(const kvmeld::any_policy& policy, const device_call& call, const void* q,
                    const void* k, const void* v, const device_budgets& budgets, void* out);
-  static void attend(const kvfold::any_policy& policy, const device_call& call, const void* q,
+  static void attend(const kvmeld::any_policy& policy, const device_call& call, const void* q,
                      void* out, float* log_sum_exp);
   /// `out [3, heads, capacity]`: total, window, decayed.
   static void column_scores(const device_call& call, const query_layout& queries, index_t window,
-                            float decay, kvfold::group_combine combine, float* out);
+                            float decay, kvmeld::group_combine combine, float* out);
   /// `out [heads, group, n, dim]`, `position [n]`.
   static void foresight(const device_call& call, const query_layout& queries,
-                        const kvfold::rope& rope, index_t count, void* out, index_t* position);
+                        const kvmeld::rope& rope, index_t count, void* out, index_t* position);
 };
 /// How many queries `foresight` makes of so many.
 index_t device_foresight_count(index_t queries, index_t count);
 
-extern template struct device_calls<kvfold::scalar_type::float32>;
-extern template struct device_calls<kvfold::scalar_type::half>;
-extern template struct device_calls<kvfold::scalar_type::bfloat16>;
+extern template struct device_calls<kvmeld::scalar_type::float32>;
+extern template struct device_calls<kvmeld::scalar_type::half>;
+extern template struct device_calls<kvmeld::scalar_type::bfloat16>;
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -20,13 +20,13 @@
 #include "schema.hpp"
 #include "tensors.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 namespace device {
 namespace {
 
 using at::Tensor;
 using at::TensorList;
-using kvfold::scalar_type;
+using kvmeld::scalar_type;
 
 /// `f(device_calls)` of the scalar.
 template <class F>
@@ -79,7 +79,7 @@ class device_work {
   }
 
   const device_call& call() const { return call_; }
-  const kvfold::cache_shape& shape() const { return call_.cache.shape; }
+  const kvmeld::cache_shape& shape() const { return call_.cache.shape; }
   scalar_type type() const { return call_.cache.type; }
   at::Device device() const { return device_; }
   /// Heads that the call is for.
@@ -106,8 +106,8 @@ class device_work {
     memory_ = at::empty({static_cast<std::int64_t>(bytes)}, of(at::kByte));
     call_.memory = {memory_.mutable_data_ptr(), bytes};
   }
-  device_budgets budgets(std::span<const kvfold::budget> host) const {
-    const auto same = [&](const kvfold::budget& x) {
+  device_budgets budgets(std::span<const kvmeld::budget> host) const {
+    const auto same = [&](const kvmeld::budget& x) {
       return x.target == host[0].target && x.trigger == host[0].trigger;
     };
     return {host, std::ranges::all_of(host, same) ? nullptr : kept_on(device_, stream_, host)};
@@ -115,7 +115,7 @@ class device_work {
 
  private:
   static at::Device device_of(TensorList cache) {
-    kvfold::expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(),
+    kvmeld::expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(),
                     " came");
     return cache[0].device();
   }
@@ -137,7 +137,7 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
     const auto& p = policy_of(policy, span_of(rope));
     const auto budgets = budgets_of(work.shape().heads, span_of(budget), span_of(trigger));
     index_t most = 0;
-    for (const kvfold::budget& x : budgets) {
+    for (const kvmeld::budget& x : budgets) {
       most = std::max(most, x.target);
     }
     with_calls(work.type(), [&](auto calls) {
@@ -273,4 +273,4 @@ void implement_on_device(torch::Library& m) {
   }
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -3,9 +3,9 @@
 
 #include <c10/core/Device.h>
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
 /// The stream that PyTorch works on at present, a cudaStream_t.
 void* current_stream(c10::Device device);
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -1,7 +1,7 @@
 // Where there is no nvcc: tensors on a GPU are refused in words.
 #include <torch/library.h>
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 namespace {
 
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
@@ -11,11 +11,11 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(kvfold, CUDA, m) {
+TORCH_LIBRARY_IMPL(kvmeld, CUDA, m) {
   for (const char* name : {"compress", "observe", "observe_step", "step", "attend", "column_scores",
                            "plan", "apply", "foresight"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
   }
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

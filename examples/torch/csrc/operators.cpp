@@ -2,23 +2,23 @@
 
 #include <algorithm>  // std::fill_n
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-using kvfold::any_policy;
-using kvfold::budget;
-using kvfold::expects;
+using kvmeld::any_policy;
+using kvmeld::budget;
+using kvmeld::expects;
 
 void compress(const any_policy& policy, tensor_cache cache, const query_rows& reference,
-              std::span<const budget> budgets, const kvfold::head_selection& heads,
+              std::span<const budget> budgets, const kvmeld::head_selection& heads,
               const threads& run) {
   tensor_states states(policy, cache, run.workers());
-  kvfold::compress(policy, cache, states.all(), heads, reference, budgets, run);
+  kvmeld::compress(policy, cache, states.all(), heads, reference, budgets, run);
 }
 
 void observe(const any_policy& policy, tensor_cache cache, const query_rows& reference,
-             const kvfold::head_selection& heads, const threads& run) {
+             const kvmeld::head_selection& heads, const threads& run) {
   tensor_states states(policy, cache, run.workers());
-  kvfold::observe(policy, cache, states.all(), heads, reference, run);
+  kvmeld::observe(policy, cache, states.all(), heads, reference, run);
 }
 
 void observe_step(const any_policy& policy, tensor_cache cache, const float* probabilities,
@@ -36,22 +36,22 @@ void observe_step(const any_policy& policy, tensor_cache cache, const float* pro
       const float* const row = first + std::ptrdiff_t{g} * shape.capacity;
       packed.insert(packed.end(), row, row + length);
     }
-    kvfold::observation seen{.probabilities = packed};
+    kvmeld::observation seen{.probabilities = packed};
     if (log_sum_exp != nullptr) {
       seen.log_sum_exp = std::span(log_sum_exp + static_cast<std::size_t>(h) * group, group);
     }
     if (query != nullptr) {
       seen.query = query + std::ptrdiff_t{h} * shape.group * shape.dim;
     }
-    kvfold::observe(policy, head, states[h], states.all().workspace(), seen);
+    kvmeld::observe(policy, head, states[h], states.all().workspace(), seen);
   }
 }
 
-void step(const any_policy& policy, tensor_cache cache, const kvfold::step_input& in,
-          std::span<const budget> budgets, const kvfold::head_selection& heads,
+void step(const any_policy& policy, tensor_cache cache, const kvmeld::step_input& in,
+          std::span<const budget> budgets, const kvmeld::head_selection& heads,
           std::span<float> out, const threads& run) {
   tensor_states states(policy, cache, run.workers());
-  kvfold::step(policy, cache, states.all(), heads, in, budgets, out, run);
+  kvmeld::step(policy, cache, states.all(), heads, in, budgets, out, run);
 }
 
 void attend(const any_policy& policy, tensor_cache cache, const float* query, float* out,
@@ -60,7 +60,7 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
   const auto& shape = cache.tensors().shape;
   for (index_t h = 0; h < cache.heads(); ++h) {
     expects(cache.head(h).length() > 0, "attend: at least 1 slot expected, head ", h, " is empty");
-    kvfold::detail::expect_state(policy, cache.head(h), states[h]);
+    kvmeld::detail::expect_state(policy, cache.head(h), states[h]);
   }
   run(cache.heads(), [&](index_t h, index_t worker) {
     const auto head = cache.head(h);
@@ -69,7 +69,7 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
     const std::ptrdiff_t row = std::ptrdiff_t{h} * shape.group;
     auto packed = std::span(states.all().workspace(worker).attention)
                       .first(probabilities != nullptr ? group * length : 0);
-    kvfold::traits::attend(policy, head.ref(), states[h], query + row * shape.dim,
+    kvmeld::traits::attend(policy, head.ref(), states[h], query + row * shape.dim,
                            out + row * shape.dim, packed, std::span(log_sum_exp + row, group),
                            nullptr);
     for (std::size_t g = 0; g < group && probabilities != nullptr; ++g) {
@@ -81,7 +81,7 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
 }
 
 void column_scores(tensor_cache cache, const query_rows& reference, index_t window, float decay,
-                   kvfold::group_combine combine, float* out, const threads& run) {
+                   kvmeld::group_combine combine, float* out, const threads& run) {
   const auto& shape = cache.tensors().shape;
   const std::ptrdiff_t all = std::ptrdiff_t{shape.heads} * shape.capacity;
   std::fill_n(out, 3 * all, 0.0F);
@@ -91,10 +91,10 @@ void column_scores(tensor_cache cache, const query_rows& reference, index_t wind
       return std::span(out + which * all + std::ptrdiff_t{h} * shape.capacity,
                        static_cast<std::size_t>(head.length()));
     };
-    kvfold::column_scores(head.ref(), reference.of(h),
+    kvmeld::column_scores(head.ref(), reference.of(h),
                           {.window = window, .decay = decay, .combine = combine},
                           {.total = sums(0), .window = sums(1), .decayed = sums(2)});
   });
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

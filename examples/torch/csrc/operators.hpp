@@ -8,9 +8,9 @@
 
 #include "tensor_cache.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-/// An executor (kvfold/executor.hpp) on threads of the framework's.
+/// An executor (kvmeld/executor.hpp) on threads of the framework's.
 struct threads {
   using task = std::function<void(index_t, index_t)>;
 
@@ -24,44 +24,44 @@ struct threads {
   }
 };
 
-static_assert(kvfold::executor<threads>);
+static_assert(kvmeld::executor<threads>);
 
-/// The policy of that text (kvfold/make_policy.hpp) with the model's RoPE: none, `[base]`, or
+/// The policy of that text (kvmeld/make_policy.hpp) with the model's RoPE: none, `[base]`, or
 /// `[base, factor, low_freq_factor, high_freq_factor, original_context]` as Llama 3.1 scales it.
 /// What was made before is remembered.
-const kvfold::any_policy& policy_of(std::string_view text, std::span<const double> rope);
-kvfold::rope rope_of(std::span<const double> rope);
+const kvmeld::any_policy& policy_of(std::string_view text, std::span<const double> rope);
+kvmeld::rope rope_of(std::span<const double> rope);
 
 /// One for all heads, or one for each. `triggers`: none is `target + 1`.
-std::vector<kvfold::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
+std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
                                        std::span<const std::int64_t> triggers);
 
-using query_rows = kvfold::query_view<float>;
+using query_rows = kvmeld::query_view<float>;
 
-void compress(const kvfold::any_policy& policy, tensor_cache cache, const query_rows& reference,
-              std::span<const kvfold::budget> budgets, const kvfold::head_selection& heads,
+void compress(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& reference,
+              std::span<const kvmeld::budget> budgets, const kvmeld::head_selection& heads,
               const threads& run);
 
-void observe(const kvfold::any_policy& policy, tensor_cache cache, const query_rows& reference,
-             const kvfold::head_selection& heads, const threads& run);
+void observe(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& reference,
+             const kvmeld::head_selection& heads, const threads& run);
 
 /// A decode step's attention: `probabilities [heads, group, capacity]` of which a head's length is
 /// used, `log_sum_exp [heads, group]` and `query [heads, group, dim]` or null.
-void observe_step(const kvfold::any_policy& policy, tensor_cache cache, const float* probabilities,
+void observe_step(const kvmeld::any_policy& policy, tensor_cache cache, const float* probabilities,
                   const float* log_sum_exp, const float* query);
 
-void step(const kvfold::any_policy& policy, tensor_cache cache, const kvfold::step_input& in,
-          std::span<const kvfold::budget> budgets, const kvfold::head_selection& heads,
+void step(const kvmeld::any_policy& policy, tensor_cache cache, const kvmeld::step_input& in,
+          std::span<const kvmeld::budget> budgets, const kvmeld::head_selection& heads,
           std::span<float> out, const threads& run);
 
 /// `query`, `out` `[heads, group, dim]`, `log_sum_exp [heads, group]`; `probabilities [heads,
 /// group, capacity]`, 0 behind a head's length, or null.
-void attend(const kvfold::any_policy& policy, tensor_cache cache, const float* query, float* out,
+void attend(const kvmeld::any_policy& policy, tensor_cache cache, const float* query, float* out,
             float* log_sum_exp, float* probabilities, const threads& run);
 
 /// `out [3, heads, capacity]`: total, window, decayed; 0 behind a head's length.
 void column_scores(tensor_cache cache, const query_rows& reference, index_t window, float decay,
-                   kvfold::group_combine combine, float* out, const threads& run);
+                   kvmeld::group_combine combine, float* out, const threads& run);
 
 /// A plan of every head. `rows [heads, 2]`: slots after and before; row `r` of head `h` has the
 /// sources `begin[h, r]` to `begin[h, r + 1] − 1` of `source [heads, capacity]` and `weight [heads,
@@ -87,10 +87,10 @@ struct corrections {
   index_t most = 0;
   std::vector<float> keys, values;
 };
-corrections plan(const kvfold::any_policy& policy, tensor_cache cache, const query_rows& reference,
-                 std::span<const kvfold::budget> budgets, const plan_output& out);
+corrections plan(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& reference,
+                 std::span<const kvmeld::budget> budgets, const plan_output& out);
 /// `budgets`: those that the plan returns to, for what a policy does then; none: nothing.
-void apply(const kvfold::any_policy& policy, tensor_cache cache, const plan_input& plan,
-           std::span<const kvfold::budget> budgets, const threads& run);
+void apply(const kvmeld::any_policy& policy, tensor_cache cache, const plan_input& plan,
+           std::span<const kvmeld::budget> budgets, const threads& run);
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -4,11 +4,11 @@
 
 #include "operators.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-using kvfold::any_policy;
-using kvfold::expects;
-using kvfold::merge_plan;
+using kvmeld::any_policy;
+using kvmeld::expects;
+using kvmeld::merge_plan;
 
 namespace {
 
@@ -25,7 +25,7 @@ void write(const merge_plan& plan, index_t h, index_t capacity, const plan_outpu
   index_t at = 0;
   for (index_t r = 0; r < plan.rows(); ++r) {
     begin[r] = at;
-    for (const kvfold::merge_source& e : plan.row(r)) {
+    for (const kvmeld::merge_source& e : plan.row(r)) {
       source[at] = e.source;
       weight[2 * at] = e.key_weight, weight[2 * at + 1] = e.value_weight;
       ++at;
@@ -38,7 +38,7 @@ void write(const merge_plan& plan, index_t h, index_t capacity, const plan_outpu
 }
 
 /// Refused: rows and sources that lie outside of their tensors.
-merge_plan read(const plan_input& from, index_t h, const kvfold::cache_shape& shape) {
+merge_plan read(const plan_input& from, index_t h, const kvmeld::cache_shape& shape) {
   const index_t rows = from.rows[2 * h], length = from.rows[2 * h + 1], capacity = shape.capacity;
   expects(rows >= 0 && rows <= length && length <= capacity, "apply: 0 to ", capacity,
           " rows of a head expected, ", rows, " of ", length, " slots came");
@@ -76,7 +76,7 @@ merge_plan read(const plan_input& from, index_t h, const kvfold::cache_shape& sh
 }  // namespace
 
 corrections plan(const any_policy& policy, tensor_cache cache, const query_rows& reference,
-                 std::span<const kvfold::budget> budgets, const plan_output& out) {
+                 std::span<const kvmeld::budget> budgets, const plan_output& out) {
   tensor_states states(policy, cache, 1);
   const auto& shape = cache.tensors().shape;
   std::vector<merge_plan> plans(static_cast<std::size_t>(cache.heads()));
@@ -84,12 +84,12 @@ corrections plan(const any_policy& policy, tensor_cache cache, const query_rows&
   for (index_t h = 0; h < cache.heads(); ++h) {
     const auto head = cache.head(h);
     const auto& budget = budgets[static_cast<std::size_t>(h)];
-    kvfold::check(policy, budget, head.capacity());
-    kvfold::head_state state = states[h];  // its own: nothing of the caller's is written
+    kvmeld::check(policy, budget, head.capacity());
+    kvmeld::head_state state = states[h];  // its own: nothing of the caller's is written
     state.extend(head.length());
-    kvfold::detail::expect_measured(policy, head, state, reference.count > 0, budget);
+    kvmeld::detail::expect_measured(policy, head, state, reference.count > 0, budget);
     merge_plan& made = plans[static_cast<std::size_t>(h)];
-    kvfold::plan(policy, head.ref(), state, reference.of(h), budget.target,
+    kvmeld::plan(policy, head.ref(), state, reference.of(h), budget.target,
                  states.all().workspace().scratch, made);
     write(made, h, shape.capacity, out);
     all.most = made.has_correction() ? std::max(all.most, made.rows()) : all.most;
@@ -107,7 +107,7 @@ corrections plan(const any_policy& policy, tensor_cache cache, const query_rows&
 }
 
 void apply(const any_policy& policy, tensor_cache cache, const plan_input& plan,
-           std::span<const kvfold::budget> budgets, const threads& run) {
+           std::span<const kvmeld::budget> budgets, const threads& run) {
   tensor_states states(policy, cache, run.workers());
   const auto& shape = cache.tensors().shape;
   std::vector<merge_plan> plans;
@@ -120,13 +120,13 @@ void apply(const any_policy& policy, tensor_cache cache, const plan_input& plan,
   }
   run(cache.heads(), [&](index_t h, index_t worker) {
     states[h].extend(cache.head(h).length());
-    kvfold::apply(policy, plans[static_cast<std::size_t>(h)], cache.head(h).ref(), states[h],
+    kvmeld::apply(policy, plans[static_cast<std::size_t>(h)], cache.head(h).ref(), states[h],
                   states.all().workspace(worker).scratch);
     if (!budgets.empty()) {
-      kvfold::traits::after_compress(policy, cache.head(h).ref(), states[h],
+      kvmeld::traits::after_compress(policy, cache.head(h).ref(), states[h],
                                      budgets[static_cast<std::size_t>(h)].target);
     }
   });
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

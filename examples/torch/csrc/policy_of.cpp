@@ -5,34 +5,34 @@
 
 #include "operators.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-kvfold::rope rope_of(std::span<const double> rope) {
-  kvfold::expects(rope.empty() || rope.size() == 1 || rope.size() == 5,
+kvmeld::rope rope_of(std::span<const double> rope) {
+  kvmeld::expects(rope.empty() || rope.size() == 1 || rope.size() == 5,
                   "rope: [], [base] or [base, factor, low, high, original context] expected, ",
                   rope.size(), " numbers came");
-  kvfold::rope out;
+  kvmeld::rope out;
   if (!rope.empty()) {
-    kvfold::expects(rope[0] > 1, "rope: a base above 1 expected, ", rope[0], " came");
+    kvmeld::expects(rope[0] > 1, "rope: a base above 1 expected, ", rope[0], " came");
     out.base = rope[0];
   }
   if (rope.size() == 5) {
-    kvfold::expects(rope[1] > 0 && rope[3] > rope[2] && rope[4] >= 1 && rope[4] < 1e9,
+    kvmeld::expects(rope[1] > 0 && rope[3] > rope[2] && rope[4] >= 1 && rope[4] < 1e9,
                     "rope: a factor above 0, a high above a low factor and an original context "
                     "expected, ",
                     rope[1], ", ", rope[3], ", ", rope[2], ", ", rope[4], " came");
-    out.llama3 = kvfold::llama3_scaling{rope[1], rope[2], rope[3], static_cast<index_t>(rope[4])};
+    out.llama3 = kvmeld::llama3_scaling{rope[1], rope[2], rope[3], static_cast<index_t>(rope[4])};
   }
   return out;
 }
 
-const kvfold::any_policy& policy_of(std::string_view text, std::span<const double> rope) {
+const kvmeld::any_policy& policy_of(std::string_view text, std::span<const double> rope) {
   using key = std::pair<std::string, std::vector<double>>;
-  thread_local std::map<key, kvfold::any_policy> made;
+  thread_local std::map<key, kvmeld::any_policy> made;
   key wanted(std::string(text), std::vector<double>(rope.begin(), rope.end()));
   auto at = made.find(wanted);
   if (at == made.end()) {
-    auto policy = kvfold::make_policy(text);
+    auto policy = kvmeld::make_policy(text);
     policy.visit([&](auto& p) {
       if constexpr (requires { p.rope = rope_of(rope); }) {
         p.rope = rope_of(rope);
@@ -43,19 +43,19 @@ const kvfold::any_policy& policy_of(std::string_view text, std::span<const doubl
   return at->second;
 }
 
-std::vector<kvfold::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
+std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
                                        std::span<const std::int64_t> triggers) {
   const auto n = static_cast<std::size_t>(heads);
-  kvfold::expects(targets.size() == 1 || targets.size() == n, "budget: one, or one for each of ",
+  kvmeld::expects(targets.size() == 1 || targets.size() == n, "budget: one, or one for each of ",
                   heads, " heads expected, ", targets.size(), " came");
-  kvfold::expects(triggers.empty() || triggers.size() == targets.size(), "trigger: none, or ",
+  kvmeld::expects(triggers.empty() || triggers.size() == targets.size(), "trigger: none, or ",
                   targets.size(), " as of the budget expected, ", triggers.size(), " came");
   const auto slots = [](const char* what, std::int64_t x) {
-    kvfold::expects(x >= 0 && x <= std::numeric_limits<index_t>::max(), what,
+    kvmeld::expects(x >= 0 && x <= std::numeric_limits<index_t>::max(), what,
                     ": slots from 0 expected, ", x, " came");
     return static_cast<index_t>(x);
   };
-  std::vector<kvfold::budget> all;
+  std::vector<kvmeld::budget> all;
   for (std::size_t h = 0; h < n; ++h) {
     const std::size_t i = targets.size() == 1 ? 0 : h;
     all.push_back(
@@ -64,4 +64,4 @@ std::vector<kvfold::budget> budgets_of(index_t heads, std::span<const std::int64
   return all;
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -5,7 +5,7 @@
 #include "arguments.hpp"
 #include "tensors.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 namespace {
 
 /// Of a policy: columns, floats of memory, the least budget, and whether it decodes, measures,
@@ -28,7 +28,7 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
 /// `[target, trigger]` of a head that holds at most `slots` between steps.
 std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) {
   return guarded([&]() -> std::vector<std::int64_t> {
-    const auto b = kvfold::budget_within(policy_of(policy, {}), positive("slots", slots));
+    const auto b = kvmeld::budget_within(policy_of(policy, {}), positive("slots", slots));
     return {b.target, b.trigger};
   });
 }
@@ -86,4 +86,4 @@ void declare(torch::Library& m) {
   m.def("budget_within(str policy, int slots) -> int[]", budget_within);
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -1,9 +1,9 @@
-/// torch.ops.kvfold: what there is, on any device.
+/// torch.ops.kvmeld: what there is, on any device.
 #pragma once
 
 #include <torch/library.h>
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
 /// The operators' schemas, and those that need no tensors.
 void declare(torch::Library& m);
@@ -11,4 +11,4 @@ void declare(torch::Library& m);
 /// All that have kernels, on a GPU; the others refuse its tensors in words.
 void implement_on_device(torch::Library& m);
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -1,34 +1,34 @@
-// A decode step as C++ calls it, for `python -m kvfold_torch.speed`: microseconds of every step.
+// A decode step as C++ calls it, for `python -m kvmeld_torch.speed`: microseconds of every step.
 //   step_bench POLICY HEADS GROUP DIM SLOTS STEPS
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>  // std::atoi
 #include <random>
 
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 7) {
     std::fprintf(stderr, "step_bench POLICY HEADS GROUP DIM SLOTS STEPS\n");
     return 2;
   }
-  const auto number = [&](int i) { return static_cast<kvfold::index_t>(std::atoi(argv[i])); };
-  const kvfold::index_t heads = number(2), group = number(3), dim = number(4), slots = number(5);
-  const auto policy = kvfold::make_policy(argv[1]);
+  const auto number = [&](int i) { return static_cast<kvmeld::index_t>(std::atoi(argv[i])); };
+  const kvmeld::index_t heads = number(2), group = number(3), dim = number(4), slots = number(5);
+  const auto policy = kvmeld::make_policy(argv[1]);
   // As PyTorch allocates: on whole cache lines.
   const auto floats = static_cast<std::size_t>(heads * (slots + 1) * dim);
   std::vector<float, Eigen::aligned_allocator<float>> keys(floats), values(floats);
   const auto layout = [&](float* p) {
-    return kvfold::layout<float>::head_token_dim(p, slots + 1, dim);
+    return kvmeld::layout<float>::head_token_dim(p, slots + 1, dim);
   };
-  kvfold::strided_view<float> kv(
+  kvmeld::strided_view<float> kv(
       {.heads = heads, .group = group, .dim = dim, .capacity = slots + 1}, layout(keys.data()),
       layout(values.data()));
-  const kvfold::budget budget = kvfold::budget_within(policy, slots);
-  auto state = kvfold::make_state(policy, kv);
+  const kvmeld::budget budget = kvmeld::budget_within(policy, slots);
+  auto state = kvmeld::make_state(policy, kv);
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  const auto rows = [&](kvfold::index_t n) {
+  const auto rows = [&](kvmeld::index_t n) {
     std::vector<float> x(static_cast<std::size_t>(n) * static_cast<std::size_t>(dim));
     for (float& e : x) {
       e = normal(random);
@@ -37,10 +37,10 @@ int main(int argc, char** argv) {
   };
   std::vector<float> out(static_cast<std::size_t>(heads * group * dim));
   const auto q = rows(heads * group);
-  for (kvfold::index_t i = 0; i < slots + number(6); ++i) {  // the first fill the cache
+  for (kvmeld::index_t i = 0; i < slots + number(6); ++i) {  // the first fill the cache
     const auto k = rows(heads), v = rows(heads);
     const auto begin = std::chrono::steady_clock::now();
-    kvfold::step(policy, kv, state, {.q = q, .k = k, .v = v}, budget, std::span(out));
+    kvmeld::step(policy, kv, state, {.q = q, .k = k, .v = v}, budget, std::span(out));
     const std::chrono::duration<double, std::micro> taken =
         std::chrono::steady_clock::now() - begin;
     if (i >= slots) {

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "cache_tensors.hpp"
-#include "kvfold/kvfold.hpp"
+#include "kvmeld/kvmeld.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
 /// A head of any scalar that tokens can be appended to.
-class tensor_head : public kvfold::head_ref {
+class tensor_head : public kvmeld::head_ref {
  public:
   using head_ref::head_ref;
   using own_type = tensor_head;
@@ -22,12 +22,12 @@ class tensor_head : public kvfold::head_ref {
   template <class T>
   void push(const T* key, const T* value) const {
     const index_t s = push_metadata();
-    kvfold::detail::store_row(key, this->key(s), dim());
-    kvfold::detail::store_row(value, this->value(s), dim());
+    kvmeld::detail::store_row(key, this->key(s), dim());
+    kvmeld::detail::store_row(value, this->value(s), dim());
   }
 };
 
-static_assert(kvfold::kv_head<tensor_head>);
+static_assert(kvmeld::kv_head<tensor_head>);
 
 /// A `kv_cache` over tensors. A view.
 class tensor_cache {
@@ -35,10 +35,10 @@ class tensor_cache {
   /// Refused: lengths that cannot be.
   explicit tensor_cache(const cache_tensors& at) : at_(at) {
     for (index_t h = 0; h < heads(); ++h) {
-      kvfold::expects(at.length[h] >= 0 && at.length[h] <= at.shape.capacity, "length: 0 to ",
+      kvmeld::expects(at.length[h] >= 0 && at.length[h] <= at.shape.capacity, "length: 0 to ",
                       at.shape.capacity, " slots expected, ", at.length[h], " of head ", h,
                       " came");
-      kvfold::expects(at.seen[h] >= at.length[h], "seen: at least ", at.length[h],
+      kvmeld::expects(at.seen[h] >= at.length[h], "seen: at least ", at.length[h],
                       " tokens expected, ", at.seen[h], " of head ", h, " came");
     }
   }
@@ -48,9 +48,9 @@ class tensor_cache {
 
   tensor_head head(index_t h) const {
     const std::ptrdiff_t first = std::ptrdiff_t{h} * at_.shape.capacity;
-    const kvfold::slot_metadata slots{at_.log_mass + first, at_.position + first, at_.length + h,
+    const kvmeld::slot_metadata slots{at_.log_mass + first, at_.position + first, at_.length + h,
                                       at_.seen + h};
-    return {kvfold::head_base(slots, {at_.shape.capacity, at_.shape.dim, at_.shape.group,
+    return {kvmeld::head_base(slots, {at_.shape.capacity, at_.shape.dim, at_.shape.group,
                                       at_.shape.scale, at_.shape.check_finite}),
             at_.type, at_.keys.of(h), at_.values.of(h)};
   }
@@ -59,13 +59,13 @@ class tensor_cache {
   cache_tensors at_;
 };
 
-static_assert(kvfold::kv_cache<tensor_cache>);
+static_assert(kvmeld::kv_cache<tensor_cache>);
 
 /// The state of all heads over their tensors for one call; its lengths are written back at the end.
 class tensor_states {
  public:
   /// Refused: tensors of another size than `policy` needs, lengths that cannot be.
-  tensor_states(const kvfold::any_policy& policy, const tensor_cache& cache, index_t workers)
+  tensor_states(const kvmeld::any_policy& policy, const tensor_cache& cache, index_t workers)
       : at_(cache.tensors()), all_(made(policy, at_), workspaces(at_, workers)) {}
   tensor_states(const tensor_states&) = delete;
   tensor_states& operator=(const tensor_states&) = delete;
@@ -79,53 +79,53 @@ class tensor_states {
     }
   }
 
-  kvfold::state& all() { return all_; }
-  kvfold::head_state& operator[](index_t h) { return all_[h]; }
+  kvmeld::state& all() { return all_; }
+  kvmeld::head_state& operator[](index_t h) { return all_[h]; }
 
  private:
   /// Memory to work in stays from call to call: a decode step allocates none.
-  static std::vector<kvfold::workspace>& kept() {
-    thread_local std::vector<kvfold::workspace> all;
+  static std::vector<kvmeld::workspace>& kept() {
+    thread_local std::vector<kvmeld::workspace> all;
     return all;
   }
-  static std::vector<kvfold::workspace> workspaces(const cache_tensors& at, index_t workers) {
+  static std::vector<kvmeld::workspace> workspaces(const cache_tensors& at, index_t workers) {
     auto& all = kept();
     all.resize(std::max(all.size(), static_cast<std::size_t>(workers)));
-    std::vector<kvfold::workspace> used;
+    std::vector<kvmeld::workspace> used;
     for (index_t w = 0; w < workers; ++w) {
       used.push_back(std::move(all[static_cast<std::size_t>(w)]));
       used.back().reserve(at.shape.group, at.shape.dim, at.shape.capacity);
     }
     return used;
   }
-  static std::vector<kvfold::head_state> made(const kvfold::any_policy& policy,
+  static std::vector<kvmeld::head_state> made(const kvmeld::any_policy& policy,
                                               const cache_tensors& at) {
-    kvfold::traits::validate(policy);
+    kvmeld::traits::validate(policy);
     const auto kinds = policy.columns();
-    kvfold::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
+    kvmeld::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
                     ": columns [heads, ", kinds.size(), ", capacity] expected, ", at.column_count,
                     " of each head came");
     const std::size_t floats = kinds.size() * static_cast<std::size_t>(at.shape.capacity);
-    std::vector<kvfold::head_state> all;
+    std::vector<kvmeld::head_state> all;
     all.reserve(static_cast<std::size_t>(at.shape.heads));
     for (index_t h = 0; h < at.shape.heads; ++h) {
       const std::int64_t* const row = at.measured + 3 * h;
-      kvfold::expects(row[0] >= 0 && row[0] <= at.length[h], "measured: 0 to ", at.length[h],
+      kvmeld::expects(row[0] >= 0 && row[0] <= at.length[h], "measured: 0 to ", at.length[h],
                       " slots expected, ", row[0], " of head ", h, " came");
-      kvfold::expects(row[2] > 0 && row[2] <= std::numeric_limits<index_t>::max(),
+      kvmeld::expects(row[2] > 0 && row[2] <= std::numeric_limits<index_t>::max(),
                       "measured: a capacity above 0 expected, ", row[2], " of head ", h, " came");
       const auto laid_out = static_cast<index_t>(row[2]);
       const std::size_t memory = policy.memory(at.shape.dim, at.shape.group, laid_out);
-      kvfold::expects(at.length[h] < laid_out ||
+      kvmeld::expects(at.length[h] < laid_out ||
                           policy.memory(at.shape.dim, at.shape.group, at.shape.capacity) <= memory,
                       policy.name(), ": memory laid out for more than ", at.length[h],
                       " slots expected, for ", laid_out, " came");
-      kvfold::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),
+      kvmeld::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),
                       ": memory of at least ", memory, " floats a head expected, ", at.memory_row,
                       " came");
       all.emplace_back(
           kinds,
-          kvfold::state_memory{
+          kvmeld::state_memory{
               .columns = std::span(at.columns + static_cast<std::size_t>(h) * floats, floats),
               .memory = std::span(at.memory + h * at.memory_row, memory),
               .capacity = at.shape.capacity,
@@ -138,7 +138,7 @@ class tensor_states {
   }
 
   cache_tensors at_;
-  kvfold::state all_;
+  kvmeld::state all_;
 };
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -6,9 +6,9 @@
 #include <array>
 #include <string>
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
-using kvfold::expects;
+using kvmeld::expects;
 
 namespace {
 
@@ -23,7 +23,7 @@ std::string text_of(at::IntArrayRef sizes) {
 /// Its words are put together where a call is refused alone: a decode step checks thirty things.
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
-  kvfold::detail::refuse(kvfold::errc::invalid_argument, {parts...});
+  kvmeld::detail::refuse(kvmeld::errc::invalid_argument, {parts...});
 }
 
 void expect_on(at::Device device, const char* what, const at::Tensor& x) {
@@ -44,8 +44,8 @@ void expect_type(const char* what, const at::Tensor& x, at::ScalarType type) {
           at::toString(x.scalar_type()), " came");
 }
 
-kvfold::scalar_type scalar_of(const char* what, const at::Tensor& x) {
-  using kvfold::scalar_type;
+kvmeld::scalar_type scalar_of(const char* what, const at::Tensor& x) {
+  using kvmeld::scalar_type;
   const auto type = x.scalar_type();
   expects(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, what,
           ": Float, Half or BFloat16 expected, ", at::toString(type), " came");
@@ -55,7 +55,7 @@ kvfold::scalar_type scalar_of(const char* what, const at::Tensor& x) {
 }
 
 /// `[heads, capacity, dim]` of any strides, but no two elements in one place.
-kvfold::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
+kvmeld::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
   std::array<std::size_t, 3> axis = {0, 1, 2};
   std::ranges::sort(axis, {}, [&](std::size_t i) { return x.strides()[i]; });
   std::int64_t reach = 1;
@@ -148,7 +148,7 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
   return tensor_cache(tensors_of(cache, model, at::kCPU));
 }
 
-query_tensors::query_tensors(const kvfold::cache_shape& shape, index_t heads,
+query_tensors::query_tensors(const kvmeld::cache_shape& shape, index_t heads,
                              const std::optional<at::Tensor>& queries,
                              const std::optional<at::Tensor>& positions, std::int64_t before,
                              at::ScalarType dtype, at::Device device) {
@@ -200,7 +200,7 @@ const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef s
   return data_of<index_t>(at::kCPU, what, x, at::kInt, sizes);
 }
 
-kvfold::any_span numbers_of(const at::Tensor& x) {
+kvmeld::any_span numbers_of(const at::Tensor& x) {
   const auto span = [&]<class T>(const T*) {
     return std::span(static_cast<const T*>(x.const_data_ptr()),
                      static_cast<std::size_t>(x.numel()));
@@ -208,8 +208,8 @@ kvfold::any_span numbers_of(const at::Tensor& x) {
   if (x.scalar_type() == at::kFloat) {
     return span(static_cast<const float*>(nullptr));
   }
-  return x.scalar_type() == at::kHalf ? kvfold::any_span(span(static_cast<Eigen::half*>(nullptr)))
+  return x.scalar_type() == at::kHalf ? kvmeld::any_span(span(static_cast<Eigen::half*>(nullptr)))
                                       : span(static_cast<Eigen::bfloat16*>(nullptr));
 }
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

@@ -8,7 +8,7 @@
 
 #include "operators.hpp"
 
-namespace kvfold_torch {
+namespace kvmeld_torch {
 
 /// Where in the list `cache` which tensor is.
 enum class part { keys, values, log_mass, position, length, seen, columns, memory, measured };
@@ -29,7 +29,7 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model);
 /// group, count, dim]` of `dim` in a row, the first `before` of them not counted, or none.
 class query_tensors {
  public:
-  query_tensors(const kvfold::cache_shape& shape, index_t heads,
+  query_tensors(const kvmeld::cache_shape& shape, index_t heads,
                 const std::optional<at::Tensor>& queries,
                 const std::optional<at::Tensor>& positions, std::int64_t before,
                 at::ScalarType dtype, at::Device device);
@@ -40,12 +40,12 @@ class query_tensors {
   query_layout rows_;
 };
 
-/// What kvfold refuses becomes a RuntimeError with its message.
+/// What kvmeld refuses becomes a RuntimeError with its message.
 template <class F>
 auto guarded(F f) {
   try {
     return f();
-  } catch (const kvfold::error& refused) {
+  } catch (const kvmeld::error& refused) {
     TORCH_CHECK(false, refused.what());
   }
 }
@@ -56,6 +56,6 @@ void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, a
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
 const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
 /// The numbers of such a tensor.
-kvfold::any_span numbers_of(const at::Tensor& x);
+kvmeld::any_span numbers_of(const at::Tensor& x);
 
-}  // namespace kvfold_torch
+}  // namespace kvmeld_torch

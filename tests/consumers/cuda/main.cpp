@@ -1,14 +1,14 @@
 #include <cstdio>
 
-#include "kvfold/cuda/error.cuh"
-#include "kvfold/merge/merge_source.hpp"
+#include "kvmeld/cuda/error.cuh"
+#include "kvmeld/merge/merge_source.hpp"
 
 #ifdef __CUDACC__  // kernels are nvcc's
-#include "kvfold/cuda/step.cuh"
+#include "kvmeld/cuda/step.cuh"
 #endif
 
 int main() {
-  const kvfold::cuda_error error("cudaMalloc", 2, "out of memory", "main.cpp", 1);
+  const kvmeld::cuda_error error("cudaMalloc", 2, "out of memory", "main.cpp", 1);
   std::puts(error.what());
-  return kvfold::merge_source{1} == kvfold::merge_source{1} ? 0 : 1;
+  return kvmeld::merge_source{1} == kvmeld::merge_source{1} ? 0 : 1;
 }

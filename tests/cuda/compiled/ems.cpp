@@ -1,13 +1,13 @@
 // ems, as the tests call it.
-#include "kvfold/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template struct policy_calls<ems, float>;
 template struct policy_calls<ems, half>;
 template struct policy_calls<ems, bfloat16>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,12 +1,12 @@
 // Policies that evict, as the tests call them.
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvfold/cuda/policies/h2o.cuh"
-#include "kvfold/cuda/policies/snapkv.cuh"
-#include "kvfold/cuda/policies/streaming_llm.cuh"
-#include "kvfold/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template struct policy_calls<streaming_llm, float>;
 template struct policy_calls<streaming_llm, half>;
@@ -21,4 +21,4 @@ template struct policy_calls<snapkv, float>;
 template struct policy_calls<snapkv, half>;
 template struct policy_calls<snapkv, bfloat16>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,13 +1,13 @@
 // keepkv, as the tests call it.
-#include "kvfold/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template struct policy_calls<keepkv, float>;
 template struct policy_calls<keepkv, half>;
 template struct policy_calls<keepkv, bfloat16>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

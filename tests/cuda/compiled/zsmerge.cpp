@@ -1,13 +1,13 @@
 // zsmerge, as the tests call it.
-#include "kvfold/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template struct policy_calls<zsmerge, float>;
 template struct policy_calls<zsmerge, half>;
 template struct policy_calls<zsmerge, bfloat16>;
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

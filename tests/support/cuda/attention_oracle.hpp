@@ -7,11 +7,11 @@
 #include <limits>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/attend.cuh"
-#include "kvfold/cuda/policies/evicting_rules.cuh"
-#include "kvfold/cuda/workspace.cuh"
+#include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/evicting_rules.cuh"
+#include "kvmeld/cuda/workspace.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct attention {
@@ -116,4 +116,4 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
   CHECK(worst_score <= 1e-5);
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

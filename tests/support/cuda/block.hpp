@@ -15,9 +15,9 @@
 #include "cuda/fibers.hpp"
 #include "cuda/meeting.hpp"
 #include "cuda/traffic.hpp"
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 class block {
  public:
@@ -282,4 +282,4 @@ inline void expect_aligned(const void* p, std::uintptr_t to) {
   }
 }
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

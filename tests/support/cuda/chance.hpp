@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 /// A small generator whose numbers are the same everywhere.
 struct chance {
@@ -15,4 +15,4 @@ struct chance {
   }
 };
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

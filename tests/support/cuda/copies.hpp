@@ -9,7 +9,7 @@
 
 #include "cuda/traffic.hpp"
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 class copies {
  public:
@@ -46,4 +46,4 @@ class copies {
   std::size_t on_their_way_ = 0, waits_ = 0;
 };
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

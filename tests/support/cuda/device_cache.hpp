@@ -9,9 +9,9 @@
 
 #include "cuda/chance.hpp"
 #include "cuda/order.hpp"
-#include "kvfold/cuda/view.cuh"
+#include "kvmeld/cuda/view.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// `n` elements on both sides: in a heap block of their own (AddressSanitizer sees the first byte
 /// after it), or, without that, with a guard behind them that `intact` looks at.
@@ -50,7 +50,7 @@ class device_buffer {
 
  private:
   static std::size_t guard_bytes() {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     return 0;
 #else
     return guard;
@@ -231,4 +231,4 @@ struct device_cache {
   }
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -9,7 +9,7 @@
 
 #include "cuda/fibers.hpp"
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 struct device_block {
   unsigned char* data;
@@ -24,7 +24,7 @@ inline std::vector<device_block>& device_blocks() {
 class device_open {
  public:
   device_open() {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     for (const device_block& x : device_blocks()) {
       ASAN_UNPOISON_MEMORY_REGION(x.data, x.bytes);
     }
@@ -32,7 +32,7 @@ class device_open {
   }
   device_open(const device_open&) = delete;
   ~device_open() {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     for (const device_block& x : device_blocks()) {
       ASAN_POISON_MEMORY_REGION(x.data, x.bytes);
     }
@@ -61,4 +61,4 @@ inline void fill(unsigned char* to, int byte, std::size_t bytes) {
   std::fill_n(to, bytes, static_cast<unsigned char>(byte));
 }
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

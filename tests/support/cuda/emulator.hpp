@@ -1,4 +1,4 @@
-/// The thin layer of `kvfold/cuda/device/device.cuh` without a GPU: blocks run one after another,
+/// The thin layer of `kvmeld/cuda/device/device.cuh` without a GPU: blocks run one after another,
 /// their threads as fibers, in an order that the stream's seed shuffles. What a GPU would leave
 /// undefined (a barrier not met by all, a mask not agreed on, a race in shared memory) is thrown as
 /// `emulator::error`; overruns of global memory are for the tests' guards and AddressSanitizer.
@@ -19,13 +19,13 @@
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 #include "cuda/small_card.hpp"
-#include "kvfold/cuda/error.cuh"
-#include "kvfold/detail/multiply_add.hpp"
-#include "kvfold/memory/column_merge.hpp"
-#include "kvfold/score/accumulated.hpp"
-#include "kvfold/search/protection.hpp"
+#include "kvmeld/cuda/error.cuh"
+#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/memory/column_merge.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/search/protection.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// The order in which threads and blocks run.
 struct stream {
@@ -208,11 +208,11 @@ inline float coarse(float x, unsigned bits) {
   return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : float_of(bits_of(x) >> bits << bits);
 }
 
-/// `y = f(x)` as a GPU may round it: with KVFOLD_EMULATOR_ULP set, one unit in the last place up,
+/// `y = f(x)` as a GPU may round it: with KVMELD_EMULATOR_ULP set, one unit in the last place up,
 /// down or neither, by the bits of `x`. A test that holds either way does not lean on the host's
 /// library.
 inline float rounded_otherwise(float y, float x) {
-  static const bool otherwise = std::getenv("KVFOLD_EMULATOR_ULP") != nullptr;
+  static const bool otherwise = std::getenv("KVMELD_EMULATOR_ULP") != nullptr;
   if (!otherwise || y == 0 || y == 1) {  // these are exact everywhere
     return y;
   }
@@ -222,7 +222,7 @@ inline float rounded_otherwise(float y, float x) {
 
 }  // namespace emulator
 
-using kvfold::detail::multiply_add;
+using kvmeld::detail::multiply_add;
 inline float exponential(float x) { return emulator::rounded_otherwise(std::exp(x), x); }
 inline float logarithm(float x) { return emulator::rounded_otherwise(std::log(x), x); }
 /// As coarse as the hardware's, so that no test is content with less error: subnormal numbers are
@@ -296,4 +296,4 @@ void launch_early(const Kernel& kernel, extent blocks, stream order) {
 inline void let_next_start() {}
 inline void wait_for_previous() { ++emulator::threads_that_waited; }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

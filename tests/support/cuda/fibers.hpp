@@ -8,18 +8,18 @@
 #include <deque>
 
 #if defined(__SANITIZE_ADDRESS__)
-#define KVFOLD_FIBERS_ASAN 1
+#define KVMELD_FIBERS_ASAN 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define KVFOLD_FIBERS_ASAN 1
+#define KVMELD_FIBERS_ASAN 1
 #endif
 #endif
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 /// One fiber, with a stack of its own behind a guard page. What it runs never returns: it hands
 /// over with `suspend` for the last time and is started anew.
@@ -34,7 +34,7 @@ class fiber {
 
   /// Runs `run(argument)` at the next `resume`, from its beginning; an earlier run is forgotten.
   void start(body run, void* argument) {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     // What returned has cleaned up behind itself, but for the frame of `entry`.
     const std::size_t used = ended_ ? 4096 : stack_.size;
     ASAN_UNPOISON_MEMORY_REGION(static_cast<char*>(stack_.sp) - used, used);
@@ -46,31 +46,31 @@ class fiber {
 
   /// Goes on with the fiber until it suspends.
   void resume() {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, bottom(), stack_.size);
 #endif
     context_ = boost::context::detail::jump_fcontext(context_, this).fctx;
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
   }
 
   /// From within: back to the caller of resume. `last`: never to come back.
   void suspend([[maybe_unused]] bool last = false) {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(last ? nullptr : &fake, outer_bottom_, outer_size_);
 #endif
     outer_ = boost::context::detail::jump_fcontext(outer_, nullptr).fctx;
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     __sanitizer_finish_switch_fiber(fake, &outer_bottom_, &outer_size_);
 #endif
   }
 
  private:
   static boost::context::protected_fixedsize_stack allocator() {
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     return boost::context::protected_fixedsize_stack(256 * 1024);
 #else
     return boost::context::protected_fixedsize_stack(64 * 1024);
@@ -80,11 +80,11 @@ class fiber {
   static void entry(boost::context::detail::transfer_t from) {
     auto& self = *static_cast<fiber*>(from.data);
     self.outer_ = from.fctx;
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     __sanitizer_finish_switch_fiber(nullptr, &self.outer_bottom_, &self.outer_size_);
 #endif
     self.run_(self.argument_);
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
     self.ended_ = true;
 #endif
     self.suspend(true);
@@ -96,7 +96,7 @@ class fiber {
   boost::context::detail::fcontext_t context_ = nullptr, outer_ = nullptr;
   body run_ = nullptr;
   void* argument_ = nullptr;
-#ifdef KVFOLD_FIBERS_ASAN
+#ifdef KVMELD_FIBERS_ASAN
   const void* outer_bottom_ = nullptr;
   std::size_t outer_size_ = 0;
   bool ended_ = false;  // the last run, so that no frame of it is left
@@ -112,4 +112,4 @@ inline std::deque<fiber>& fibers(std::size_t count) {
   return pool;
 }
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

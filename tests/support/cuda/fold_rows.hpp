@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/policies/fold/values.cuh"
+#include "kvmeld/cuda/policies/fold/values.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// Queries `[heads, group, count, dim]` that all heads but those with −1 in `planned` ask.
 template <class Scalar>
@@ -95,4 +95,4 @@ struct planned_rows {
   }
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -8,7 +8,7 @@
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 inline constexpr unsigned all_lanes = 0xffffffffU;
 
@@ -139,4 +139,4 @@ inline unsigned transposed(unsigned x, const char* file = __builtin_FILE(),
   return element(column) | element(column + 1) << 16;
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 /// What no GPU would have said: a barrier not met, a mask not agreed on, a race, an overrun.
 class error : public std::logic_error {
@@ -72,4 +72,4 @@ inline std::deque<exchanges>& exchanges_of_warps(std::size_t count) {
   return kept;
 }
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

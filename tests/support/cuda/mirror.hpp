@@ -7,11 +7,11 @@
 #include <type_traits>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/compress.hpp"
-#include "kvfold/memory/cache.hpp"
-#include "kvfold/policies/ems.hpp"
+#include "kvmeld/compress.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/policies/ems.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar>
 struct device_scalar {
@@ -40,7 +40,7 @@ struct mirror {
   std::size_t places = 0;  ///< EMS: where in a state's memory the places of tokens begin
 
   template <class Policy>
-  mirror(const Policy& p, cache<Scalar>& kv, const kvfold::state& state, const cache_case& c)
+  mirror(const Policy& p, cache<Scalar>& kv, const kvmeld::state& state, const cache_case& c)
       : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
     if constexpr (std::is_same_v<Policy, ems>) {  // behind counts and scratch
       places = counts + 1 + 2 * static_cast<std::size_t>(c.group);
@@ -69,7 +69,7 @@ struct mirror {
   }
 
   /// Slot by slot the same positions, and everything else within `tolerance`.
-  void check_same(cache<Scalar>& kv, const kvfold::state& state, double tolerance) {
+  void check_same(cache<Scalar>& kv, const kvmeld::state& state, double tolerance) {
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
       REQUIRE(device.length[h] == head.length());
@@ -177,4 +177,4 @@ struct mirror {
   }
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

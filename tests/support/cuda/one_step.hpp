@@ -6,9 +6,9 @@
 
 #include "cuda/device_cache.hpp"
 #include "cuda/policy_calls.hpp"
-#include "kvfold/policies/traits.hpp"
+#include "kvmeld/policies/traits.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 template <class Scalar, class Policy>
 struct one_step {
@@ -123,4 +123,4 @@ struct one_step {
   }
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

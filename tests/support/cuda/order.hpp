@@ -6,7 +6,7 @@
 
 #include "cuda/two_sides.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// The stream of the next call, which gets what the host has written. On the emulator: in which
 /// threads and blocks run in an order of its own.
@@ -19,4 +19,4 @@ inline stream order([[maybe_unused]] std::uint64_t seed = 1) {
 #endif
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "kvfold/cuda/compress.cuh"
-#include "kvfold/cuda/observe.cuh"
-#include "kvfold/cuda/step.cuh"
+#include "kvmeld/cuda/compress.cuh"
+#include "kvmeld/cuda/observe.cuh"
+#include "kvmeld/cuda/step.cuh"
 
-namespace kvfold {
+namespace kvmeld {
 inline namespace v0 {
 struct d2o;
 struct ems;
@@ -22,9 +22,9 @@ struct streaming_llm;
 struct tova;
 struct zsmerge;
 }  // namespace v0
-}  // namespace kvfold
+}  // namespace kvmeld
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 struct cache_case;
 struct prompt_case;
@@ -107,4 +107,4 @@ extern template struct policy_calls<fold, half>;
 extern template struct policy_calls<fold, bfloat16>;
 #endif
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

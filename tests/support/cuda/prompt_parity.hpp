@@ -6,7 +6,7 @@
 #include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 struct prompt_case {
   index_t length = 70;   ///< of head 0; every further head has 9 less
@@ -141,10 +141,10 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
       if (head.length() == 0) {
         continue;
       }
-      kvfold::workspace work;
-      kvfold::observe(p, head, state[h], asked.of(h));
+      kvmeld::workspace work;
+      kvmeld::observe(p, head, state[h], asked.of(h));
       const bool changes = head.length() > budgets[h].target;
-      kvfold::compress(p, head, state[h], work, budgets[h], asked.of(h));
+      kvmeld::compress(p, head, state[h], work, budgets[h], asked.of(h));
       if (plans && changes) {  // of rows of 16 bits, that were merged, the last may differ
         check_plan(work.plan, made.plan.plan, h, c.capacity,
                    merged && sizeof(Scalar) == 2 ? static_cast<float>(tolerance) : what.rounding);
@@ -179,7 +179,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
       }
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
-    kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
+    kvmeld::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     calls::step(p, twin.device.view(), twin.device.state, dq.data(),
                 new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(), space,
                 order(seed));
@@ -223,4 +223,4 @@ void check_policy_once(const Policy& p, index_t target, std::uint64_t seed, bool
                               {.target = target, .random = true}, 1e-3, seed + 6);
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

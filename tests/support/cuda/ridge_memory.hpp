@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/merge/ridge.cuh"
+#include "kvmeld/cuda/merge/ridge.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// Unknown `u` is of row `2 u + 1`.
 class ridge_memory {
@@ -91,4 +91,4 @@ class ridge_memory {
   }
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

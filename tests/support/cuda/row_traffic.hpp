@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/memory/work_memory.cuh"
+#include "kvmeld/cuda/memory/work_memory.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// Rows of keys, values and queries, counted each for itself.
 class row_traffic : public emulator::traffic {
@@ -39,4 +39,4 @@ inline bool in_one_launch(const cache_case& c) {
   return detail::splits_of(c.heads, c.capacity) == 1 && c.group <= 8 && c.dim <= 128;
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

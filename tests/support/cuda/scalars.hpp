@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 struct half {
   std::uint16_t bits;
@@ -77,4 +77,4 @@ inline half from_float<half>(float x) {
   return with((size + 0xfffU + (size >> 13 & 1U) - (112U << 23)) >> 13);
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

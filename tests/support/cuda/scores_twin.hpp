@@ -7,10 +7,10 @@
 #include "cuda/mirror.hpp"
 #include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
-#include "kvfold/cuda/policies/fold.cuh"
-#include "kvfold/global_budgets.hpp"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/global_budgets.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 struct scores_case {
   cache_case shape;  ///< the capacity is the prompt's and 30 more
@@ -135,9 +135,9 @@ class scores_twin {
       const index_t h = heads_[i], n = kv.head(h).length();
       INFO("head " << h << ", target " << budgets[h].target);
       const bool changes = n > budgets[h].target;
-      kvfold::workspace plans;
+      kvmeld::workspace plans;
       observe(policy, kv.head(h), state[h], asked.of(static_cast<index_t>(i)));
-      kvfold::compress(policy, kv.head(h), state[h], plans, budgets[h],
+      kvmeld::compress(policy, kv.head(h), state[h], plans, budgets[h],
                        asked.of(static_cast<index_t>(i)));
       const index_t* const into = on_host(made.plan.divided.into) + std::ptrdiff_t{h} * c_.capacity;
       bool same = true;
@@ -181,7 +181,7 @@ class scores_twin {
       device_buffer<scalar> dq(stored(q)), dk(stored(k)), dv(stored(v));
       const std::vector<float> fq(q.begin(), q.end()), fk(k.begin(), k.end()),
           fv(v.begin(), v.end());
-      kvfold::step(policy, kv, state, {fq, fk, fv}, budgets.host(), out);
+      kvmeld::step(policy, kv, state, {fq, fk, fv}, budgets.host(), out);
       calls::step(policy, view(), twin.device.state, dq.data(), {dk.data(), dv.data()},
                   budgets.limits(), theirs.data(), space, order(what_.seed));
       twin.check_same(kv, state, tolerance);
@@ -282,7 +282,7 @@ class scores_twin {
 
  public:
   cache<Scalar> kv;
-  kvfold::state state;
+  kvmeld::state state;
   mirror<Scalar> twin;
 
  private:
@@ -292,4 +292,4 @@ class scores_twin {
   device_buffer<scalar> queries_;
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -12,7 +12,7 @@
 
 #include "cuda/block.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// Sixteen bytes, as one access moves them.
 template <class T>
@@ -241,4 +241,4 @@ class shared_union {
   B then{memory_};
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -1,7 +1,7 @@
 /// Emulates a card whose blocks have as little shared memory as any card's.
 #pragma once
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 /// While one lives, this thread's device gives blocks no more shared memory than every card does.
 class small_card {
@@ -16,4 +16,4 @@ class small_card {
   }
 };
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

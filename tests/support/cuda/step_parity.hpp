@@ -5,7 +5,7 @@
 #include "cuda/step_stream.hpp"
 #include "cuda/uneven_budgets.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 enum class data { integers, random };
 
@@ -76,7 +76,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
       }
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
-    kvfold::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
+    kvmeld::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     policy_calls::step(p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()},
                        budgets.limits(), out.data(), {memory.data(), memory.size()},
                        order(seed + static_cast<std::uint64_t>(step)));
@@ -116,4 +116,4 @@ void check_decode(const Policy& p, index_t target, std::uint64_t seed) {
   check_stream(p, c, {target});
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

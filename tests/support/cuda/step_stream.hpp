@@ -9,13 +9,13 @@
 #include "cuda/mirror.hpp"
 #include "cuda/policy_calls.hpp"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// How many tokens: the hardware makes 10,000 in seconds, a sanitizer's or the emulator's step
 /// takes some milliseconds.
 inline index_t stream_steps() {
 #ifdef __CUDACC__
-  const char* const fewer = std::getenv("KVFOLD_STREAM_STEPS");
+  const char* const fewer = std::getenv("KVMELD_STREAM_STEPS");
   return fewer != nullptr ? std::atoi(fewer) : 10'000;
 #else
   return 30;
@@ -29,7 +29,7 @@ struct device_stream {
   cache_case shape;
   budget limit;
   cache<float> empty;
-  kvfold::state state;
+  kvmeld::state state;
   mirror<float> twin;
   device_buffer<unsigned char> memory;
   device_buffer<float> q, k, v, out;
@@ -141,4 +141,4 @@ void check_captured(const Policy& p, const cache_case& c, const budget& limit) {
 }
 #endif
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/config.hpp"
+#include "kvmeld/config.hpp"
 
-namespace kvfold::cuda::emulator {
+namespace kvmeld::cuda::emulator {
 
 /// Counts from its construction to its end what launches of this thread do. Accesses of global
 /// memory are those that go through the thin layer, 16 bytes or a pair at a time: rows of keys,
@@ -145,4 +145,4 @@ class traffic {
   std::vector<std::array<std::vector<place>, 3>> pending_;  // by thread
 };
 
-}  // namespace kvfold::cuda::emulator
+}  // namespace kvmeld::cuda::emulator

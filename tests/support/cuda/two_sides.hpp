@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvfold/cuda/device/device.cuh"
+#include "kvmeld/cuda/device/device.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 namespace device_side {
 
@@ -127,4 +127,4 @@ const T* on_host(const T* p) {
   return nullptr;
 }
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "cuda/device_cache.hpp"
-#include "kvfold/cuda/memory/head_budgets.cuh"
+#include "kvmeld/cuda/memory/head_budgets.cuh"
 
-namespace kvfold::cuda {
+namespace kvmeld::cuda {
 
 /// `of_first` for head 0; every further head has `apart` slots less. 0: one budget for all.
 class uneven_budgets {
@@ -35,4 +35,4 @@ class uneven_budgets {
   device_buffer<budget> device_;
 };
 
-}  // namespace kvfold::cuda
+}  // namespace kvmeld::cuda

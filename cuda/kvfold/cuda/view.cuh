@@ -1,4 +1,0 @@
-/// Views of a cache, of a policy's state and of plans in device memory.
-#pragma once
-
-#include "kvfold/cuda/memory/view.cuh"

@@ -1,0 +1,4 @@
+/// The exception of a refused CUDA call.
+#pragma once
+
+#include "kvmeld/cuda/device/error.cuh"

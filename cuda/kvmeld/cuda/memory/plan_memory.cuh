@@ -1,0 +1,76 @@
+/// What plans are made in, allocated from a workspace.
+#pragma once
+
+#include <cstddef>  // std::size_t
+
+#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/workspace.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// What memory is sized by.
+struct work_shape {
+  index_t heads = 0, capacity = 0, group = 1, dim = 0;
+  index_t queries = 0;  ///< reference queries of a prompt, a query head; 0: a step
+  index_t target = 0;   ///< slots a head after a prompt; 0: it is observed and not compressed
+  index_t before = 0;   ///< queries of the same prompt right before those
+  index_t active = 0;   ///< heads that a call runs
+  index_t scalar_bytes = 4;
+
+  std::size_t all_heads() const { return static_cast<std::size_t>(heads); }
+  std::size_t slots() const { return all_heads() * static_cast<std::size_t>(capacity); }
+};
+
+template <class Scalar>
+work_shape shape_of(const cache_view<Scalar>& cache, index_t queries = 0, index_t target = 0,
+                    index_t before = 0) {
+  return {cache.heads,
+          cache.capacity,
+          cache.group,
+          cache.dim,
+          queries,
+          target,
+          before,
+          static_cast<index_t>(cache.blocks()),
+          static_cast<index_t>(sizeof(Scalar))};
+}
+
+/// Floats between rows of a scratch matrix: rows begin at multiples of 16 bytes.
+inline index_t pitch_of(index_t dim) { return (dim + 3) / 4 * 4; }
+
+/// A plan, and for rules that merge the lists that it is made from.
+struct plan_memory {
+  plan_view plan;
+  keep_evict_partition divided;
+
+  template <class Rule>
+  void allocate(workspace_allocator& from, const Rule&, const work_shape& shape) {
+    const std::size_t n = shape.all_heads(), slots = shape.slots();
+    plan.rows = from.take<index_t>(n);
+    plan.begin = from.take<index_t>(slots + n);
+    plan.sources = from.take<merge_source>(slots);
+    plan.log_mass = from.take<float>(slots);
+    if constexpr (Rule::merges) {
+      divided.rows = plan.rows;
+      divided.kept = from.take<index_t>(slots), divided.removed = from.take<index_t>(slots);
+      divided.kept_count = from.take<index_t>(n), divided.removed_count = from.take<index_t>(n);
+      divided.into = from.take<index_t>(slots);
+      divided.nearest = {from.take<index_t>(slots), from.take<float>(slots)};
+      divided.similarity = from.take<float>(slots);  // until then the norms of `match`
+    }
+  }
+};
+
+/// What plans by `Rule` work in: `Rule::plan_memory`, which begins with a `plan_memory`, or that
+/// alone.
+template <class Rule>
+struct plan_memory_of {
+  using type = plan_memory;
+};
+template <class Rule>
+requires requires { typename Rule::plan_memory; }
+struct plan_memory_of<Rule> {
+  using type = typename Rule::plan_memory;
+};
+
+}  // namespace kvmeld::cuda::detail

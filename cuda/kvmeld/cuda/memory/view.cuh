@@ -1,0 +1,222 @@
+/// Views of a cache, of a policy's state and of plans in device memory, all heads in one.
+#pragma once
+
+#include <cstddef>      // std::ptrdiff_t, std::size_t
+#include <cstring>      // std::memcpy
+#include <type_traits>  // std::is_trivially_copyable_v
+
+#include "kvmeld/cuda/memory/plane.cuh"
+#include "kvmeld/merge/merge_source.hpp"
+
+namespace kvmeld::cuda {
+
+/// This block's place among the heads that a call runs.
+KVMELD_DEVICE inline index_t place_of_block() { return static_cast<index_t>(block_index().x); }
+
+/// The heads that a call runs, for kernels without a cache; null: all.
+struct active_heads {
+  const index_t* list;
+
+  KVMELD_DEVICE index_t head() const {
+    return list == nullptr ? place_of_block() : list[place_of_block()];
+  }
+};
+
+/// All KV heads (batch × layer × KV head, flattened), each with its own length.
+template <class Scalar>
+struct cache_view {
+  using scalar = Scalar;
+
+  plane<Scalar> keys, values;
+  float* log_mass = nullptr;        ///< [heads, capacity]
+  index_t* position = nullptr;      ///< [heads, capacity]
+  index_t* length = nullptr;        ///< [heads] slots in use
+  index_t* tokens_total = nullptr;  ///< [heads] tokens ever appended
+  index_t heads = 0;
+  index_t capacity = 0;
+  index_t dim = 0;    ///< 1 to 256
+  index_t group = 1;  ///< 1 to 16 query heads share a KV head
+  float scale = 1;    ///< logit = scale · q·k + log-mass
+
+  /// `[active_count]` heads on the device, each once, that calls run; null: all. Others stay as
+  /// they are. Queries, new tokens and outputs are by place in the list; everything else is by
+  /// head.
+  const index_t* active = nullptr;
+  index_t active_count = 0;
+
+  /// The same cache for calls that run some heads only.
+  cache_view with_active(const index_t* list, index_t count) const {
+    cache_view x = *this;
+    x.active = list, x.active_count = count;
+    return x;
+  }
+  /// Heads that a call runs: a block each along the grid's x.
+  unsigned blocks() const {
+    return static_cast<unsigned>(active == nullptr ? heads : active_count);
+  }
+  /// This block's head.
+  KVMELD_DEVICE index_t head() const { return active_heads{active}.head(); }
+
+  /// In arrays [heads, capacity].
+  KVMELD_HD std::ptrdiff_t slot(index_t h, index_t s) const {
+    return std::ptrdiff_t{h} * capacity + s;
+  }
+  /// In arrays [heads, capacity + 1] of where rows begin; the last one ends where one more would.
+  KVMELD_HD std::ptrdiff_t bound(index_t h, index_t r) const {
+    return std::ptrdiff_t{h} * (capacity + 1) + r;
+  }
+  bool aligned() const { return keys.aligned() && values.aligned(); }
+};
+
+inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
+
+/// Rows that a step's attention compares with all others on its way: a right side of the tensor
+/// cores.
+inline constexpr index_t compared_rows = 8;
+
+/// A policy's state: columns of a float a slot, and a flat memory of floats a head. Column `c` of
+/// head `h`, slot `s` is at `columns[c · column_stride + h · head_stride + s]`, the memory of head
+/// `h` at `memory[h · memory_stride]`. `make_state_view` makes one.
+struct state_view {
+  float* columns = nullptr;
+  index_t count = 0;                      ///< columns, at most `max_columns`
+  column_merge merges[max_columns] = {};  ///< what becomes of a column's numbers when slots merge
+  float initial[max_columns] = {};        ///< numbers of a new slot
+  std::ptrdiff_t column_stride = 0;       ///< floats, column to column
+  std::ptrdiff_t head_stride = 0;         ///< floats, head to head; at least the capacity
+  float* memory = nullptr;
+  index_t floats = 0;                ///< of memory, a head
+  std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`
+
+  /// `compared_rows` slots of each head that a step may evict next, or null. A guess of `step`'s
+  /// own that saves time, and changes no result: where it is null, wrong, or of another time, keys
+  /// are read once more.
+  index_t* predicted = nullptr;
+  index_t predicted_stride = compared_rows;  ///< numbers, head to head
+
+  /// Column 0 of head `h`, slot 0.
+  KVMELD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }
+  KVMELD_HD float* column(index_t c, index_t h) const { return columns_of(h) + c * column_stride; }
+  KVMELD_HD float* memory_of(index_t h) const { return memory + h * memory_stride; }
+  KVMELD_HD index_t* predicted_of(index_t h) const {
+    return predicted + std::ptrdiff_t{h} * predicted_stride;
+  }
+};
+
+/// Plans of all heads in device memory. A head with `rows[h] < 0` stays as it is.
+struct plan_view {
+  index_t* rows = nullptr;                  ///< [heads]
+  index_t* begin = nullptr;                 ///< [heads, capacity + 1] row → its first source
+  merge_source* sources = nullptr;          ///< [heads, capacity]
+  float* log_mass = nullptr;                ///< [heads, capacity] of the rows
+  const float* key_correction = nullptr;    ///< [heads, capacity, dim], or null: none
+  const float* value_correction = nullptr;  ///< the same
+};
+
+static_assert(std::is_trivially_copyable_v<cache_view<float>> &&
+              std::is_trivially_copyable_v<state_view> && std::is_trivially_copyable_v<plan_view>);
+
+/// Refuses a cache that the kernels cannot take.
+template <class Scalar>
+void check(const cache_view<Scalar>& cache) {
+  expects(cache.dim >= 1 && cache.dim <= max_dim, "cuda: a dim of 1 to ", max_dim, " expected, ",
+          cache.dim, " came");
+  expects(cache.group >= 1 && cache.group <= max_group, "cuda: a group of 1 to ", max_group,
+          " expected, ", cache.group, " came");
+  for (const plane<Scalar>* rows : {&cache.keys, &cache.values}) {
+    expects(
+        rows->table == nullptr || (rows->slots.slots >= 1 && rows->heads >= 1 &&
+                                   std::int64_t{rows->pages} * rows->slots.slots >= cache.capacity),
+        "cuda: pages for ", cache.capacity, " slots expected, ", rows->pages, " of ",
+        rows->slots.slots, " slots came");
+  }
+  expects(cache.active == nullptr ? cache.active_count == 0
+                                  : cache.active_count >= 0 && cache.active_count <= cache.heads,
+          "cuda: a list of 0 to ", cache.heads, " active heads expected, ", cache.active_count,
+          " came");
+  expects(cache.heads >= 0 && cache.capacity >= 1, "cuda: heads and a capacity expected, ",
+          cache.heads, " and ", cache.capacity, " came");
+  expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
+              cache.position != nullptr && cache.length != nullptr && cache.tokens_total != nullptr,
+          "cuda: keys, values, log_mass, position, length and tokens_total expected, null came");
+}
+
+/// Refuses a state that lacks `columns` columns or `floats` floats of memory a head.
+template <class Scalar>
+void check(const state_view& state, const cache_view<Scalar>& cache, index_t columns,
+           std::size_t floats, const char* what) {
+  expects(state.count >= columns && state.count <= max_columns, what, ": a state of ", columns,
+          " to ", max_columns, " columns expected, ", state.count, " came");
+  if (state.count > 0) {
+    expects(state.columns != nullptr, what, ": columns of a state expected, null came");
+    expects(state.column_stride >= cache.capacity && state.head_stride >= cache.capacity, what,
+            ": a column_stride and a head_stride of at least ", cache.capacity, " expected, ",
+            state.column_stride, " and ", state.head_stride, " came");
+  }
+  if (floats > 0) {
+    expects(state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats, what,
+            ": a state of ", floats, " floats of memory a head expected, ", state.floats, " came");
+    expects(state.memory != nullptr && state.memory_stride >= state.floats, what,
+            ": memory of a state with a stride of at least ", state.floats, " expected, ",
+            state.memory == nullptr ? 0 : state.memory_stride, " came");
+  }
+}
+
+inline void check(const plan_view& plan, const char* what) {
+  expects(plan.rows != nullptr && plan.begin != nullptr && plan.sources != nullptr &&
+              plan.log_mass != nullptr,
+          what, ": rows, begin, edges and log_mass of a plan expected, null came");
+}
+
+// ---------------------------------------------------------------------------- rows
+
+/// Elements `i ...` of a row `[dim]`, 16 bytes of them; zeros beyond its end. In one access where
+/// rows are aligned, which only a ragged end is not.
+template <class Scalar>
+KVMELD_DEVICE vector_16<Scalar> load_row(const Scalar* row, index_t i, index_t dim, bool aligned) {
+  vector_16<Scalar> x;
+  vector_16<unsigned> words;  // what both ways meet in: halves would be taken apart where they are
+  if (aligned && i + vector_16<Scalar>::size <= dim) {  // loaded, and each load waited for
+    words = load_words(row + i);
+  } else {
+    KVMELD_UNROLL
+    for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+      x[j] = i + j < dim ? row[i + j] : from_float<Scalar>(0.0F);
+    }
+    std::memcpy(static_cast<void*>(&words), &x, sizeof x);
+  }
+  std::memcpy(static_cast<void*>(&x), &words, sizeof x);
+  return x;
+}
+
+template <class Scalar>
+KVMELD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
+                             const vector_16<Scalar>& x) {
+  if (aligned && i + vector_16<Scalar>::size <= dim) {
+    store_16(row + i, x);
+    return;
+  }
+  KVMELD_UNROLL
+  for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+    if (i + j < dim) {
+      row[i + j] = x[j];
+    }
+  }
+}
+
+/// `x·x` of a row `[dim]`, by a warp.
+template <class Scalar>
+KVMELD_DEVICE float square_of(const Scalar* row, index_t dim, bool aligned) {
+  constexpr index_t width = vector_16<Scalar>::size;
+  float sum = 0;
+  for (index_t i = lane() * width; i < dim; i += 32 * width) {
+    const auto x = load_row(row, i, dim, aligned);
+    KVMELD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      sum += to_float(x[j]) * to_float(x[j]);
+    }
+  }
+  return reduce_sum(sum);
+}
+
+}  // namespace kvmeld::cuda

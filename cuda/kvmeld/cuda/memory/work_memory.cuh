@@ -1,0 +1,166 @@
+/// What calls work in, allocated from one workspace: what one phase wrote may be overwritten by
+/// the next.
+#pragma once
+
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
+
+#include "kvmeld/cuda/memory/column_memory.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
+
+namespace kvmeld::cuda {
+
+namespace detail {
+
+inline constexpr index_t most_splits = 128;
+
+/// What the first launch writes for the second.
+struct partial_attention {
+  index_t* tickets;           // [heads] blocks of a launch that are done
+  float* logits;              // [heads, capacity, group], or null: they are not observed
+  float* max;                 // [heads, splits, group] of the logits
+  float* sum;                 // [heads, splits, group] Σ exp(ℓ − max)
+  float* out;                 // [heads, splits, group, out_pitch(dim)] Σ exp(ℓ − max) v
+  unsigned long long* best;   // [heads, near_tiles] best candidate of each tile of a launch
+  index_t* victims;           // [heads] the slot that a third launch removes; −1: none
+  unsigned long long* found;  // [heads] what attention has found most like it, of ems; 0: nothing
+  index_t splits;
+  index_t tiles;
+  index_t near_tiles;
+
+  /// The state's slots that may be evicted next, `compared_rows` a head; null: none is compared.
+  index_t* predicted;
+  index_t predicted_stride;
+  unsigned long long* nearest;  // [heads, splits, compared_rows] the nearest of each
+  unsigned long long* lowest;   // [heads, tiles, compared_rows] a tile's first to be evicted next
+
+  /// Whole vectors of four, so that one way of reading them is enough.
+  KVMELD_HD static index_t out_pitch(index_t dim) { return (dim + 3) / 4 * 4; }
+  KVMELD_DEVICE unsigned long long* best_of(index_t h) const {
+    return best + std::ptrdiff_t{h} * near_tiles;
+  }
+  KVMELD_DEVICE unsigned long long* nearest_of(index_t h, index_t split) const {
+    return nearest + (std::ptrdiff_t{h} * splits + split) * compared_rows;
+  }
+  KVMELD_DEVICE unsigned long long* lowest_of(index_t h, index_t tile) const {
+    return lowest + (std::ptrdiff_t{h} * tiles + tile) * compared_rows;
+  }
+  KVMELD_DEVICE index_t* predicted_of(index_t h) const {
+    return predicted + std::ptrdiff_t{h} * predicted_stride;
+  }
+  /// −1 where it is none of the head's `n` slots: predictions may be of any age.
+  KVMELD_DEVICE index_t predicted_slot(index_t h, index_t r, index_t n) const {
+    const index_t s = predicted_of(h)[r];
+    return s < n ? s : -1;
+  }
+};
+
+/// Slots of a block in the second launch, and in the search for the nearest, at most; there on
+/// tensor cores.
+inline constexpr index_t slots_a_tile = 4096, slots_a_near_tile = 1024, slots_a_fast_tile = 256;
+
+/// One of `tiles` even shares of a head's `n` slots.
+struct slot_tile {
+  index_t begin, end;
+
+  /// `begin` is a multiple of `turn`.
+  KVMELD_DEVICE static slot_tile of(index_t tile, index_t tiles, index_t n, index_t turn = 1) {
+    const index_t share = ((n + tiles - 1) / tiles + turn - 1) / turn * turn;
+    const index_t begin = tile * share < n ? tile * share : n;
+    return {begin, begin + share < n ? begin + share : n};
+  }
+};
+
+/// Blocks of 512 slots, which repay their start; fewer slots, down to 128, where heads are few; and
+/// no second wave of blocks that is mostly empty. As measured on an H100, whose 132 multiprocessors
+/// run 3 blocks each; by shape alone, so that the bytes are the same whatever the device.
+inline index_t splits_of(index_t heads, index_t capacity) {
+  constexpr std::int64_t at_once = 132 * 3, filled = at_once * 2 / 3;
+  const std::int64_t n = heads < 1 ? 1 : heads;
+  std::int64_t splits = capacity / 512;
+  splits = splits * n < filled ? filled / n : splits;
+  splits = splits > capacity / 128 ? capacity / 128 : splits;
+  splits = splits * n > at_once && splits * n < 2 * at_once ? at_once / n : splits;
+  return splits < 1 ? 1 : splits > most_splits ? most_splits : static_cast<index_t>(splits);
+}
+
+inline void allocate(partial_attention& p, workspace_allocator& from, const work_shape& shape) {
+  p.tickets = from.take<index_t>(shape.all_heads());
+  p.splits = splits_of(shape.heads, shape.capacity);
+  p.tiles = (shape.capacity + slots_a_tile - 1) / slots_a_tile;
+  p.near_tiles = (shape.capacity + slots_a_near_tile - 1) / slots_a_near_tile;
+  const std::size_t n = shape.all_heads(), g = static_cast<std::size_t>(shape.group);
+  const auto parts = n * static_cast<std::size_t>(p.splits) * g;
+  p.logits = from.take<float>(shape.slots() * g);
+  p.max = from.take<float>(parts);
+  p.sum = from.take<float>(parts);
+  p.out = from.take<float>(parts * static_cast<std::size_t>(p.out_pitch(shape.dim)));
+  const index_t most_tiles = (shape.capacity + slots_a_fast_tile - 1) / slots_a_fast_tile;
+  p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(most_tiles));
+  p.victims = from.take<index_t>(n);
+  p.found = from.take<unsigned long long>(n);
+  p.predicted = nullptr;
+  const auto lists = [&](index_t of) {
+    return from.take<unsigned long long>(n * static_cast<std::size_t>(of * compared_rows));
+  };
+  p.nearest = lists(p.splits), p.lowest = lists(p.tiles);
+}
+
+/// What a step works in: the splits' attention, then plans in the same memory.
+template <class Rule>
+struct step_memory {
+  partial_attention partial;
+  typename plan_memory_of<Rule>::type plan;
+};
+
+/// `plans`: does the step make plans, and not remove one slot?
+template <class Rule>
+step_memory<Rule> allocate_step(workspace_allocator& from, const Rule& rule,
+                                const work_shape& shape, bool plans) {
+  step_memory<Rule> m{};
+  workspace_allocator plan = from;
+  allocate(m.partial, from, shape);
+  if (plans) {
+    m.plan.allocate(plan, rule, shape);
+    from.reserve(plan.used());
+  } else if constexpr (requires { m.plan.allocate_scratch(from, rule, shape); }) {
+    m.plan.allocate_scratch(from, rule, shape);  // beside what attention writes
+  }
+  return m;
+}
+
+/// The rule of a step, with what it works in where it needs that.
+template <class Rule>
+Rule in_memory(Rule rule, const step_memory<Rule>& work) {
+  if constexpr (requires { rule.scratch = work.plan.entries; }) {
+    rule.scratch = work.plan.entries;
+  }
+  return rule;
+}
+
+/// What `compress` works in: column sums, then plans in the same memory.
+template <class Rule>
+struct prompt_memory {
+  float *sums, *last;  // [heads, capacity]; of the last window
+  index_t *order, *spare;
+  column_memory measure;
+  typename plan_memory_of<Rule>::type plan;
+};
+
+template <class Rule>
+prompt_memory<Rule> allocate_prompt(workspace_allocator& from, const Rule& rule,
+                                    const work_shape& shape) {
+  const std::size_t slots = shape.slots();
+  workspace_allocator measure = from;
+  prompt_memory<Rule> m{};
+  m.sums = measure.take<float>(slots), m.last = measure.take<float>(slots);
+  m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
+  m.measure.allocate(measure, shape.heads, shape.group, shape.queries, shape.capacity);
+  m.plan.allocate(from, rule, shape);
+  from.reserve(measure.used());
+  return m;
+}
+
+}  // namespace detail
+
+}  // namespace kvmeld::cuda

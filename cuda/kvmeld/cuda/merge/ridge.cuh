@@ -1,0 +1,54 @@
+/// Ridge: corrections of values by which rows come closer to the outputs that are wanted.
+#pragma once
+
+#include "kvmeld/cuda/merge/ridge_factor.cuh"
+#include "kvmeld/cuda/merge/ridge_solution.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// What a ridge wants beside its system, whose rows P already has.
+struct ridge_outputs {
+  const float* missing;            ///< Y [heads, queries, dim]
+  const float *squares, *largest;  ///< [heads, parts]: see `pack_outputs`
+  index_t parts;
+  const index_t* row;  ///< [heads, capacity] of each unknown
+  index_t capacity;
+  float* out;  ///< [heads, capacity, dim]: X in those rows, others stay as they are
+};
+
+/// `λ = ridge` times the trace of PᵀP. Three launches (of the dual five), and two for every 128
+/// unknowns (or queries).
+template <index_t Halves>
+void solve_ridge(const ridge_system& of, const ridge_outputs& outputs, float ridge, unsigned heads,
+                 stream stream) {
+  const auto count = [](index_t n, index_t of_one) {
+    return static_cast<unsigned>((n + of_one - 1) / of_one);
+  };
+  using pack = pack_outputs<Halves>;
+  launch(pack{of, outputs.missing, outputs.squares, outputs.largest, outputs.parts, ridge},
+         {heads, of.dual ? 1 : count(of.depth, pack::queries)}, stream);
+  const auto lower = static_cast<unsigned>(of.tiles * (of.tiles + 1) / 2);
+  if (of.dual) {
+    launch(load_outputs{of, outputs.missing},
+           {heads, static_cast<unsigned>(of.tiles), static_cast<unsigned>(of.dim_tiles)}, stream);
+    launch(multiply_rows<Halves, true>{of}, {heads, lower}, stream);
+  } else {
+    launch(multiply_rows<Halves, false>{of}, {heads, static_cast<unsigned>(of.all_tiles())},
+           stream);
+  }
+  for (index_t j = 0; j < of.tiles; ++j) {
+    const auto tiles = static_cast<unsigned>(of.row_tiles() - j);
+    launch(update_column{of, j}, {heads, tiles}, stream);
+    launch(solve_column{of, j}, {heads, tiles - 1}, stream);
+  }
+  const index_t* const row = of.dual ? nullptr : outputs.row;
+  launch(substitute_back{of, row, outputs.capacity, outputs.out},
+         {heads, count(of.dim, substitute_back::columns)}, stream);
+  if (of.dual) {
+    launch(multiply_solution<Halves>{of, outputs.row, outputs.capacity, outputs.out},
+           {heads, static_cast<unsigned>(of.unknown_tiles), static_cast<unsigned>(of.dim_tiles)},
+           stream);
+  }
+}
+
+}  // namespace kvmeld::cuda::detail

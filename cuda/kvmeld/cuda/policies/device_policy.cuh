@@ -1,0 +1,160 @@
+/// How a policy becomes kernels.
+#pragma once
+
+#include <array>
+
+#include "kvmeld/cuda/memory/head_budgets.cuh"
+#include "kvmeld/cuda/memory/work_memory.cuh"
+#include "kvmeld/cuda/merge/apply.cuh"
+#include "kvmeld/cuda/merge/weigh_rows.cuh"
+#include "kvmeld/cuda/score/add_sums.cuh"
+#include "kvmeld/cuda/score/column_scores.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
+#include "kvmeld/cuda/search/match.cuh"
+#include "kvmeld/cuda/search/select.cuh"
+
+namespace kvmeld::cuda {
+
+/// What the device does for `Policy`. Specialised for each policy in a header of its own, the
+/// library's in `policies/`, a user's wherever it is seen before `step` and `compress` are called:
+///
+///     template <>
+///     struct kvmeld::cuda::device_policy<my_policy> : kvmeld::cuda::evicting_policy {
+///       static sum_rule rule(const my_policy& policy, index_t dim) {
+///         return {policy.combine, policy.sinks, policy.recent};
+///       }
+///     };
+///
+/// Static members, those of `evicting_policy` unless said otherwise:
+///
+///     rule(policy, dim)             the rule (score/rule.cuh); `kvmeld::error` for modes without a
+///                                   CUDA path. Required
+///     observe(policy, rule, cache, state, queries, prompt_memory, stream)
+///                                   a prompt's attention into the state's columns, for rules that
+///                                   observe, or that say `observes_prompts`
+///     plan(rule, cache, state, head_budgets, plan_memory, stream)
+///                                   brings the heads that reach their budgets to the targets
+///     plan_prompt(policy, rule, cache, state, queries, head_budgets, plan_memory, stream)
+///                                   the same after a prompt. Default: `plan`
+///     remove_one(rule, cache, state, head_budgets, step_memory, stream)
+///                                   a step's launches after the second, which remove one slot.
+///                                   Default: the second launch removes it
+template <class Policy>
+struct device_policy;
+
+/// Does the device know `Policy`?
+template <class Policy>
+concept on_device = requires {
+  sizeof(device_policy<Policy>);
+};
+
+namespace detail {
+
+template <class Policy>
+constexpr void expect_on_device() {
+  static_assert(on_device<Policy>,
+                "kvmeld::cuda: no device_policy for this policy. Include "
+                "kvmeld/cuda/policies/<its name>.cuh, or specialise kvmeld::cuda::device_policy");
+}
+
+/// The rule of `policy`, for rows of `dim`.
+template <class Policy>
+auto rule_of(const Policy& policy, index_t dim) {
+  expect_on_device<Policy>();
+  return device_policy<Policy>::rule(policy, dim);
+}
+
+/// A policy's columns; without any an empty array.
+template <class Policy>
+auto columns_of(const Policy& policy) {
+  if constexpr (requires { policy.columns(); }) {
+    return policy.columns();
+  } else {
+    struct none {
+      column_merge fold;
+      float initial;
+    };
+    return std::array<none, 0>{};
+  }
+}
+
+/// Floats of memory that a policy keeps of a head.
+template <class Policy, class Scalar>
+std::size_t memory_of(const Policy& policy, const cache_view<Scalar>& cache) {
+  if constexpr (requires { policy.memory(cache.dim, cache.group, cache.capacity); }) {
+    return policy.memory(cache.dim, cache.group, cache.capacity);
+  } else {
+    return 0;
+  }
+}
+
+/// Refuses a state that is not `policy`'s.
+template <class Policy, class Rule, class Scalar>
+void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar>& cache,
+                 const state_view& state, const char* what) {
+  const auto columns = columns_of(policy);
+  const auto count = static_cast<index_t>(columns.size());
+  expects(state.count == count, what, ": ", Policy::name(), " with a state of ", count,
+          " columns expected, ", state.count, " came");
+  const std::size_t floats = memory_of(policy, cache);
+  expects(floats == 0 || (state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats),
+          "cuda ", Policy::name(), ": a state of ", floats, " floats of memory a head expected, ",
+          state.floats, " came");
+  check(state, cache, count, floats, what);
+  check_rule(rule, cache, state, what);
+  for (index_t c = 0; c < count; ++c) {
+    const auto& column = columns[static_cast<std::size_t>(c)];
+    expects(state.merges[c] == column.fold && state.initial[c] == column.initial, what, ": ",
+            Policy::name(), "'s merge and initial number of column ", c,
+            " expected (make_state_view), others came");
+  }
+}
+
+/// The plan of one slot a row that keeps the best, and what it needs to be carried out: two
+/// launches.
+template <class Scalar, class Rule>
+void evict(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+           const head_budgets& limits, const plan_memory& work, stream stream) {
+  select(rule, cache, state, limits, work.plan, stream);
+  apply(work.plan, cache, state, stream);
+}
+
+/// The most queries that a rule is measured on, of `queries` and those before them.
+template <class Rule>
+index_t measured_queries([[maybe_unused]] const Rule& rule, index_t queries) {
+  if constexpr (requires { rule.window; }) {
+    return queries > 0 && queries < rule.window ? rule.window : queries;
+  } else {
+    return queries;
+  }
+}
+
+/// The nearest kept slot of every evicted one.
+template <class Similarity, class Scalar>
+void match_divided(const Similarity& similarity, const cache_view<Scalar>& cache,
+                   const plan_memory& work, stream stream) {
+  cuda::match(similarity, cache, work.divided.removed_list(), work.divided.kept_list(),
+              work.divided.nearest,
+              {work.divided.similarity, match_workspace_bytes(cache.heads, cache.capacity)},
+              stream);
+}
+
+}  // namespace detail
+
+/// Scores are column sums in column 0, and what is not selected is lost.
+struct evicting_policy {
+  template <class Policy, class Rule, class Scalar>
+  static void observe(const Policy&, const Rule& rule, const cache_view<Scalar>& cache,
+                      const state_view& state, const query_rows<Scalar>& queries,
+                      const detail::prompt_memory<Rule>& work, stream stream) {
+    detail::add_column_sums(cache, state, queries, {.combine = rule.combine}, 1.0F, work.sums,
+                            work.measure, stream);
+  }
+  template <class Rule, class Scalar>
+  static void plan(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const head_budgets& limits, const detail::plan_memory& work, stream stream) {
+    detail::evict(rule, cache, state, limits, work, stream);
+  }
+};
+
+}  // namespace kvmeld::cuda

@@ -1,0 +1,54 @@
+/// ems on the device.
+#pragma once
+
+#include "kvmeld/cuda/policies/device_policy.cuh"
+#include "kvmeld/cuda/policies/ems/plans.cuh"
+#include "kvmeld/cuda/policies/ems/step.cuh"
+#include "kvmeld/policies/ems.hpp"
+
+namespace kvmeld::cuda {
+
+template <>
+struct device_policy<ems> {
+  static ems_rule rule(const ems& policy, index_t dim) {
+    return {policy.combine,
+            policy.sinks,
+            policy.window,
+            policy.kernel,
+            policy.gamma,
+            policy.threshold,
+            policy.with_position,
+            policy.table,
+            policy.with_position ? rope_params{} : rope_params_of(policy.rope, dim)};
+  }
+  template <class Scalar>
+  static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
+                      const state_view& state, const query_rows<Scalar>& queries,
+                      const detail::prompt_memory<ems_rule>& work, stream stream) {
+    if (cache.dim <= 128) {
+      detail::observe_tokens<Scalar, 128>(rule, cache, state, queries, work, stream);
+    } else {
+      detail::observe_tokens<Scalar, 256>(rule, cache, state, queries, work, stream);
+    }
+  }
+  template <class Scalar>
+  static void plan(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const head_budgets& limits, const detail::ems_plan_memory& work, stream stream) {
+    detail::merge_entries(rule, cache, state, limits, false, work, stream);
+  }
+  template <class Scalar>
+  static void plan_prompt(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
+                          const state_view& state, const query_rows<Scalar>&,
+                          const head_budgets& limits, const detail::ems_plan_memory& work,
+                          stream stream) {
+    detail::merge_entries(rule, cache, state, limits, true, work, stream);
+  }
+  template <class Scalar>
+  static void remove_one(const ems_rule& rule, const cache_view<Scalar>& cache,
+                         const state_view& state, const head_budgets&,
+                         const detail::step_memory<ems_rule>& work, stream stream) {
+    detail::remove_entry(rule, cache, state, work, stream);
+  }
+};
+
+}  // namespace kvmeld::cuda

@@ -1,0 +1,111 @@
+/// EMS as the kernels know it.
+#pragma once
+
+#include "kvmeld/cuda/memory/rope_params.cuh"
+#include "kvmeld/cuda/policies/ems/weights.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
+
+namespace kvmeld::cuda {
+
+namespace detail {
+struct ems_plan_memory;
+}  // namespace detail
+
+/// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores. A slot's
+/// order depends on all tokens, so that launches of their own remove it.
+struct ems_rule {
+  static constexpr index_t columns = 5;
+  static constexpr bool observes = true, evicts = true, merges = true, shares = true;
+  using plan_memory = detail::ems_plan_memory;
+  group_combine combine = group_combine::sum;
+  index_t sinks = 4, window = 32, kernel = 7;
+  float gamma = 4, threshold = 0.6F;
+  bool with_position = true;
+  index_t table = 0;
+  rope_params turn = {};               ///< without position only
+  detail::entry_scratch scratch = {};  ///< of a step
+
+  /// (γ − 1) times so many, rounded.
+  KVMELD_HD double beyond(index_t slots) const {
+    return static_cast<double>(static_cast<long long>((double{gamma} - 1) * slots + 0.5));
+  }
+  /// Places of a head's table.
+  KVMELD_HD index_t places(index_t capacity) const {
+    return table > 0 ? table : static_cast<index_t>(beyond(capacity));
+  }
+  /// Floats of the state's memory, a head.
+  std::size_t memory(index_t, index_t group, index_t capacity) const {
+    using entries = detail::entry_table;
+    return static_cast<std::size_t>(entries::header + 2 * group) +
+           static_cast<std::size_t>(places(capacity)) * entries::place_size;
+  }
+  /// Tokens that may share the entries of so many slots.
+  KVMELD_HD index_t max_sharing(index_t slots, index_t places) const {
+    return beyond(slots) < places ? static_cast<index_t>(beyond(slots)) : places;
+  }
+
+  /// Keys compared as they were before RoPE take a plan.
+  bool takes_plans() const { return !with_position; }
+  /// Does this query fill the window?
+  KVMELD_DEVICE bool full(const head_context& head) const {
+    return head.memory[0] + 1 >= static_cast<float>(window);
+  }
+  /// By one thread, when all slots have been observed.
+  KVMELD_DEVICE void observed(const head_context& head) const {
+    head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
+  }
+  KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
+    return search::protection{sinks, window, head.newest}(head.position[s]);
+  }
+  /// The mass function of attention.
+  KVMELD_HD detail::entry_masses masses(const state_view& state, index_t capacity) const {
+    return {state, places(capacity), sinks, window};
+  }
+  template <class Scalar>
+  KVMELD_DEVICE detail::entry_table tokens_of(const cache_view<Scalar>& cache,
+                                              const state_view& state, index_t h,
+                                              index_t newest) const {
+    return detail::entry_table::of(cache, state, h, newest, places(cache.capacity));
+  }
+  /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
+  /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` wrote. A new key is
+  /// measured first.
+  template <class Scalar, class Probability>
+  KVMELD_DEVICE void observe_entry(const cache_view<Scalar>& cache, const state_view& state,
+                                   index_t h, index_t s, const float* logits,
+                                   Probability probability) const {
+    using entries = detail::entry_table;
+    const entries tokens = tokens_of(cache, state, h, 0);
+    float& own = tokens.at(entries::norm, s);
+    if (own < 0) {
+      const Scalar* const key = cache.keys.of(h).at(s);
+      float square = 0;
+      for (index_t i = 0; i < cache.dim; ++i) {
+        square += to_float(key[i]) * to_float(key[i]);
+      }
+      own = square_root(square);
+    }
+    const bool shared = tokens.shared(s), fills = full(tokens.head);
+    tokens.each(s, [&](index_t t) {
+      const float norm = shared ? tokens.at(entries::norm, t) : 1.0F;
+      tokens.credit(t,
+                    combined(combine, cache.group,
+                             [&](index_t g) { return probability(g, norm * logits[g]); }),
+                    fills);
+    });
+  }
+  /// The slot of a head's `n` that a step removes, by a block, when all of them are observed.
+  /// `next`: of the thread's slots, those that the next step would evict.
+  template <index_t Threads>
+  KVMELD_DEVICE index_t choose(of_warps<double, Threads>& sum, of_warps<candidate, Threads>& best,
+                               of_warps<index_t, Threads>& number,
+                               const detail::entry_table& tokens, index_t n,
+                               detail::best_two& next) const {
+    const head_context& head = tokens.head;
+    detail::score_tokens(sum, tokens, scratch, head.head, n);
+    return detail::latest_least(best, number, head.position, scratch.weight + head.first, n,
+                                {sinks, window, head.newest}, next);
+  }
+};
+
+}  // namespace kvmeld::cuda

@@ -1,0 +1,60 @@
+/// fold on the device.
+#pragma once
+
+#include "kvmeld/cuda/policies/device_policy.cuh"
+#include "kvmeld/cuda/policies/fold/clusters.cuh"
+#include "kvmeld/cuda/policies/fold/plans.cuh"
+#include "kvmeld/policies/fold.hpp"
+
+namespace kvmeld::cuda {
+
+template <>
+struct device_policy<fold> {
+  /// Refused: a polish.
+  static fold_rule rule(const fold& policy, index_t dim) {
+    const auto& decode = policy.decode;
+    const auto& p = policy.prompt;
+    expects(errc::unsupported, p.polish == 0, "cuda fold: no polish expected, ", p.polish,
+            " steps came");
+    return {group_combine::sum,
+            policy.pinned(),
+            policy.pins == fold::pin_rule::scores,
+            prompt_score_options{}.horizon,
+            policy.evicted,
+            policy.leverage_ridge,
+            decode.queries,
+            decode.stride,
+            decode.period,
+            decode.ahead.horizon,
+            double{decode.ahead.fade},
+            {p.pool, p.outlier, p.rounds, p.floor, p.ridge},
+            rope_params_of(policy.rope, dim)};
+  }
+  /// Of a prompt: by scores, what its own queries will look up; and what is remembered of them with
+  /// those before them.
+  template <class Scalar>
+  static void observe(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
+                      const state_view& state, const query_rows<Scalar>& queries,
+                      const detail::prompt_memory<fold_rule>& work, stream stream) {
+    const query_rows<Scalar> all = queries.reference(queries.count + queries.before);
+    if (rule.by_scores && queries.position == nullptr) {
+      detail::score_prompt(rule, cache, state, all, work.plan.scores, stream);
+    }
+    launch(detail::remember_reference<Scalar>{cache, state, rule, all}, {cache.blocks()}, stream);
+  }
+  template <class Scalar>
+  static void plan(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+                   const head_budgets& limits, const detail::fold_plan_memory& work,
+                   stream stream) {
+    detail::fold_pairs(rule, cache, state, limits, work, stream);
+  }
+  template <class Scalar>
+  static void plan_prompt(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
+                          const state_view& state, const query_rows<Scalar>& queries,
+                          const head_budgets& limits, const detail::fold_plan_memory& work,
+                          stream stream) {
+    detail::fold_clusters(rule, cache, state, queries, limits, work, stream);
+  }
+};
+
+}  // namespace kvmeld::cuda

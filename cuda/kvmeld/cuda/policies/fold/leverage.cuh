@@ -1,0 +1,220 @@
+/// fold: leverage of un-rotated keys, what stands out among a head's slots.
+#pragma once
+
+#include "kvmeld/cuda/memory/plan_memory.cuh"
+#include "kvmeld/cuda/policies/fold/covariance.cuh"
+#include "kvmeld/cuda/policies/fold/inverse_factor.cuh"
+#include "kvmeld/cuda/policies/fold/keys.cuh"
+#include "kvmeld/cuda/policies/fold/rule.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// What leverage is computed in, and leverage.
+struct leverage_scratch {
+  moment_scratch moments;  ///< of keys; of queries after that
+  split_inverse inverse;
+  float* leverage;  ///< [heads, capacity]
+
+  void allocate(workspace_allocator& from, const work_shape& shape) {
+    const std::size_t n = shape.all_heads();
+    const index_t queries = shape.group * (shape.queries + shape.before);  // of a prompt
+    moments.allocate(from, shape.heads, shape.dim,
+                     shape.capacity > queries ? shape.capacity : queries);
+    inverse.data = from.take<bfloat16>(n * split_float::parts *
+                                       static_cast<std::size_t>(split_inverse::size(shape.dim)));
+    leverage = from.take<float>(shape.slots());
+  }
+};
+
+/// Leverage `|L⁻¹ (x − E[x])|²` of un-rotated keys of all slots, or of those that hold one token (0
+/// of others). A block splits the keys of `slots` slots; L⁻¹ streams by in pieces of 64 × 64 on and
+/// below its diagonal, two in turn. Warps share the slots, 16 each, and a piece's rows.
+template <class Scalar, index_t Depth>
+struct measure_leverage {
+  static constexpr index_t threads = 256, resident = 2;
+  static constexpr index_t slots = 8192 / Depth, side = 64;
+  static constexpr index_t lanes = Depth / 2, at_once = threads / lanes;
+  static constexpr index_t sharing = threads / 32 / (slots / 16);  // warps
+  static constexpr index_t own = side / sharing / 16;              // tiles of a warp, of 16 rows
+  using keys = split_tile<slots, Depth>;
+  using piece = split_tile<side, side>;
+  struct shared_memory {
+    shared_array<bfloat16, keys::size> x;
+    shared_array<bfloat16, 2 * piece::size> inverse;
+    shared_array<float, sharing * slots> square;
+  };
+
+  unrotated_keys<Scalar> of;
+  state_view state;
+  bool single;             // only slots that hold one token
+  const index_t* planned;  // [heads]
+  const float* mean;       // [heads, dim]
+  split_inverse inverse;
+  float* leverage;  // [heads, capacity]
+
+  /// Grid: heads, stretches of `slots`.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const auto& cache = of.cache;
+    const index_t h = cache.head(), n = cache.length[h], dim = cache.dim;
+    const index_t s0 = static_cast<index_t>(block_index().y) * slots;
+    if (planned[h] < 0 || s0 >= n) {
+      return;
+    }
+    const index_t pieces = split_inverse::depth_of(dim) / side;  // of a row
+    load(shared, h, 0, 0, 0);
+    if (dim < Depth) {  // behind a row there are zeros
+      for (index_t e = thread_index() * 8; e < keys::size; e += threads * 8) {
+        shared.x.set_vector(e, {});
+      }
+      sync_block();
+    }
+    if (const index_t p = thread_index() % lanes; p < rope_params::pairs(dim)) {
+      const auto rows = of.of(h);
+      number_pair centre = of.turn.elements(dim, p);
+      centre.x = mean[std::ptrdiff_t{h} * dim + centre.i];
+      centre.y = centre.j < 0 ? 0.0F : mean[std::ptrdiff_t{h} * dim + centre.j];
+      constexpr index_t many = 8;
+      KVMELD_ROLLED
+      for (index_t r0 = thread_index() / lanes; r0 < slots; r0 += many * at_once) {
+        index_t s[many];
+        typename unrotated_keys<Scalar>::of_head::loaded next[many];  // all on their way at once
+        KVMELD_UNROLL
+        for (index_t u = 0; u < many; ++u) {
+          s[u] = s0 + r0 + u * at_once < n ? s0 + r0 + u * at_once : s0;
+        }
+        rows.load(s, p, next);
+        KVMELD_UNROLL
+        for (index_t u = 0; u < many; ++u) {
+          number_pair x = rows.number(next[u], p);
+          x.x -= centre.x, x.y -= centre.y;
+          x.each([&](index_t i, float number) {
+            keys::put(shared.x, 0, r0 + u * at_once, i, number);
+          });
+        }
+      }
+    }
+    float y[own][2][4] = {}, square[2] = {};
+    index_t stage = 0;
+    KVMELD_ROLLED
+    for (index_t b = 0; b < pieces; ++b) {
+      KVMELD_ROLLED
+      for (index_t j = 0; j <= b; ++j) {
+        wait_async<0>();
+        sync_block();  // this piece is there, and the one before it used up
+        const bool last = j == b;
+        if (!last || b + 1 < pieces) {
+          load(shared, h, last ? b + 1 : b, last ? 0 : j + 1, stage ^ 1);
+        }
+        multiply(shared, j, stage * piece::size, last, y);
+        stage ^= 1;
+      }
+      KVMELD_UNROLL
+      for (index_t t = 0; t < own; ++t) {
+        KVMELD_UNROLL
+        for (index_t e = 0; e < 2; ++e) {
+          KVMELD_UNROLL
+          for (index_t u = 0; u < 4; ++u) {
+            square[u / 2] += y[t][e][u] * y[t][e][u];
+            y[t][e][u] = 0;
+          }
+        }
+      }
+    }
+    const index_t part = warp() % sharing, row = warp() / sharing * 16 + lane() / 4;
+    KVMELD_UNROLL
+    for (index_t k = 0; k < 2; ++k) {
+      const float all = reduce_sum(square[k], 4);
+      if (lane() % 4 == 0) {
+        shared.square[part * slots + row + 8 * k] = all;
+      }
+    }
+    sync_block();
+    for (index_t r = thread_index(); r < slots && s0 + r < n; r += threads) {
+      float sum = 0;
+      KVMELD_UNROLL
+      for (index_t k = 0; k < sharing; ++k) {
+        sum += shared.square[k * slots + r];
+      }
+      const bool is = !single || state.column(fold_rule::tokens, h)[s0 + r] == 1.0F;
+      leverage[cache.slot(h, s0 + r)] = is ? sum : 0.0F;
+    }
+  }
+
+ private:
+  /// Starts to copy piece `(b, j)` of L⁻¹.
+  KVMELD_DEVICE void load(shared_memory& shared, index_t h, index_t b, index_t j,
+                          index_t stage) const {
+    const index_t dim = of.cache.dim, depth = split_inverse::depth_of(dim);
+    constexpr index_t packs = side / 8;
+    const bfloat16* const from = inverse.of(h, dim) + std::ptrdiff_t{b} * side * depth + j * side;
+    KVMELD_UNROLL
+    for (index_t part = 0; part < piece::parts; ++part) {
+      KVMELD_UNROLL
+      for (index_t e = 0; e < side * packs; e += threads) {
+        const index_t r = (e + thread_index()) / packs, p = (e + thread_index()) % packs;
+        copy_async(shared.inverse,
+                   stage * piece::size + part * piece::part + piece::tile::place(r, p),
+                   from + part * split_inverse::size(dim) + std::ptrdiff_t{r} * depth + p * 8);
+      }
+    }
+    commit_async();
+  }
+  /// Adds the products of keys' columns `64 j ...` with a piece; of one on the diagonal those that
+  /// are not 0. Of its four tiles of rows a warp has the i-th and the i-th last, or one.
+  KVMELD_DEVICE static void multiply(const shared_memory& shared, index_t j, index_t at,
+                                     bool diagonal, float (&y)[own][2][4]) {
+    const index_t row = warp() / sharing * 16, part_of_tiles = warp() % sharing;
+    KVMELD_ROLLED
+    for (index_t k = 0; k < side / 16; ++k) {
+      split_matrices left;
+      KVMELD_UNROLL
+      for (index_t part = 0; part < keys::parts; ++part) {
+        left.of[part] = keys::tile::left(shared.x, part * keys::part, row, j * (side / 16) + k);
+      }
+      KVMELD_UNROLL
+      for (index_t t = 0; t < own; ++t) {
+        const index_t tile =
+            t % 2 == 0 ? t * sharing + part_of_tiles : (t + 1) * sharing - 1 - part_of_tiles;
+        if (diagonal && k > tile) {
+          continue;
+        }
+        split_matrices right;
+        KVMELD_UNROLL
+        for (index_t part = 0; part < piece::parts; ++part) {
+          right.of[part] =
+              piece::tile::right(shared.inverse, at + part * piece::part, tile * 16, k);
+        }
+        multiply_split(left, right, y[t]);
+      }
+    }
+  }
+};
+
+/// `leverage [heads, capacity]` of the heads that are brought back to their budgets and want it
+/// (`more`, if there is any), which `planned` then says. Four launches.
+template <class Scalar>
+void leverage_of_keys(const cache_view<Scalar>& cache, const state_view& state,
+                      const fold_rule& rule, const head_budgets& limits, bool single,
+                      const index_t* more, index_t* planned, const leverage_scratch& work,
+                      stream stream) {
+  const unrotated_keys<Scalar> keys{cache, rule.turn, limits, more};
+  covariance_of<true>(cache, keys, cache.capacity, planned, 1, 0, work.moments, stream);
+  const auto invert = [&]<index_t Depth>(std::integral_constant<index_t, Depth>) {
+    launch(invert_covariance<Scalar, Depth>{cache, planned, work.moments.covariance, work.inverse,
+                                            rule.leverage_ridge},
+           {cache.blocks()}, stream);
+  };
+  if (cache.dim <= 128) {
+    invert(std::integral_constant<index_t, 128>{});
+  } else {
+    invert(std::integral_constant<index_t, 256>{});
+  }
+  with_row_depth(cache.dim, [&](auto depth) {
+    using leverage = measure_leverage<Scalar, decltype(depth)::value>;
+    const index_t stretches = (cache.capacity + leverage::slots - 1) / leverage::slots;
+    launch(leverage{keys, state, single, planned, work.moments.mean, work.inverse, work.leverage},
+           {cache.blocks(), static_cast<unsigned>(stretches)}, stream);
+  });
+}
+
+}  // namespace kvmeld::cuda::detail

@@ -1,0 +1,199 @@
+/// fold: which slots keep their bytes.
+#pragma once
+
+#include "kvmeld/cuda/device/block_radix_select.cuh"
+#include "kvmeld/cuda/memory/head_budgets.cuh"
+#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/policies/fold/rule.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// What a prompt's scores pin, before leverage is asked.
+struct scored_pins {
+  index_t* pinned = nullptr;  ///< [heads, capacity] 1: it keeps its bytes
+  index_t* more = nullptr;    ///< [heads] pins by leverage beside these; −1: none is by score
+};
+
+/// By scores: sinks, the latest, and the best by `prompt_score` of the slots that hold one token
+/// which something of the prompt looked up. A prompt without any has its pins by leverage. A block
+/// a head.
+template <class Scalar>
+struct pin_scored {
+  static constexpr index_t threads = 512, resident = 2;
+  struct shared_memory {
+    radix_select_memory radix;
+    of_warps<index_t, threads> number;
+    prefix_memory<threads> prefix;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  fold_rule rule;
+  head_budgets limits;
+  bool decodes;
+  scored_pins to;
+
+  /// Grid: heads.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = cache.head(), n = cache.length[h], target = limits.of(h).target;
+    if (!limits.of(h).reached(n)) {
+      return;
+    }
+    const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
+    const auto score = [&](index_t s) { return head.column(fold_rule::prompt_score, s); };
+    kvmeld::detail::fold_pins::of_decode pins{rule.pins.prompt_recent, rule.pins.scored(target), 0};
+    bool any = decodes;
+    if (decodes) {
+      const fold_floats::positions prompt = rule.memory_of(head).scored();
+      pins = rule.pins.decode(rule.slots_before_next(n, target), target, prompt.end - prompt.begin,
+                              cache.tokens_total[h]);
+    } else {
+      for (index_t s = thread_index(); s < n; s += threads) {
+        any = any || score(s) > 0;
+      }
+      any = block_max(shared.number, any ? index_t{1} : index_t{0}) > 0;
+    }
+    if (thread_index() == 0) {
+      to.more[h] = any ? pins.others : -1;
+    }
+    if (!any) {
+      return;
+    }
+    const search::protection always{rule.pins.sinks, pins.latest, head.newest};
+    const auto candidate = [&](index_t s) {
+      return !always(head.position[s]) && head.column(fold_rule::tokens, s) == 1.0F && score(s) > 0;
+    };
+    index_t* const pinned = to.pinned + head.first;
+    index_t candidates = 0;
+    for (index_t s = thread_index(); s < n; s += threads) {
+      const bool is = candidate(s);
+      candidates += is ? 1 : 0;
+      pinned[s] = is || always(head.position[s]) ? 1 : 0;
+    }
+    candidates = block_sum(shared.number, candidates);
+    block_radix_select<threads>::each_but_highest(
+        shared.radix, shared.prefix, n, pins.scored < candidates ? pins.scored : candidates,
+        candidate, [&](index_t s) { return ordered(score(s)); }, [&](index_t s) { pinned[s] = 0; });
+  }
+};
+
+/// One launch where pins are by scores; `pinned [heads, capacity]` and `more [heads]` are scratch.
+template <class Scalar>
+scored_pins pin_by_scores(const fold_rule& rule, const cache_view<Scalar>& cache,
+                          const state_view& state, const head_budgets& limits, bool decodes,
+                          index_t* pinned, index_t* more, stream stream) {
+  if (!rule.by_scores) {
+    return {};
+  }
+  const scored_pins pins{pinned, more};
+  launch(pin_scored<Scalar>{cache, state, rule, limits, decodes, pins}, {cache.blocks()}, stream);
+  return pins;
+}
+
+/// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
+/// token the highest leverage above `least`, up to their share; or those that are pinned by score,
+/// and of what came behind the prompt the highest leverage. For `select`.
+struct pin_rule {
+  static constexpr bool evicts = true;
+  fold_rule fold;
+  const float* leverage;  // [heads, capacity]
+  const float* least;     // [heads]; null: whatever it is
+  bool decodes;
+  scored_pins scored;
+  index_t target = 0, latest = 0, most = 0;
+  bool by_scores = false;
+  fold_floats::positions prompt = {0, 0};  // by scores: leverage pins none of these
+
+  KVMELD_DEVICE void of_target(index_t slots) { target = slots; }
+  KVMELD_DEVICE void of_head(const head_context& head, index_t n) {
+    by_scores = scored.more != nullptr && scored.more[head.head] >= 0;
+    if (by_scores) {
+      most = scored.more[head.head];
+      prompt = fold.memory_of(head).scored();
+      return;
+    }
+    const index_t slots = decodes ? fold.slots_before_next(n, target) : target;
+    latest = fold.pins.recent_of(slots), most = fold.pins.outliers(slots);
+  }
+  KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
+    return by_scores ? scored.pinned[head.first + s] != 0
+                     : search::protection{fold.pins.sinks, latest, head.newest}(head.position[s]);
+  }
+  KVMELD_DEVICE bool outlying(const head_context& head, index_t s) const {
+    const index_t position = head.position[s];
+    if (most == 0 || head.column(fold_rule::tokens, s) != 1.0F ||
+        (prompt.begin <= position && position < prompt.end)) {
+      return false;
+    }
+    const float x = leverage[head.first + s];
+    return least == nullptr ? x == x : x > least[head.head];
+  }
+  KVMELD_DEVICE bool counted(const head_context& head, index_t s) const {
+    return !is_protected(head, s) && outlying(head, s);
+  }
+  KVMELD_DEVICE void prepare(index_t candidates) { most = candidates < most ? candidates : most; }
+  KVMELD_DEVICE index_t free(index_t, index_t) const { return most; }
+  KVMELD_DEVICE unsigned order(const head_context& head, index_t s) const {
+    return ordered(outlying(head, s) ? leverage[head.first + s] : lowest_score);
+  }
+};
+
+/// By scores, `share` of a prompt's slots beside the pins is evicted and not merged: of those that
+/// hold one token the best (`kvmeld::fold_prompt::mark_evicted`). They join the list of those kept,
+/// from which seeds keep away, but become no rows. A block a head.
+template <class Scalar>
+struct evict_scored {
+  static constexpr index_t threads = 512, resident = 1;
+  struct shared_memory {
+    radix_select_memory radix;
+    of_warps<index_t, threads> number;
+    prefix_memory<threads> prefix;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  keep_evict_partition of;
+  head_budgets limits;
+  float share;
+  const index_t* more;  // [heads] −1: no pin is by score
+  index_t* evicted;     // [heads] how many
+
+  /// Grid: heads.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = cache.head();
+    if (of.rows[h] < 0) {
+      return;
+    }
+    const index_t beside = of.removed_count[h], pinned = of.kept_count[h];
+    index_t* const list = of.removed + cache.slot(h, 0);
+    const auto single = [&](index_t s) { return state.column(fold_rule::tokens, h)[s] == 1.0F; };
+    index_t number = 0;
+    for (index_t e = thread_index(); e < beside; e += threads) {
+      number += single(list[e]) ? 1 : 0;
+    }
+    number = block_sum(shared.number, number);
+    const auto wanted = static_cast<index_t>(share * static_cast<float>(beside));
+    const index_t surplus = cache.length[h] - limits.of(h).target;
+    index_t most = wanted < number ? wanted : number;
+    most = more[h] < 0 ? 0 : most < surplus ? most : surplus;
+    block_radix_select<threads>::divide(
+        shared.radix, shared.prefix, list, beside, most,
+        [&](index_t e) {
+          const index_t s = list[e];
+          return single(s) ? ordered(state.column(fold_rule::prompt_score, h)[s]) : 0U;
+        },
+        [&](index_t s, bool goes, index_t before, index_t e) {
+          if (goes) {
+            of.kept[cache.slot(h, pinned + before)] = s;
+          } else {
+            list[e - before] = s;
+          }
+        });
+    if (thread_index() == 0) {
+      evicted[h] = most;
+      of.removed_count[h] = beside - most, of.kept_count[h] = pinned + most;
+    }
+  }
+};
+
+}  // namespace kvmeld::cuda::detail

@@ -1,0 +1,168 @@
+/// What reference queries get from a head, on tensor cores.
+#pragma once
+
+#include "kvmeld/cuda/policies/fold/packed_rows.cuh"
+#include "kvmeld/cuda/policies/fold/reference.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// `Σ_s exp(ℓ_s − Z) v_s` for every reference query, Z given, of rows of 16-bit elements that begin
+/// at multiples of 16 bytes. A warp holds 16 queries for its whole life; K and V stream by, 64
+/// slots at a time. Weights go in two 16-bit parts, what they round to and the rest, which is as
+/// good as float. Reads K and V once for 64 queries; K again for every 128 columns of V.
+template <class Scalar, index_t Depth>
+struct reference_tiles {
+  static constexpr index_t warps = 4, threads = 32 * warps, queries_a_block = 16 * warps;
+  static constexpr index_t slots = 64, some = 32, stages = 2, resident = 2, columns = 128;
+  using key_tile = packed_rows<Depth>;
+  using value_tile = packed_rows<columns>;
+  using key_array = shared_array<Scalar, stages * key_tile::size>;
+  using value_array = shared_array<Scalar, stages * value_tile::size>;
+  struct shared_memory {
+    key_array keys;
+    value_array values;
+    shared_array<float, stages * slots> mass;
+  };
+  static_assert(sizeof(Scalar) == 2 && queries_a_block == slots);
+
+  cache_view<Scalar> cache;
+  chosen_rows<Scalar> queries;
+  const float* log_sum_exp;  // [heads, group, count]
+  float* out;                // [heads, group, count, dim]
+
+  /// Grid: heads, blocks of queries, columns of V.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = cache.head();
+    if (!queries.asks(h)) {
+      return;
+    }
+    const index_t q0 = static_cast<index_t>(block_index().y) * queries_a_block;
+    const index_t first = static_cast<index_t>(block_index().z) * columns;
+    const index_t all = queries.count * cache.group, n = cache.length[h];
+    const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    key_tile::copy(
+        shared.keys, 0, 0, cache.dim,
+        [&](index_t r) {
+          const index_t q = q0 + r < all ? q0 + r : all - 1;
+          return queries.at(h, q / queries.count, q % queries.count);
+        },
+        [&](index_t r) { return q0 + r < all; });
+    commit_async();
+    wait_async<0>();
+    sync_block();
+    matrices query[Depth / 16];
+    KVMELD_UNROLL
+    for (index_t k = 0; k < Depth / 16; ++k) {
+      query[k] = key_tile::left(shared.keys, 0, warp() * 16, k);
+    }
+    float z[2];
+    KVMELD_UNROLL
+    for (index_t i = 0; i < 2; ++i) {
+      const index_t q = q0 + row(i);
+      z[i] = q < all ? log2_e * log_sum_exp[std::ptrdiff_t{h} * all + q] : 0.0F;
+    }
+    sync_block();  // all have their queries
+
+    const auto load = [&](index_t s0, index_t stage) {
+      if (s0 < n) {
+        const auto is = [&](index_t r) { return s0 + r < n; };
+        key_tile::copy(
+            shared.keys, stage * key_tile::size, 0, cache.dim,
+            [&](index_t r) { return keys.at(is(r) ? s0 + r : s0); }, is);
+        value_tile::copy(
+            shared.values, stage * value_tile::size, first, cache.dim,
+            [&](index_t r) { return values.at(is(r) ? s0 + r : s0); }, is);
+        if (thread_index() < slots) {
+          const index_t s = s0 + thread_index();
+          shared.mass[stage * slots + thread_index()] =
+              s < n ? log2_e * cache.log_mass[cache.slot(h, s)] : lowest_score;
+        }
+      }
+      commit_async();
+    };
+    const float scale = cache.scale * log2_e;
+    float sum[columns / 8][4] = {};
+    load(0, 0);
+    index_t stage = 0;
+    KVMELD_ROLLED
+    for (index_t s0 = 0; s0 < n; s0 += slots) {
+      wait_async<0>();
+      sync_block();  // this tile is there, the one before it is used up
+      load(s0 + slots, stage ^ 1);
+      KVMELD_ROLLED
+      for (index_t s = 0; s < slots; s += some) {
+        float x[some / 8][4] = {};
+        multiply_keys(shared.keys, stage * key_tile::size, s, query, x);
+        unsigned high[some / 16][4], rest[some / 16][4];
+        KVMELD_UNROLL
+        for (index_t t = 0; t < some / 8; ++t) {
+          KVMELD_UNROLL
+          for (index_t i = 0; i < 2; ++i) {
+            float p[2];
+            KVMELD_UNROLL
+            for (index_t e = 0; e < 2; ++e) {
+              const float mass = shared.mass[stage * slots + s + t * 8 + lane() % 4 * 2 + e];
+              p[e] = exp2_approx(multiply_add(scale, x[t][2 * i + e], mass - z[i]));
+            }
+            const Scalar a = from_float<Scalar>(p[0]), b = from_float<Scalar>(p[1]);
+            high[t / 2][t % 2 * 2 + i] = pair_of(a, b);
+            rest[t / 2][t % 2 * 2 + i] = pair_of(from_float<Scalar>(p[0] - to_float(a)),
+                                                 from_float<Scalar>(p[1] - to_float(b)));
+          }
+        }
+        add_values(shared.values, stage * value_tile::size, s, first, high, rest, sum);
+      }
+      stage ^= 1;
+    }
+    wait_async<0>();
+    KVMELD_UNROLL
+    for (index_t t = 0; t < columns / 8; ++t) {
+      KVMELD_UNROLL
+      for (index_t i = 0; i < 2; ++i) {
+        const index_t q = q0 + row(i), c = first + t * 8 + lane() % 4 * 2;
+        if (q < all && c < cache.dim) {
+          store_pair(out + (std::ptrdiff_t{h} * all + q) * cache.dim + c, sum[t][2 * i],
+                     sum[t][2 * i + 1]);
+        }
+      }
+    }
+  }
+
+ private:
+  /// Of the block's queries, those of a lane's sums.
+  KVMELD_DEVICE static index_t row(index_t i) { return warp() * 16 + lane() / 4 + 8 * i; }
+  /// `x = queries · keys` of slots `s ... s + some` of a tile.
+  KVMELD_DEVICE void multiply_keys(const key_array& keys, index_t tile, index_t s,
+                                   const matrices (&query)[Depth / 16],
+                                   float (&x)[some / 8][4]) const {
+    KVMELD_UNROLL
+    for (index_t k = 0; k < Depth / 16; ++k) {
+      if (k * 16 < cache.dim) {
+        KVMELD_UNROLL
+        for (index_t pair = 0; pair < some / 16; ++pair) {
+          const matrices b = key_tile::right(keys, tile, s + pair * 16, k);
+          add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], query[k].of, b);
+        }
+      }
+    }
+  }
+  /// `sum += weights · values` of the same slots.
+  KVMELD_DEVICE void add_values(const value_array& values, index_t tile, index_t s, index_t first,
+                                const unsigned (&high)[some / 16][4],
+                                const unsigned (&rest)[some / 16][4],
+                                float (&sum)[columns / 8][4]) const {
+    KVMELD_UNROLL
+    for (index_t c = 0; c < columns / 16; ++c) {
+      if (first + c * 16 < cache.dim) {
+        KVMELD_UNROLL
+        for (index_t k = 0; k < some / 16; ++k) {
+          const matrices b = value_tile::right_of_columns(values, tile, c * 16, s + k * 16);
+          add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high[k], b);
+          add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], rest[k], b);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvmeld::cuda::detail

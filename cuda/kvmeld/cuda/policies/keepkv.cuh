@@ -1,0 +1,60 @@
+/// keepkv on the device.
+#pragma once
+
+#include "kvmeld/cuda/merge/remove_into_nearest.cuh"
+#include "kvmeld/cuda/policies/device_policy.cuh"
+#include "kvmeld/cuda/policies/keepkv/estimates.cuh"
+#include "kvmeld/cuda/policies/keepkv/plans.cuh"
+#include "kvmeld/policies/keepkv.hpp"
+
+namespace kvmeld::cuda {
+
+template <>
+struct device_policy<keepkv> {
+  static keepkv_rule rule(const keepkv& policy, index_t) {
+    expects(policy.variant == keepkv::mode::paper,
+            "cuda keepkv: the paper's mode expected, the code's came");
+    return {group_combine::sum, policy.sinks, policy.recent, policy.similarity, policy.decay};
+  }
+  template <class Scalar>
+  static void observe(const keepkv& policy, const keepkv_rule& rule,
+                      const cache_view<Scalar>& cache, const state_view& state,
+                      const query_rows<Scalar>& queries, const detail::prompt_memory<keepkv_rule>&,
+                      stream stream) {
+    if (cache.dim <= 128) {
+      detail::estimate<Scalar, 128>(rule, cache, state, queries.reference(policy.window), stream);
+    } else {
+      detail::estimate<Scalar, 256>(rule, cache, state, queries.reference(policy.window), stream);
+    }
+  }
+  /// Six launches.
+  template <class Scalar>
+  static void plan(const keepkv_rule& rule, const cache_view<Scalar>& cache,
+                   const state_view& state, const head_budgets& limits,
+                   const detail::plan_memory& work, stream stream) {
+    detail::select_into(work.divided, rule, cache, state, limits, stream);
+    detail::match_divided(cosine_similarity{}, cache, work, stream);
+    detail::write_rows(cache, state, work.divided, work.plan, detail::join_above{rule.similarity},
+                       detail::vote_weights{}, limits.most_target(), stream);
+    apply(work.plan, cache, state, stream);
+  }
+  template <class Scalar>
+  static void plan_prompt(const keepkv& policy, const keepkv_rule& rule,
+                          const cache_view<Scalar>& cache, const state_view& state,
+                          const query_rows<Scalar>&, const head_budgets& limits,
+                          const detail::plan_memory& work, stream stream) {
+    if (policy.merge_first) {
+      detail::merge_first(rule, cache, state, limits, work, stream);
+    } else {
+      plan(rule, cache, state, limits, work, stream);
+    }
+  }
+  template <class Scalar>
+  static void remove_one(const keepkv_rule& rule, const cache_view<Scalar>& cache,
+                         const state_view& state, const head_budgets&,
+                         const detail::step_memory<keepkv_rule>& work, stream stream) {
+    detail::remove_nearest(rule, cache, state, work.partial, stream);
+  }
+};
+
+}  // namespace kvmeld::cuda

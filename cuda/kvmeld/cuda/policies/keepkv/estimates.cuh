@@ -1,0 +1,91 @@
+/// KeepKV's estimates of a prompt.
+#pragma once
+
+#include "kvmeld/cuda/policies/keepkv/rule.cuh"
+#include "kvmeld/cuda/score/queries.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// Every slot's S takes in the queries that see it, one after another: `ln mean_g exp(scale ·
+/// q_g·k)` of each by eq. 8. A thread a slot, its key in shared memory; the queries, the same for
+/// all threads, come through the cache. Reads K once.
+template <class Scalar, index_t Depth>
+struct estimate_slots {
+  using shape = tile_shape<Scalar, Depth>;
+  static constexpr index_t threads = shape::threads;
+  struct shared_memory {
+    typename shape::row_array keys;
+  };
+
+  cache_view<Scalar> cache;
+  state_view state;
+  query_rows<Scalar> queries;
+  keepkv_rule rule;
+  bool aligned;
+
+  /// Grid: heads, tiles of slots.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = cache.head();
+    const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
+    const index_t n = cache.length[h], first_position = cache.tokens_total[h] - queries.count;
+    if (s0 >= n) {
+      return;
+    }
+    const auto keys = cache.keys.of(h);
+    shape::template load<shape::rows>(
+        shared.keys, [&](index_t r) { return s0 + r < n ? keys.at(s0 + r) : nullptr; },
+        cache.keys.data, cache.dim, aligned);
+    commit_async();
+    wait_async<0>();
+    sync_block();
+    const index_t r = thread_index(), s = s0 + r;
+    if (r >= shape::rows || s >= n) {
+      return;
+    }
+    const head_context head = context_of(cache, state, h, 0);
+    float score = head.column(keepkv_rule::log_score, s), weight_sum = 0;  // of this prompt alone
+    for (index_t i = 0; i < queries.count; ++i) {
+      const index_t at = queries.position == nullptr ? first_position + i : queries.position[i];
+      if (head.position[s] > at) {
+        continue;
+      }
+      float most = lowest_score, sum = 0;  // of the group
+      for (index_t g = 0; g < cache.group; ++g) {
+        const float l = cache.scale * dot(shared, r, queries.at(h, g, i));
+        if (l > most) {
+          sum = sum * exponential(most - l) + 1, most = l;
+        } else {
+          sum += exponential(l - most);
+        }
+      }
+      rule.average(score, weight_sum, most + logarithm(sum / static_cast<float>(cache.group)));
+    }
+    head.column(keepkv_rule::log_score, s) = score,
+                                        head.column(keepkv_rule::weight_sum, s) = weight_sum;
+  }
+
+ private:
+  KVMELD_DEVICE float dot(shared_memory& shared, index_t r, const Scalar* query) const {
+    float sum = 0;
+    for (index_t k = 0; k < cache.dim; k += shape::width) {
+      const auto x = shared.keys.vector(shape::place(r, k));
+      const auto y = load_row(query, k, cache.dim, aligned);
+      KVMELD_UNROLL
+      for (index_t j = 0; j < shape::width; ++j) {
+        sum += to_float(x[j]) * to_float(y[j]);
+      }
+    }
+    return sum;
+  }
+};
+
+template <class Scalar, index_t Depth>
+void estimate(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
+              const query_rows<Scalar>& queries, stream stream) {
+  using kernel = estimate_slots<Scalar, Depth>;
+  const index_t tiles = (cache.capacity + kernel::shape::rows - 1) / kernel::shape::rows;
+  launch(kernel{cache, state, queries, rule, cache.aligned() && queries.aligned()},
+         {cache.blocks(), static_cast<unsigned>(tiles)}, stream);
+}
+
+}  // namespace kvmeld::cuda::detail

@@ -1,0 +1,153 @@
+/// KVMerger: neighbours in position, and how similar their keys are.
+#pragma once
+
+#include "kvmeld/cuda/device/block_sort.cuh"
+#include "kvmeld/cuda/memory/lists.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// All slots by position, into `kept`, a block a head. Those that were selected take no part:
+/// `fresh` in their own `into`.
+template <class Scalar>
+struct order_by_position {
+  static constexpr index_t threads = 512;
+  static constexpr index_t own = 8;  // slots of a thread on their way at once
+  struct shared_memory {
+    sort_memory<threads> sort;
+  };
+
+  cache_view<Scalar> cache;
+  keep_evict_partition of;
+
+  /// Grid: heads.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = cache.head();
+    if (of.rows[h] < 0) {
+      return;
+    }
+    const index_t n = cache.length[h];
+    const index_t* const position = cache.position + cache.slot(h, 0);
+    index_t* const order = of.removed + cache.slot(h, 0);
+    index_t* const into = of.into + cache.slot(h, 0);
+    index_t most = 0;
+    for (index_t base = thread_index(); base < n; base += threads * own) {
+      index_t to[own];
+      KVMELD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        const index_t s = base + u * threads;
+        const index_t p = s < n ? position[s] : 0;
+        to[u] = s < n ? into[s] : 0;
+        most = p > most ? p : most;
+      }
+      KVMELD_UNROLL
+      for (index_t u = 0; u < own; ++u) {
+        if (const index_t s = base + u * threads; s < n) {
+          order[s] = s;
+          into[s] = to[u] == s ? s | keep_evict_partition::fresh : s;
+        }
+      }
+    }
+    most = block_max(shared.sort.number, most);
+    const index_t* const sorted = block_sort(
+        shared.sort, order, of.nearest.into + cache.slot(h, 0), n, static_cast<unsigned>(most),
+        [&](index_t s) { return static_cast<unsigned>(position[s]); });
+    for (index_t i = thread_index(); i < n; i += threads) {
+      of.kept[cache.slot(h, i)] = sorted[i];
+    }
+    if (thread_index() == 0) {
+      of.removed_count[h] = 0;  // no slot is matched
+    }
+  }
+};
+
+/// `cos(k_a, k_b)` of every two neighbours in position that may join (algorithm 1), by the left
+/// slot: `nearest.into` says the right one, −1 where none may. A warp has the keys of five slots on
+/// their way for four pairs, so K is read 1.25 times.
+template <class Scalar>
+struct pair_cosines {
+  static constexpr index_t threads = 256, resident = 2;
+  static constexpr index_t own = 4;                     // pairs of a warp
+  static constexpr index_t pairs = threads / 32 * own;  // a block
+  static constexpr index_t width = vector_16<Scalar>::size;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  keep_evict_partition of;
+  bool gaps_break;
+  bool aligned;
+
+  /// Grid: heads, stretches of `pairs`.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head();
+    if (of.rows[h] < 0) {
+      return;
+    }
+    const index_t n = cache.length[h];
+    const index_t begin = static_cast<index_t>(block_index().y) * pairs + warp() * own;
+    if (begin >= n) {
+      return;
+    }
+    const std::ptrdiff_t first = cache.slot(h, 0);
+    index_t slot[own + 1], position[own + 1];
+    bool joins[own + 1];
+    KVMELD_UNROLL
+    for (index_t k = 0; k <= own; ++k) {
+      slot[k] = of.kept[first + (begin + k < n ? begin + k : n - 1)];
+    }
+    KVMELD_UNROLL
+    for (index_t k = 0; k <= own; ++k) {
+      joins[k] = begin + k < n && (of.into[first + slot[k]] & keep_evict_partition::fresh) == 0;
+      position[k] = cache.position[first + slot[k]];
+    }
+    KVMELD_UNROLL
+    for (index_t k = 0; k < own; ++k) {
+      joins[k] = joins[k] && joins[k + 1] && (!gaps_break || position[k + 1] == position[k] + 1);
+    }
+    float product[own] = {}, square[own + 1] = {};
+    add_products(h, slot, joins, product, square);
+    KVMELD_UNROLL
+    for (index_t k = 0; k <= own; ++k) {
+      square[k] = square_root(reduce_sum(square[k]));
+    }
+    KVMELD_UNROLL
+    for (index_t k = 0; k < own; ++k) {
+      const float norms = square[k] * square[k + 1], ab = reduce_sum(product[k]);
+      if (lane() == 0 && begin + k < n) {
+        of.nearest.into[first + slot[k]] = joins[k] ? slot[k + 1] : -1;
+        of.nearest.similarity[first + slot[k]] = norms > 0 ? ab / norms : 0.0F;
+      }
+    }
+  }
+
+ private:
+  /// This lane's share of the products of pairs that may join, and of the squares of their keys.
+  KVMELD_DEVICE void add_products(index_t h, const index_t (&slot)[own + 1],
+                                  const bool (&joins)[own + 1], float (&product)[own],
+                                  float (&square)[own + 1]) const {
+    const auto keys = cache.keys.of(h);
+    for (index_t e = lane() * width; e < cache.dim; e += 32 * width) {
+      vector_16<Scalar> x[own + 1];
+      KVMELD_UNROLL
+      for (index_t k = 0; k <= own; ++k) {
+        if ((k < own && joins[k]) || (k > 0 && joins[k - 1])) {
+          x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned);
+        }
+      }
+      KVMELD_UNROLL
+      for (index_t k = 0; k <= own; ++k) {
+        const bool left = k < own && joins[k], right = k > 0 && joins[k - 1];
+        KVMELD_UNROLL
+        for (index_t j = 0; j < width; ++j) {
+          if (left || right) {
+            square[k] += to_float(x[k][j]) * to_float(x[k][j]);
+          }
+          if (right) {
+            product[k - 1] += to_float(x[k - 1][j]) * to_float(x[k][j]);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvmeld::cuda::detail

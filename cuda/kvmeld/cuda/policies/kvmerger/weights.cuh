@@ -1,0 +1,106 @@
+/// KVMerger: what a run weighs, and what its members weigh in it.
+#pragma once
+
+#include "kvmeld/cuda/memory/head_context.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// A row's total score, by its anchor. For `weigh_rows`.
+struct row_scores {
+  float* total;  // [heads, capacity]
+
+  KVMELD_DEVICE bool alone(const head_context&, index_t, bool) const { return true; }
+  template <class Scalar>
+  KVMELD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
+                                const head_context& head, merge_source* row, index_t size, float&,
+                                const auto& team) const {
+    float sum = 0;
+    for (index_t i = team.index(); i < size; i += team.size) {
+      sum += head.column(0, row[i].source);
+    }
+    sum = team.sum(sum);
+    if (team.index() == 0) {
+      total[cache.slot(h, row[0].source)] = sum;
+    }
+  }
+};
+
+/// Algorithm 2, eqs. 6–8: Gaussian weights about the pivot; values times the run's size. A warp has
+/// four members' keys on their way.
+struct gaussian_weights {
+  static constexpr index_t own = 4;  // members of a warp at once
+  float sigma;
+  bool scale_values;
+  bool aligned;
+
+  KVMELD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
+  template <class Scalar>
+  KVMELD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h, const head_context&,
+                                merge_source* row, index_t size, float&, const auto& team) const {
+    const auto keys = cache.keys.of(h);
+    const auto count = static_cast<float>(size);
+    float mean = 0;
+    for (index_t i0 = team.warp() * own; i0 < size; i0 += team.warps * own) {
+      const index_t left = size - i0 < own ? size - i0 : own;
+      float square[own] = {};
+      add_squares(cache, keys, row, i0, left, square);
+      KVMELD_UNROLL
+      for (index_t k = 0; k < own; ++k) {
+        square[k] = reduce_sum(square[k]);
+        if (k < left) {
+          mean += square_root(square[k]) / count;  // the pivot's 0 counts
+        }
+        if (k < left && lane() == k) {
+          row[i0 + k].key_weight = square[k];
+        }
+      }
+    }
+    mean = team.sum(lane() == 0 ? mean : 0.0F);
+    team.sync();
+    const float own_sigma = mean / square_root(2.0F);
+    const float s = sigma > 0 ? sigma : own_sigma > 1e-6F ? own_sigma : 1e-6F;
+    float sum = 0;
+    for (index_t i = team.index(); i < size; i += team.size) {
+      row[i].key_weight = exponential(-row[i].key_weight / (2 * s * s));
+      sum += row[i].key_weight;
+    }
+    sum = team.sum(sum);
+    for (index_t i = team.index(); i < size; i += team.size) {
+      const float w = row[i].key_weight / sum;
+      row[i].key_weight = w, row[i].value_weight = scale_values ? count * w : w;
+    }
+  }
+
+ private:
+  /// This lane's share of `‖k_p − k_i‖²` of `left` members.
+  template <class Scalar>
+  KVMELD_DEVICE void add_squares(const cache_view<Scalar>& cache, const head_rows<Scalar>& keys,
+                                 const merge_source* row, index_t i0, index_t left,
+                                 float (&square)[own]) const {
+    constexpr index_t width = vector_16<Scalar>::size;
+    const Scalar* const pivot = keys.at(row[0].source);
+    index_t slot[own];
+    KVMELD_UNROLL
+    for (index_t k = 0; k < own; ++k) {
+      slot[k] = row[k < left ? i0 + k : 0].source;
+    }
+    for (index_t e = lane() * width; e < cache.dim; e += 32 * width) {
+      const auto p = load_row(pivot, e, cache.dim, aligned);
+      vector_16<Scalar> x[own];
+      KVMELD_UNROLL
+      for (index_t k = 0; k < own; ++k) {
+        x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned);
+      }
+      KVMELD_UNROLL
+      for (index_t k = 0; k < own; ++k) {
+        KVMELD_UNROLL
+        for (index_t j = 0; j < width; ++j) {
+          const float apart = to_float(p[j]) - to_float(x[k][j]);
+          square[k] += apart * apart;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvmeld::cuda::detail

@@ -1,0 +1,78 @@
+/// Parts of `stream_columns` made one, in order.
+#pragma once
+
+#include "kvmeld/cuda/memory/view.cuh"
+#include "kvmeld/cuda/score/stream_sums.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// log Σ exp over the parts of every query.
+template <class Scalar, class Queries>
+struct combine_log_sums {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  Queries queries;
+  const float* partial;   // [parts, heads, group, count]
+  std::ptrdiff_t stride;  // floats, part to part
+  index_t parts;
+  float* log_sum_exp;
+
+  /// Grid: heads, stretches of `threads` queries of all members.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head(), all = cache.group * queries.count;
+    const index_t i = static_cast<index_t>(block_index().y) * threads + thread_index();
+    if (i >= all || !queries.asks(h)) {
+      return;
+    }
+    const std::ptrdiff_t at = std::ptrdiff_t{h} * all + i;
+    float most = lowest_score, sum = 0;
+    for (index_t k = 0; k < parts; ++k) {
+      const float x = partial[k * stride + at];
+      most = x > most ? x : most;
+    }
+    for (index_t k = 0; k < parts; ++k) {
+      const float x = partial[k * stride + at];
+      sum += x == lowest_score ? 0.0F : exp2_approx((x - most) * log2_e);
+    }
+    log_sum_exp[at] = sum == 0 ? lowest_score : most + log2_approx(sum) * ln_2;
+  }
+};
+
+/// The sums of a slot's parts, or the largest of them.
+template <class Scalar, class Queries, bool Largest, index_t Numbers>
+struct add_parts {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  Queries queries;
+  const float* partial;   // [parts, Numbers, heads, capacity]
+  std::ptrdiff_t stride;  // floats, number to number
+  index_t parts;
+  float* out[3];
+
+  /// Grid: heads, stretches of `threads` slots.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head();
+    const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
+    if (s >= cache.length[h] || !queries.asks(h)) {
+      return;
+    }
+    KVMELD_UNROLL
+    for (index_t n = 0; n < Numbers; ++n) {
+      if (out[n] == nullptr) {
+        continue;
+      }
+      float sum = 0;
+      for (index_t k = 0; k < parts; ++k) {
+        const float x = partial[(std::ptrdiff_t{k} * Numbers + n) * stride + cache.slot(h, s)];
+        sum = !Largest ? sum + x : x > sum ? x : sum;
+      }
+      out[n][cache.slot(h, s)] = sum;
+    }
+  }
+};
+
+}  // namespace kvmeld::cuda::detail

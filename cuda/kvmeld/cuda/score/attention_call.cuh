@@ -1,0 +1,145 @@
+/// The first launch of a step: what either kernel of it reads and writes.
+#pragma once
+
+#include <cstdint>  // std::uintptr_t
+
+#include "kvmeld/cuda/memory/work_memory.cuh"
+#include "kvmeld/cuda/score/queries.cuh"
+
+namespace kvmeld::cuda {
+
+/// One new token of every head that a call runs.
+template <class Scalar>
+struct new_tokens {
+  const Scalar* keys = nullptr;    ///< [heads, dim]; null: none is appended
+  const Scalar* values = nullptr;  ///< [heads, dim]
+};
+
+namespace detail {
+
+KVMELD_HD inline float higher_of(float a, float b) { return b > a ? b : a; }
+/// exp(x − max), 0 where nothing was seen, NaN where something was NaN.
+KVMELD_DEVICE inline float softmax_weight(float x, float max) {
+  return x == lowest_score ? 0.0F : exponential(x - max);
+}
+
+/// An empty head's output is 0; where the new token had no room, it is NaN.
+KVMELD_DEVICE inline float inverse_sum(float sum, bool full) {
+  return full ? lowest_score - lowest_score : sum == 0 ? 0.0F : 1.0F / sum;
+}
+
+/// The slots of a head that a block attends.
+struct slot_share {
+  index_t head, split;
+  index_t begin, end;
+  index_t cached;  ///< slots in the cache; the new token's is the next
+  bool full;       ///< there is no room for the new token
+
+  KVMELD_DEVICE bool has_new() const { return begin <= cached && cached < end; }
+  KVMELD_DEVICE index_t end_in_cache() const { return cached < end ? cached : end; }
+};
+
+template <class Scalar, class Masses>
+struct attention_call {
+  cache_view<Scalar> cache;
+  const Scalar* queries;  // [heads, group, dim]
+  new_tokens<Scalar> fresh;
+  partial_attention to;
+  Scalar* out;         // [heads, group, dim], written where there is one split
+  float* log_sum_exp;  // [heads, group], or null; likewise
+  Masses masses;
+
+  /// This block's share: whole turns of so many slots. Grid: heads, splits.
+  KVMELD_DEVICE slot_share share(index_t turn) const {
+    const index_t h = cache.head(), cached = cache.length[h];
+    const bool full = fresh.keys != nullptr && cached >= cache.capacity;
+    const index_t n = fresh.keys != nullptr && !full ? cached + 1 : cached;
+    const index_t slots = ((n + to.splits - 1) / to.splits + turn - 1) / turn * turn;
+    const auto split = static_cast<index_t>(block_index().y);
+    const index_t begin = split * slots < n ? split * slots : n;
+    return {h, split, begin, begin + slots < n ? begin + slots : n, cached, full};
+  }
+  KVMELD_DEVICE const Scalar* query(index_t g) const {
+    return queries + (std::ptrdiff_t{place_of_block()} * cache.group + g) * cache.dim;
+  }
+
+  /// Appends the new token's rows, by a warp of the block that attends it. Its other numbers are
+  /// the next launch's.
+  KVMELD_DEVICE void append(const slot_share& share, bool aligned) const {
+    constexpr index_t width = vector_16<Scalar>::size;
+    const index_t h = share.head, n = share.cached;
+    const std::ptrdiff_t first = std::ptrdiff_t{place_of_block()} * cache.dim;
+    for (index_t i = lane() * width; i < cache.dim; i += 32 * width) {
+      store_row(cache.keys.of(h).at(n), i, cache.dim, aligned,
+                load_row(fresh.keys + first, i, cache.dim, aligned));
+      store_row(cache.values.of(h).at(n), i, cache.dim, aligned,
+                load_row(fresh.values + first, i, cache.dim, aligned));
+    }
+  }
+
+  /// For the next launch, whatever the workspace held.
+  KVMELD_DEVICE void clear_ticket(const slot_share& share) const {
+    if (share.split == 0 && thread_index() == 0) {
+      to.tickets[share.head] = 0;
+    }
+  }
+
+  /// The block's attention from its warps', in their order: maxima and sums `[Warps, Heads]`, Σ e v
+  /// `[Warps, Heads, Pitch]`, the first of `Heads` query heads is `g0`. Four dims a thread. Of one
+  /// split this is the output.
+  template <index_t Warps, index_t Heads, index_t Pitch, class Numbers, class Sums>
+  KVMELD_DEVICE void combine_warps(Numbers& max, Numbers& sum, Sums& sums, const slot_share& share,
+                                   index_t g0) const {
+    const index_t heads = cache.group - g0 < Heads ? cache.group - g0 : Heads;
+    const index_t quads = (cache.dim + 3) / 4;
+    for (index_t e = thread_index(); e < heads * quads; e += Warps * 32) {
+      const index_t g = e / quads, i = e % quads * 4;
+      float top = lowest_score, total = 0;
+      KVMELD_UNROLL
+      for (index_t w = 0; w < Warps; ++w) {
+        top = higher_of(top, max[w * Heads + g]);
+      }
+      vector_16<float> x;
+      KVMELD_UNROLL
+      for (index_t w = 0; w < Warps; ++w) {
+        const float scale = softmax_weight(max[w * Heads + g], top);
+        const auto y = sums.vector((w * Heads + g) * Pitch + i);
+        total += scale * sum[w * Heads + g];
+        KVMELD_UNROLL
+        for (index_t j = 0; j < 4; ++j) {
+          x[j] = (w == 0 ? 0.0F : x[j]) + scale * y[j];
+        }
+      }
+      write(share, g0 + g, i, top, total, x);
+    }
+  }
+
+ private:
+  KVMELD_DEVICE void write(const slot_share& share, index_t g, index_t i, float max, float sum,
+                           const vector_16<float>& x) const {
+    const std::ptrdiff_t part =
+        (std::ptrdiff_t{share.head} * to.splits + share.split) * cache.group + g;
+    if (i == 0) {
+      to.max[part] = max, to.sum[part] = sum;
+    }
+    if (to.splits > 1) {
+      store_16(to.out + part * to.out_pitch(cache.dim) + i, x);
+      return;
+    }
+    const std::ptrdiff_t row = std::ptrdiff_t{place_of_block()} * cache.group + g;
+    const float inverse = inverse_sum(sum, share.full);
+    KVMELD_UNROLL
+    for (index_t j = 0; j < 4; ++j) {
+      if (i + j < cache.dim) {
+        out[row * cache.dim + i + j] = from_float<Scalar>(x[j] * inverse);
+      }
+    }
+    if (i == 0 && log_sum_exp != nullptr) {
+      log_sum_exp[row] = max + logarithm(sum);
+    }
+  }
+};
+
+}  // namespace detail
+
+}  // namespace kvmeld::cuda

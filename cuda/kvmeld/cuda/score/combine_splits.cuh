@@ -1,0 +1,105 @@
+/// A head's softmax from that of its splits.
+#pragma once
+
+#include "kvmeld/cuda/score/attention_call.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// What a block knows of it then, of so many splits at most.
+template <index_t Splits>
+struct combined_splits {
+  shared_array<float, max_group * Splits> scale;  // of each split's output
+  shared_array<float, max_group> max, inverse;    // of the logits; of the sum
+};
+
+/// `AtOnce`: so many splits' outputs are on their way to a thread.
+template <class Scalar, index_t Threads, index_t AtOnce>
+struct combine_splits {
+  cache_view<Scalar> cache;
+  partial_attention from;
+  Scalar* out;         // [heads, group, dim]
+  float* log_sum_exp;  // [heads, group], or null
+
+  /// Maxima and sums of all splits, and where these are several the log-sum-exp. By one of the
+  /// head's `from.tiles` blocks, with a barrier.
+  template <index_t Splits>
+  KVMELD_DEVICE void weigh(combined_splits<Splits>& shared, index_t h, index_t tile,
+                           bool full) const {
+    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
+    KVMELD_ROLLED
+    for (index_t g = warp(); g < cache.group; g += Threads / 32) {
+      // Of the lane's splits, then of all: their numbers are asked for once.
+      float most = lowest_score, sum = 0;
+      KVMELD_ROLLED
+      for (index_t p = lane(); p < from.splits; p += 32) {
+        const float max = from.max[parts + p * cache.group + g];
+        const float its = from.sum[parts + p * cache.group + g];
+        const float top = higher_of(most, max);
+        sum = sum * softmax_weight(most, top) + its * softmax_weight(max, top), most = top;
+        shared.scale[g * Splits + p] = max;
+      }
+      const float max = reduce_max(most);
+      sum = reduce_sum(sum * softmax_weight(most, max));
+      KVMELD_ROLLED
+      for (index_t p = lane(); p < from.splits; p += 32) {
+        const float its = shared.scale[g * Splits + p];
+        shared.scale[g * Splits + p] = softmax_weight(its, max);
+      }
+      if (lane() == 0) {
+        shared.max[g] = max, shared.inverse[g] = inverse_sum(sum, full);
+        if (tile == 0 && from.splits > 1 && log_sum_exp != nullptr) {
+          log_sum_exp[std::ptrdiff_t{place_of_block()} * cache.group + g] = max + logarithm(sum);
+        }
+      }
+    }
+    sync_block();
+  }
+
+  /// Where splits are several: the output, theirs weighted in a fixed order, four dims a thread.
+  template <index_t Splits>
+  KVMELD_DEVICE void write_output(combined_splits<Splits>& shared, index_t h, index_t tile) const {
+    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
+    const index_t pitch = from.out_pitch(cache.dim), quads = pitch / 4;
+    const index_t all = from.splits > 1 ? cache.group * quads : 0;
+    KVMELD_ROLLED
+    for (index_t e = tile * Threads + thread_index(); e < all; e += from.tiles * Threads) {
+      const index_t g = e / quads, i = e % quads * 4;
+      vector_16<float> x;
+      KVMELD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        x[j] = 0;
+      }
+      constexpr index_t many = Splits < AtOnce ? Splits : AtOnce;
+      KVMELD_ROLLED
+      for (index_t first = 0; first < from.splits; first += many) {
+        vector_16<float> y[many];
+        KVMELD_UNROLL
+        for (index_t u = 0; u < many; ++u) {
+          if (first + u < from.splits) {
+            y[u] = load_16(from.out + (parts + (first + u) * cache.group + g) * pitch + i);
+          }
+        }
+        KVMELD_UNROLL
+        for (index_t u = 0; u < many; ++u) {
+          if (first + u < from.splits) {
+            const float scale = shared.scale[g * Splits + first + u];
+            KVMELD_UNROLL
+            for (index_t j = 0; j < 4; ++j) {
+              x[j] += scale * y[u][j];
+            }
+          }
+        }
+      }
+      const std::ptrdiff_t row = std::ptrdiff_t{place_of_block()} * cache.group + g;
+      const float inverse = shared.inverse[g];
+      KVMELD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        if (i + j < cache.dim) {
+          out[row * cache.dim + i + j] = from_float<Scalar>(x[j] * inverse);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace kvmeld::cuda::detail

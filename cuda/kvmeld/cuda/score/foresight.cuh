@@ -1,0 +1,82 @@
+/// Foresight on the device: a prompt's queries, moved to the positions to come.
+#pragma once
+
+#include "kvmeld/cuda/memory/rope_params.cuh"
+#include "kvmeld/cuda/score/queries.cuh"
+#include "kvmeld/score/future_positions.hpp"
+
+namespace kvmeld::cuda {
+
+namespace detail {
+
+/// Where a spread over so many queries begins.
+inline index_t first_spread(index_t queries) {
+  return queries > score::blind_queries ? score::blind_queries : queries - 1;
+}
+
+/// Queries that are spread over a prompt, turned to the positions to come.
+template <class Scalar>
+struct move_ahead {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  query_rows<Scalar> queries;
+  rope_params rope;
+  future_positions ahead;
+  index_t first, count;
+  Scalar* to;         // [heads, group, count, dim]
+  index_t* position;  // [count]; null: not wanted
+
+  /// Grid: heads, query heads of one, any number of blocks that share the queries.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
+    const auto g = static_cast<index_t>(block_index().y);
+    // All heads have seen as many tokens as the first.
+    const index_t seen = cache.tokens_total[cache.active == nullptr ? 0 : cache.active[0]];
+    Scalar* const rows =
+        to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
+    const auto block = static_cast<index_t>(block_index().z);
+    const auto all = static_cast<index_t>(grid().z) * threads;
+    for (index_t e = block * threads + thread_index(); e < count * pairs; e += all) {
+      const index_t i = e / pairs, p = e % pairs;
+      const index_t from = score::spread_query(i, count, queries.count, first);
+      const index_t moved = seen + score::future_position(i, count, ahead.horizon, ahead.fade);
+      Scalar* const row = rows + std::ptrdiff_t{i} * cache.dim;
+      rope.pair(queries.at(h, g, from), cache.dim, p, moved - queries.position_of(h, from, seen),
+                [&](index_t j, float x) { row[j] = from_float<Scalar>(x); });
+      if (position != nullptr && place_of_block() == 0 && g == 0 && p == 0) {
+        position[i] = moved;
+      }
+    }
+  }
+};
+
+}  // namespace detail
+
+/// How many queries `foresight` makes of a prompt's `queries`.
+inline index_t foresight_count(index_t queries, const foresight_options& options = {}) {
+  expects(queries > 0, "cuda foresight: queries expected, none came");
+  expects(options.count > 0, "cuda foresight: at least 1 query expected, ", options.count, " came");
+  const index_t rest = queries - detail::first_spread(queries);
+  return options.count < rest ? options.count : rest;
+}
+
+/// `kvmeld::foresight`: queries spread over the prompt, turned to the positions to come, into
+/// `out [heads, group, foresight_count, dim]` and `position [foresight_count]`, which `compress`
+/// takes. All heads have seen as many tokens. One launch.
+template <class Scalar>
+void foresight(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
+               const rope_params& rope, const foresight_options& options, Scalar* out,
+               index_t* position, stream stream) {
+  check(cache);
+  options.ahead.validate("cuda foresight");
+  const index_t count = foresight_count(queries.count, options);
+  expects(queries.data != nullptr && out != nullptr && position != nullptr,
+          "cuda foresight: queries, rows for them and positions expected, null came");
+  launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead,
+                                    detail::first_spread(queries.count), count, out, position},
+         {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);
+}
+
+}  // namespace kvmeld::cuda

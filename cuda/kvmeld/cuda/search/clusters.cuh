@@ -1,0 +1,162 @@
+/// Weighted k-means of a head's points: members of each centre, and their means.
+#pragma once
+
+#include "kvmeld/cuda/device/block_sort.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
+#include "kvmeld/cuda/search/nearest_centre.cuh"
+#include "kvmeld/cuda/search/seeds.cuh"
+
+namespace kvmeld::cuda::detail {
+
+/// What clusters are made in.
+struct cluster_scratch {
+  point_rows means;  ///< of the clusters, at least `pick_seeds<>::spare_rows` a head
+  index_t *members, *spare, *by_slot;  ///< [heads, capacity]
+  index_t* begin;                      ///< [heads, capacity + 1] centre ↦ its first member
+
+  KVMELD_DEVICE index_t* begin_of(const clustered_points& x, index_t h) const {
+    return begin + h * (std::ptrdiff_t{x.points.capacity} + 1);
+  }
+};
+
+/// The weighted means of points that lie together in `members`, rounded to half. A centre without
+/// members stays where it is, at first at its seed. A warp a centre.
+struct mean_centres {
+  static constexpr index_t threads = 256;
+  static constexpr index_t most_own = point_rows::most_depth / 256;  // packs of a lane
+  struct shared_memory {};
+
+  clustered_points x;
+  cluster_scratch work;
+  bool first;
+
+  /// Grid: heads, any number of blocks that share the centres.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = x.active.head();
+    if (x.of.rows[h] < 0) {
+      return;
+    }
+    const index_t* const from = work.begin_of(x, h);
+    each_by_warp<threads>(x.of.kept_count[h], [&](index_t c) {
+      const bool moved = place(h, c, work.members + x.at(h, from[c]), from[c + 1] - from[c]);
+      if (first && !moved) {
+        place(h, c, x.of.kept + x.at(h, c), 1);
+      }
+    });
+  }
+
+ private:
+  KVMELD_DEVICE bool place(index_t h, index_t c, const index_t* slots, index_t size) const {
+    const point_rows& to = work.means;
+    float sum[most_own][8] = {}, total = 0;
+    for (index_t e = 0; e < size; ++e) {
+      const half* const row = x.points.row(h, slots[e]);
+      const float w = size == 1 ? 1.0F : x.weight[x.at(h, slots[e])];
+      total += w;
+      KVMELD_UNROLL
+      for (index_t u = 0; u < most_own; ++u) {
+        if (const index_t i = u * 256 + lane() * 8; i < to.depth) {
+          const auto y = load_16(row + i);
+          KVMELD_UNROLL
+          for (index_t j = 0; j < 8; ++j) {
+            sum[u][j] += w * to_float(y[j]);
+          }
+        }
+      }
+    }
+    if (!(total > 0)) {
+      return false;
+    }
+    float square = 0;
+    KVMELD_UNROLL
+    for (index_t u = 0; u < most_own; ++u) {
+      if (const index_t i = u * 256 + lane() * 8; i < to.depth) {
+        vector_16<half> y;
+        KVMELD_UNROLL
+        for (index_t j = 0; j < 8; ++j) {
+          y[j] = from_float<half>(sum[u][j] / total);
+          square += to_float(y[j]) * to_float(y[j]);
+        }
+        store_16(to.row(h, c) + i, y);
+      }
+    }
+    square = reduce_sum(square);
+    if (lane() == 0) {
+      to.square[to.at(h, c)] = square;
+    }
+    return true;
+  }
+};
+
+/// The clustered slots with those of a centre together, in the order they came in. A block a head.
+struct group_members {
+  static constexpr index_t threads = 512;
+  struct shared_memory {
+    sort_memory<threads> sort;
+  };
+
+  clustered_points x;
+  cluster_scratch to;
+
+  /// Grid: heads.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    const index_t h = x.active.head();
+    if (x.of.rows[h] < 0) {
+      return;
+    }
+    const index_t size = x.of.removed_count[h], all = x.of.kept_count[h];
+    index_t* const members = to.members + x.at(h, 0);
+    index_t* const of = to.by_slot + x.at(h, 0);
+    for (index_t e = thread_index(); e < size; e += threads) {
+      const index_t s = x.of.removed[x.at(h, e)];
+      members[e] = s, of[s] = x.of.nearest.into[x.at(h, e)];
+    }
+    const index_t* const sorted =
+        block_sort(shared.sort, members, to.spare + x.at(h, 0), size, static_cast<unsigned>(all),
+                   [&](index_t s) { return static_cast<unsigned>(of[s]); });
+    index_t* const first = to.begin_of(x, h);
+    for (index_t e = thread_index(); e <= size; e += threads) {
+      const index_t before = e == 0 ? -1 : of[sorted[e - 1]], own = e == size ? all : of[sorted[e]];
+      for (index_t c = before + 1; c <= own; ++c) {
+        first[c] = e;
+      }
+      if (e < size) {
+        members[e] = sorted[e];
+      }
+    }
+  }
+};
+
+/// Clusters of points (`kvmeld::search::cluster`): the seeds become `x.of.kept`, and
+/// `x.of.nearest.into` the place there of every slot that was to be clustered. `x.of.kept` are the
+/// pinned at first; rows up to `Depth` halfs. Launches: 3, two a round of seeds, three a round of
+/// Lloyd's but the first.
+template <index_t Depth>
+void cluster_points(const clustered_points& x, const index_t* length, const seed_lists& seeds,
+                    const cluster_scratch& work, index_t rounds, unsigned heads, stream stream) {
+  const auto shares = [](index_t n, index_t of) {
+    return static_cast<unsigned>((n + of - 1) / of);
+  };
+  const index_t target = seeds.limits.most_target();
+  const auto meet = [&](index_t which) {
+    meet_centres<Depth>(x, {work.means, seeds, which}, heads, stream);
+  };
+  launch(seed_heaviest{x, length, seeds}, {heads}, stream);
+  meet(met_centres::pinned);
+  for (index_t round = 0; round < seed_lists::rounds::most_rounds(target); ++round) {
+    if (fits<pick_seeds<>>()) {
+      launch(pick_seeds<>{x, seeds, work.means, round}, {heads}, stream);
+    } else {
+      launch(pick_seeds<pick_seeds<>::few>{x, seeds, work.means, round}, {heads}, stream);
+    }
+    meet(round);
+  }
+  launch(order_seeds{x, length, work.by_slot}, {heads}, stream);
+  for (index_t round = 1; round < rounds; ++round) {
+    launch(group_members{x, work}, {heads}, stream);
+    launch(mean_centres{x, work, round == 1}, {heads, shares(target, 32)}, stream);
+    meet(met_centres::means);
+  }
+}
+
+}  // namespace kvmeld::cuda::detail

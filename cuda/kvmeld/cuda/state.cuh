@@ -1,0 +1,72 @@
+/// A policy's state in device memory.
+#pragma once
+
+#include "kvmeld/cuda/memory/clear_state.cuh"
+#include "kvmeld/cuda/policies/device_policy.cuh"
+
+namespace kvmeld::cuda {
+
+namespace detail {
+
+/// The state of `policy` in `from`: `[columns, heads, capacity]` and `[heads, floats]`, and of
+/// policies that compare the evicted slot with all others `[heads, compared_rows]` predictions.
+template <class Policy, class Scalar>
+state_view allocate_state(workspace_allocator& from, const Policy& policy,
+                          const cache_view<Scalar>& cache) {
+  state_view state;
+  const auto columns = columns_of(policy);
+  expects(columns.size() <= max_columns, "cuda state: ", Policy::name(), " with at most ",
+          max_columns, " columns expected, ", columns.size(), " came");
+  const std::size_t floats = memory_of(policy, cache), slots = shape_of(cache).slots();
+  expects(floats < 1U << 30, "cuda state: ", Policy::name(), " with less than 2^30 floats of ",
+          "memory a head expected, ", floats, " came");
+  for (const auto& column : columns) {
+    state.merges[state.count] = column.fold, state.initial[state.count] = column.initial;
+    ++state.count;
+  }
+  state.columns = from.take<float>(columns.size() * slots);
+  state.head_stride = cache.capacity;
+  state.column_stride = static_cast<std::ptrdiff_t>(slots);
+  state.memory = from.take<float>(shape_of(cache).all_heads() * floats);
+  state.floats = static_cast<index_t>(floats), state.memory_stride = state.floats;
+  if constexpr (predicts_evicted<decltype(device_policy<Policy>::rule(policy, cache.dim))>) {
+    state.predicted = from.take<index_t>(shape_of(cache).all_heads() * compared_rows);
+  }
+  return state;
+}
+
+}  // namespace detail
+
+/// Bytes of the state of all heads of `cache`.
+template <class Policy, class Scalar>
+std::size_t state_bytes(const Policy& policy, const cache_view<Scalar>& cache) {
+  workspace_allocator count;
+  detail::allocate_state(count, policy, cache);
+  return count.used();
+}
+
+/// Every head's state as it is before anything was observed. One launch.
+template <class Scalar>
+void clear(const state_view& state, const cache_view<Scalar>& cache, stream stream) {
+  check(cache), check(state, cache, 0, static_cast<std::size_t>(state.floats), "cuda clear");
+  const index_t most = state.floats > cache.capacity ? state.floats : cache.capacity;
+  const index_t blocks = (most + 1023) / 1024;
+  launch(detail::clear_state<Scalar>{cache, state},
+         {cache.blocks(), static_cast<unsigned>(blocks < 256 ? blocks : 256)}, stream);
+}
+
+/// The state of `policy` for all heads of `cache`, in the caller's device memory of `state_bytes`,
+/// aligned to 256 bytes; cleared on `stream` in one launch. `kvmeld::error`: a policy with more
+/// than `max_columns` columns, too little memory.
+template <class Policy, class Scalar>
+state_view make_state_view(const Policy& policy, const cache_view<Scalar>& cache, workspace memory,
+                           stream stream) {
+  check(cache);
+  workspace_allocator from(memory);
+  const state_view state = detail::allocate_state(from, policy, cache);
+  from.check("cuda make_state_view", "state_bytes");
+  clear(state, cache, stream);
+  return state;
+}
+
+}  // namespace kvmeld::cuda

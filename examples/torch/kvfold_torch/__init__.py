@@ -1,8 +1,0 @@
-"""kvfold's cache compression inside PyTorch and transformers."""
-
-from ._library import ops
-from .cache import Cache
-from .heads import Heads, Policy
-from .second_reading import replay
-
-__all__ = ["Cache", "Heads", "Policy", "ops", "replay"]

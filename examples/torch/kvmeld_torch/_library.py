@@ -1,0 +1,98 @@
+"""torch.ops.kvmeld: the operators of csrc/, and what torch.compile has to know of them."""
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def path() -> Path:
+    """Where the built library is."""
+    named = os.environ.get("KVMELD_TORCH_LIBRARY")
+    built = Path(__file__).parents[3] / "build/torch/extension/libkvmeld_torch.so"
+    path = Path(named) if named else built
+    if not path.exists():
+        raise ImportError(f"kvmeld_torch: {path} expected; `bash examples/torch/run` builds it")
+    return path
+
+
+torch.ops.load_library(str(path()))
+
+
+def _same_device(*tensors: torch.Tensor | None) -> None:
+    found = {x.device.type for x in tensors if x is not None}
+    if len(found) > 1:
+        raise RuntimeError(f"kvmeld: tensors on one device expected, some on {', '.join(sorted(found))} came")
+
+
+def _written(cache: list[torch.Tensor]) -> torch.dtype:
+    """Of rows that operators make: kernels write the cache's, the CPU float32."""
+    return torch.float32 if cache[0].device.type == "cpu" else cache[0].dtype
+
+
+@torch.library.register_fake("kvmeld::compress")
+def _compress(policy, cache, queries, budget, *, positions=None, **_):
+    _same_device(*cache, queries, positions)
+
+
+@torch.library.register_fake("kvmeld::observe")
+def _observe(policy, cache, queries, *, positions=None, **_):
+    _same_device(*cache, queries, positions)
+
+
+@torch.library.register_fake("kvmeld::observe_step")
+def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **_):
+    _same_device(*cache, probabilities, log_sum_exp, query)
+
+
+@torch.library.register_fake("kvmeld::apply")
+def _apply(policy, cache, plan, **_):
+    _same_device(*cache, *plan)
+
+
+@torch.library.register_fake("kvmeld::step")
+def _step(policy, cache, q, k, v, budget, **_):
+    _same_device(*cache, q, k, v)
+    return torch.empty_like(q, dtype=_written(cache))
+
+
+@torch.library.register_fake("kvmeld::attend")
+def _attend(policy, cache, q, *, probabilities=False, **_):
+    _same_device(*cache, q)
+    heads, group, _dim = q.shape
+    slots = cache[0].shape[1] if probabilities else 0
+    sizes = [(heads, group), (heads, group, slots)]
+    return torch.empty_like(q, dtype=_written(cache)), *(q.new_empty(x, dtype=torch.float32) for x in sizes)
+
+
+@torch.library.register_fake("kvmeld::column_scores")
+def _column_scores(cache, queries, **_):
+    _same_device(*cache, queries)
+    heads, slots, _dim = cache[0].shape
+    return queries.new_empty(3, heads, slots, dtype=torch.float32)
+
+
+@torch.library.register_fake("kvmeld::plan")
+def _plan(policy, cache, budget, *, queries=None, positions=None, **_):
+    _same_device(*cache, queries, positions)
+    heads, slots, dim = cache[0].shape
+    most = torch.library.get_ctx().new_dynamic_size()  # rows with corrections: the policy's choice
+    ints = [(heads, 2), (heads, slots + 1), (heads, slots)]
+    floats = [(heads, slots, 2), (heads, slots), (heads,), (heads, most, dim), (heads, most, dim)]
+    return [cache[0].new_empty(size, dtype=torch.int32) for size in ints] + [
+        cache[0].new_empty(size, dtype=torch.float32) for size in floats
+    ]
+
+
+@torch.library.register_fake("kvmeld::foresight")
+def _foresight(cache, queries, *, count=256, **_):
+    _same_device(*cache, queries)
+    heads, group, tokens, dim = queries.shape
+    n = min(count, tokens - min(4, tokens - 1))
+    return (
+        queries.new_empty(heads, group, n, dim, dtype=_written(cache)),
+        queries.new_empty(n, dtype=torch.int32),
+    )
+
+
+ops = torch.ops.kvmeld

@@ -1,0 +1,273 @@
+"""KV heads in slots: tensors that the operators work on, and nothing else."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ._library import ops
+
+_LINE = 16  # floats: a policy's memory has rows of whole cache lines
+_PREDICTING = ("d2o", "ems", "keepkv")  # whose kernels predict what is evicted next, which saves them a launch ...
+_PREDICTED = 8  # ... in the 32-bit numbers behind their memory
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy's text, as kvmeld::make_policy reads it, and the model's RoPE."""
+
+    text: str
+    rope: tuple[float, ...] = ()
+
+    def describe(self, dim: int = 1, group: int = 1, capacity: int = 1) -> dict[str, int]:
+        names = "columns memory min_budget decodes measures plans_on_queries bounded".split()
+        return dict(zip(names, ops.describe(self.text, dim, group, capacity)))
+
+    def initial(self, columns: Tensor) -> Tensor:
+        """What `columns` [heads, columns, slots] are of slots that nothing was observed of: [columns, 1]."""
+        return columns.new_tensor(ops.initial_columns(self.text))[:, None]
+
+    @property
+    def name(self) -> str:
+        return self.text.partition(":")[0]
+
+
+@dataclass
+class Heads:
+    """`heads` KV heads with places for `capacity` tokens each.
+
+    Every head has its own length. Keys and values may have any strides; the rest is contiguous.
+    """
+
+    policy: Policy
+    group: int  # query heads per KV head
+    scale: float  # logit = scale * q.k + log_mass; 0: 1/sqrt(dim)
+    keys: Tensor  # [heads, capacity, dim] float32, float16 or bfloat16
+    values: Tensor  # [heads, capacity, dim]
+    log_mass: Tensor  # [heads, capacity] float32
+    position: Tensor  # [heads, capacity] int32
+    length: Tensor  # [heads] int32: slots in use
+    seen: Tensor  # [heads] int32: tokens ever appended, the next one's position
+    columns: Tensor  # [heads, columns, capacity] float32: the policy's, by slot
+    memory: Tensor  # [heads, floats] float32: the policy's own
+    measured: Tensor  # [heads, 3] int64: slots with columns, queries observed, memory's capacity
+
+    @classmethod
+    def over(
+        cls, policy: Policy, keys: Tensor, values: Tensor, *, group: int, scale: float = 0.0, tokens: int = 0
+    ) -> Self:
+        """Over an engine's keys and values, of which the first `tokens` rows are a prompt's. No copies."""
+        heads, capacity, dim = keys.shape
+        size = policy.describe(dim, group, capacity)
+        floats = size["memory"]
+        if policy.name in _PREDICTING and keys.device.type != "cpu":
+            floats += _PREDICTED
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=keys.device)
+
+        position = new(heads, capacity, dtype=torch.int32)
+        position[:, :tokens] = torch.arange(tokens, dtype=torch.int32, device=keys.device)
+        measured = new(heads, 3, dtype=torch.int64)
+        measured[:, 2] = capacity
+        columns = new(heads, size["columns"], capacity)
+        columns += policy.initial(columns)
+        return cls(
+            policy,
+            group,
+            scale,
+            keys,
+            values,
+            log_mass=new(heads, capacity),
+            position=position,
+            length=new(heads, dtype=torch.int32).fill_(tokens),
+            seen=new(heads, dtype=torch.int32).fill_(tokens),
+            columns=columns,
+            memory=new(heads, -(-floats // _LINE) * _LINE),
+            measured=measured,
+        )
+
+    @classmethod
+    def empty(
+        cls,
+        policy: Policy,
+        heads: int,
+        capacity: int,
+        dim: int,
+        *,
+        group: int = 1,
+        scale: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Of no tokens, in memory of its own."""
+        keys, values = torch.zeros(2, heads, capacity, dim, dtype=dtype, device=device)
+        return cls.over(policy, keys, values, group=group, scale=scale)
+
+    # ------------------------------------------------------------------ what the operators take
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, f.name) for f in fields(self)[3:]]
+
+    @property
+    def _model(self) -> dict:
+        return {"group": self.group, "scale": self.scale}
+
+    @property
+    def _options(self) -> dict:
+        return self._model | {"rope": list(self.policy.rope)}
+
+    @property
+    def heads(self) -> int:
+        return self.keys.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[1]
+
+    def compress(
+        self, queries: Tensor | None, budget: int | list[int], *, positions: Tensor | None = None, before: int = 0
+    ) -> None:
+        """After a prompt: measures on `queries` [heads, group, count, dim], keeps `budget` slots a head."""
+        target = [budget] if isinstance(budget, int) else budget
+        ops.compress(
+            self.policy.text, self.tensors, queries, target, positions=positions, before=before, **self._options
+        )
+
+    def observe(self, queries: Tensor, *, positions: Tensor | None = None, before: int = 0) -> None:
+        """Measures on `queries` [heads, group, count, dim], and compresses nothing."""
+        ops.observe(self.policy.text, self.tensors, queries, positions=positions, before=before, **self._options)
+
+    def observe_behind(self, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Measures on `queries` [heads, group, count, dim] of tokens behind these, which are not taken in.
+
+        For policies whose measure lies in columns; the tokens' keys and values are [heads, count, dim].
+        """
+        held = int(self.length.max())
+        longer = self.moved(held + keys.shape[1])
+        longer.append(keys, values)
+        longer.observe(queries)
+        self.columns[:, :, :held] = longer.columns[:, :, :held]
+        self.measured[:, 0], self.measured[:, 1] = self.length, longer.measured[:, 1]
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        target: list[int],
+        trigger: list[int] = (),
+        heads: list[int] | None = None,
+    ) -> Tensor:
+        """A decode step: q [heads, group, dim], k and v [heads, dim]; its attention, in float32."""
+        return ops.step(
+            self.policy.text, self.tensors, q, k, v, target, trigger=trigger, heads=heads, **self._options
+        )
+
+    def attend(self, q: Tensor, probabilities: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention of q [heads, group, dim] float32 with log-mass: output, log-sum-exp, probabilities."""
+        return ops.attend(self.policy.text, self.tensors, q, probabilities=probabilities, **self._options)
+
+    def column_scores(self, queries: Tensor, **options) -> Tensor:
+        """Column sums of the queries' causal attention: total, window, decayed [3, heads, capacity]."""
+        return ops.column_scores(self.tensors, queries, **options, **self._model)
+
+    def foresight(self, queries: Tensor, count: int = 256) -> tuple[Tensor, Tensor]:
+        """The prompt's queries moved to positions to come, and these positions."""
+        return ops.foresight(self.tensors, queries, count=count, group=self.group, rope=list(self.policy.rope))
+
+    def plan(
+        self, budget: int | list[int], queries: Tensor | None = None, positions: Tensor | None = None
+    ) -> list[Tensor]:
+        """What becomes of every head, as tensors; nothing is changed."""
+        target = [budget] if isinstance(budget, int) else budget
+        return ops.plan(self.policy.text, self.tensors, target, queries=queries, positions=positions, **self._options)
+
+    def apply(self, plan: list[Tensor], budget: int | list[int] = ()) -> None:
+        """Carries out a plan; with the budget that it was for, ends the compression as `compress` does."""
+        target = [budget] if isinstance(budget, int) else budget
+        ops.apply(self.policy.text, self.tensors, plan, budget=target, **self._options)
+
+    # ------------------------------------------------------------------ tensors
+
+    def rows(self, first: int, count: int) -> Self:
+        """`count` of the heads, in the same memory."""
+        part = slice(first, first + count)
+        return replace(self, **{f.name: getattr(self, f.name)[part] for f in fields(self)[3:]})
+
+    def chosen(self, index: Tensor) -> Self:
+        """Copies of the heads of that index, in its order."""
+        return replace(self, **{f.name: getattr(self, f.name).index_select(0, index) for f in fields(self)[3:]})
+
+    def moved(self, capacity: int, policy: Policy | None = None) -> Self:
+        """A copy with places for `capacity` tokens; with another policy, one that has measured nothing."""
+        kept = int(self.length.max())
+        if capacity < kept:
+            raise ValueError(f"moved: a capacity of at least {kept} slots expected, {capacity} came")
+        dim = self.keys.shape[2]
+        to = Heads.empty(
+            policy or self.policy,
+            self.heads,
+            capacity,
+            dim,
+            group=self.group,
+            scale=self.scale,
+            dtype=self.keys.dtype,
+            device=self.keys.device,
+        )
+        names = ["keys", "values", "log_mass", "position"]
+        for name in names:
+            getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
+        to.length, to.seen = self.length.clone(), self.seen.clone()
+        if policy is None:
+            self._expect_movable(to)
+            to.columns[:, :, :kept] = self.columns[:, :, :kept]
+            to.memory, to.measured = self.memory.clone(), self.measured.clone()
+        return to
+
+    def _expect_movable(self, to: "Heads") -> None:
+        """Kernels read a policy's memory as it is laid out for the capacity; the CPU knows for which it was."""
+        floats = [x.policy.describe(x.keys.shape[2], x.group, x.capacity)["memory"] for x in (self, to)]
+        if self.keys.device.type != "cpu" and floats[0] != floats[1]:
+            raise RuntimeError(
+                f"kvmeld: {self.policy.name} on a GPU keeps its capacity of {self.capacity} slots, {to.capacity} came"
+            )
+
+    @staticmethod
+    def joined(parts: list["Heads"]) -> "Heads":
+        """All heads of parts of one shape; a policy's memory may have been laid out for each."""
+        if len(parts) == 1:
+            return parts[0]
+        floats = max(p.memory.shape[1] for p in parts)
+        memory = [torch.nn.functional.pad(p.memory, (0, floats - p.memory.shape[1])) for p in parts]
+        names = [f.name for f in fields(Heads)[3:] if f.name != "memory"]
+        return replace(
+            parts[0], memory=torch.cat(memory), **{n: torch.cat([getattr(p, n) for p in parts]) for n in names}
+        )
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Appends tokens [heads, tokens, dim] to every head, at its next positions."""
+        tokens = keys.shape[1]
+        if tokens == 0:
+            return
+        if int(self.length.max()) + tokens > self.capacity:
+            raise ValueError(f"append: a capacity of {int(self.length.max()) + tokens} expected, {self.capacity} came")
+        steps = torch.arange(tokens, device=keys.device)
+        slot = self.length[:, None].long() + steps
+        head = torch.arange(self.heads, device=keys.device)[:, None].expand_as(slot)
+        self.keys[head, slot], self.values[head, slot] = keys, values
+        self.log_mass[head, slot] = 0.0
+        self.position[head, slot] = (self.seen[:, None] + steps).int()
+        self.columns.transpose(1, 2)[head, slot] = self.policy.initial(self.columns)[:, 0]
+        self.length += tokens
+        self.seen += tokens
+
+    def slot_nbytes(self) -> int:
+        """Of the slots in use: keys, values, log-mass and positions."""
+        return int(self.length.sum()) * (2 * self.keys.element_size() * self.keys.shape[2] + 8)
+
+    def state_nbytes(self) -> int:
+        """Of what the policy has for the slots in use, and beside them."""
+        return int(self.length.sum()) * 4 * self.columns.shape[1] + self.memory.nbytes

@@ -1,0 +1,20 @@
+/// How many slots a head may hold.
+#pragma once
+
+#include "kvmeld/config.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Slots a head may hold: compressed to `target` as soon as it holds `trigger`.
+struct budget {
+  index_t target = 0;
+  index_t trigger = 0;  ///< 0: target + 1, so every decode step; more: now and then
+
+  index_t trigger_length() const { return trigger == 0 ? target + 1 : trigger; }
+  /// Does a head of `length` slots have to be compressed?
+  KVMELD_HD bool reached(index_t length) const { return length > target && length >= trigger; }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

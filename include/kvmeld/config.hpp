@@ -1,0 +1,31 @@
+/// Version and index type: what every other header starts from, errors with it.
+#pragma once
+
+#include <cstdint>  // std::int32_t
+
+#include "kvmeld/error.hpp"  // IWYU pragma: export
+
+#define KVMELD_VERSION_MAJOR 0
+#define KVMELD_VERSION_MINOR 1
+#define KVMELD_VERSION_PATCH 0
+
+// Masks and ranks are infinities, and NaN is found by comparison with itself.
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "kvmeld needs infinity and NaN: add -fno-finite-math-only to -ffast-math (or -Ofast)"
+#endif
+
+/// What compiles for the host and, by nvcc, for the device too.
+#ifdef __CUDACC__
+#define KVMELD_HD __host__ __device__
+#else
+#define KVMELD_HD
+#endif
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
+using index_t = std::int32_t;
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,35 @@
+/// Executors run the heads on the caller's threads. kvmeld has none of its own.
+#pragma once
+
+#include <concepts>
+
+#include "kvmeld/config.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Calls `f(i, worker)` once for every `i = 0 .. count − 1`, in any order, or at the same time;
+/// `worker` is one of `0 .. workers() − 1`, and no two calls at a time have the same one. Returns
+/// when all are done. What `f` throws comes out of the call.
+template <class E>
+concept executor = requires(const E& run, index_t count, void (*f)(index_t, index_t)) {
+  { run.workers() } -> std::convertible_to<index_t>;
+  run(count, f);
+};
+
+/// One after another, on the caller's thread.
+struct serial {
+  static constexpr index_t workers() { return 1; }
+
+  template <class F>
+  void operator()(index_t count, F f) const {
+    for (index_t i = 0; i < count; ++i) {
+      f(i, 0);
+    }
+  }
+};
+
+static_assert(executor<serial>);
+
+}  // namespace v0
+}  // namespace kvmeld

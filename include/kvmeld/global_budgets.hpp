@@ -1,0 +1,204 @@
+/// Budgets of all heads of a model by one threshold, and a profile of them for the next prompts.
+#pragma once
+
+#include <algorithm>   // std::ranges::transform
+#include <cmath>       // std::sqrt
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t
+#include <functional>  // std::plus
+#include <istream>
+#include <iterator>  // std::back_inserter
+#include <limits>    // std::numeric_limits
+#include <ostream>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/detail/bytes.hpp"
+#include "kvmeld/layer_budgets.hpp"
+#include "kvmeld/search/select.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// One threshold over a model: the `total` highest of `scores [heads, slots]`, those of all heads
+/// of all layers, are chosen, and a head gets as many slots as are its own: heads that look things
+/// up get many, most get few. No floor; at most `most` a head (above 0), what is more goes to the
+/// others. The counts sum to `total`; ties go to the lower head, then to the lower slot, NaN is
+/// last. `scores`: of the slots that may be chosen, so not of the sinks and the latest. O(scores),
+/// a byte each beside them.
+/// Refused: scores of another shape, totals that cannot be reached.
+inline std::vector<index_t> global_budgets(std::span<const float> scores, index_t heads,
+                                           index_t total,
+                                           index_t most = std::numeric_limits<index_t>::max()) {
+  expects(heads > 0 && scores.size() % static_cast<std::size_t>(heads) == 0 &&
+              scores.size() <= static_cast<std::size_t>(std::numeric_limits<index_t>::max()),
+          "global_budgets: scores [", heads, ", slots] expected, ", scores.size(), " came");
+  const auto count = static_cast<index_t>(scores.size()), slots = count / heads;
+  expects(most > 0, "global_budgets: at least 1 slot a head expected, ", most, " came");
+  most = std::min(most, slots);
+  expects(total >= 0 && total <= std::int64_t{heads} * most, "global_budgets: 0 to ",
+          std::int64_t{heads} * most, " slots expected, ", total, " came");
+  std::vector<index_t> budget(static_cast<std::size_t>(heads), 0);
+  if (total == 0) {
+    return budget;
+  }
+  std::vector<char> beyond(scores.size(), 0);  // what a head may have
+  const auto nothing = [](index_t) { return false; };
+  for (index_t h = 0; h < heads && most < slots; ++h) {
+    const index_t first = h * slots;
+    const auto of_head = [&](index_t s) {
+      return rank(scores[static_cast<std::size_t>(first + s)]);
+    };
+    const search::kth_score last = search::kth_largest(slots, most, nothing, of_head);
+    for (index_t s = 0; s < slots; ++s) {
+      beyond[static_cast<std::size_t>(first + s)] = last.below(of_head(s), s) ? 1 : 0;
+    }
+  }
+  const auto is_beyond = [&](index_t i) { return beyond[static_cast<std::size_t>(i)] != 0; };
+  const auto of_all = [&](index_t i) { return rank(scores[static_cast<std::size_t>(i)]); };
+  const search::kth_score last = search::kth_largest(count, total, is_beyond, of_all);
+  for (index_t i = 0; i < count; ++i) {
+    budget[static_cast<std::size_t>(i / slots)] += is_beyond(i) || last.below(of_all(i), i) ? 0 : 1;
+  }
+  return budget;
+}
+
+/// How a model's slots are divided between its heads: what `global_budgets` gave on some prompts.
+/// On other prompts as good as a threshold of their own, and known before the first layer is read,
+/// so that an engine can compress layer by layer. And what the heads' errors weigh, if that was
+/// measured: slots that all heads have, as clusters of `fold`, are worth more where it is much.
+class budget_profile {
+ public:
+  /// Of no prompt yet.
+  explicit budget_profile(index_t heads)
+      : slots_(static_cast<std::size_t>(heads)), errors_(slots_.size()) {
+    expects(heads > 0, "budget_profile: at least 1 head expected, ", heads, " came");
+  }
+
+  index_t heads() const { return static_cast<index_t>(slots_.size()); }
+  /// Slots `[heads]`, summed over the prompts.
+  std::span<const std::int64_t> slots() const { return slots_; }
+  /// Errors `[heads]`, summed over the prompts.
+  std::span<const double> errors() const { return errors_; }
+  bool has_errors() const {
+    return std::ranges::any_of(errors_, [](double e) { return e > 0; });
+  }
+  bool operator==(const budget_profile&) const = default;
+  friend void load(std::istream& in, budget_profile& profile);
+
+  /// Counts in the budgets `[heads]` of a prompt. Refused: another number of heads, budgets below
+  /// 0.
+  void add(std::span<const index_t> budgets) {
+    expects(budgets.size() == slots_.size(), "budget_profile: budgets of ", slots_.size(),
+            " heads expected, of ", budgets.size(), " came");
+    for (const index_t b : budgets) {
+      expects(b >= 0, "budget_profile: budgets of at least 0 slots expected, ", b, " came");
+    }
+    for (std::size_t h = 0; h < slots_.size(); ++h) {
+      slots_[h] += budgets[h];
+    }
+  }
+
+  /// Counts in the errors `[heads]` of a prompt: of each head the square of what it adds wrongly to
+  /// the residual stream, relative to that, as `evaluate` measures it. Refused: another number of
+  /// heads, errors below 0, NaN and Inf.
+  void add_errors(std::span<const double> errors) {
+    expects(errors.size() == errors_.size(), "budget_profile: errors of ", errors_.size(),
+            " heads expected, of ", errors.size(), " came");
+    for (const double e : errors) {
+      expects(e >= 0 && std::isfinite(e), "budget_profile: finite errors of at least 0 expected, ",
+              e, " came");
+    }
+    std::ranges::transform(errors_, errors, errors_.begin(), std::plus{});
+  }
+
+  /// `total` slots in proportion to the roots of the errors, within [least, most] a head: where a
+  /// head's squared error falls as 1 / slots, their sum is least so. Refused: a profile without
+  /// errors, totals that cannot be reached.
+  std::vector<index_t> by_errors(index_t total, index_t least, index_t most) const {
+    expects(has_errors(), "budget_profile: errors expected, none were added");
+    std::vector<double> weights;
+    std::ranges::transform(errors_, std::back_inserter(weights),
+                           [](double e) { return std::sqrt(e); });
+    const double some = 1e-9 * *std::ranges::max_element(weights);
+    for (double& w : weights) {  // a head without any shares what the others cannot take
+      w += some;
+    }
+    return proportional_budgets(weights, total, least, most);
+  }
+
+  /// `total` slots in the profile's proportions, at most `most` a head; rounded by largest
+  /// remainders, ties to the lower head. A profile of one prompt gives that prompt's budgets back.
+  /// Refused: a profile of nothing, totals that cannot be reached.
+  std::vector<index_t> budgets(index_t total, index_t most) const {
+    double sum = 0;
+    for (const std::int64_t s : slots_) {
+      sum += static_cast<double>(s);
+    }
+    expects(sum > 0, "budget_profile: a profile of at least 1 slot expected, an empty one came");
+    std::vector<double> weights;
+    for (const std::int64_t s : slots_) {  // a head without any shares what the others cannot take
+      weights.push_back(static_cast<double>(s) + 1e-9 * sum);
+    }
+    return proportional_budgets(weights, total, 0, most);
+  }
+
+ private:
+  std::vector<std::int64_t> slots_;
+  std::vector<double> errors_;
+};
+
+namespace detail {
+
+inline constexpr std::string_view saved_profile_magic = "kvprof\r\n";
+inline constexpr std::uint32_t saved_profile_version = 2;
+
+}  // namespace detail
+
+/// Saves a profile: `kvprof\r\n`, u32 version 2, u32 heads, u64 slots of each, f64 errors of each,
+/// CRC-32 of all that; little-endian. Refused: a stream that fails.
+inline void save(std::ostream& out, const budget_profile& profile) {
+  detail::byte_writer to(out);
+  to.put_text(detail::saved_profile_magic);
+  to.put(detail::saved_profile_version);
+  to.put(profile.heads());
+  for (const std::int64_t s : profile.slots()) {
+    to.put(s);
+  }
+  for (const double e : profile.errors()) {
+    to.put(e);
+  }
+  to.finish();
+}
+
+/// What `save` saved, over a profile of as many heads.
+/// Refused, with nothing changed: anything but a profile, another version, another number of heads,
+/// counts that cannot be, an end too early, another checksum.
+inline void load(std::istream& in, budget_profile& profile) {
+  detail::byte_reader from(in);
+  expects(errc::corrupt_file,
+          from.get_text(detail::saved_profile_magic.size()) == detail::saved_profile_magic,
+          "load: a saved profile expected, something else came");
+  const auto version = from.get<std::uint32_t>();
+  expects(errc::corrupt_file, version == detail::saved_profile_version, "load: version ",
+          detail::saved_profile_version, " expected, ", version, " came");
+  const auto heads = from.get<index_t>();
+  expects(errc::corrupt_file, heads == profile.heads(), "load: a profile of ", profile.heads(),
+          " heads expected, of ", heads, " came");
+  budget_profile loaded(heads);
+  for (std::int64_t& s : loaded.slots_) {
+    s = from.get<std::int64_t>();
+    expects(errc::corrupt_file, s >= 0, "load: at least 0 slots of a head expected, ", s, " came");
+  }
+  for (double& e : loaded.errors_) {
+    e = from.get<double>();
+    expects(errc::corrupt_file, e >= 0 && std::isfinite(e),
+            "load: finite errors of at least 0 expected, ", e, " came");
+  }
+  from.finish();
+  profile = loaded;
+}
+
+}  // namespace v0
+}  // namespace kvmeld

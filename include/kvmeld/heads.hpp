@@ -1,0 +1,232 @@
+/// Which heads of a cache a call is for: of one layer, or of the requests that are active; what may
+/// be one for all of them, or one per head; and what does not fit together.
+#pragma once
+
+#include <span>
+#include <type_traits>  // std::remove_const_t
+#include <vector>
+
+#include "kvmeld/config.hpp"
+#include "kvmeld/memory/any_span.hpp"
+#include "kvmeld/policy.hpp"
+#include "kvmeld/state.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Heads `first` to `first + count − 1`.
+struct head_range {
+  index_t first = 0;
+  index_t count = 0;
+};
+
+/// A range of heads, or a list of them in any order. A view, as an argument is: the list must live
+/// as long.
+///
+/// Rows of a call's input and output are those of the heads chosen, in their order; policies,
+/// budgets and states stay those of the whole cache.
+class head_selection {
+ public:
+  head_selection(head_range range) : range_(range) {}  // NOLINT: a range is a selection
+  head_selection(std::span<const index_t> list)        // NOLINT: so is a list
+      : range_{0, static_cast<index_t>(list.size())}, list_(list), listed_(true) {}
+  head_selection(const std::vector<index_t>& list)  // NOLINT
+      : head_selection(std::span<const index_t>(list)) {}
+
+  index_t count() const { return range_.count; }
+  /// The `i`-th head chosen.
+  index_t operator[](index_t i) const {
+    return listed_ ? list_[static_cast<std::size_t>(i)] : range_.first + i;
+  }
+
+  /// Refuses heads that are not among `heads`, and a list that has one twice. `marks [heads]`: all
+  /// 0, before and after.
+  void check(const char* what, index_t heads, std::span<char> marks) const {
+    if (!listed_) {
+      expects(range_.first >= 0 && range_.count >= 0 && range_.first <= heads &&
+                  range_.count <= heads - range_.first,
+              what, ": a range of heads within 0 to ", heads - 1, " expected, ", range_.count,
+              " from ", range_.first, " came");
+      return;
+    }
+    expects(list_.empty() || list_.data() != nullptr, what,
+            ": a list of heads expected, null came");
+    for (const index_t h : list_) {
+      expects(h >= 0 && h < heads, what, ": heads of 0 to ", heads - 1, " expected, ", h, " came");
+    }
+    index_t twice = -1;
+    for (const index_t h : list_) {
+      char& mark = marks[static_cast<std::size_t>(h)];
+      twice = mark != 0 ? h : twice;
+      mark = 1;
+    }
+    for (const index_t h : list_) {
+      marks[static_cast<std::size_t>(h)] = 0;
+    }
+    expects(twice < 0, what, ": each head once expected, head ", twice, " came twice");
+  }
+
+ private:
+  head_range range_;
+  std::span<const index_t> list_;
+  bool listed_ = false;
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_span = false;
+template <class T, std::size_t N>
+inline constexpr bool is_span<std::span<T, N>> = true;
+
+/// One for all heads, or one per head.
+template <class T>
+const auto& for_head(const T& one_or_many, index_t h) {
+  if constexpr (is_span<T>) {
+    return one_or_many[static_cast<std::size_t>(h)];
+  } else {
+    return one_or_many;
+  }
+}
+
+template <class T>
+void expect_per_head(const char* call, const char* what, const T& one_or_many, index_t heads) {
+  if constexpr (is_span<T>) {
+    expects(one_or_many.size() == static_cast<std::size_t>(heads), call, ": ", what,
+            ": one for each of ", heads, " heads expected, ", one_or_many.size(), " came");
+  }
+}
+
+inline void expect_size(const char* what, const any_span& x, index_t heads, index_t group,
+                        index_t dim) {
+  const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
+                      static_cast<std::size_t>(dim);
+  expects(x.size() == wanted, what, " of ", wanted, " numbers expected, ", x.size(), " came");
+  expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " numbers expected, null came");
+}
+
+/// A state for another policy has numbers that mean something else. To go on with another policy is
+/// to make a state for it, and to measure what remains.
+template <policy P>
+void expect_policy(const P& p, const head_state& state) {
+  expects(state.policy() == p.name(), p.name(), ": a state for ", p.name(), " expected, one for ",
+          state.policy().empty() ? "none" : state.policy(), " came");
+}
+
+/// A state that `make_state` would make for this policy and head.
+template <policy P>
+void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
+  expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
+          " slots expected, one for ", state.capacity(), " came");
+  expect_policy(p, state);
+  const index_t columns = traits::column_count(p);
+  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
+  expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
+          columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
+          state.memory().size(), " came");
+}
+
+/// Queries of one head as a policy gets them: finite, where the cache checks for it.
+template <policy P, class Query>
+void expect_queries(const char* what, const P& p, const kv_head auto& head,
+                    const query_view<Query>& queries) {
+  if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
+    return;
+  }
+  expects(queries.data != nullptr, what, " expected, null came");
+  if (head.check_finite()) {
+    const auto all = queries.reference(queries.count + queries.before);
+    for (index_t i = 0; i < all.count; ++i) {
+      for (index_t g = 0; g < head.group(); ++g) {
+        kvmeld::expect_finite(what, all.at(g, i), head.dim());
+      }
+    }
+  }
+}
+
+inline void expect_workers(const char* what, const state& state, index_t workers) {
+  expects(workers > 0 && workers <= state.workers(), what, ": 1 to ", state.workers(),
+          " workers expected, as the state was made for, ", workers, " came");
+}
+
+/// Takes back what a call counted before the policy refused it.
+class undo {
+ public:
+  explicit undo(head_state& state)
+      : state_(&state), length_(state.length()), observed_(state.observed()) {}
+  undo(const undo&) = delete;
+  undo& operator=(const undo&) = delete;
+  ~undo() {
+    if (state_ != nullptr) {
+      state_->truncate(length_);
+      state_->count_queries(observed_ - state_->observed());
+    }
+  }
+  /// Nothing is to be taken back.
+  void release() { state_ = nullptr; }
+
+ private:
+  head_state* state_;
+  index_t length_;
+  std::int64_t observed_;
+};
+
+}  // namespace detail
+
+/// A policy for all heads, or a `std::span` of policies with one per head.
+template <class T>
+concept policies = policy<T> ||
+    (detail::is_span<T>&& policy<std::remove_const_t<typename T::value_type>>);
+/// A budget for all heads, or a `std::span<const budget>` with one per head.
+template <class T>
+concept budgets = std::same_as<T, budget> || detail::is_span<T>;
+
+namespace detail {
+
+/// What every call over heads refuses first: policies, states or workers that are too few, heads
+/// that are not there, a state made for something else.
+template <policies P>
+void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
+                 const head_selection& heads, index_t workers) {
+  expects(state.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  expect_per_head(what, "policies", p, kv.heads());
+  expect_workers(what, state, workers);
+  heads.check(what, kv.heads(), state.head_marks());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    expect_state(for_head(p, heads[i]), kv.head(heads[i]), state[heads[i]]);
+  }
+}
+
+/// Policies that measure need attention or queries before they decide.
+template <policy P>
+void expect_measured(const P& p, const kv_head auto& head, const head_state& state, bool queries,
+                     const budget& b) {
+  if (head.length() > b.target && traits::bounded(p)) {
+    expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
+            ": reference queries expected (or attention observed before), none came");
+    expects(!traits::plans_on_queries(p) || traits::decodes(p) || queries, p.name(),
+            ": reference queries expected, none came");
+  }
+}
+
+}  // namespace detail
+
+/// Throws unless one more token fits into `head` under `b`.
+template <policy P>
+void check_step(const P& p, const kv_head auto& head, const budget& b) {
+  check(p, b, head.capacity());
+  expects(errc::unsupported, traits::decodes(p), p.name(),
+          ": compresses prompts only; decode with full_cache or another policy");
+  expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
+          ": room for one more token expected, all ", head.capacity(), " slots are in use");
+  detail::expect_pages(head, head.length(), head.length() + 1);
+  expects(errc::no_capacity, head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
+          ": positions end at int32");
+  expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
+          ": a capacity of at least ", b.trigger_length(),
+          " slots expected (the budget and the new token), ", head.capacity(), " came");
+}
+
+}  // namespace v0
+}  // namespace kvmeld

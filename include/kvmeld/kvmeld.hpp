@@ -1,0 +1,26 @@
+/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything.
+#pragma once
+
+#include "kvmeld/any_policy.hpp"           // IWYU pragma: export
+#include "kvmeld/attend.hpp"               // IWYU pragma: export
+#include "kvmeld/compress.hpp"             // IWYU pragma: export
+#include "kvmeld/global_budgets.hpp"       // IWYU pragma: export
+#include "kvmeld/layer_budgets.hpp"        // IWYU pragma: export
+#include "kvmeld/make_policy.hpp"          // IWYU pragma: export
+#include "kvmeld/memory/cache.hpp"         // IWYU pragma: export
+#include "kvmeld/memory/paged.hpp"         // IWYU pragma: export
+#include "kvmeld/memory/q8_0.hpp"          // IWYU pragma: export
+#include "kvmeld/memory/rope.hpp"          // IWYU pragma: export
+#include "kvmeld/memory/view.hpp"          // IWYU pragma: export
+#include "kvmeld/merge/append_only.hpp"    // IWYU pragma: export
+#include "kvmeld/merge/apply.hpp"          // IWYU pragma: export
+#include "kvmeld/merge/compose.hpp"        // IWYU pragma: export
+#include "kvmeld/merge/pages.hpp"          // IWYU pragma: export
+#include "kvmeld/merge/plan.hpp"           // IWYU pragma: export
+#include "kvmeld/policy.hpp"               // IWYU pragma: export
+#include "kvmeld/score/column_scores.hpp"  // IWYU pragma: export
+#include "kvmeld/score/prompt_scores.hpp"  // IWYU pragma: export
+#include "kvmeld/score/queries.hpp"        // IWYU pragma: export
+#include "kvmeld/score/reference.hpp"      // IWYU pragma: export
+#include "kvmeld/serialize.hpp"            // IWYU pragma: export
+#include "kvmeld/state.hpp"                // IWYU pragma: export

@@ -1,0 +1,101 @@
+/// A policy from text, as a command line or a configuration has it:
+/// `make_policy("fold:share=0.4")`.
+#pragma once
+
+#include <algorithm>  // std::min
+#include <charconv>   // std::from_chars
+#include <cmath>      // std::floor
+#include <string>
+#include <string_view>
+#include <type_traits>  // std::is_enum_v
+
+#include "kvmeld/any_policy.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+namespace detail {
+
+/// What a parameter's type takes.
+enum class number_kind { real, whole, choice };
+
+/// The number of `assignment` ("share=0.4"), as `kind` takes it.
+inline double assigned_number(std::string_view policy, std::string_view assignment,
+                              number_kind kind) {
+  const std::string_view text = assignment.substr(assignment.find('=') + 1);
+  double x = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), x);
+  expects(failure == std::errc{} && end == text.data() + text.size() && std::isfinite(x), policy,
+          ": parameter=number expected, '", assignment, "' came");
+  expects(kind == number_kind::real || (x == std::floor(x) && std::abs(x) < 1e9), policy,
+          ": a whole number expected, '", assignment, "' came");
+  expects(kind != number_kind::choice || x == 0 || x == 1, policy, ": 0 or 1 expected, '",
+          assignment, "' came");
+  return x;
+}
+
+}  // namespace detail
+
+/// Sets the parameter that `assignment` names: "share=0.4"; of a bool or of two modes 0 or 1.
+/// Refused, with nothing changed: a name that the policy has not, with those that it has; what is
+/// no number; a value that the policy refuses.
+template <policy P>
+void set_parameter(P& policy, std::string_view assignment) {
+  const std::string_view name = assignment.substr(0, assignment.find('='));
+  P changed = policy;
+  std::string known;
+  bool found = false;
+  const auto set = [&](auto& p) {
+    if constexpr (requires { p.parameters(p, [](const char*, auto&) {}); }) {
+      p.parameters(p, [&](const char* label, auto& member) {
+        known += (known.empty() ? "" : ", ") + std::string(label);
+        if (name == label) {
+          using type = std::remove_reference_t<decltype(member)>;
+          using detail::number_kind;
+          found = true;
+          member = static_cast<type>(detail::assigned_number(
+              policy.name(), assignment,
+              std::is_floating_point_v<type>                       ? number_kind::real
+              : std::is_enum_v<type> || std::is_same_v<type, bool> ? number_kind::choice
+                                                                   : number_kind::whole));
+        }
+      });
+    }
+  };
+  if constexpr (requires { changed.visit(set); }) {
+    changed.visit(set);
+  } else {
+    set(changed);
+  }
+  expects(found, policy.name(), ": one of ", known.empty() ? "no parameters" : known.c_str(),
+          " expected, '", name, "' came");
+  traits::validate(changed);
+  policy = changed;
+}
+
+/// The policy of that name with its default parameters, but for those that are given:
+/// `name[:parameter=value,...]`. `Any`: the variant, such as an `any_policy_with` one's own.
+/// Refused: an unknown name, with those that there are; what `set_parameter` refuses.
+template <class Any = any_policy>
+Any make_policy(std::string_view text) {
+  const std::string_view name = text.substr(0, text.find(':'));
+  std::string known;
+  auto all = Any::every();
+  for (Any& p : all) {
+    if (p.name() == name) {
+      std::string_view rest = text.substr(std::min(name.size() + 1, text.size()));
+      while (!rest.empty()) {
+        const std::string_view one = rest.substr(0, rest.find(','));
+        set_parameter(p, one);
+        rest.remove_prefix(std::min(one.size() + 1, rest.size()));
+      }
+      return p;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(p.name());
+  }
+  detail::refuse(errc::invalid_argument,
+                 {"make_policy: one of ", known, " expected, '", name, "' came"});
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,271 @@
+/// Models of `kv_cache`: one that owns its memory, and one over an engine's.
+#pragma once
+
+#include <algorithm>  // std::ranges::sort
+#include <cstddef>    // std::size_t
+#include <limits>     // std::numeric_limits
+#include <span>
+#include <vector>
+
+#include "kvmeld/memory/layout.hpp"
+#include "kvmeld/memory/view.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// The shape of a cache, in one place.
+struct cache_shape {
+  index_t heads = 0;          ///< batch × layer × KV head, flattened
+  index_t group = 1;          ///< query heads per KV head (GQA); 1: multi-head attention
+  index_t dim = 0;            ///< of a head
+  index_t capacity = 0;       ///< slots per head
+  float scale = 0;            ///< of the logits; 0: 1/sqrt(dim)
+  bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
+
+  /// The group size for `query_heads` on `kv_heads`; refused when they do not divide.
+  static index_t group_of(index_t query_heads, index_t kv_heads) {
+    expects(kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0,
+            "group: a multiple of the KV heads expected, ", query_heads, " query heads on ",
+            kv_heads, " KV heads came");
+    return query_heads / kv_heads;
+  }
+};
+
+namespace detail {
+
+/// `shape`, if its rows are a whole number of `Scalar`s.
+template <storage_scalar Scalar>
+const cache_shape& in_whole_blocks(const cache_shape& shape) {
+  expects(shape.dim % numbers_in<Scalar> == 0, "cache: a dim of whole blocks of ",
+          numbers_in<Scalar>, " numbers expected, ", shape.dim, " came");
+  return shape;
+}
+
+}  // namespace detail
+
+/// The parts of a cache that an engine has no place for: log-mass, position, lengths.
+class cache_metadata {
+ public:
+  explicit cache_metadata(const cache_shape& shape) : shape_(checked(shape)) {
+    const auto heads = static_cast<std::size_t>(shape.heads);
+    const std::size_t slots = heads * static_cast<std::size_t>(shape.capacity);
+    log_mass_.resize(slots);
+    position_.resize(slots);
+    length_.resize(heads);
+    seen_.resize(heads);
+  }
+
+  const cache_shape& shape() const { return shape_; }
+
+  slot_metadata of(index_t h) {
+    expects(h >= 0 && h < shape_.heads, "head: 0 to ", shape_.heads - 1, " expected, ", h, " came");
+    const auto first = static_cast<std::size_t>(h) * static_cast<std::size_t>(shape_.capacity);
+    return {log_mass_.data() + first, position_.data() + first,
+            &length_[static_cast<std::size_t>(h)], &seen_[static_cast<std::size_t>(h)]};
+  }
+
+  /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
+  void adopt(index_t h, index_t tokens) {
+    const auto slots = of(h);
+    expects(tokens >= 0, "adopt: at least 0 tokens expected, ", tokens, " came");
+    expects(errc::no_capacity, tokens <= shape_.capacity - *slots.length, "adopt: at most ",
+            shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
+    expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
+            "adopt: positions end at int32");
+    for (index_t i = 0; i < tokens; ++i) {
+      slots.log_mass[*slots.length] = 0.0F;
+      slots.position[(*slots.length)++] = (*slots.tokens_total)++;
+    }
+  }
+
+  head_shape extent() const {
+    return {shape_.capacity, shape_.dim, shape_.group, shape_.scale, shape_.check_finite};
+  }
+
+ private:
+  static cache_shape checked(cache_shape s) {
+    expects(s.heads > 0, "cache: at least 1 head expected, ", s.heads, " came");
+    expects(s.dim > 0 && s.dim <= max_dim, "cache: dim 1 to ", max_dim, " expected, ", s.dim,
+            " came");
+    expects(s.group > 0, "cache: a group of at least 1 query head expected, ", s.group, " came");
+    expects(s.capacity > 0, "cache: a capacity of at least 1 slot expected, ", s.capacity, " came");
+    expects(s.scale >= 0 && std::isfinite(s.scale),
+            "cache: a finite scale above 0 expected (0: 1/sqrt(dim)), ", s.scale, " came");
+    if (s.scale == 0) {
+      s.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
+    }
+    return s;
+  }
+
+  static constexpr index_t max_dim = 4096;
+  cache_shape shape_;
+  std::vector<float> log_mass_;
+  std::vector<index_t> position_, length_, seen_;
+};
+
+/// Keys and values of all heads, `[heads, capacity, dim]`, owned.
+///
+///     kvmeld::cache<float> kv{{.heads = 8, .group = 4, .dim = 128, .capacity = 4096}};
+///     kv.append(h, keys, values);   // [tokens, dim] each
+template <storage_scalar Scalar>
+class cache {
+ public:
+  using scalar = Scalar;
+
+  explicit cache(const cache_shape& shape)
+      : slots_(detail::in_whole_blocks<Scalar>(shape)), keys_(elements()), values_(elements()) {}
+
+  const cache_shape& shape() const { return slots_.shape(); }
+  index_t heads() const { return shape().heads; }
+
+  head_view<Scalar> head(index_t h) {
+    const auto slots = slots_.of(h);
+    return {rows_of(keys_, h), rows_of(values_, h), slots, slots_.extent()};
+  }
+
+  /// Appends tokens `[tokens, dim]` to head `h` at its next positions.
+  template <class T>
+  void append(index_t h, std::span<const T> keys, std::span<const T> values) {
+    append_rows(head(h), keys, values);
+  }
+  template <class T>
+  void append(index_t h, const std::vector<T>& keys, const std::vector<T>& values) {
+    append(h, std::span<const T>(keys), std::span<const T>(values));
+  }
+
+  /// Moves all heads to memory of `capacity` slots each and frees the old: views of heads are
+  /// invalid afterwards. `kvmeld::shrink` does it together with the state.
+  /// Refused, with nothing changed: more slots than there are, fewer than a head holds.
+  void shrink(index_t capacity) {
+    expects(capacity > 0 && capacity <= shape().capacity, "shrink: a capacity of 1 to ",
+            shape().capacity, " slots expected, ", capacity, " came");
+    for (index_t h = 0; h < heads(); ++h) {
+      expects(errc::no_capacity, head(h).length() <= capacity, "shrink: a capacity of at least ",
+              head(h).length(), " slots expected, ", capacity, " came");
+    }
+    cache_shape smaller = shape();
+    smaller.capacity = capacity;
+    cache to(smaller);
+    for (index_t h = 0; h < heads(); ++h) {
+      detail::copy_slots(head(h), to.head(h));
+    }
+    *this = std::move(to);
+  }
+
+  /// Bytes of the slots in use: keys, values, log-mass, positions.
+  std::size_t bytes() {
+    std::size_t sum = 0;
+    for (index_t h = 0; h < heads(); ++h) {
+      const auto slot =
+          2 * sizeof(Scalar) * static_cast<std::size_t>(row_size<Scalar>(shape().dim)) +
+          sizeof(float) + sizeof(index_t);
+      sum += static_cast<std::size_t>(head(h).length()) * slot;
+    }
+    return sum;
+  }
+
+ private:
+  std::size_t elements() const {
+    return static_cast<std::size_t>(shape().heads) * static_cast<std::size_t>(shape().capacity) *
+           static_cast<std::size_t>(row_size<Scalar>(shape().dim));
+  }
+  layout<Scalar> rows_of(std::vector<Scalar>& all, index_t h) const {
+    return layout<Scalar>::head_token_dim(all.data(), shape().capacity, shape().dim).of(h);
+  }
+
+  cache_metadata slots_;
+  std::vector<Scalar> keys_, values_;
+};
+
+/// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
+/// here. Tokens that are already in the engine's memory are taken in with `adopt`.
+/// Movable, not copyable: two views of the same rows would each count their own slots.
+template <storage_scalar Scalar>
+class strided_view {
+ public:
+  using scalar = Scalar;
+
+  strided_view(const cache_shape& shape, layout<Scalar> keys, layout<Scalar> values)
+      : slots_(detail::in_whole_blocks<Scalar>(shape)),
+        keys_(checked("keys", keys)),
+        values_(checked("values", values)) {}
+
+  strided_view(const strided_view&) = delete;
+  strided_view& operator=(const strided_view&) = delete;
+  strided_view(strided_view&&) noexcept = default;
+  strided_view& operator=(strided_view&&) noexcept = default;
+  ~strided_view() = default;
+
+  const cache_shape& shape() const { return slots_.shape(); }
+  index_t heads() const { return shape().heads; }
+
+  head_view<Scalar> head(index_t h) {
+    const auto slots = slots_.of(h);
+    return {keys_.of(h), values_.of(h), slots, slots_.extent()};
+  }
+
+  template <class T>
+  void append(index_t h, std::span<const T> keys, std::span<const T> values) {
+    append_rows(head(h), keys, values);
+  }
+
+  /// Takes in the `tokens` rows that follow the slots in use of head `h`: the engine wrote them.
+  void adopt(index_t h, index_t tokens) { slots_.adopt(h, tokens); }
+
+ private:
+  layout<Scalar> checked(const char* what, layout<Scalar> l) const {
+    expects(l.data != nullptr, "strided_view: ", what, " expected, null came");
+    expects(l.element == 1 || plain_scalar<Scalar>, "strided_view: ", what,
+            " whose blocks lie side by side expected, an element stride of ", l.element, " came");
+    // From the shortest stride to the longest, each must step over all that the shorter ones reach.
+    struct axis {
+      std::ptrdiff_t stride;
+      index_t count;
+    };
+    const index_t size = row_size<Scalar>(shape().dim);
+    axis axes[] = {{l.element, size}, {l.row, shape().capacity}, {l.head, shape().heads}};
+    std::ranges::sort(axes, {}, &axis::stride);
+    std::ptrdiff_t reach = 1;
+    for (const axis& a : axes) {
+      expects(a.count == 1 || a.stride >= reach, "strided_view: ", what,
+              " that do not overlap expected, [heads, slots, dim] = [", shape().heads, ", ",
+              shape().capacity, ", ", shape().dim, "], head stride ", l.head, ", row stride ",
+              l.row, " and element stride ", l.element, " came");
+      reach += (a.count - 1) * a.stride;
+    }
+    return l;
+  }
+
+  cache_metadata slots_;
+  layout<Scalar> keys_, values_;
+};
+
+/// Appends tokens `[tokens, dim]` to one head; refused whole when they do not fit.
+template <class T>
+void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<const T> values) {
+  const auto dim = static_cast<std::size_t>(head.dim());
+  expects(keys.size() == values.size() && keys.size() % dim == 0,
+          "append: keys and values [tokens, ", dim, "] expected, ", keys.size(), " and ",
+          values.size(), " numbers came");
+  expects(keys.empty() || (keys.data() != nullptr && values.data() != nullptr),
+          "append: keys and values expected, null came");
+  const std::size_t tokens = keys.size() / dim;
+  expects(errc::no_capacity, tokens <= static_cast<std::size_t>(head.capacity() - head.length()),
+          "append: at most ", head.capacity() - head.length(), " more tokens fit, ", tokens,
+          " came");
+  detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
+  expects(
+      errc::no_capacity,
+      tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.tokens_total()),
+      "append: positions end at int32");
+  if (head.check_finite()) {
+    expect_finite("append: keys", keys.data(), static_cast<std::ptrdiff_t>(keys.size()));
+    expect_finite("append: values", values.data(), static_cast<std::ptrdiff_t>(values.size()));
+  }
+  for (std::size_t t = 0; t < tokens; ++t) {
+    head.push(keys.data() + t * dim, values.data() + t * dim);
+  }
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,117 @@
+/// A KV head of whatever storage: what policies are compiled for.
+#pragma once
+
+#include <algorithm>  // std::min
+#include <cstddef>    // std::ptrdiff_t
+#include <limits>     // std::numeric_limits
+
+#include "kvmeld/memory/layout.hpp"
+#include "kvmeld/memory/row.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// What a KV head keeps beside its rows. A view of memory that the engine or a cache owns.
+struct slot_metadata {
+  float* log_mass = nullptr;        ///< [capacity]
+  index_t* position = nullptr;      ///< [capacity]
+  index_t* length = nullptr;        ///< slots in use
+  index_t* tokens_total = nullptr;  ///< tokens ever appended: the next token's position
+};
+
+struct head_shape {
+  index_t capacity = 0;
+  index_t dim = 0;
+  index_t group = 1;          ///< query heads that share this KV head
+  float scale = 1;            ///< logit = scale · q·k + log-mass
+  bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
+};
+
+/// A KV head without its rows, wherever these lie: a log-mass and a position per slot, lengths, and
+/// its shape. A view, as those of heads are that start from it.
+class head_base {
+ public:
+  head_base(const slot_metadata& slots, const head_shape& shape) : slots_(slots), shape_(shape) {}
+
+  index_t length() const { return *slots_.length; }
+  index_t tokens_total() const { return *slots_.tokens_total; }
+  index_t capacity() const { return shape_.capacity; }
+  index_t dim() const { return shape_.dim; }
+  index_t group() const { return shape_.group; }
+  float scale() const { return shape_.scale; }
+  bool check_finite() const { return shape_.check_finite; }
+
+  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  index_t& position(index_t s) const { return slots_.position[s]; }
+
+  /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
+  void truncate(index_t length) const {
+    expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
+            " slots expected, ", length, " came");
+    *slots_.length = length;
+  }
+
+  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
+  void restore(index_t length, index_t tokens_total) const {
+    expects(length >= 0 && length <= capacity() && length <= tokens_total, "restore: 0 to ",
+            std::min(capacity(), tokens_total), " slots expected, ", length, " came");
+    *slots_.length = length;
+    *slots_.tokens_total = tokens_total;
+  }
+
+  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
+  index_t push_metadata() const {
+    expects(errc::no_capacity, length() < capacity(), "push: all ", capacity(),
+            " slots are in use");
+    expects(errc::no_capacity, tokens_total() < std::numeric_limits<index_t>::max(),
+            "push: positions end at int32");
+    const index_t s = (*slots_.length)++;
+    log_mass(s) = 0.0F;
+    position(s) = (*slots_.tokens_total)++;
+    return s;
+  }
+
+ private:
+  slot_metadata slots_;
+  head_shape shape_;
+};
+
+/// One KV head by strides in bytes, or by a table of pages, and its scalar at run time. `head_view`
+/// and `paged_head` become one (`ref`) before a policy sees them, so that policies, attention and
+/// the rest are compiled once, not once for each scalar and layout. A view.
+class head_ref : public head_base {
+ public:
+  using scalar = any_scalar;
+
+  using layout = kvmeld::layout<std::byte>;
+
+  /// A table without pages: rows are strided.
+  head_ref(const head_base& base, scalar_type type, const layout& keys, const layout& values,
+           const page_table& table = {})
+      : head_base(base), keys_(keys), values_(values), table_(table), type_(type) {}
+
+  row<any_scalar> key(index_t s) const { return at(keys_, s); }
+  row<any_scalar> value(index_t s) const { return at(values_, s); }
+
+  const layout& keys() const { return keys_; }
+  const layout& values() const { return values_; }
+
+  /// Are the rows of `l` floats, contiguous and evenly spaced?
+  bool even_floats(const layout& l) const {
+    constexpr std::ptrdiff_t size = sizeof(float);
+    return type_ == scalar_type::float32 && table_.pages == nullptr && l.element == size &&
+           l.row >= dim() * size;
+  }
+
+ private:
+  row<any_scalar> at(const layout& l, index_t s) const {
+    return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type_};
+  }
+
+  layout keys_, values_;
+  page_table table_;
+  scalar_type type_;
+};
+
+}  // namespace v0
+}  // namespace kvmeld

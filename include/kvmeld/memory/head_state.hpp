@@ -1,0 +1,193 @@
+/// What a policy remembers of each slot of a head.
+#pragma once
+
+#include <Eigen/Core>  // Eigen::aligned_allocator
+#include <algorithm>   // std::copy_n
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/memory/column_merge.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// One float per slot: how it merges, and what a fresh slot has.
+struct column {
+  column_merge fold = column_merge::sum;
+  float initial = 0;
+
+  bool operator==(const column&) const = default;
+};
+
+/// A head's state in memory of the caller's, as where an engine's allocator holds all. It is as a
+/// `head_state` left it; for a head without tokens: 0 in all of `memory`.
+struct state_memory {
+  std::span<float> columns;     ///< [columns, capacity]
+  std::span<float> memory;      ///< the policy's, aligned as vectors are
+  index_t capacity = 0;         ///< slots
+  index_t memory_capacity = 0;  ///< the capacity that `memory` was laid out for; 0: `capacity`
+  index_t length = 0;           ///< slots that have numbers
+  std::int64_t queries = 0;     ///< observed so far
+};
+
+/// Per-head state of a policy: columns of one float per slot, which move with the slots, and a flat
+/// block of floats that does not. Being plain numbers it can be saved and restored.
+class head_state {
+ public:
+  /// `policy`: the name of the one that it is for; a state for none only follows plans.
+  head_state(std::span<const kvmeld::column> kinds, std::size_t memory, index_t capacity,
+             std::string_view policy = {})
+      : policy_(policy),
+        kinds_(kinds.begin(), kinds.end()),
+        own_columns_(kinds.size() * static_cast<std::size_t>(capacity)),
+        own_memory_(memory),
+        columns_(own_columns_),
+        memory_(own_memory_),
+        capacity_(capacity),
+        memory_capacity_(capacity) {}
+
+  /// The same over the caller's memory, which must live as long. Refused: columns of another size,
+  /// a length beyond the capacity, less than no queries.
+  head_state(std::span<const kvmeld::column> kinds, const state_memory& over,
+             std::string_view policy)
+      : policy_(policy),
+        kinds_(kinds.begin(), kinds.end()),
+        columns_(over.columns),
+        memory_(over.memory),
+        capacity_(over.capacity),
+        memory_capacity_(over.memory_capacity == 0 ? over.capacity : over.memory_capacity),
+        length_(over.length),
+        observed_(over.queries) {
+    const std::size_t wanted = kinds.size() * static_cast<std::size_t>(capacity_);
+    expects(columns_.size() == wanted, "state: columns [", kinds.size(), ", ", capacity_,
+            "] expected, ", columns_.size(), " floats came");
+    expects(length_ >= 0 && length_ <= capacity_, "state: 0 to ", capacity_, " slots expected, ",
+            length_, " came");
+    expects(observed_ >= 0, "state: at least 0 queries expected, ", observed_, " came");
+  }
+
+  /// A copy owns its numbers, whether or not `from` owns its own.
+  head_state(const head_state& from)
+      : policy_(from.policy_),
+        kinds_(from.kinds_),
+        own_columns_(from.columns_.begin(), from.columns_.end()),
+        own_memory_(from.memory_.begin(), from.memory_.end()),
+        columns_(own_columns_),
+        memory_(own_memory_),
+        capacity_(from.capacity_),
+        memory_capacity_(from.memory_capacity_),
+        length_(from.length_),
+        observed_(from.observed_) {}
+  head_state(head_state&&) noexcept = default;
+  head_state& operator=(const head_state& from) { return *this = head_state(from); }
+  head_state& operator=(head_state&&) noexcept = default;
+  ~head_state() = default;
+
+  /// The name of the policy that it was made for.
+  std::string_view policy() const { return policy_; }
+
+  /// Slots that have numbers; those appended since get theirs from `extend`.
+  index_t length() const { return length_; }
+  index_t columns() const { return static_cast<index_t>(kinds_.size()); }
+  column_merge fold(index_t c) const { return kinds_[static_cast<std::size_t>(c)].fold; }
+
+  /// Column `c` `[length]`.
+  std::span<float> column(index_t c) {
+    return columns_.subspan(offset(c), static_cast<std::size_t>(length_));
+  }
+  std::span<const float> column(index_t c) const {
+    return columns_.subspan(offset(c), static_cast<std::size_t>(length_));
+  }
+  std::span<float> memory() { return memory_; }
+  std::span<const float> memory() const { return memory_; }
+
+  /// Initial numbers for the slots appended since the last call.
+  void extend(index_t length) {
+    expects(length <= capacity_, "state: made for ", capacity_, " slots, ", length, " came");
+    for (index_t c = 0; c < columns(); ++c) {
+      for (index_t s = length_; s < length; ++s) {
+        columns_[offset(c) + static_cast<std::size_t>(s)] =
+            kinds_[static_cast<std::size_t>(c)].initial;
+      }
+    }
+    length_ = length;
+  }
+  void truncate(index_t length) { length_ = length; }
+
+  /// Queries observed so far.
+  std::int64_t observed() const { return observed_; }
+  void count_queries(std::int64_t n) { observed_ += n; }
+
+  /// Bytes for the slots in use.
+  std::size_t bytes() const {
+    return sizeof(float) * (kinds_.size() * static_cast<std::size_t>(length_) + memory_.size());
+  }
+  /// Slots that there are numbers for.
+  index_t capacity() const { return capacity_; }
+  /// The capacity that `memory` was laid out for: `shrink` does not change it.
+  index_t memory_capacity() const { return memory_capacity_; }
+
+  /// As `make_head_state` makes it: no slots, no queries, all memory 0.
+  void clear() {
+    std::ranges::fill(memory_, 0.0F);
+    length_ = 0;
+    observed_ = 0;
+  }
+  /// Copies all numbers of `from`, without allocation. Refused, with nothing changed: another
+  /// policy's, memory of another size or layout, more slots than there is room for.
+  void copy(const head_state& from) {
+    expects(policy_ == from.policy_, "copy: a state for ", policy_, " expected, one for ",
+            from.policy_, " came");
+    expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size() &&
+                memory_capacity_ == from.memory_capacity_,
+            "copy: a state of ", columns(), " columns and ", memory_.size(), " floats for ",
+            memory_capacity_, " slots expected, one of ", from.columns(), " and ",
+            from.memory_.size(), " for ", from.memory_capacity_, " came");
+    expects(errc::no_capacity, from.length_ <= capacity_, "copy: a state for at least ",
+            from.length_, " slots expected, ", capacity_, " came");
+    for (index_t c = 0; c < columns(); ++c) {
+      std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
+    }
+    std::ranges::copy(from.memory_, memory_.begin());
+    length_ = from.length_;
+    observed_ = from.observed_;
+  }
+  /// Gives columns beyond `capacity` slots back; `memory` is unchanged. Columns over the caller's
+  /// memory become the state's own.
+  void shrink(index_t capacity) {
+    expects(capacity >= length_ && capacity <= capacity_, "shrink: a capacity of ", length_, " to ",
+            capacity_, " slots expected, ", capacity, " came");
+    std::vector<float> smaller(kinds_.size() * static_cast<std::size_t>(capacity));
+    for (index_t c = 0; c < columns(); ++c) {
+      std::copy_n(columns_.data() + offset(c), length_,
+                  smaller.data() + std::ptrdiff_t{c} * capacity);
+    }
+    own_columns_ = std::move(smaller);
+    columns_ = own_columns_;
+    capacity_ = capacity;
+  }
+
+ private:
+  std::size_t offset(index_t c) const {
+    return static_cast<std::size_t>(c) * static_cast<std::size_t>(capacity_);
+  }
+
+  std::string policy_;
+  std::vector<kvmeld::column> kinds_;
+  // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
+  // depend on where it happens to lie.
+  std::vector<float> own_columns_;
+  std::vector<float, Eigen::aligned_allocator<float>> own_memory_;
+  std::span<float> columns_;  // [columns, capacity]
+  std::span<float> memory_;
+  index_t capacity_, memory_capacity_;
+  index_t length_ = 0;
+  std::int64_t observed_ = 0;
+};
+
+}  // namespace v0
+}  // namespace kvmeld

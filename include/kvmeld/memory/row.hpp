@@ -1,0 +1,189 @@
+/// One key or one value, in whatever storage.
+#pragma once
+
+#include <Eigen/Core>  // Eigen::half, Eigen::bfloat16
+#include <algorithm>   // std::transform
+#include <concepts>    // std::same_as
+#include <cstddef>     // std::ptrdiff_t
+#include <cstdint>     // std::uint8_t
+
+#include "kvmeld/config.hpp"
+#include "kvmeld/memory/q8_0.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Numbers as engines hand them in: queries, new keys and values.
+template <class T>
+concept plain_scalar =
+    std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;
+
+/// What keys and values are stored as: a number each, or blocks of them. Arithmetic is done in
+/// float whatever the storage.
+template <class T>
+concept storage_scalar = plain_scalar<T> || std::same_as<T, q8_0>;
+
+/// Numbers that one `Scalar` holds.
+template <class Scalar>
+inline constexpr index_t numbers_in = 1;
+template <>
+inline constexpr index_t numbers_in<q8_0> = q8_0::size;
+
+/// `Scalar`s that a row of `dim` numbers takes.
+template <class Scalar>
+constexpr index_t row_size(index_t dim) {
+  return dim / numbers_in<Scalar>;
+}
+
+/// One key or one value: `dim` elements, `step` apart.
+template <class Scalar>
+struct row {
+  Scalar* data;
+  std::ptrdiff_t step = 1;
+
+  constexpr Scalar& operator[](index_t i) const { return data[i * step]; }
+  /// From element `i` on.
+  constexpr row from(index_t i) const { return {data + i * step, step}; }
+};
+
+/// A row in blocks, side by side: `step` is 1. Read number by number, written whole (`store_row`).
+template <>
+struct row<q8_0> {
+  q8_0* data;
+  std::ptrdiff_t step = 1;
+
+  float operator[](index_t i) const { return data[i / q8_0::size][i % q8_0::size]; }
+  /// From number `i` on, a multiple of `q8_0::size`.
+  row from(index_t i) const { return {data + i / q8_0::size, step}; }
+};
+
+/// The scalar of rows that say at run time what theirs is.
+struct any_scalar {};
+
+/// As saved caches number them.
+enum class scalar_type : std::uint8_t { float32, half, bfloat16, q8_0 };
+
+template <storage_scalar Scalar>
+inline constexpr scalar_type scalar_type_of =
+    std::same_as<Scalar, float>             ? scalar_type::float32
+    : std::same_as<Scalar, Eigen::half>     ? scalar_type::half
+    : std::same_as<Scalar, Eigen::bfloat16> ? scalar_type::bfloat16
+                                            : scalar_type::q8_0;
+
+/// Bytes of a row of `dim` numbers.
+constexpr std::size_t row_bytes(scalar_type type, index_t dim) {
+  const auto n = static_cast<std::size_t>(dim);
+  switch (type) {
+    case scalar_type::float32:
+      return n * sizeof(float);
+    case scalar_type::q8_0:
+      return n / q8_0::size * sizeof(q8_0);
+    default:
+      return n * sizeof(Eigen::half);
+  }
+}
+
+/// A row of any scalar, so that what reads rows is compiled once for all.
+template <>
+struct row<any_scalar> {
+  std::byte* data;
+  std::ptrdiff_t step;  ///< in bytes
+  scalar_type type;
+
+  row from(index_t i) const {
+    return {data + (type == scalar_type::q8_0 ? i / q8_0::size : i) * step, step, type};
+  }
+
+  /// Calls `f` with the row as what it is.
+  template <class F>
+  decltype(auto) visit(F&& f) const {
+    switch (type) {
+      case scalar_type::float32:
+        return f(as<float>());
+      case scalar_type::half:
+        return f(as<Eigen::half>());
+      case scalar_type::bfloat16:
+        return f(as<Eigen::bfloat16>());
+      default:
+        return f(as<q8_0>());
+    }
+  }
+
+  /// Reads one element. Whole rows are read faster by `to_floats`.
+  float operator[](index_t i) const {
+    return visit([&](auto x) { return static_cast<float>(x[i]); });
+  }
+
+  /// The row as one of `Scalar`, which it must be.
+  template <storage_scalar Scalar>
+  row<Scalar> as() const {
+    return {reinterpret_cast<Scalar*>(data), step / std::ptrdiff_t{sizeof(Scalar)}};
+  }
+};
+
+namespace detail {
+
+/// Writes `from [dim]`; contiguous rows, the usual ones, at the width of a vector.
+template <class T, plain_scalar Scalar>
+void store_row(const T* from, row<Scalar> to, index_t dim) {
+  const auto convert = [](T x) { return static_cast<Scalar>(x); };
+  if (to.step == 1) {
+    std::transform(from, from + dim, to.data, convert);
+  } else {
+    for (index_t i = 0; i < dim; ++i) {
+      to[i] = convert(from[i]);
+    }
+  }
+}
+
+template <class T>
+void store_row(const T* from, row<q8_0> to, index_t dim) {
+  for (index_t begin = 0; begin < dim; begin += q8_0::size) {
+    float x[q8_0::size];
+    std::transform(from + begin, from + begin + q8_0::size, x,
+                   [](T e) { return static_cast<float>(e); });
+    to.data[begin / q8_0::size] = q8_0::of(x);
+  }
+}
+
+template <class Scalar>
+void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
+  const index_t size = row_size<Scalar>(dim);
+  if (to.step == 1 && from.step == 1) {
+    std::copy_n(from.data, size, to.data);
+    return;
+  }
+  for (index_t i = 0; i < size; ++i) {
+    to.data[i * to.step] = from.data[i * from.step];
+  }
+}
+
+template <class T>
+void store_row(const T* from, row<any_scalar> to, index_t dim) {
+  to.visit([&](auto x) { store_row(from, x, dim); });
+}
+
+/// Both of one scalar.
+inline void copy_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
+  to.visit([&]<class Scalar>(row<Scalar> x) { copy_row(x, from.as<Scalar>(), dim); });
+}
+
+/// The row's elements where they are contiguous floats, null where they are not.
+template <class Scalar>
+const float* floats_in(row<Scalar> x) {
+  if constexpr (std::same_as<std::remove_const_t<Scalar>, float>) {
+    return x.step == 1 ? x.data : nullptr;
+  } else {
+    return nullptr;
+  }
+}
+inline const float* floats_in(row<any_scalar> x) {
+  return x.type == scalar_type::float32 && x.step == sizeof(float)
+             ? reinterpret_cast<const float*>(x.data)
+             : nullptr;
+}
+
+}  // namespace detail
+
+}  // namespace v0
+}  // namespace kvmeld

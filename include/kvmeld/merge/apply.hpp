@@ -1,0 +1,158 @@
+/// Carrying out a plan: moves keys, values, log-mass, positions and the state's columns together.
+#pragma once
+
+#include <algorithm>  // std::min
+
+#include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/memory/tile.hpp"
+#include "kvmeld/merge/merge_rows.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace merge {
+
+/// Moves everything a slot is: rows, log-mass, position, columns.
+void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_t from) {
+  using detail::copy_row;  // and what a view has of its own
+  copy_row(head.key(to), head.key(from), head.dim());
+  copy_row(head.value(to), head.value(from), head.dim());
+  head.log_mass(to) = head.log_mass(from);
+  head.position(to) = head.position(from);
+  for (index_t c = 0; c < state.columns(); ++c) {
+    const auto column = state.column(c);
+    column[static_cast<std::size_t>(to)] = column[static_cast<std::size_t>(from)];
+  }
+}
+
+}  // namespace merge
+
+/// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
+/// anchor's slot, which no other row reads, then the anchors move down in order.
+/// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
+/// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
+void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
+  using merge::merge_rows;
+  expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
+          plan.length(), " came");
+  expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
+          head.dim(), " expected, ", plan.dim(), " came");
+  check(plan);
+  state.extend(head.length());
+  const auto any = [](std::span<const float> delta) {
+    return std::ranges::any_of(delta, [](float x) { return x != 0.0F; });
+  };
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const auto sources = plan.row(r);
+    const index_t anchor = sources.front().source;
+    const bool alone = sources.size() == 1;
+    const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
+    if (!alone || sources.front().key_weight != 1.0F || any(delta_k)) {
+      merge::merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
+                        [&](index_t s) { return head.key(s); });
+    }
+    if (!alone || sources.front().value_weight != 1.0F || any(delta_v)) {
+      merge::merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight,
+                        delta_v, [&](index_t s) { return head.value(s); });
+    }
+    head.log_mass(anchor) = plan.log_mass(r);
+    for (index_t c = 0; c < state.columns(); ++c) {
+      const auto column = state.column(c);
+      float& x = column[static_cast<std::size_t>(anchor)];
+      for (const merge_source& e : sources.subspan(1)) {
+        x = detail::merged_column(state.fold(c), x, column[static_cast<std::size_t>(e.source)]);
+      }
+    }
+  }
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    if (const index_t anchor = plan.anchor(r); anchor != r) {
+      merge::move_slot(head, state, r, anchor);
+    }
+  }
+  head.truncate(plan.rows());
+  state.truncate(plan.rows());
+}
+
+namespace merge {
+
+/// Adds the value of the removed slot in equal parts to the slots behind it.
+void share_value(const slot_removal& d, const slot_rows auto& head) {
+  const index_t from = head.position(d.removed);
+  float share[detail::tile_floats];
+  const auto dim = static_cast<std::size_t>(head.dim());
+  to_floats(head.value(d.removed), head.dim(), share);
+  for (float& x : std::span(share, dim)) {
+    x /= static_cast<float>(d.share_count);
+  }
+  for (index_t s = 0; s < head.length(); ++s) {
+    if (head.position(s) > from && head.position(s) <= d.share_until_position) {
+      const merge_source own[] = {{s}};
+      merge_rows(head.value(s), head.dim(), own, &merge_source::value_weight, std::span(share, dim),
+                 [&](index_t r) { return head.value(r); });
+    }
+  }
+}
+
+}  // namespace merge
+
+/// Carries out a removal: O(dim), no compaction; the last slot moves to the freed one.
+void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
+  using merge::merge_rows;
+  if (d.removed == slot_removal::nowhere) {
+    return;
+  }
+  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: a slot of 0 to ",
+          head.length() - 1, " expected, ", d.removed, " came");
+  expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
+          "slot_removal: another slot (or nowhere) to go into expected, ", d.into, " came");
+  state.extend(head.length());
+  if (d.into != slot_removal::nowhere) {
+    const merge_source sources[] = {
+        {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
+        {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
+    merge::merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
+                      [&](index_t s) { return head.key(s); });
+    merge::merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
+                      [&](index_t s) { return head.value(s); });
+    head.log_mass(d.into) = d.log_mass;
+    for (index_t c = 0; c < state.columns(); ++c) {
+      const auto column = state.column(c);
+      float& x = column[static_cast<std::size_t>(d.into)];
+      x = detail::merged_column(state.fold(c), x, column[static_cast<std::size_t>(d.removed)]);
+    }
+  }
+  if (d.share_count > 0) {
+    merge::share_value(d, head);
+  }
+  const index_t last = head.length() - 1;
+  if (d.removed != last) {
+    merge::move_slot(head, state, d.removed, last);
+  }
+  head.truncate(last);
+  state.truncate(last);
+}
+
+// Views as what they are erased to: compiled once, and the same bits as in a step.
+template <slot_rows H>
+requires detail::erasable<H>
+void apply(const merge_plan& plan, const H& head, head_state& state) {
+  apply(plan, detail::erased(head), state);
+}
+template <slot_rows H>
+requires detail::erasable<H>
+void apply(const slot_removal& d, const H& head, head_state& state) {
+  apply(d, detail::erased(head), state);
+}
+
+/// The same plan or removal on a second cache, which no policy keeps a state for: a draft
+/// model's, or the same rows in another storage.
+template <class Change>
+void apply(const Change& change, const slot_rows auto& head) {
+  head_state none({}, 0, head.length());
+  apply(change, head, none);
+}
+
+}  // namespace v0
+}  // namespace kvmeld

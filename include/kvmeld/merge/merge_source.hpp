@@ -1,0 +1,20 @@
+/// What rows of a plan are made of, on the host and on the device.
+#pragma once
+
+#include "kvmeld/config.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
+/// into its value.
+struct merge_source {
+  index_t source;
+  float key_weight = 1;
+  float value_weight = 1;
+
+  friend bool operator==(const merge_source&, const merge_source&) = default;
+};
+
+}  // namespace v0
+}  // namespace kvmeld

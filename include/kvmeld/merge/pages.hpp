@@ -1,0 +1,108 @@
+/// Plans of whole pages: carried out by changing a page table alone.
+#pragma once
+
+#include <algorithm>   // std::rotate
+#include <functional>  // std::greater
+#include <numeric>     // std::iota
+#include <tuple>
+#include <vector>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/memory/paged.hpp"
+#include "kvmeld/merge/plan.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace merge {
+
+/// Does row `r` of a plan keep its slot's key and value as they are?
+inline bool is_unchanged(const merge_plan& plan, index_t r) {
+  return plan.row(r).size() == 1 && plan.row(r).front() == merge_source{plan.anchor(r)} &&
+         !plan.has_correction();
+}
+
+/// Moves all that a head keeps beside its rows.
+void move_metadata(const merge_plan& plan, const kv_head auto& head, head_state& state) {
+  state.extend(head.length());
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const auto to = static_cast<std::size_t>(r), from = static_cast<std::size_t>(plan.anchor(r));
+    head.log_mass(r) = head.log_mass(plan.anchor(r));  // of heads that share a table, each's own
+    head.position(r) = head.position(plan.anchor(r));
+    for (index_t c = 0; c < state.columns(); ++c) {
+      state.column(c)[to] = state.column(c)[from];
+    }
+  }
+  head.truncate(plan.rows());
+  state.truncate(plan.rows());
+}
+
+}  // namespace merge
+
+/// Carries out a plan of whole pages (`whole_pages`) for head `h`, or for all heads when they
+/// share a table, by changing the table alone: kept pages move to its front, the others behind
+/// them, and no key or value is touched. Refused, with nothing changed: a plan that breaks a
+/// page.
+/// `state[h]`: the `head_state` of head `h`.
+template <storage_scalar Scalar, class State>
+void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State& state) {
+  const page_table table = kv.table(h);
+  const index_t slots = table.slots, first = table.head == 0 ? 0 : h,
+                last = table.head == 0 ? kv.heads() - 1 : h;
+  check(plan);
+  for (index_t i = first; i <= last; ++i) {
+    expects(plan.length() == kv.head(i).length(), "keep_pages: a plan of ", kv.head(i).length(),
+            " slots expected, ", plan.length(), " came");
+  }
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const index_t s = plan.anchor(r);
+    expects(merge::is_unchanged(plan, r) && s % slots == r % slots &&
+                (r % slots == 0 || s == plan.anchor(r - 1) + 1),
+            "keep_pages: whole pages of ", slots, " slots, unchanged, expected, row ", r,
+            " is of slot ", s);
+  }
+  expects(plan.rows() % slots == 0 || plan.anchor(plan.rows() - 1) == plan.length() - 1,
+          "keep_pages: whole pages of ", slots, " slots expected, ", plan.rows(), " rows came");
+  for (index_t i = first; i <= last; ++i) {
+    merge::move_metadata(plan, kv.head(i), state[i]);
+  }
+  for (index_t r = 0; r < plan.rows(); r += slots) {  // anchors ascend: never forward
+    index_t* const from = table.pages + plan.anchor(r) / slots;
+    std::rotate(table.pages + r / slots, from, from + 1);
+  }
+}
+
+/// `plan`, rounded to whole pages of `slots` slots: the pages in which it keeps most slots stay as
+/// they are, all their slots, as many pages as its rows would take; of pages with as many the later
+/// one, and the last page, which is being filled, in any case: so fewer slots than rows may be
+/// kept, and sinks that are alone in their page may be evicted. For plans that evict. Refused:
+/// merges, weights and corrections, which a page cannot keep.
+void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
+  expects(slots > 0, "whole_pages: pages of at least 1 slot expected, ", slots, " came");
+  expects(plan.length() == head.length(), "whole_pages: a plan of ", head.length(),
+          " slots expected, ", plan.length(), " came");
+  check(plan);
+  const page_table pages{.slots = slots};
+  std::vector<index_t> kept(static_cast<std::size_t>(pages.taken_by(plan.length())));
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    expects(merge::is_unchanged(plan, r), "whole_pages: a plan that evicts expected, row ", r,
+            " merges or corrects");
+    ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
+  }
+  std::vector<index_t> order(kept.size());
+  std::iota(order.begin(), order.end(), index_t{0});
+  const auto last = static_cast<index_t>(kept.size()) - 1;
+  std::ranges::stable_sort(order, std::greater<>{}, [&](index_t p) {
+    return std::tuple(p == last, kept[static_cast<std::size_t>(p)], p);
+  });
+  order.resize(static_cast<std::size_t>(pages.taken_by(plan.rows())));
+  std::ranges::sort(order);
+  out.reset(plan.length());
+  for (const index_t p : order) {
+    for (index_t s = p * slots; s < std::min((p + 1) * slots, plan.length()); ++s) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,181 @@
+/// The waist: every policy makes a `merge_plan`; everything after it uses one and knows no policy.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cmath>      // std::isfinite
+#include <cstddef>    // std::size_t
+#include <optional>
+#include <span>
+#include <utility>  // std::pair
+#include <vector>
+
+#include "kvmeld/memory/view.hpp"
+#include "kvmeld/merge/merge_source.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// What a head becomes: a sparse row matrix `W` with one row per surviving slot,
+///
+///     K' = W_k K + Δ_k      V' = W_v V + Δ_v      log_mass'[r] given
+///
+/// The first source of a row is its anchor: its position survives. Laws (`check`): sources are
+/// unique, anchors ascend, so that `apply` needs no scratch. A slot that is no source is evicted.
+///
+///     slots 0 1 2 3 4 5 → rows {0} {2: 1, 3} {5}      W = | 1 . . . . . |
+///                                                         | . ⅓ ⅔ . . . |   (anchor 2, 1 into it)
+///                                                         | . . . . . 1 |   (4 is evicted)
+class merge_plan {
+ public:
+  index_t length() const { return length_; }                               ///< slots before
+  index_t rows() const { return static_cast<index_t>(log_mass_.size()); }  ///< slots after
+
+  std::span<const merge_source> row(index_t r) const {
+    const auto i = static_cast<std::size_t>(r);
+    return std::span(sources_).subspan(begin_[i], begin_[i + 1] - begin_[i]);
+  }
+  index_t anchor(index_t r) const { return row(r).front().source; }
+  float log_mass(index_t r) const { return log_mass_[static_cast<std::size_t>(r)]; }
+
+  /// Row `r [dim]` of `Δ_k` and of `Δ_v`, or empty: nothing is added.
+  std::span<const float> key_correction(index_t r) const { return row_of(key_correction_, r); }
+  std::span<const float> value_correction(index_t r) const { return row_of(value_correction_, r); }
+  /// `Δ_k`, `Δ_v` of all rows `[rows, dim]`, or empty.
+  std::span<const float> key_corrections() const { return key_correction_; }
+  std::span<const float> value_corrections() const { return value_correction_; }
+  bool has_correction() const { return !key_correction_.empty() || !value_correction_.empty(); }
+  /// Were sources added to a row that was not ended?
+  bool unfinished() const { return sources_.size() != begin_.back(); }
+  /// Of the corrections; 0: there are none.
+  index_t dim() const { return static_cast<index_t>(dim_); }
+
+  /// Room for `capacity` slots, so that making a plan allocates nothing.
+  void reserve(index_t capacity) {
+    const auto n = static_cast<std::size_t>(capacity);
+    sources_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
+    marks_.reserve(n);
+  }
+
+  /// Starts anew, for a head of `length` slots.
+  void reset(index_t length) {
+    length_ = length;
+    sources_.clear(), log_mass_.clear();
+    key_correction_.clear(), value_correction_.clear();
+    dim_ = 0;
+    note_.reset();
+    begin_.assign(1, 0);
+  }
+
+  /// Adds a source to the row being made; the first one is the anchor.
+  void add(merge_source e) { sources_.push_back(e); }
+  /// Ends the row being made.
+  void end_row(float log_mass) {
+    begin_.push_back(sources_.size());
+    log_mass_.push_back(log_mass);
+  }
+  /// A row of one slot, unchanged.
+  void keep(index_t s, float log_mass) {
+    add({s});
+    end_row(log_mass);
+  }
+
+  /// `Δ_v [rows, dim]`, added to the values of the finished rows.
+  void correct_values(std::span<const float> delta, index_t dim) {
+    correct(value_correction_, "value", delta, dim);
+  }
+  /// `Δ_k [rows, dim]`, added to the keys.
+  void correct_keys(std::span<const float> delta, index_t dim) {
+    correct(key_correction_, "key", delta, dim);
+  }
+
+  /// Removes the corrections: for a cache that they were not measured on, such as another
+  /// model's.
+  void forget_corrections() {
+    key_correction_.clear(), value_correction_.clear();
+    dim_ = 0;
+  }
+
+  /// A number that the policy measured in making the plan, for its own `update_memory`; none: it
+  /// measured nothing.
+  std::optional<float> note() const { return note_; }
+  void set_note(std::optional<float> note) { note_ = note; }
+
+  friend void check(const merge_plan& plan);
+
+ private:
+  std::span<const float> row_of(const std::vector<float>& correction, index_t r) const {
+    return correction.empty()
+               ? std::span<const float>()
+               : std::span(correction).subspan(static_cast<std::size_t>(r) * dim_, dim_);
+  }
+  void correct(std::vector<float>& to, const char* what, std::span<const float> delta,
+               index_t dim) {
+    expects(dim > 0 && delta.size() == log_mass_.size() * static_cast<std::size_t>(dim) &&
+                (!has_correction() || dim == this->dim()),
+            "merge_plan: a ", what, " correction [", rows(), ", ",
+            has_correction() ? this->dim() : dim, "] expected, ", delta.size(), " numbers came");
+    dim_ = static_cast<std::size_t>(dim);
+    to.assign(delta.begin(), delta.end());
+  }
+
+  index_t length_ = 0;
+  std::vector<merge_source> sources_;
+  std::vector<std::size_t> begin_ = {0};                  // [rows + 1] into sources_
+  std::vector<float> log_mass_;                           // [rows]
+  std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
+  std::size_t dim_ = 0;
+  std::optional<float> note_;
+  mutable std::vector<char> marks_;  // of `check`: slot → is it a source?
+};
+
+/// Throws unless the plan obeys its laws. O(length), in the plan's own scratch.
+inline void check(const merge_plan& plan) {
+  expects(plan.length() >= 0, "merge_plan: at least 0 slots expected, ", plan.length(), " came");
+  auto& used = plan.marks_;
+  used.assign(static_cast<std::size_t>(plan.length()), 0);
+  index_t before = -1;
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const auto sources = plan.row(r);
+    expects(!sources.empty(), "merge_plan: row ", r, " has no source");
+    const index_t anchor = sources.front().source;
+    expects(anchor > before, "merge_plan: ascending anchors expected, row ", r, " has anchor ",
+            anchor, " after ", before);
+    before = anchor;
+    for (const merge_source& e : sources) {
+      expects(e.source >= 0 && e.source < plan.length(), "merge_plan: sources 0 to ",
+              plan.length() - 1, " expected, row ", r, " names ", e.source);
+      char& used_before = used[static_cast<std::size_t>(e.source)];
+      expects(used_before == 0, "merge_plan: each source once expected, row ", r, " repeats ",
+              e.source);
+      used_before = 1;
+      expects(std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
+              "merge_plan: finite weights expected, row ", r, " gives source ", e.source, " ",
+              e.key_weight, " and ", e.value_weight);
+    }
+    expects(std::isfinite(plan.log_mass(r)), "merge_plan: a finite log-mass expected, row ", r,
+            " has ", plan.log_mass(r));
+  }
+  expects(!plan.unfinished(), "merge_plan: row ", plan.rows(), " has sources but was not ended");
+  for (const auto delta : {plan.key_corrections(), plan.value_corrections()}) {
+    expects(delta.empty() || delta.size() == static_cast<std::size_t>(plan.rows()) *
+                                                 static_cast<std::size_t>(plan.dim()),
+            "merge_plan: a correction [", plan.rows(), ", ", plan.dim(), "] expected, ",
+            delta.size(), " numbers came");
+    for (const float x : delta) {
+      expects(std::isfinite(x), "merge_plan: a finite correction expected, ", x, " came");
+    }
+  }
+}
+
+/// The plan that changes nothing.
+merge_plan identity(const kv_head auto& head) {
+  merge_plan plan;
+  plan.reset(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    plan.keep(s, head.log_mass(s));
+  }
+  return plan;
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,48 @@
+/// From each slot's destination to the rows of a plan.
+#pragma once
+
+#include <span>
+
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace merge {
+
+/// The slots that stay in a row, into `work.order`: by anchor (`work.row_of`), the anchor first,
+/// then the others ascending.
+inline void sort_rows(slot_scratch& work) {
+  const auto& into = work.row_of;
+  auto& order = work.order;
+  order.clear();
+  for (std::size_t s = 0; s < into.size(); ++s) {
+    if (into[s] >= 0) {
+      order.push_back(static_cast<index_t>(s));
+    }
+  }
+  const auto anchor_first = [&](index_t s) {
+    const auto anchor = static_cast<std::uint64_t>(into[static_cast<std::size_t>(s)]);
+    return 2 * anchor + (static_cast<std::uint64_t>(s) != anchor ? 1U : 0U);
+  };
+  detail::sort_slots(order, anchor_first, work.keyed);
+}
+
+/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: evicted)
+/// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
+/// `work.order`. O(length log length).
+template <class Row>
+void for_each_row(slot_scratch& work, Row row) {
+  sort_rows(work);
+  const auto& order = work.order;
+  const auto anchor = [&](index_t s) { return work.row_of[static_cast<std::size_t>(s)]; };
+  for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    while (end < order.size() && anchor(order[end]) == anchor(order[begin])) {
+      ++end;
+    }
+    row(std::span<const index_t>(order).subspan(begin, end - begin));
+  }
+}
+
+}  // namespace merge
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,31 @@
+/// One slot less: what a decode step does to a head at its budget.
+#pragma once
+
+#include <optional>
+
+#include "kvmeld/merge/plan.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// A plan that removes one slot, for decode: the key and value of `removed` are weighted into
+/// `into` (`nowhere`: evicted), and the newest slot moves to its place. Its value may also be
+/// shared by the `share_count` slots that follow it, up to position `share_until_position`: each
+/// takes 1/`share_count` of it. No other row is touched.
+struct slot_removal {
+  static constexpr index_t nowhere = -1;
+
+  index_t removed = nowhere;                     ///< `nowhere`: all are kept
+  index_t into = nowhere;                        ///< `nowhere`: the slot is evicted
+  float kept_weight = 1;                         ///< of `into`'s own value, and key
+  float removed_weight = 0;                      ///< of `removed`'s value, and key
+  float log_mass = 0;                            ///< of `into` afterwards
+  std::optional<float> kept_key_weight = {};     ///< none: as the values'
+  std::optional<float> removed_key_weight = {};  ///< none: as the values'
+  std::optional<float> note = {};                ///< for the policy's own `update_memory`
+  index_t share_count = 0;                       ///< slots that share the removed value
+  index_t share_until_position = nowhere;        ///< the position of the last
+};
+
+}  // namespace v0
+}  // namespace kvmeld

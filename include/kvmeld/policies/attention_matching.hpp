@@ -1,0 +1,196 @@
+#pragma once
+
+#include <algorithm>  // std::min
+#include <cmath>      // std::exp
+#include <limits>     // std::numeric_limits
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/fit.hpp"
+#include "kvmeld/merge/nnls.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Attention Matching (arXiv 2602.16284): some keys are kept, their log-mass and values are fitted
+/// so that mass and outputs on the reference queries are the full cache's.
+///   score   basic: root of mean squared attention on the queries. omp: orthogonal matching pursuit
+///           on the mass: `Aᵀ(t − A x)`, the gain in what is still missing
+///   select  sinks, the latest, then the top by score, in omp a few a round
+///   match   none: the others are evicted; masses and values of the kept make up for them
+///   merge   x_r = exp(β_r) ≥ 0 of least ‖A x − t‖², A_qr = exp(scale·q·k_r − top_q),
+///           t_q = Σ_j exp(ℓ_qj − top_q), top_q the full cache's largest logit; then values by
+///           ridge least squares around the kept tokens' own (the paper: around 0)
+/// Prompt only. Every query sees every slot: it stands for queries to come. Holds
+/// `[group · queries, length]` doubles. `omp` may keep fewer slots than the budget, and does where
+/// there are fewer query rows than slots to keep.
+struct attention_matching {
+  bool omp = false;
+  index_t sinks = 4;
+  index_t recent = 0;   ///< latest tokens that are kept in any case
+  float ridge = 2e-4F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
+  index_t a_round = 4;  ///< omp: slots that join before the next fit
+  float drop = -7;      ///< omp: log-mass below which a chosen slot is dropped
+  float floor = -30;    ///< log-mass of a slot whose fit is less, or 0: it must be finite
+  static constexpr bool decodes = false;
+
+  static constexpr std::string_view name() { return "attention_matching"; }
+  static void parameters(auto& p, auto f) {
+    f("omp", p.omp), f("sinks", p.sinks), f("recent", p.recent), f("ridge", p.ridge),
+        f("a_round", p.a_round), f("drop", p.drop), f("floor", p.floor);
+  }
+  index_t min_budget() const { return sinks + recent + 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "recent tokens", recent, 0);
+    search::expect_count(name(), "slots a round", a_round, 1);
+    expects(ridge >= 0 && std::isfinite(ridge),
+            "attention_matching: a ridge of at least 0 expected, ", ridge, " came");
+    expects(std::isfinite(drop), "attention_matching: a finite drop expected, ", drop, " came");
+    expects(std::isfinite(floor), "attention_matching: a finite floor expected, ", floor, " came");
+  }
+
+  void plan(const kv_head auto&, const head_state&, index_t, slot_scratch&, merge_plan&) const {
+    expects(false, "attention_matching: reference queries expected, none came");
+  }
+
+  template <class T>
+  void plan(const kv_head auto& head, const head_state&, const query_view<T>& reference,
+            index_t target, slot_scratch&, merge_plan& out) const {
+    const dense::matrix queries = dense::queries(reference, head.group(), head.dim());
+    const dense::matrix keys = dense::keys(head), values = dense::values(head);
+    const full_mass full = mass_of(queries, keys, dense::log_mass(head), head.scale());
+    slots kept, others;
+    const auto is_protected = search::protect(head, sinks, recent);
+    for (index_t s = 0; s < head.length(); ++s) {
+      (is_protected(head.position(s)) ? kept : others).push_back(s);
+    }
+    expects(static_cast<index_t>(kept.size()) <= target,
+            "attention_matching: a budget of at least ", kept.size(), " protected slots expected, ",
+            target, " came");
+    if (omp) {
+      pursue(full, kept, others, static_cast<std::size_t>(target));
+    } else {
+      join(full.squares, static_cast<std::size_t>(target), kept, others);
+    }
+    std::ranges::sort(kept);
+
+    const matrix a = full.mass(Eigen::all, kept);
+    const Eigen::VectorXd x = merge::nnls(products(a, a), a.transpose() * full.total);
+    const dense::vector beta =
+        x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
+    const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
+    const dense::attention wanted =
+        dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
+    const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
+    dense::matrix missing = wanted.output;
+    dense::add_product(-1, p, value, missing);
+    const dense::matrix delta = merge::ridge_values(p, missing, ridge);
+    out.reset(head.length());
+    for (std::size_t r = 0; r < kept.size(); ++r) {
+      out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
+    }
+    out.correct_values({delta.data(), static_cast<std::size_t>(delta.size())}, head.dim());
+  }
+
+ private:
+  using slots = std::vector<index_t>;
+  using matrix = dense::matrix_of<double>;
+
+  /// `aᵀ b`
+  static matrix products(const dense::rowwise auto& a, const dense::rowwise auto& b) {
+    matrix m = matrix::Zero(a.cols(), b.cols());
+    dense::add_transposed_product(1, a, b, m);
+    return m;
+  }
+
+  /// The full cache on the queries, in double: what is still missing is a small difference.
+  struct full_mass {
+    // [queries, length] A: without log-mass, which is what is sought. Row by row: so it is made.
+    matrix mass;
+    Eigen::VectorXd total;    // [queries] t
+    Eigen::VectorXd squares;  // [length] Σ_q p_qj²
+  };
+  static full_mass mass_of(const dense::stored auto& queries, const dense::stored auto& keys,
+                           const dense::stored auto& log_mass, float scale) {
+    full_mass of{matrix(queries.rows(), keys.rows()), Eigen::VectorXd(queries.rows()),
+                 Eigen::VectorXd::Zero(keys.rows())};
+    auto& [mass, total, squares] = of;
+    const matrix q = queries.template cast<double>(), k = keys.template cast<double>();
+    dense::set_product_transposed(double{scale}, q, k, mass);
+    const Eigen::RowVectorXd beta = log_mass.transpose().template cast<double>();
+    Eigen::RowVectorXd e;
+    for (Eigen::Index i = 0; i < mass.rows(); ++i) {
+      e = mass.row(i) + beta;
+      const double top = e.maxCoeff();
+      e = (e.array() - top).exp();
+      total[i] = e.sum();
+      squares += (e / total[i]).cwiseAbs2().transpose();
+      mass.row(i) = (mass.row(i).array() - top).exp();
+    }
+    return of;
+  }
+
+  double log_mass(double x) const { return x > 0 ? std::max(std::log(x), double{floor}) : floor; }
+
+  /// Moves the best of the others by `score [length]` into `kept`, until it has `size`. Ties to the
+  /// lower slot, NaN last.
+  static void join(const dense::stored auto& score, std::size_t size, slots& kept, slots& others) {
+    const auto at = [&](index_t s) {
+      return std::isnan(score[s]) ? -std::numeric_limits<double>::infinity() : score[s];
+    };
+    const auto joining = static_cast<std::ptrdiff_t>(std::min(size - kept.size(), others.size()));
+    std::vector<detail::keyed_slot> keyed;
+    detail::assign_keys(
+        others, [&](index_t s) { return detail::descending(at(s)); }, keyed);
+    detail::select(keyed, static_cast<index_t>(joining));
+    detail::sort(std::span(keyed).first(static_cast<std::size_t>(joining)));
+    detail::copy_slots(keyed, others);
+    kept.insert(kept.end(), others.begin(), others.begin() + joining);
+    others.erase(others.begin(), others.begin() + joining);
+  }
+
+  /// Orthogonal matching pursuit: `kept` grows to `target`, or until there are no others.
+  void pursue(const std::same_as<full_mass> auto& full, slots& kept, slots& others,
+              std::size_t target) const {
+    const std::size_t safe = kept.size();
+    matrix a = full.mass(Eigen::all, kept), gram = products(a, a);
+    Eigen::VectorXd x = merge::nnls(gram, a.transpose() * full.total);
+    while (kept.size() < target && !others.empty()) {
+      const Eigen::VectorXd gain = full.mass.transpose() * (full.total - a * x);
+      join(gain, std::min(target, kept.size() + static_cast<std::size_t>(a_round)), kept, others);
+      // Only the added slots' products are new, and the last solution is where the next begins.
+      const Eigen::Index before = a.cols(), now = static_cast<Eigen::Index>(kept.size());
+      a = full.mass(Eigen::all, kept);
+      gram.conservativeResize(now, now);
+      gram.rightCols(now - before) = products(a, a.rightCols(now - before));
+      gram.bottomRows(now - before) = gram.rightCols(now - before).transpose().eval();
+      Eigen::VectorXd start = Eigen::VectorXd::Zero(now);
+      start.head(before) = x;
+      x = merge::nnls(gram, a.transpose() * full.total, start);
+      std::vector<Eigen::Index> staying;
+      for (Eigen::Index r = 0; r < now; ++r) {
+        if (static_cast<std::size_t>(r) < safe || log_mass(x[r]) >= drop) {
+          staying.push_back(r);
+        }
+      }
+      if (staying.size() < kept.size()) {
+        slots left;
+        for (const Eigen::Index r : staying) {
+          left.push_back(kept[static_cast<std::size_t>(r)]);
+        }
+        kept = left;
+        a = a(Eigen::all, staying).eval(), x = x(staying).eval();
+        gram = gram(staying, staying).eval();
+      }
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <bit>    // std::bit_cast
+#include <cmath>  // std::log
+#include <optional>
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/search/cluster.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
+///   score   none
+///   select  sinks and the last W are kept as they are
+///   match   prompt: k-means of the others' stored keys, seeds evenly spread over them;
+///           decode: the token that has passed the window joins the nearest of the others, by
+///           Euclidean distance
+///   merge   means by n = exp(β), the tokens that a slot stands for; β = ln Σ n
+/// A cluster lies at its seed. When more tokens have come since the head was last within its budget
+/// than half of that budget, they are a prompt, or a chunk of one, and all are clustered anew.
+struct centroids {
+  index_t sinks = 4;
+  index_t window = 32;
+  index_t rounds = 10;  ///< Lloyd's
+
+  static constexpr std::string_view name() { return "centroids"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("rounds", p.rounds);
+  }
+  /// Of `after_compress`.
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }
+  index_t min_budget() const { return sinks + window + 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "rounds", rounds, 1);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    auto& into = work.row_of;
+    auto& others = work.order;
+    into.clear(), others.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      into.push_back(s);
+      if (!is_protected(s)) {
+        others.push_back(s);
+      }
+    }
+    const index_t count = target - head.length() + static_cast<index_t>(others.size());
+    expects(count > 0, "centroids: a budget of more than ", target - count,
+            " protected slots expected, ", target, " came");
+    if (prompt(head, state, target)) {
+      detail::sort_by_position(head, others, work.keyed);
+      cluster_prompt(head, count, others, into);
+    } else {
+      detail::select_slots(
+          others, count, [&](index_t s) { return detail::ascending(head.position(s)); },
+          work.keyed);
+      const auto staying = std::span(others).first(static_cast<std::size_t>(count));
+      auto& marks = work.marks;
+      marks.assign(into.size(), 0);
+      for (const index_t s : staying) {
+        marks[static_cast<std::size_t>(s)] = 1;
+      }
+      for (const index_t s : std::span(others).subspan(staying.size())) {
+        into[static_cast<std::size_t>(s)] = search::nearest_by_distance(
+            head, s, [&](index_t r) { return marks[static_cast<std::size_t>(r)] != 0; });
+      }
+    }
+    write(head, work, out);
+  }
+
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
+                      key_comparison& comparison) const {
+    if (!prompt(head, state, target)) {
+      comparison.request(head, latest(head));
+    }
+  }
+  /// The latest of those that are not protected joins the nearest of the others.
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t target,
+                                            const key_comparison& comparison) const {
+    if (prompt(head, state, target)) {
+      return std::nullopt;
+    }
+    const auto is_protected = protected_slots(head, sinks, window);
+    const index_t e = latest(head);
+    const index_t into = search::nearest_by_distance(
+        head, e, [&](index_t r) { return !is_protected(r); }, comparison);
+    const index_t members[] = {into, e};
+    const weights made(head, members);
+    return slot_removal{.removed = e,
+                        .into = into,
+                        .kept_weight = made.of(head, into),
+                        .removed_weight = made.of(head, e),
+                        .log_mass = made.log_mass()};
+  }
+
+  /// Remembers how many tokens had come when the head was last within its budget.
+  void after_compress(const kv_head auto& head, head_state& state, index_t) const {
+    state.memory()[0] = std::bit_cast<float>(head.tokens_total());
+  }
+
+ private:
+  index_t latest(const kv_head auto& head) const {
+    return search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                 [&](index_t s) { return -head.position(s); });
+  }
+  static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
+    return head.tokens_total() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
+  }
+
+  void cluster_prompt(const kv_head auto& head, index_t count, const std::vector<index_t>& others,
+                      std::vector<index_t>& into) const {
+    const dense::matrix x = dense::keys(head)(others, Eigen::all);
+    const dense::vector beta = dense::log_mass(head)(others);
+    const dense::vector tokens = (beta.array() - beta.maxCoeff()).exp();  // up to a factor
+    std::vector<index_t> seeds, cluster(others.size());
+    for (index_t c = 0; c < count; ++c) {
+      seeds.push_back(static_cast<index_t>(std::int64_t{c} * x.rows() / count));
+    }
+    dense::matrix centres = x(seeds, Eigen::all);
+    search::nearest(x, centres, cluster);
+    search::lloyd<float>(x, tokens, rounds - 1, centres, cluster);
+    for (index_t c = 0; c < count; ++c) {
+      cluster[static_cast<std::size_t>(seeds[static_cast<std::size_t>(c)])] = c;
+    }
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      const auto seed = static_cast<std::size_t>(seeds[static_cast<std::size_t>(cluster[i])]);
+      into[static_cast<std::size_t>(others[i])] = others[seed];
+    }
+  }
+
+  /// The weights of a row's members: the tokens they stand for.
+  struct weights {
+    score::softmax<> all;
+
+    weights(const kv_head auto& head, std::span<const index_t> members) {
+      for (const index_t s : members) {
+        all.add(head.log_mass(s));
+      }
+    }
+    float of(const kv_head auto& head, index_t s) const {
+      return std::exp(head.log_mass(s) - all.max) / all.sum;
+    }
+    float log_mass() const { return all.log_sum_exp(); }
+  };
+
+  static void write(const kv_head auto& head, slot_scratch& work, merge_plan& out) {
+    out.reset(head.length());
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      if (members.size() == 1) {
+        return out.keep(members[0], head.log_mass(members[0]));
+      }
+      const weights made(head, members);
+      for (const index_t s : members) {
+        const float w = made.of(head, s);
+        out.add({s, w, w});
+      }
+      out.end_row(made.log_mass());
+    });
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

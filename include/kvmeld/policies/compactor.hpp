@@ -1,0 +1,177 @@
+#pragma once
+
+#include <algorithm>  // std::binary_search
+#include <array>
+#include <cmath>    // std::sqrt
+#include <cstdint>  // std::int64_t
+#include <string_view>
+
+#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/score/leverage.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Compactor (arXiv 2507.08143): outliers among keys, and attention within chunks of the prompt.
+///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
+///           l_j: leverage of the un-rotated key (exact; the paper sketches it). a_j: non-causal
+///           attention that j receives from the queries of its own chunk, times ‖v_j‖, averaged
+///           with both neighbours (zeros beyond the ends). It is kept when another prompt follows
+///   select  sinks and the last W, then the top of the rest by s
+///   match   none: the others are evicted
+/// Leverage is of the slots that may be evicted, in position order. Queries that are not the slots'
+/// own (foresight) measure nothing here: give the prompt's.
+struct compactor {
+  kvmeld::rope rope = {};  ///< the engine's
+  index_t sinks = 4;
+  index_t window = 4;
+  index_t chunk = 256;  ///< slots that attend to each other
+  float blend = -1;     ///< of leverage; negative: the share of slots that are evicted
+
+  static constexpr std::string_view name() { return "compactor"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("chunk", p.chunk), f("blend", p.blend);
+  }
+  static constexpr std::array<column, 1> columns() { return {}; }               // a_j, as received
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
+  index_t min_budget() const { return sinks + window + 1; }
+  index_t eviction_batch(index_t slots) const { return slots / 16; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "slots in a chunk", chunk, 1);
+    expects(std::isfinite(blend), "compactor: a finite blend expected, ", blend, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation&) const {
+    state.memory()[0] = 0;
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    state.memory()[0] = 1;
+    const auto received = state.column(0);
+    // What of a prompt came before has received what it will, but for the last of it, which was in
+    // the window or shares its chunk with new tokens.
+    const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
+    const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
+    const index_t open =
+        queries.position == nullptr ? head.tokens_total() - queries.count - window : 0;
+    const dense::matrix keys = dense::keys(head),
+                        all = dense::queries(reach, head.group(), head.dim());
+    const dense::vector log_mass = dense::log_mass(head);
+    std::vector<index_t> others;
+    std::vector<detail::keyed_slot> keyed;
+    list_candidates(head, others, keyed);
+    const auto size = static_cast<std::size_t>(chunk);
+    for (std::size_t begin = 0; begin < others.size(); begin += size) {
+      const auto slots = std::span(others).subspan(begin, std::min(size, others.size() - begin));
+      if (head.position(slots.back()) < open) {
+        continue;
+      }
+      std::vector<Eigen::Index> own;
+      for (index_t i = 0; i < reach.count; ++i) {
+        const index_t at = reach.position_of(i, head.tokens_total());
+        if (std::ranges::binary_search(slots, at, {},
+                                       [&](index_t s) { return head.position(s); })) {
+          for (index_t g = 0; g < head.group(); ++g) {
+            own.push_back(Eigen::Index{g} * reach.count + i);
+          }
+        }
+      }
+      const dense::matrix q = all(own, Eigen::all), k = keys(slots, Eigen::all),
+                          nothing(k.rows(), 0);
+      const dense::vector beta = log_mass(slots);
+      const dense::attention a = dense::attend(q, k, nothing, beta, head.scale());
+      for (std::size_t j = 0; j < slots.size(); ++j) {
+        received[static_cast<std::size_t>(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
+      }
+    }
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    list_candidates(head, work.order, work.keyed);
+    const auto& others = work.order;
+    const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
+    const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
+    detail::arena scratch(work.numbers, static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
+    auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
+    auto x = scratch.rows(dim, m);
+    auto key = scratch.column(dim);
+    auto upper = scratch.rows(dim, dim);  // row by row: column by column, it is the lower triangle
+    Eigen::Map<Eigen::MatrixXf> covariance(upper.data(), dim, dim);
+    rotation turn(rope, dim);
+    for (index_t j = 0; j < m; ++j) {
+      const index_t s = others[static_cast<std::size_t>(j)];
+      to_floats(head.key(s), dim, key.data());
+      turn.by(-head.position(s));
+      turn(key.data());
+      x.col(j) = key;
+    }
+    for (index_t i = 0; i < dim; ++i) {
+      x.row(i).array() -= x.row(i).mean();
+    }
+    constexpr index_t block = 64;  // small products work on the stack
+    for (index_t i = 0; i < dim; i += block) {
+      const index_t height = std::min(block, dim - i);
+      for (index_t j = 0; j <= i; j += block) {
+        const index_t width = std::min(block, dim - j);
+        dense::set_product_transposed(1, x.middleRows(j, width), x.middleRows(i, height),
+                                      upper.block(j, i, width, height));
+      }
+    }
+    score::leverage(x, covariance, 0.01F, leverage);
+    if (state.memory()[0] != 0) {
+      for (index_t j = 0; j < m; ++j) {
+        const index_t s = others[static_cast<std::size_t>(j)];
+        attended[j] = state.column(0)[static_cast<std::size_t>(s)] *
+                      std::sqrt(score::dot(head.value(s), head.value(s), dim));
+      }
+      float before = 0;
+      for (index_t j = 0; j < m; ++j) {
+        const float own = attended[j];
+        attended[j] = (before + own + (j + 1 < m ? attended[j + 1] : 0.0F)) / 3;
+        before = own;
+      }
+      standardise(attended), standardise(leverage);
+      const float share = static_cast<float>(target) / static_cast<float>(n);
+      leverage = (blend < 0 ? 1 - share : blend) * leverage + attended;
+    }
+    score.setZero();
+    for (index_t j = 0; j < m; ++j) {
+      score[others[static_cast<std::size_t>(j)]] = leverage[j];
+    }
+    evict(head, target, protected_slots(head, sinks, window),
+          search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
+  }
+
+ private:
+  /// The slots that may be evicted, in position order.
+  void list_candidates(const kv_head auto& head, std::vector<index_t>& others,
+                       std::vector<detail::keyed_slot>& keyed) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    others.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (!is_protected(s)) {
+        others.push_back(s);
+      }
+    }
+    detail::sort_by_position(head, others, keyed);
+  }
+  static void standardise(Eigen::Map<dense::vector>& x) {
+    x.array() -= x.mean();
+    const auto n = static_cast<float>(std::max(x.size() - 1, Eigen::Index{1}));
+    x /= std::max(std::sqrt(x.squaredNorm() / n), 1e-6F);
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

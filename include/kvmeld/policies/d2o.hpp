@@ -1,0 +1,163 @@
+#pragma once
+
+#include <array>
+#include <cmath>    // std::exp
+#include <numbers>  // std::numbers::e_v
+#include <optional>
+#include <string_view>
+
+#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/d2o/threshold.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/score/tile_products.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// D2O (Wan et al. 2024, arXiv 2406.13035), per token and per head as the paper has it (the
+/// authors' code shares threshold and filter between heads). Layer budgets: layer_budgets.hpp.
+///   score   s_j ← s_j + Σ_g a_gj                                       eq. 6
+///   select  sinks, M recent, the top N of the rest by s, N:M = 3:1     eqs. 7–8
+///   match   u_ij = cos(k_i, k_j), j* = argmax_j u_ij over all kept     eq. 9
+///           max_j u_ij < τ_t: evicted; τ_t = β m_t + (1 − β) τ_{t−1}, m_t the mean of
+///           max_j u_ij over the evicted, τ_0 = m_0                     eq. 10
+///   merge   k_j ← (e k_j + Σ_i exp(u_ij) k_i)/Z, values alike          eqs. 11–12
+/// Protected slots absorb too; score and log-mass of a slot that absorbs stay its own.
+struct d2o {
+  float recent = 0.25F;  ///< M as a share of the budget without its sinks
+  index_t sinks = 4;     ///< first tokens that are never evicted
+  float beta = 0.7F;     ///< β: how much of a new m_t enters the threshold
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "d2o"; }
+  static void parameters(auto& p, auto f) {
+    f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta);
+  }
+  enum column_name : index_t { score };
+  static constexpr std::array<column, 1> columns() { return {column{column_merge::anchor}}; }
+  enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
+  index_t min_budget() const { return sinks + 1; }
+  void validate() const {
+    search::expect_share(name(), "recent", recent);
+    search::expect_count(name(), "sinks", sinks, 0);
+    expects(beta >= 0 && beta <= 1, "d2o: a beta in [0, 1] expected, ", beta, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    score::accumulate(state.column(score), observed.attention);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    score::accumulate(state.column(score), head, queries, combine);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    search::select(head.length(), target, is_protected(head, target),
+                   search::column_score(state.column(score)), work);
+    const auto u = search::match_by_cosine(head, work);
+    const auto at = [](const auto& x, index_t s) -> auto& {
+      return x[static_cast<std::size_t>(s)];
+    };
+    double sum = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      sum += at(work.marks, s) != 0 ? 0 : double{at(u, s)};
+    }
+    const auto m = static_cast<float>(sum / (head.length() - target));
+    const float tau = next_threshold(state, m);
+    for (std::size_t s = 0; s < u.size(); ++s) {
+      if (work.marks[s] == 0 && u[s] < tau) {
+        work.row_of[s] = -1;
+      }
+    }
+    out.reset(head.length());
+    out.set_note(m);
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      const index_t j = members[0];
+      if (members.size() == 1) {
+        return out.keep(j, head.log_mass(j));
+      }
+      float z = e;
+      for (const index_t i : members.subspan(1)) {
+        z += std::exp(at(u, i));
+      }
+      out.add({j, e / z, e / z});
+      for (const index_t i : members.subspan(1)) {
+        out.add({i, std::exp(at(u, i)) / z, std::exp(at(u, i)) / z});  // eqs. 11–12
+      }
+      out.end_row(head.log_mass(j));
+    });
+  }
+
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
+                      key_comparison& comparison) const {
+    comparison.request(head, lowest(head, state, target));
+  }
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison& comparison) const {
+    const index_t c = lowest(head, state, target);
+    const search::near_slot j = search::nearest_by_cosine(head, c, comparison);
+    if (j.cosine < next_threshold(state, j.cosine)) {
+      return {.removed = c, .note = j.cosine};
+    }
+    const float z = e + std::exp(j.cosine);
+    return {.removed = c,
+            .into = j.slot,
+            .kept_weight = e / z,
+            .removed_weight = std::exp(j.cosine) / z,
+            .log_mass = head.log_mass(j.slot),
+            .note = j.cosine};
+  }
+
+  /// eq. 10: what a change has measured enters the threshold.
+  void update_memory(const kv_head auto&, head_state& state, const merge_plan& change,
+                     slot_scratch&) const {
+    remember(state, change.note());
+  }
+  void update_memory(const kv_head auto&, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
+    remember(state, change.note);
+  }
+
+ private:
+  index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
+    return search::lowest_scored(head.length(), is_protected(head, target),
+                                 search::column_score(state.column(score)));
+  }
+  static constexpr float e = std::numbers::e_v<float>;  // exp of the kept key's self-similarity
+
+  auto is_protected(const kv_head auto& head, index_t target) const {
+    return protected_slots(head, sinks, share_of(recent, target - sinks));
+  }
+  /// eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ.
+  float next_threshold(const head_state& state, float m) const {
+    const auto now = state.memory();
+    return detail::d2o_threshold(beta, m, now[has_threshold] != 0, now[threshold],
+                                 detail::multiply_add);
+  }
+  /// Keys of NaN measure nothing.
+  void remember(head_state& state, std::optional<float> m) const {
+    if (m && !std::isnan(*m)) {
+      state.memory()[threshold] = next_threshold(state, *m);
+      state.memory()[has_threshold] = 1;
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

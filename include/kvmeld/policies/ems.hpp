@@ -1,0 +1,298 @@
+#pragma once
+
+#include <algorithm>  // std::min
+#include <array>
+#include <cmath>  // std::floor
+#include <optional>
+#include <string_view>
+#include <utility>  // std::pair
+#include <vector>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/ems/attention.hpp"
+#include "kvmeld/policies/ems/match.hpp"
+#include "kvmeld/policies/ems/score.hpp"
+#include "kvmeld/policies/ems/update_table.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// EMS (Li et al. 2024, arXiv 2412.08521): tokens that are alike share one entry, and keep their
+/// own norms and scores. The budget counts entries (slots); the table of tokens holds γ times that.
+///   score   s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), s_loc past + current window     eq. 2
+///           pooled after a prompt; an entry's score is the sum of its tokens'
+///   select  sinks, the last W as they are; of the rest the N_imp top entries are class centres
+///   match   a prompt: the next (γ − 1) N_imp, decode: all others, to the centre of largest
+///           R_ij = cos(k_i, k_j) cos(v_i, v_j)                                               eq. 5
+///           R < τ: the zero class, evicted with all its tokens
+///   merge   key Σ S_i k_i/‖k_i‖ at the centre's norm, value Σ S_i v_i / Σ S_i, S scores
+///   attend  token t of an entry: ℓ_t = scale · ‖k_t‖ · q·k̂; never expanded: one dot product an
+///           entry, Σ_t exp(ℓ_t) by `mass`
+/// Where the table is too small, the tokens of least s that are no centres are dropped. Decode
+/// takes one entry a step, or several with a trigger; these match the centres as they were.
+struct ems {
+  index_t window = 32;        ///< W: latest tokens that stay alone, and queries that s_loc counts
+  index_t kernel = 7;         ///< of the pooling; 1: none
+  index_t sinks = 4;          ///< first tokens that stay alone (the paper: 0)
+  float gamma = 4;            ///< γ: tokens a slot of the budget, at least 1
+  float threshold = 0.6F;     ///< τ in [−1, 1]
+  bool with_position = true;  ///< are keys compared as rotated, or as they were before?
+  kvmeld::rope rope = {};     ///< the engine's; without position only
+  index_t table = 0;          ///< tokens that may share entries; 0: (γ − 1) times the capacity
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "ems"; }
+  static void parameters(auto& p, auto f) {
+    f("window", p.window), f("kernel", p.kernel), f("sinks", p.sinks), f("gamma", p.gamma),
+        f("threshold", p.threshold), f("with_position", p.with_position), f("table", p.table);
+  }
+  static constexpr std::array<column, 5> columns() {  // of the centres: `ems_table::field`
+    constexpr column of_centre{column_merge::anchor},
+        norm{column_merge::anchor, -1};  // not counted
+    return {of_centre, of_centre, of_centre, norm, of_centre};
+  }
+  std::size_t memory(index_t, index_t group, index_t capacity) const {
+    const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
+    expects(places < search::max_tokens, "ems: a table of less than ", search::max_tokens,
+            " tokens a head expected, ", places, " came");
+    return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
+  }
+  index_t min_budget() const { return sinks + window + 1; }
+  void validate() const {
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the table", table, 0);
+    expects(kernel > 0 && kernel % 2 == 1, "ems: an odd kernel expected, ", kernel, " came");
+    expects(gamma >= 1 && gamma <= 1024, "ems: a gamma in [1, 1024] expected, ", gamma, " came");
+    expects(threshold >= -1 && threshold <= 1, "ems: a threshold in [-1, 1] expected, ", threshold,
+            " came");
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    const detail::ems_table tokens(state, head.group());
+    expects(observed.query != nullptr || tokens.sharing() == 0,
+            "ems: the step's query expected, none came");
+    tokens.measure(head);
+    const bool full = ++tokens.queries() >= static_cast<float>(window);
+    detail::each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
+      tokens.at(tokens.all, t) += a;
+      tokens.at(tokens.current, t) += a;
+      if (full) {  // the window becomes the past
+        tokens.at(tokens.past, t) = tokens.at(tokens.current, t);
+        tokens.at(tokens.current, t) = 0;
+      }
+    });
+    tokens.queries() = full ? 0 : tokens.queries();
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const detail::ems_table tokens(state, head.group());
+    // The window of a short last chunk reaches back: of the queries in `reach` the first `counted`
+    // were summed with earlier chunks, the first `before_window` lie before the window.
+    const auto local = queries.reference(window);
+    const auto reach = local.count > queries.count ? local : queries;
+    const index_t n = head.length(), counted = reach.count - queries.count,
+                  before_window = reach.count - local.count;
+    tokens.measure(head);
+    tokens.queries() = 0;
+    for (index_t s = 0; s < n; ++s) {
+      tokens.each(s,
+                  [&](index_t t) { tokens.at(tokens.past, t) = tokens.at(tokens.current, t) = 0; });
+    }
+    const auto take = [&](index_t t, float all, float last) {
+      tokens.at(tokens.all, t) += all;
+      tokens.at(tokens.past, t) += last;
+    };
+    if (tokens.sharing() > 0) {
+      detail::each_token_attention(head, state, tokens, reach, combine,
+                                   [&](index_t i, index_t t, float a) {
+                                     take(t, i < counted ? 0 : a, i < before_window ? 0 : a);
+                                   });
+      return;
+    }
+    std::vector<float> all(static_cast<std::size_t>(n)), last(all);
+    column_scores(head, queries, {.window = local.count, .combine = combine},
+                  {.total = all, .window = last});
+    if (counted > 0) {
+      column_scores(head, local, {.combine = combine}, {.total = last});
+    }
+    for (index_t s = 0; s < n; ++s) {
+      take(s, all[static_cast<std::size_t>(s)], last[static_cast<std::size_t>(s)]);
+    }
+  }
+
+  /// A prompt: scores are pooled, what is beyond the band goes.
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
+            slot_scratch& work, merge_plan& out) const {
+    const detail::ems_table tokens(state, head.group());
+    const auto s = pooled(head, tokens);
+    plan(head, tokens, search::column_score(s), target, gamma - 1, work, out);
+    out.set_note(1);  // for `update_memory`: the scores were pooled
+  }
+  /// Decode: all that are no centres are to be merged.
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const detail::ems_table tokens(state, head.group());
+    plan(head, tokens, detail::global_local(tokens, head.length()), target,
+         static_cast<float>(head.length()), work, out);
+  }
+
+  /// The entry of least score joins the centre most like it, or is evicted. (Keys compared as they
+  /// were before RoPE take a plan.)
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t, const key_comparison& comparison) const {
+    if (!with_position) {
+      return std::nullopt;
+    }
+    detail::expect_no_log_mass(head);
+    const detail::ems_table tokens(state, head.group());
+    const auto alone = protected_slots(head, sinks, window);
+    const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
+    const index_t e = search::lowest_scored(head.length(), alone, ranked(head, weight));
+    const search::near_slot centre = detail::ems_nearest(
+        head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
+    slot_removal out{.removed = e};
+    if (centre.slot < 0 || !(centre.cosine >= threshold)) {
+      return out;
+    }
+    const index_t members[] = {centre.slot, e};
+    out.into = centre.slot;
+    const auto add = [&](const merge_source& x) {
+      (x.source == e ? out.removed_weight : out.kept_weight) = x.value_weight;
+      (x.source == e ? out.removed_key_weight : out.kept_key_weight) = x.key_weight;
+    };
+    detail::merge_entries(
+        head, [&](index_t s) { return search::key_norm(head, s); }, weight, members,
+        tokens.norm_of(head, centre.slot), add);
+    return out;
+  }
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t,
+                      key_comparison& comparison) const {
+    if (with_position) {
+      const detail::ems_table tokens(state, head.group());
+      const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
+      comparison.request(head,
+                         search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                               ranked(head, weight)),
+                         true);
+    }
+  }
+
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
+    const detail::ems_table tokens(state, head.group());
+    tokens.measure(head);
+    detail::update_table(head, tokens, change, max_sharing(tokens, head.length() - 1),
+                         [&] { return detail::global_local(tokens, head.length()); });
+  }
+  /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
+                     slot_scratch& work) const {
+    check(change);
+    expects(change.length() == head.length(), "ems: a plan of ", head.length(), " slots expected, ",
+            change.length(), " came");
+    const detail::ems_table tokens(state, head.group());
+    tokens.measure(head);
+    const index_t most = max_sharing(tokens, change.rows());
+    if (!change.note()) {
+      return detail::update_table(head, tokens, change, most,
+                                  detail::global_local(tokens, head.length()), work.marks);
+    }
+    const auto s = pooled(head, tokens);
+    detail::update_table(head, tokens, change, most, search::column_score(s), work.marks);
+  }
+
+  auto mass(const kv_head auto& head, const head_state& state) const {
+    return detail::ems_mass<std::remove_cvref_t<decltype(head)>>{head, {state, head.group()}};
+  }
+
+ private:
+  /// Entries by weight; among equals the earlier token first, wherever in the head it lies.
+  template <class Weight>
+  static auto ranked(const kv_head auto& head, Weight weight) {
+    return [&head, weight](index_t s) { return std::pair(rank(weight(s)), -head.position(s)); };
+  }
+  static double rounded(double x) { return std::floor(x + 0.5); }
+  template <class State>
+  index_t max_sharing(const detail::ems_table<State>& tokens, index_t slots) const {
+    return static_cast<index_t>(
+        std::min(rounded((double{gamma} - 1) * slots), static_cast<double>(tokens.places())));
+  }
+  template <class State>
+  auto pooled(const kv_head auto& head, const detail::ems_table<State>& tokens) const {
+    return detail::pooled_scores(head, tokens, detail::global_local(tokens, head.length()), window,
+                                 kernel);
+  }
+
+  /// `score`: of a token; `band`: slots to be merged, for each centre.
+  template <class State, class Score>
+  void plan(const kv_head auto& head, const detail::ems_table<State>& tokens, Score score,
+            index_t target, float band, slot_scratch& work, merge_plan& out) const {
+    detail::expect_no_log_mass(head);
+    const index_t n = head.length();
+    const auto size = static_cast<std::size_t>(n);
+    auto& numbers = work.numbers;
+    const std::size_t turned = with_position ? 0 : size * static_cast<std::size_t>(head.dim());
+    numbers.resize(std::max(numbers.size(), 3 * size + turned));
+    const auto weight = std::span(numbers).first(size),
+               length_of_key = std::span(numbers).subspan(size, size),
+               length_of_value = std::span(numbers).subspan(2 * size, size),
+               keys = std::span(numbers).subspan(3 * size, turned);
+    const auto alone = protected_slots(head, sinks, window);
+    const auto weight_of = detail::entry_weight(tokens, score);
+    index_t centres = target;
+    for (index_t s = 0; s < n; ++s) {
+      const auto i = static_cast<std::size_t>(s);
+      weight[i] = weight_of(s);
+      length_of_key[i] = search::key_norm(head, s);
+      length_of_value[i] = std::sqrt(score::dot(head.value(s), head.value(s), head.dim()));
+      centres -= alone(s) ? 1 : 0;
+    }
+    if (!with_position) {
+      detail::unrotate_keys(head, rope, keys);
+    }
+    const auto merged = static_cast<index_t>(
+        std::min(rounded(double{band} * centres), static_cast<double>(n - target)));
+    auto& into = work.row_of;
+    const auto at = [](std::span<const float> x) {
+      return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
+    };
+    const auto by_weight = ranked(head, at(weight));
+    search::select(n, target + merged, alone, by_weight, work);  // the others go
+    into.assign(size, -1);
+    for (std::size_t s = 0; s < size; ++s) {
+      into[s] = work.marks[s] != 0 ? static_cast<index_t>(s) : -1;
+    }
+    search::select(n, target, alone, by_weight, work);
+    detail::match_entries(
+        detail::ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
+                                                                    length_of_value, keys},
+        alone, threshold, work);
+    out.reset(n);
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      if (members.size() == 1) {
+        return out.keep(members[0], 0);
+      }
+      detail::merge_entries(head, at(length_of_key), at(weight), members,
+                            tokens.norm_of(head, members[0]),
+                            [&](const merge_source& e) { out.add(e); });
+      out.end_row(head.log_mass(members[0]));
+    });
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

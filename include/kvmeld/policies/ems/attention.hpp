@@ -1,0 +1,121 @@
+/// Attention over EMS's entries: what their tokens would have done each on its own, from one dot
+/// product an entry.
+#pragma once
+
+#include <cmath>   // std::exp, std::log
+#include <limits>  // std::numeric_limits
+#include <span>
+#include <vector>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/policies/ems/table.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/softmax.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
+template <class State>
+float ems_slope(const kv_head auto& head, const ems_table<State>& table, index_t s, float dot) {
+  const float norm = table.at(ems_table<State>::norm, s);
+  return norm > 0 ? head.scale() * dot / norm : 0.0F;
+}
+
+/// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`.
+template <class State>
+float ems_log_sum(const ems_table<State>& table, index_t s, float slope) {
+  score::softmax<> all;
+  table.each(s, [&](index_t token) { all.add(slope * table.at(ems_table<State>::norm, token)); });
+  return all.log_sum_exp();
+}
+
+/// The mass function: (slot, q·k) ↦ logit of an entry, from which `attend` makes the sum of its
+/// tokens' probabilities.
+template <kv_head Head>
+struct ems_mass {
+  Head head;
+  ems_table<const head_state> table;
+
+  float operator()(index_t s, float dot) const {
+    return table.shared(s) ? ems_log_sum(table, s, ems_slope(head, table, s, dot))
+                           : head.scale() * dot + head.log_mass(s);
+  }
+};
+
+/// `take(token, attention)` for every token: of its entry's probability the share
+/// exp(ℓ_t) / Σ exp(ℓ), the group's heads combined token by token. Shared entries need the
+/// query: `observed` has one where there are any.
+template <class Take>
+void each_token_attention(const kv_head auto& head, const ems_table<head_state>& table,
+                          const observation& observed, group_combine how, Take take) {
+  const index_t n = head.length(), group = head.group();
+  const auto slope = table.scratch().data(), log_sum = slope + group;
+  for (index_t s = 0; s < n; ++s) {
+    if (!table.shared(s)) {
+      take(s, observed.attention[static_cast<std::size_t>(s)]);
+      continue;
+    }
+    for (index_t g = 0; g < group; ++g) {
+      const row<const float> query{observed.query + std::ptrdiff_t{g} * head.dim()};
+      slope[g] = ems_slope(head, table, s, score::dot(query, head.key(s), head.dim()));
+      log_sum[g] = ems_log_sum(table, s, slope[g]);
+    }
+    table.each(s, [&](index_t token) {
+      const float norm = table.at(ems_table<head_state>::norm, token);
+      float attention = 0;
+      for (index_t g = 0; g < group; ++g) {
+        const float entry =
+            observed.probabilities[static_cast<std::size_t>(g) * static_cast<std::size_t>(n) +
+                                   static_cast<std::size_t>(s)];
+        const float own = entry * std::exp(slope[g] * norm - log_sum[g]);
+        attention = how == group_combine::max ? std::max(attention, own) : attention + own;
+      }
+      take(token, how == group_combine::mean ? attention / static_cast<float>(group) : attention);
+    });
+  }
+}
+
+/// `take(query, token, attention)` for reference queries, one after another: what `column_scores`
+/// sums, where entries are shared. An entry is seen from its centre's position on.
+template <class T, class Take>
+void each_token_attention(const kv_head auto& head, const head_state& state,
+                          const ems_table<head_state>& table, const query_view<T>& queries,
+                          group_combine how, Take take) {
+  const auto n = static_cast<std::size_t>(head.length()),
+             group = static_cast<std::size_t>(head.group()),
+             dim = static_cast<std::size_t>(head.dim());
+  const ems_mass<std::remove_cvref_t<decltype(head)>> mass{head, {state, head.group()}};
+  std::vector<float> query(group * dim), p(group * n), combined(n);
+  for (index_t i = 0; i < queries.count; ++i) {
+    const index_t position = queries.position_of(i, head.tokens_total());
+    for (std::size_t g = 0; g < group; ++g) {
+      float* q = query.data() + g * dim;
+      const T* from = queries.at(static_cast<index_t>(g), i);
+      std::transform(from, from + dim, q, [](T x) { return static_cast<float>(x); });
+      const auto logits = std::span(p).subspan(g * n, n);
+      for (std::size_t s = 0; s < n; ++s) {
+        const auto slot = static_cast<index_t>(s);
+        const bool visible = head.position(slot) <= position;
+        logits[s] = visible
+                        ? mass(slot, score::dot(row<const float>{q}, head.key(slot), head.dim()))
+                        : -std::numeric_limits<float>::infinity();
+      }
+      Eigen::Map<Eigen::ArrayXf> of_query(logits.data(), head.length());
+      score::softmax<> all;
+      all.take(of_query);
+      of_query /= all.sum > 0 ? all.sum : 1.0F;  // a query that sees nothing adds nothing
+    }
+    score::combine_group(p, head.group(), how, combined);
+    each_token_attention(head, table,
+                         {.probabilities = p, .query = query.data(), .attention = combined}, how,
+                         [&](index_t token, float attention) { take(i, token, attention); });
+  }
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,168 @@
+/// How alike two entries are to EMS, and what they are merged into.
+#pragma once
+
+#include <span>
+
+#include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/policies/ems/table.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
+void unrotate_keys(const kv_head auto& head, const rope& rope, std::span<float> keys) {
+  const index_t n = head.length(), dim = head.dim();
+  rotation turn(rope, dim);
+  for (index_t s = 0; s < n; ++s) {
+    float* const key = keys.data() + std::ptrdiff_t{s} * dim;
+    to_floats(head.key(s), dim, key);
+    turn.by(-head.position(s));
+    turn(key);
+  }
+}
+
+/// The redundancy of two slots: cos(k_a, k_b) · cos(v_a, v_b), but negative when both cosines are
+/// (ours: two opposites are not alike). Zero vectors: 0.
+template <kv_head Head>
+struct ems_redundancy {
+  const Head& head;
+  std::span<const float> key_norm, value_norm;  ///< [length]
+  std::span<const float> keys;                  ///< [length, dim] un-rotated, or empty: as they are
+
+  float operator()(index_t a, index_t b) const {
+    const float k = cosine(keys.empty() ? score::dot(head.key(a), head.key(b), head.dim())
+                                        : score::dot(turned(a), turned(b), head.dim()),
+                           key_norm, a, b);
+    const float v = cosine(score::dot(head.value(a), head.value(b), head.dim()), value_norm, a, b);
+    return k < 0 && v < 0 ? -k * v : k * v;
+  }
+
+ private:
+  row<const float> turned(index_t s) const {
+    return {keys.data() + std::ptrdiff_t{s} * head.dim()};
+  }
+  static float cosine(float dot, std::span<const float> norm, index_t a, index_t b) {
+    const float norms = norm[static_cast<std::size_t>(a)] * norm[static_cast<std::size_t>(b)];
+    return norms > 0 ? dot / norms : 0.0F;
+  }
+};
+
+/// Makes `best` the more redundant of the two; among equals the earlier token, wherever it lies.
+void take_nearer(const kv_head auto& head, search::near_slot other, search::near_slot& best) {
+  if (best.slot < 0 || other.cosine > best.cosine ||
+      (other.cosine == best.cosine && head.position(other.slot) < head.position(best.slot))) {
+    best = other;
+  }
+}
+
+/// Eq. 5: a slot to be merged, `row_of [length]` not below 0, joins the centre most like it, or,
+/// with less than `threshold`, the zero class (−1). Centres are marked and not `alone(c)`.
+template <kv_head Head, class Alone>
+void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float threshold,
+                   slot_scratch& work) {
+  const Head& head = redundancy.head;
+  for (index_t s = 0; s < head.length(); ++s) {
+    auto& to = work.row_of[static_cast<std::size_t>(s)];
+    if (work.marks[static_cast<std::size_t>(s)] != 0 || to < 0) {
+      continue;
+    }
+    search::near_slot best;
+    for (index_t c = 0; c < head.length(); ++c) {
+      if (work.marks[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
+        take_nearer(head, {c, rank(redundancy(s, c))}, best);
+      }
+    }
+    to = best.cosine >= threshold ? best.slot : -1;
+  }
+}
+
+/// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the
+/// earlier token, NaN last. From `comparison`, if it is about slot `e`, else tile by tile.
+template <class Candidate>
+search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
+                              const key_comparison& comparison) {
+  const index_t n = head.length(), dim = head.dim();
+  const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
+  search::near_slot best;
+  const auto compare = [&](index_t s, float k, float v) {
+    const float both = rank(k < 0 && v < 0 ? -k * v : k * v);
+    if (candidate(s)) {
+      take_nearer(head, {s, both}, best);
+    }
+  };
+  if (comparison.is_about(e, n)) {
+    const key_comparison::products &keys = comparison.keys(), &values = comparison.values();
+    const auto of = [&](const key_comparison::products& x, index_t s) {
+      const auto at = [](const std::vector<float>& y, index_t i) {
+        return y[static_cast<std::size_t>(i)];
+      };
+      return cosine(at(x.dot, s), at(x.norm, e), at(x.norm, s));
+    };
+    for (index_t s = 0; s < n; ++s) {
+      compare(s, of(keys, s), of(values, s));
+    }
+    return best;
+  }
+  constexpr index_t floats = 8192, most = 64;
+  const index_t rows = std::clamp(floats / dim, index_t{1}, most);
+  float key[2 * floats], value[2 * floats], buffer[2 * floats], own_key = 0, own_value = 0;
+  float key_dot[most], key_norm[most], value_dot[most], value_norm[most];
+  to_floats(head.key(e), dim, key), to_floats(head.value(e), dim, value);
+  score::row_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, &own_key);
+  score::row_norms({value, 1, dim, Eigen::OuterStride<>(dim)}, &own_value);
+  for (index_t first = 0; first < n; first += rows) {
+    const index_t count = std::min(rows, n - first);
+    score::row_dots_and_norms(load_keys(head, first, count, buffer), key, key_dot, key_norm);
+    score::row_dots_and_norms(load_values(head, first, count, buffer), value, value_dot,
+                              value_norm);
+    for (index_t i = 0; i < count; ++i) {
+      compare(first + i, cosine(key_dot[i], own_key, key_norm[i]),
+              cosine(value_dot[i], own_value, value_norm[i]));
+    }
+  }
+  return best;
+}
+
+/// A row of a plan: the centre `members[0]` with those that join it, by their weights S `[length]`
+/// (all equal if they sum to 0). Key: Σ S_i k_i/‖k_i‖, made as long as `norm`, the centre's own;
+/// value: Σ S_i v_i / Σ S_i. `key_norm(s)`, `weight(s)`; calls `add(merge_source)` for each.
+template <class Norm, class Weight, class Add>
+void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
+                   std::span<const index_t> members, float norm, Add add) {
+  double total = 0;
+  for (const index_t s : members) {
+    total += double{weight(s)};
+  }
+  const auto share = [&](index_t s) {
+    return total > 0 ? double{weight(s)} / total : 1.0 / static_cast<double>(members.size());
+  };
+  const auto unit = [&](index_t s) {  // of the key's own direction
+    const double own = double{key_norm(s)};
+    return own > 0 ? share(s) / own : 0.0;
+  };
+  double squares = 0;
+  for (index_t i = 0; i < head.dim(); ++i) {
+    double sum = 0;
+    for (const index_t s : members) {
+      sum += unit(s) * double{head.key(s)[i]};
+    }
+    squares += sum * sum;
+  }
+  // Directions that cancel, to float's precision, leave the centre's own.
+  const double length = std::sqrt(squares);
+  for (const index_t s : members) {
+    const auto scaled = static_cast<float>(double{norm} * unit(s) / length);
+    const float key =
+        length > 1e-6 ? (std::isfinite(scaled) ? scaled : 0.0F) : (s == members[0] ? 1.0F : 0.0F);
+    add(merge_source{s, key, static_cast<float>(share(s))});
+  }
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,176 @@
+#pragma once
+
+#include <algorithm>  // std::min
+#include <cmath>      // std::sin
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/query_moments.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Expected Attention (arXiv 2510.00636): what queries to come would attend to, were they Gaussian.
+///   score   ℓ_j = scale·μ'·k_j + ½ scale²·k_jᵀ Σ' k_j + β_j = ln E exp(scale·q·k_j) + β_j,
+///           μ' = R μ, Σ' = R Σ Rᵀ: moments of all un-rotated queries so far but the sinks', R the
+///           mean rotation over the next `future` positions; s_j = ‖v_j‖ · mean over the group of
+///           the softmax of ℓ over the slots that may be evicted
+///   select  sinks and the last W, then the top of the rest by s
+///   match   none: the others are evicted
+/// O(length · group · dim²) a plan.
+struct expected_attention {
+  kvmeld::rope rope = {};  ///< the engine's
+  index_t sinks = 4;
+  index_t window = 0;    ///< latest tokens that are never evicted
+  index_t future = 512;  ///< positions to come
+
+  static constexpr std::string_view name() { return "expected_attention"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("future", p.future);
+  }
+  static std::size_t memory(index_t dim, index_t group, index_t) {
+    return score::query_moments<float>::size(dim, group) + static_cast<std::size_t>(dim);
+  }
+  index_t min_budget() const { return sinks + window + 1; }
+  index_t eviction_batch(index_t slots) const { return slots / 16; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "positions to come", future, 1);
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    expects(observed.query != nullptr, "expected_attention: the step's query expected, none came");
+    if (counts(head.tokens_total() - 1)) {
+      const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
+      moments(head, state)
+          .count(
+              head.group(), head.tokens_total() - 1, rope,
+              [&](index_t g) { return observed.query + std::ptrdiff_t{g} * head.dim(); },
+              scratch.data());
+    }
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    constexpr index_t most = 256;  // queries at a time
+    const index_t group = head.group(), dim = head.dim();
+    rotation turn(rope, dim);
+    dense::matrix x;
+    for (index_t first = 0; first < queries.count; first += most) {
+      const index_t end = std::min(first + most, queries.count);
+      std::vector<index_t> counted;
+      for (index_t i = first; i < end; ++i) {
+        if (counts(queries.position_of(i, head.tokens_total()))) {
+          counted.push_back(i);
+        }
+      }
+      const auto rows = static_cast<Eigen::Index>(counted.size());
+      x.resize(group * rows, dim);
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        const index_t i = counted[static_cast<std::size_t>(r)];
+        turn.by(-queries.position_of(i, head.tokens_total()));
+        for (index_t g = 0; g < group; ++g) {
+          float* const row = &x(g * rows + r, 0);
+          to_floats(kvmeld::row<const T>{queries.at(g, i)}, dim, row);
+          turn(row);
+        }
+      }
+      moments(head, state).count(group, x);
+    }
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const index_t n = head.length(), dim = head.dim();
+    const auto is_protected = protected_slots(head, sinks, window);
+    const score::query_moments<const float> moments(state.memory(), dim);
+    const index_t group = head.group();
+    const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
+    detail::arena scratch(work.numbers, (1 + heads) * static_cast<std::size_t>(n) +
+                                            (1 + heads * d) * d +
+                                            2 * static_cast<std::size_t>(tile_slots) * d);
+    auto score = scratch.column(n), cosine = scratch.column(dim / 2),
+         sine = scratch.column(dim / 2);
+    auto logit = scratch.rows(group, n), sigma = scratch.rows(group * dim, dim),
+         key = scratch.rows(tile_slots, dim), spread = scratch.rows(tile_slots, dim);
+    mean_rotation(newest_position(head), dim, cosine, sine);
+    for (index_t g = 0; g < group; ++g) {
+      const auto mean = moments.mean(g);
+      auto own = sigma.middleRows(Eigen::Index{g} * dim, dim);
+      own = moments.second(g);
+      for (index_t i = 0; i < dim; ++i) {
+        own.row(i) -= mean[i] * mean.transpose();
+      }
+    }
+    for (index_t first = 0; first < n; first += tile_slots) {
+      const index_t slots = std::min(tile_slots, n - first);
+      for (index_t i = 0; i < slots; ++i) {
+        to_floats(head.key(first + i), dim, &key(i, 0));
+        for (index_t p = 0; p < dim / 2; ++p) {  // Rᵀ k, so that moments stay as they are
+          rope.turn_pair(row<float>{&key(i, 0)}, dim, p, cosine[p], -sine[p]);
+        }
+      }
+      for (index_t g = 0; g < group; ++g) {
+        const auto mean = moments.mean(g);
+        const detail::tile rows(&sigma(Eigen::Index{g} * dim, 0), dim, dim,
+                                Eigen::OuterStride<>(dim));
+        score::qk_tile(key.data(), slots, rows, spread.data(), dim);  // Σ' is symmetric
+        for (index_t i = 0; i < slots; ++i) {
+          logit(g, first + i) = head.scale() * mean.dot(key.row(i)) +
+                                0.5F * head.scale() * head.scale() * key.row(i).dot(spread.row(i)) +
+                                head.log_mass(first + i);
+        }
+      }
+    }
+    score.setZero();
+    for (index_t g = 0; g < group; ++g) {
+      auto mass = logit.row(g).array();
+      for (index_t s = 0; s < n; ++s) {
+        mass[s] = is_protected(s) ? -std::numeric_limits<float>::infinity() : mass[s];
+      }
+      score::softmax<> all;
+      all.take(mass);
+      score += logit.row(g).transpose() / (all.sum * static_cast<float>(group));
+    }
+    for (index_t s = 0; s < n; ++s) {
+      score[s] *= std::sqrt(score::dot(head.value(s), head.value(s), dim));
+    }
+    evict(head, target, is_protected,
+          search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
+  }
+
+ private:
+  static constexpr index_t tile_slots = 32;
+
+  /// The sinks' queries are unlike all others.
+  bool counts(index_t position) const { return position >= sinks; }
+  static auto moments(const kv_head auto& head, head_state& state) {
+    const std::size_t size = score::query_moments<float>::size(head.dim(), head.group());
+    return score::query_moments<float>(state.memory().first(size), head.dim());
+  }
+
+  /// Means of cos and sin over `future` positions, pair by pair: the sum of a geometric series.
+  template <class Column>
+  void mean_rotation(index_t newest, index_t dim, Column& cosine, Column& sine) const {
+    for (index_t p = 0; p < dim / 2; ++p) {
+      const double turn = rope.frequency(p, dim), half = std::sin(turn / 2), n = future;
+      const double shrink = half == 0 ? 1 : std::sin(n * turn / 2) / (n * half);
+      const double middle = (newest + (n + 1) / 2) * turn;
+      cosine[p] = static_cast<float>(shrink * std::cos(middle));
+      sine[p] = static_cast<float>(shrink * std::sin(middle));
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

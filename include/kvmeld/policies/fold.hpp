@@ -1,0 +1,268 @@
+#pragma once
+
+#include <algorithm>  // std::ranges::transform
+#include <array>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/policies/fold/decode.hpp"
+#include "kvmeld/policies/fold/layout.hpp"
+#include "kvmeld/policies/fold/prompt.hpp"
+#include "kvmeld/score/leverage.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_scores.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// fold (ours): slots that attention cannot tell apart are merged; outliers are kept unmerged,
+/// whether queries attend to them yet or not.
+///   score   m_i, the mean attention of reference queries (foresight) over the full cache
+///   select  sinks, the latest, and up to a share of the rest for the outliers: the highest
+///           leverage of un-rotated keys, after a prompt averaged over neighbours, for what stands
+///           out is several tokens long, and well above the mean; these keep their bytes. Or
+///           (`pins`) what will be asked for, by `prompt_scores`: with `sharing` and
+///           `global_budgets` by one threshold over all heads of the model
+///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
+///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
+///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
+struct fold {
+  kvmeld::rope rope = {};  ///< the engine's, so that keys and queries can be moved in position
+  index_t sinks = 4;
+  index_t recent = 24;         ///< latest tokens that stay unmerged ...
+  float recent_share = 0.25F;  ///< ... at most this share of the slots (of those that heads share)
+  float share = 0.5F;          ///< of the other slots at most, for outliers
+  float leverage_ridge = 1;    ///< relative to the mean variance of the keys' dimensions
+  fold_prompt prompt = {};
+  fold_decode decode = {};
+  /// What stays unmerged besides sinks and the latest: outliers among keys, or the best by
+  /// `prompt_scores` in all slots but those of the clusters. These are measured when the prompt's
+  /// own queries are observed, before `compress` gets the reference queries; where that was not
+  /// done, outliers stay: in decode in all slots but those of the clusters, so that of two heads
+  /// the one with more slots has more pins.
+  enum class pin_rule { leverage, scores };
+  pin_rule pins = pin_rule::leverage;
+  index_t clusters = 0;       ///< by scores: slots of a head for all that is merged; 0: by share
+  index_t prompt_recent = 8;  ///< by scores: latest tokens of a prompt that stay unmerged
+  float score_share = 0.7F;   ///< by scores: of the slots beside sinks and these, for pins
+  /// The same two where what comes behind a prompt has slots of its own (`sharing` with room):
+  /// latest tokens and clusters need not make way for it.
+  index_t room_recent = 2;
+  float room_share = 0.85F;
+  /// By scores: share of a prompt's slots beside the pins that is evicted, not merged, the best by
+  /// score: merged they would blur what a question in other words looks up.
+  float evicted = 0;
+
+  static constexpr std::string_view name() { return "fold"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("recent", p.recent), f("share", p.share),
+        f("recent_share", p.recent_share), f("pool", p.prompt.pool),
+        f("leverage_ridge", p.leverage_ridge), f("outlier", p.prompt.outlier),
+        f("rounds", p.prompt.rounds), f("floor", p.prompt.floor), f("ridge", p.prompt.ridge),
+        f("polish", p.prompt.polish), f("rate", p.prompt.rate), f("queries", p.decode.queries),
+        f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
+        f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
+        f("score_share", p.score_share), f("room_recent", p.room_recent),
+        f("room_share", p.room_share), f("evicted", p.evicted);
+  }
+  /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
+  enum column_name : index_t { tokens, prompt_score };
+  std::span<const column> columns() const {
+    static constexpr std::array<column, 2> all = {column{column_merge::sum, 1},
+                                                  column{column_merge::max, 0}};
+    return std::span(all).first(pins == pin_rule::scores ? 2 : 1);
+  }
+  std::size_t memory(index_t dim, index_t group, index_t) const {
+    return static_cast<std::size_t>(detail::fold_layout{decode.queries, group, dim}.size());
+  }
+  index_t min_budget() const {
+    index_t slots = sinks + 2;
+    while (slots < sinks + pinned().recent_of(slots) + 2) {
+      ++slots;
+    }
+    return pins == pin_rule::scores
+               ? std::max(slots, sinks + prompt_recent + std::max(clusters, index_t{2}))
+               : slots;
+  }
+  /// This policy for a model whose heads share `slots` each on average, with pins by scores: every
+  /// head has the sinks, the latest and as many clusters as the others, and `global_budgets` (or a
+  /// `budget_profile`) says how many pins beside these `slots_beside_pins`. `room`: slots that a
+  /// head has beside those for what comes behind the prompt; from `recent` on the prompt is
+  /// compressed with `room_recent` and `room_share`. Refused: fewer slots than the protected tokens
+  /// and two more, a room below 0.
+  fold sharing(index_t slots, index_t room = 0) const {
+    search::expect_count(name(), "slots of room", room, 0);
+    fold shared = *this;
+    shared.pins = pin_rule::scores;
+    shared.recent = pinned().recent_of(slots);
+    if (room > 0 && room >= recent) {
+      shared.prompt_recent = room_recent;
+      shared.score_share = room_share;
+    }
+    shared.prompt_recent = std::min(shared.prompt_recent, shared.recent);
+    shared.clusters = 0;
+    expects(slots >= shared.min_budget(), "fold: at least ", shared.min_budget(),
+            " slots to share expected, ", slots, " came");
+    shared.clusters =
+        std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.pinned().scored(slots));
+    return shared;
+  }
+  index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
+  /// How many slots are pinned.
+  detail::fold_pins pinned() const {
+    return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share};
+  }
+  index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "recent tokens", recent, 0);
+    expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
+    expects(recent_share >= 0 && recent_share <= 1, "fold: a recent share in [0, 1] expected, ",
+            recent_share, " came");
+    expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
+            "fold: a leverage ridge of at least 0 expected, ", leverage_ridge, " came");
+    search::expect_count(name(), "clusters", clusters, 0);
+    search::expect_count(name(), "recent tokens of a prompt", prompt_recent, 0);
+    expects(score_share >= 0 && score_share < 1, "fold: a score share in [0, 1) expected, ",
+            score_share, " came");
+    search::expect_count(name(), "recent tokens of a prompt with room", room_recent, 0);
+    expects(room_share >= 0 && room_share < 1, "fold: a room share in [0, 1) expected, ",
+            room_share, " came");
+    expects(evicted >= 0 && evicted < 1, "fold: an evicted share in [0, 1) expected, ", evicted,
+            " came");
+    prompt.validate();
+    decode.validate();
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    expects(observed.query != nullptr, "fold: the step's query expected, none came");
+    memory_of(head, state).remember(observed.query, head.tokens_total() - 1, decode.stride);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    if (pins == pin_rule::scores && queries.position == nullptr) {
+      // With all queries since the first that scored these are the scores of one pass; with fewer a
+      // slot keeps the largest that it had.
+      const auto score = state.column(prompt_score);
+      std::vector<float> now(score.size());
+      prompt_scores(head, queries.last(queries.count + queries.before), rope,
+                    {.leverage_ridge = leverage_ridge}, now);
+      const index_t begin = head.tokens_total() - queries.count - queries.before;
+      const auto scored = memory_of(head, state).scored();
+      const bool all = scored.count() == 0 || begin <= scored.begin;
+      std::ranges::transform(score, now, score.begin(), [&](float held, float of_now) {
+        return all ? of_now : std::max(held, of_now);
+      });
+      memory_of(head, state).set_scored({all ? begin : scored.begin, head.tokens_total()});
+    }
+    memory_of(head, state)
+        .remember(queries.reference(queries.count + queries.before), head.tokens_total());
+  }
+
+  /// A prompt, on its reference queries.
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
+            index_t target, slot_scratch& work, merge_plan& out) const {
+    if (pins == pin_rule::scores &&
+        pin_scored(head, state, prompt_recent, pinned().scored(target), work)) {
+      fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
+                                work.marks);
+    } else {
+      const auto of_slots = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
+      score::average_pool(
+          head, [](index_t) { return true; }, prompt.pool, false, of_slots);
+      const float least =
+          prompt.outlier * Eigen::Map<const dense::vector>(of_slots.data(), head.length()).mean();
+      pin(
+          head, pinned().outliers(target), protected_slots(head, sinks, pinned().recent_of(target)),
+          [&, held = state.column(tokens)](index_t s) {
+            const auto i = static_cast<std::size_t>(s);
+            return held[i] == 1.0F && of_slots[i] > least ? of_slots[i] : lowest_score;
+          },
+          work);
+    }
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
+  }
+
+  /// Decode, on the queries remembered.
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const auto memory = memory_of(head, state);
+    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
+    const auto scored = memory.scored();
+    const bool by_scores = pins == pin_rule::scores;
+    index_t most = pinned().outliers(slots);
+    if (by_scores) {
+      // The prompt keeps the best of its own by score; what was decoded, behind it or from an empty
+      // cache, has the rest by leverage.
+      const auto pins_of = pinned().decode(slots, target, scored.count(), head.tokens_total());
+      pin_scored(head, state, pins_of.latest, pins_of.scored, work);
+      work.row_of.assign(work.marks.begin(), work.marks.end());
+      most = pins_of.others;
+    }
+    const auto kept = [&, always =
+                              protected_slots(head, sinks, pinned().recent_of(slots))](index_t s) {
+      return by_scores ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
+    };
+    const auto candidate = [&, held = state.column(tokens)](index_t s) {
+      return held[static_cast<std::size_t>(s)] == 1.0F &&
+             !(by_scores && scored.has(head.position(s))) && !kept(s);
+    };
+    if (most > 0 || !by_scores) {
+      const auto leverage = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
+      pin(
+          head, most, kept,
+          [&](index_t s) {
+            return candidate(s) ? leverage[static_cast<std::size_t>(s)] : lowest_score;
+          },
+          work);
+    }
+    decode.plan(head, memory, rope, target, work, out);
+  }
+
+ private:
+  template <class State>
+  auto memory_of(const kv_head auto& head, State& state) const {
+    return detail::fold_memory(state.memory(), decode.queries, head.group(), head.dim());
+  }
+  /// Marks what keeps its bytes by scores: sinks, the latest, and the `most` best of the slots that
+  /// hold one token which something of the prompt looked up. False: there is none.
+  bool pin_scored(const kv_head auto& head, const head_state& state, index_t latest, index_t most,
+                  slot_scratch& work) const {
+    const auto held = state.column(tokens), score = state.column(prompt_score);
+    pin(
+        head, most, protected_slots(head, sinks, latest),
+        [&](index_t s) {
+          const auto i = static_cast<std::size_t>(s);
+          return held[i] == 1.0F && score[i] > 0 ? score[i] : lowest_score;
+        },
+        work);
+    return std::ranges::any_of(score, [](float s) { return s > 0; });
+  }
+
+  /// Marks the slots for which `kept(s)`, and the `most` of the highest `value(s)` that have one.
+  template <class Kept, class Value>
+  static void pin(const kv_head auto& head, index_t most, Kept kept, Value value,
+                  slot_scratch& work) {
+    index_t pinned = 0, candidates = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      const bool is_kept = kept(s);
+      pinned += is_kept ? 1 : 0;
+      candidates += !is_kept && value(s) > lowest_score ? 1 : 0;
+    }
+    search::select(head.length(), pinned + std::min(most, candidates), kept, value, work);
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,227 @@
+/// fold while decoding: the cheapest pairs of slots, on queries moved to the positions to come.
+#pragma once
+
+#include <algorithm>  // std::ranges::fill
+#include <cmath>      // std::exp
+#include <span>
+
+#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/tile.hpp"
+#include "kvmeld/merge/fit.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/policies/fold/layout.hpp"
+#include "kvmeld/policies/fold/memory.hpp"
+#include "kvmeld/score/future_positions.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/ward.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
+/// use.
+struct fold_decode {
+  future_positions ahead = {};  ///< where the queries are moved to
+  index_t queries = 16;         ///< remembered, per query head; 0 if only prompts are compressed
+  index_t stride = 4;           ///< every so many steps one is remembered
+  index_t period = 0;           ///< slots freed at once; 0: a sixteenth of the budget
+
+  index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
+  void validate() const {
+    ahead.validate("fold");
+    search::expect_count("fold", "remembered queries", queries, 0);
+    search::expect_count("fold", "steps in the stride", stride, 1);
+    search::expect_count("fold", "slots freed at once", period, 0);
+  }
+
+  /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
+  template <class Memory>
+  void plan(const kv_head auto& head, const Memory& memory, const rope& rope, index_t target,
+            slot_scratch& work, merge_plan& out) const {
+    const index_t n = head.length(), dim = head.dim(), count = memory.count() * head.group();
+    const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
+               q = static_cast<std::size_t>(count);
+    detail::arena scratch(work.numbers,
+                          2 * size + 2 * q + (q + 1) * d +
+                              std::max(some_queries * (size + padding) + tile_slots * d,
+                                       2 * search::ward_slots::floats(n, dim)));
+    auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
+         logit = scratch.column(count), key = scratch.column(dim);
+    auto foreseen = scratch.rows(count, dim);
+    foresee(head, memory, rope, foreseen);
+    measure(head, foreseen, scratch, sum, log_sum_exp);
+    const auto mass = [&sum, each = static_cast<float>(std::max(count, 1))](index_t s) {
+      return sum[s] / each + 1e-6F;
+    };
+
+    // Removed are the slots cheapest to merge into one of no less mass. In descending order of
+    // mass, these come before it, or beside it where masses are equal.
+    auto& order = work.order;
+    order.clear();
+    for (index_t s = 0; s < n; ++s) {
+      if (work.marks[static_cast<std::size_t>(s)] == 0) {
+        order.push_back(s);
+      }
+    }
+    detail::sort_slots(
+        order, [&](index_t s) { return detail::descending(rank(mass(s))); }, work.keyed);
+    auto& heavier = work.row_of;  // [order] how many weigh no less
+    heavier.resize(order.size());
+    for (std::size_t i = order.size(); i-- > 0;) {
+      const bool last = i + 1 == order.size() || rank(mass(order[i + 1])) < rank(mass(order[i]));
+      heavier[i] = last ? static_cast<index_t>(i) + 1 : heavier[i + 1];
+    }
+    {
+      detail::arena pass = scratch;
+      const search::ward_slots all(head, order, mass, pass);
+      search::cheapest_partners(
+          all, all, [&](index_t i) { return heavier[static_cast<std::size_t>(i)]; },
+          [&](index_t i, const search::ward_partner& to) {
+            cost[order[static_cast<std::size_t>(i)]] = to.cost;
+          });
+    }
+    const index_t freed_now = n - target;
+    detail::select_slots(
+        order, freed_now, [&](index_t s) { return detail::ascending(cost[s]); }, work.keyed);
+    // Into: the cheapest of those that are kept and not pinned.
+    const auto removed = std::span(order).first(static_cast<std::size_t>(freed_now));
+    auto& into = work.row_of;
+    into.resize(size);
+    {
+      detail::arena pass = scratch;
+      const search::ward_slots to(head, std::span(order).subspan(removed.size()), mass, pass),
+          from(head, removed, mass, pass);
+      search::cheapest_partners(
+          from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
+          [&](index_t i, const search::ward_partner& partner) {
+            into[static_cast<std::size_t>(removed[static_cast<std::size_t>(i)])] = partner.slot;
+          });
+    }
+    write(head, removed, {foreseen, log_sum_exp}, mass, sum, key, logit, work, out);
+  }
+
+ private:
+  static constexpr index_t some_queries = 32, tile_slots = 128, padding = 16;
+
+  /// The remembered queries at the positions to come, `[group · count, dim]`.
+  template <class Memory>
+  void foresee(const kv_head auto& head, const Memory& memory, const rope& rope,
+               Eigen::Map<dense::matrix>& foreseen) const {
+    const index_t count = memory.count();
+    rotation turn(rope, head.dim());
+    for (index_t i = 0; i < count; ++i) {
+      turn.by(head.tokens_total() + ahead(i, count) - memory.position(i));
+      for (index_t g = 0; g < head.group(); ++g) {
+        float* q = &foreseen(Eigen::Index{g} * count + i, 0);
+        memory.query(g, i, q);
+        turn(q);
+      }
+    }
+  }
+
+  /// Every slot's mass: probabilities summed over the queries, a few at a time. Without queries,
+  /// what log-mass says.
+  static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
+                      detail::arena scratch, Eigen::Map<dense::vector>& sum,
+                      Eigen::Map<dense::vector>& log_sum_exp) {
+    const index_t n = head.length(), width = (n + padding - 1) / padding * padding;
+    auto logits = scratch.rows(some_queries, width);
+    float* const buffer = scratch.rows(tile_slots, head.dim()).data();
+    sum.setZero();
+    for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
+      const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
+      for (index_t s = 0; s < n; s += tile_slots) {
+        const index_t slots = std::min(tile_slots, n - s);
+        const auto keys = detail::load_keys(head, s, slots, buffer);
+        dense::set_product_transposed(1, queries.middleRows(first, rows), keys,
+                                      logits.block(0, s, rows, slots));
+      }
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        auto logit = logits.row(r).array();
+        for (index_t s = 0; s < n; ++s) {
+          logit[s] = head.scale() * logit[s] + head.log_mass(s);
+        }
+        logit.tail(width - n).setConstant(-std::numeric_limits<float>::infinity());
+        score::softmax<> all;
+        all.take(logit);
+        sum += logits.row(r).head(n).transpose() / all.sum;
+        log_sum_exp[first + r] = all.log_sum_exp();
+      }
+    }
+    for (index_t s = 0; queries.rows() == 0 && s < n; ++s) {
+      sum[s] = std::exp(std::min(head.log_mass(s), 80.0F));
+    }
+  }
+
+  /// The queries, and the log-sum-exp of each over the head.
+  struct reference {
+    const Eigen::Map<dense::matrix>& queries;
+    const Eigen::Map<dense::vector>& log_sum_exp;
+  };
+
+  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries.
+  /// `removed` is sorted by the slots that they go into; `key`, `logit`: scratch.
+  template <class MassOf>
+  static void write(const kv_head auto& head, std::span<index_t> removed, const reference& on,
+                    MassOf mass, const Eigen::Map<dense::vector>& sum,
+                    Eigen::Map<dense::vector>& key, Eigen::Map<dense::vector>& logit,
+                    slot_scratch& work, merge_plan& out) {
+    const index_t n = head.length(), dim = head.dim();
+    const auto& into = work.row_of;
+    const auto destination = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
+    auto& is_removed = work.marks;
+    std::ranges::fill(is_removed, 0);
+    for (const index_t s : removed) {
+      is_removed[static_cast<std::size_t>(s)] = 1;
+    }
+    detail::sort_slots(
+        removed, [&](index_t s) { return detail::ascending(destination(s)); }, work.keyed);
+    out.reset(n);
+    std::size_t begin = 0;  // of the next row's members in `removed`
+    for (index_t r = 0; r < n; ++r) {
+      if (is_removed[static_cast<std::size_t>(r)] != 0) {
+        continue;
+      }
+      std::size_t end = begin;
+      float weight = mass(r), true_mass = sum[r];
+      for (; end < removed.size() && destination(removed[end]) == r; ++end) {
+        weight += mass(removed[end]), true_mass += sum[removed[end]];
+      }
+      if (end == begin) {
+        out.keep(r, head.log_mass(r));
+        continue;
+      }
+      key.setZero();
+      const auto add = [&](index_t s) {
+        const float w = mass(s) / weight;
+        out.add({s, w, w});
+        constexpr index_t chunk = 64;  // of a row, on the stack
+        float own[chunk];
+        for (index_t first = 0; first < dim; first += chunk) {
+          const index_t width = std::min(chunk, dim - first);
+          to_floats(head.key(s).from(first), width, own);
+          for (index_t i = 0; i < width; ++i) {
+            key[first + i] += w * own[i];
+          }
+        }
+      };
+      add(r);
+      for (; begin < end; ++begin) {
+        add(removed[begin]);
+      }
+      float alone = 1;
+      if (on.queries.rows() > 0) {
+        logit.noalias() = on.queries * key;
+        logit = (head.scale() * logit - on.log_sum_exp).array().exp();
+        alone = logit.sum();
+      }
+      out.end_row(merge::log_ratio(true_mass, alone));
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,84 @@
+/// What fold frees, keeps, and remembers of a head, for host and device.
+#pragma once
+
+#include <cstddef>  // std::ptrdiff_t
+
+#include "kvmeld/search/protection.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// fold: slots that one plan of a step frees.
+KVMELD_HD inline index_t fold_freed(index_t period, index_t slots) {
+  return period > 0 ? period : slots / 16 > 1 ? slots / 16 : 1;
+}
+/// fold: how many of a head's slots are pinned, so keep their bytes.
+struct fold_pins {
+  index_t sinks = 4, recent = 24;
+  float recent_share = 0.25F, share = 0.5F;
+  index_t clusters = 0, prompt_recent = 8;
+  float score_share = 0.7F;
+
+  /// By leverage: the latest tokens.
+  KVMELD_HD index_t recent_of(index_t slots) const {
+    return least(share_of(recent_share, slots), recent);
+  }
+  /// By leverage: outliers at most.
+  KVMELD_HD index_t outliers(index_t slots) const {
+    return most(0,
+                static_cast<index_t>(share * static_cast<float>(slots - sinks - recent_of(slots))));
+  }
+  /// By scores: those of a prompt beside sinks and the latest.
+  KVMELD_HD index_t scored(index_t slots) const {
+    const index_t free = most(0, slots - sinks - prompt_recent);
+    const index_t merged = clusters > 0 ? clusters : share_of(1 - score_share, free);
+    return most(0, free - most(1, merged));
+  }
+  /// By scores, in decode: the latest tokens, so many that a quarter of the slots for all that is
+  /// merged is left; what was scored and all else have pins by their lengths.
+  struct of_decode {
+    index_t latest, scored, others;
+  };
+  KVMELD_HD of_decode decode(index_t slots, index_t target, index_t scored_tokens,
+                             index_t all_tokens) const {
+    const index_t merged = slots - sinks - prompt_recent - scored(slots);
+    const index_t latest =
+        least(clusters > 0 ? recent : recent_of(slots), prompt_recent + 3 * merged / 4);
+    const index_t all = most(0, least(scored(slots), target - sinks - latest - 2));
+    const index_t of_scored =
+        share_of(static_cast<float>(scored_tokens) / static_cast<float>(all_tokens), all);
+    return {latest, of_scored, all - of_scored};
+  }
+
+ private:
+  KVMELD_HD static index_t least(index_t a, index_t b) { return a < b ? a : b; }
+  KVMELD_HD static index_t most(index_t a, index_t b) { return a > b ? a : b; }
+};
+
+/// fold's memory of a head, in floats: integers by their bits, the positions of the remembered
+/// queries `[queries]`, the queries `[queries, group, dim]` in bfloat16 (two in the place of a
+/// float), which has float's range.
+struct fold_layout {
+  enum field : index_t { held, newest, next, steps, prompt_begin, prompt_end, header };
+
+  index_t queries, group, dim;
+
+  /// Query `i` in order of age lies in this slot, `held` of them being there.
+  KVMELD_HD index_t slot_of(index_t i, index_t held_now, index_t newest_slot) const {
+    return held_now < queries ? i : (newest_slot + 1 + i) % queries;
+  }
+  KVMELD_HD std::ptrdiff_t query(index_t g, index_t slot) const {
+    const std::ptrdiff_t row = (dim + 1) / 2;
+    return std::ptrdiff_t{header} + queries + (std::ptrdiff_t{slot} * group + g) * row;
+  }
+  KVMELD_HD std::ptrdiff_t size() const { return query(0, queries); }
+  /// The slot after one that a step's query was written to: every `stride`-th query is held.
+  KVMELD_HD index_t next_slot(index_t slot, index_t step, index_t stride) const {
+    return step % stride == 0 ? (slot + 1) % queries : slot;
+  }
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,212 @@
+/// fold after a prompt: clusters of slots, fitted to the full cache on reference queries.
+#pragma once
+
+#include <Eigen/Cholesky>
+#include <algorithm>  // std::ranges::count
+#include <cmath>      // std::sqrt
+
+#include "kvmeld/merge/fit.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/polish.hpp"
+#include "kvmeld/search/cluster.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// The slots that are not marked become clusters, `target` rows in all. Seeds keep away from what
+/// is marked.
+struct fold_prompt {
+  index_t pool = 5;      ///< neighbours that leverage is averaged over, itself included
+  float outlier = 1.6F;  ///< an outlier's leverage, times the mean: in many heads none has it
+  index_t rounds = 4;    ///< Lloyd's
+  float floor = 0.1F;    ///< weight of a slot without attention, times the number of slots
+  float ridge = 0.002F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
+  index_t polish = 0;    ///< gradient steps on the clusters; wants about 900 queries a head
+  float rate = 0.01F;    ///< of a step, relative to the mean norms of keys and values
+
+  void validate() const {
+    search::expect_count("fold", "neighbours", pool, 1);
+    expects(outlier >= 0 && std::isfinite(outlier), "fold: an outlier of at least 0 expected, ",
+            outlier, " came");
+    search::expect_count("fold", "rounds", rounds, 1);
+    expects(floor >= 0 && std::isfinite(floor), "fold: a floor of at least 0 expected, ", floor,
+            " came");
+    expects(ridge >= 0 && std::isfinite(ridge), "fold: a ridge of at least 0 expected, ", ridge,
+            " came");
+    search::expect_count("fold", "polish steps", polish, 0);
+    expects(rate > 0 && std::isfinite(rate), "fold: a finite rate above 0 expected, ", rate,
+            " came");
+  }
+
+  /// What becomes of a slot.
+  enum mark : char { clustered, pinned, evicted };
+
+  /// Marks as evicted a `share` of the slots that are not pinned: the best by `score [slots]` of
+  /// those that hold one token, but no more than leave a slot for every cluster of `target` rows.
+  static void mark_evicted(float share, index_t target, std::span<const float> tokens,
+                           std::span<const float> score, std::span<char> marks) {
+    const auto n = static_cast<index_t>(marks.size());
+    const auto stays = [&](index_t s) {
+      const auto i = static_cast<std::size_t>(s);
+      return marks[i] != clustered || tokens[i] != 1.0F;
+    };
+    const auto beside = static_cast<index_t>(std::ranges::count(marks, clustered));
+    index_t single = 0;
+    for (index_t s = 0; s < n; ++s) {
+      single += stays(s) ? 0 : 1;
+    }
+    const index_t most =
+        std::min({static_cast<index_t>(share * static_cast<float>(beside)), single, n - target});
+    if (most <= 0) {
+      return;
+    }
+    const auto of_slot = [&](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+    const search::kth_score last = search::kth_largest(n, most, stays, of_slot);
+    for (index_t s = 0; s < n; ++s) {
+      if (!stays(s) && !last.below(of_slot(s), s)) {
+        marks[static_cast<std::size_t>(s)] = evicted;
+      }
+    }
+  }
+
+  /// `queries [queries, dim]`; `work.marks` says which slots are pinned, so keep their bytes, and
+  /// which are evicted.
+  void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
+            slot_scratch& work, merge_plan& out) const {
+    const index_t n = head.length();
+    const dense::matrix keys = dense::keys(head), values = dense::values(head);
+    const dense::attention full =
+        dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
+    const auto count = static_cast<float>(queries.rows());
+    const dense::vector m = full.mass.array() / count + 1e-6F;
+    const std::vector<char> marks = work.marks;
+    const auto alone = static_cast<index_t>(std::ranges::count(marks, pinned));
+    const dense::vector pull = m.array() + floor / static_cast<float>(n);
+    const search::clusters c =
+        search::cluster(space(head, queries, keys, values), marks, pull, target - alone, rounds);
+
+    // Members' sums: of m, and of what the rows stand for.
+    const auto size = c.seeds.size();
+    std::vector<float> weight(size), mass(size);
+    std::vector<std::vector<index_t>> members(size);
+    for (index_t s = 0; s < n; ++s) {
+      if (const index_t i = c.cluster[static_cast<std::size_t>(s)]; i >= 0) {
+        weight[static_cast<std::size_t>(i)] += m[s];
+        mass[static_cast<std::size_t>(i)] += full.mass[s];
+        members[static_cast<std::size_t>(i)].push_back(s);
+      }
+    }
+    // The rows in slot order, a cluster at its seed: keys, values, mass, anchors.
+    dense::matrix key(target, head.dim()), value(target, head.dim());
+    dense::vector row_mass(target);
+    std::vector<index_t> cluster_of;  // [rows], −1: pinned
+    work.order.clear();               // [rows] anchors
+    for (index_t s = 0; s < n; ++s) {
+      const index_t i = c.cluster[static_cast<std::size_t>(s)];
+      if (marks[static_cast<std::size_t>(s)] == evicted ||
+          (i >= 0 && c.seeds[static_cast<std::size_t>(i)] != s)) {
+        continue;
+      }
+      const auto r = static_cast<Eigen::Index>(cluster_of.size());
+      cluster_of.push_back(i);
+      work.order.push_back(s);
+      if (i < 0) {
+        key.row(r) = keys.row(s), value.row(r) = values.row(s), row_mass[r] = full.mass[s];
+        continue;
+      }
+      key.row(r).setZero(), value.row(r).setZero();
+      for (const index_t j : members[static_cast<std::size_t>(i)]) {
+        const float w = m[j] / weight[static_cast<std::size_t>(i)];
+        key.row(r) += w * keys.row(j), value.row(r) += w * values.row(j);
+      }
+      row_mass[r] = mass[static_cast<std::size_t>(i)];
+    }
+    dense::vector beta =
+        merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
+    for (Eigen::Index r = 0; r < target; ++r) {
+      if (cluster_of[static_cast<std::size_t>(r)] < 0) {
+        beta[r] = head.log_mass(work.order[static_cast<std::size_t>(r)]);
+      }
+    }
+    std::vector<char> fixed;  // [rows]
+    fixed.reserve(cluster_of.size());
+    for (const index_t i : cluster_of) {
+      fixed.push_back(static_cast<char>(i < 0));
+    }
+    merge::fitted_slots fitted{key, value, beta};
+    if (ridge > 0) {
+      const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
+      dense::matrix missing = full.output;
+      dense::add_product(-1, p, value, missing);
+      std::vector<Eigen::Index> merged;  // rows
+      for (Eigen::Index r = 0; r < target; ++r) {
+        if (fixed[static_cast<std::size_t>(r)] == 0) {
+          merged.push_back(r);
+        }
+      }
+      fitted.value(merged, Eigen::all) +=
+          merge::ridge_values(p(Eigen::all, merged).eval(), missing, ridge);
+    }
+    if (polish > 0) {
+      merge::polish({queries, full, head.scale()}, fixed, polish, rate, fitted);
+    }
+
+    out.reset(n);
+    for (Eigen::Index r = 0; r < target; ++r) {
+      const index_t anchor = work.order[static_cast<std::size_t>(r)];
+      const index_t i = cluster_of[static_cast<std::size_t>(r)];
+      if (i < 0) {
+        out.keep(anchor, beta[r]);
+        continue;
+      }
+      const auto add = [&](index_t s) {
+        const float w = m[s] / weight[static_cast<std::size_t>(i)];
+        out.add({s, w, w});
+      };
+      add(anchor);
+      for (const index_t s : members[static_cast<std::size_t>(i)]) {
+        if (s != anchor) {
+          add(s);
+        }
+      }
+      out.end_row(fitted.log_mass[r]);
+    }
+    const auto size_of_all = static_cast<std::size_t>(key.size());
+    if (ridge > 0 || polish > 0) {
+      fitted.value -= value;
+      out.correct_values({fitted.value.data(), size_of_all}, head.dim());
+    }
+    if (polish > 0) {
+      fitted.key -= key;
+      out.correct_keys({fitted.key.data(), size_of_all}, head.dim());
+    }
+  }
+
+ private:
+  /// The space in which squared distance is D²: `[scale · (k − mean k) L | v / mean‖v‖]`, `L Lᵀ`
+  /// the queries' covariance, in numbers that a half holds: what tensor cores multiply, exactly.
+  static dense::matrix space(const kv_head auto& head, const dense::stored auto& queries,
+                             const dense::stored auto& keys, const dense::stored auto& values) {
+    const dense::matrix centred = queries.rowwise() - queries.colwise().mean();
+    dense::matrix covariance = dense::matrix::Zero(queries.cols(), queries.cols());
+    dense::add_transposed_product(1 / static_cast<float>(queries.rows()), centred, centred,
+                                  covariance);
+    covariance.diagonal().array() += 1e-3F;
+    Eigen::MatrixXf lower = covariance;
+    const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
+    covariance = factor.matrixL();
+    const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
+    dense::matrix x(keys.rows(), keys.cols() + values.cols());
+    x.leftCols(keys.cols()).rowwise() = -head.scale() * (keys.colwise().mean() * covariance).eval();
+    dense::add_product(head.scale(), keys, covariance, x.leftCols(keys.cols()));
+    x.rightCols(values.cols()) = values / norm;
+    constexpr float most = 65504;  // of halfs
+    x = x.cwiseMin(most).cwiseMax(-most).template cast<Eigen::half>().template cast<float>();
+    return x;
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,27 @@
+/// The baseline of baselines: nothing is evicted, and the budget does not matter.
+#pragma once
+
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+struct full_cache {
+  static constexpr std::string_view name() { return "full_cache"; }
+  static constexpr bool bounded = false;
+
+  void plan(const kv_head auto& head, const head_state&, index_t, slot_scratch&,
+            merge_plan& out) const {
+    out.reset(head.length());
+    for (index_t s = 0; s < head.length(); ++s) {
+      out.keep(s, head.log_mass(s));
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

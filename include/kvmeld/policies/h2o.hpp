@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// H2O, the Heavy-Hitter Oracle (Zhang et al. 2023, arXiv 2306.14048).
+///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far, section 4.1
+///   select  sinks, the most recent, then the top of the rest by s
+///   match   none: the others are evicted
+struct h2o {
+  float recent = 0.5F;  ///< share of the budget for the latest tokens
+  index_t sinks = 4;    ///< first tokens that are never evicted (the paper: 0)
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "h2o"; }
+  static void parameters(auto& p, auto f) { f("recent", p.recent), f("sinks", p.sinks); }
+  static constexpr std::array<column, 1> columns() { return {}; }
+  /// The smallest budget in which the sinks and the window's share both fit.
+  index_t min_budget() const {
+    return search::least_target(
+        1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
+  }
+  void validate() const {
+    search::expect_share(name(), "recent", recent);
+    search::expect_count(name(), "sinks", sinks, 0);
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    score::accumulate(state.column(0), observed.attention);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    score::accumulate(state.column(0), head, queries, combine);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    evict(head, target, is_protected(head, target), search::column_score(state.column(0)), work,
+          out);
+  }
+
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison&) const {
+    return {.removed = search::lowest_scored(head.length(), is_protected(head, target),
+                                             search::column_score(state.column(0)))};
+  }
+
+ private:
+  auto is_protected(const kv_head auto& head, index_t target) const {
+    return protected_slots(head, sinks, share_of(recent, target));
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

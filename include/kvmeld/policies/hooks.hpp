@@ -1,0 +1,222 @@
+/// What runs a policy over a head: its members, or defaults for those that it omits.
+#pragma once
+
+#include <concepts>  // std::same_as
+#include <optional>
+#include <span>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/attention.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// What runs a policy `P` over heads `H`, with a default for every member that `P` omits. One
+/// class, and its members defined outside of it, so that a program with many files may compile it
+/// once (`kvmeld::compiled`).
+template <class P, class H>
+struct hooks {
+  static void observe(const P& p, const H& head, head_state& state, const observation& observed);
+  static void observe(const P& p, const H& head, head_state& state,
+                      const query_view<float>& queries);
+  static void plan(const P& p, const H& head, const head_state& state,
+                   const query_view<float>& queries, index_t target, slot_scratch& work,
+                   merge_plan& out);
+  static void predict_victim(const P& p, const H& head, head_state& state, index_t target,
+                             key_comparison& comparison);
+  static std::optional<slot_removal> choose_victim(const P& p, const H& head,
+                                                   const head_state& state, index_t target,
+                                                   const key_comparison& comparison);
+  static void update_memory(const P& p, const H& head, head_state& state, const merge_plan& change,
+                            slot_scratch& work);
+  static void update_memory(const P& p, const H& head, head_state& state,
+                            const slot_removal& change, slot_scratch& work);
+  static void after_compress(const P& p, const H& head, head_state& state, index_t target);
+  static void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
+                     std::span<float> probabilities, std::span<float> log_sum_exp,
+                     key_comparison* comparison);
+};
+
+template <class P, class H, class T>
+void observe_queries(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
+  if constexpr (requires { p.observe(head, state, queries); }) {
+    p.observe(head, state, queries);
+  }
+}
+
+template <class P, class H, class T>
+void plan_on_queries(const P& p, const H& head, const head_state& state,
+                     const query_view<T>& queries, index_t target, slot_scratch& work,
+                     merge_plan& out) {
+  if constexpr (requires { p.plan(head, state, queries, target, work, out); }) {
+    if (queries.count > 0) {
+      return p.plan(head, state, queries, target, work, out);
+    }
+  }
+  p.plan(head, state, target, work, out);
+}
+
+template <class P, class H, class Change>
+void update_memory_by(const P& p, const H& head, head_state& state, const Change& change,
+                      slot_scratch& work) {
+  if constexpr (requires { p.update_memory(head, state, change, work); }) {
+    p.update_memory(head, state, change, work);
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::observe(const P& p, const H& head, head_state& state,
+                          const observation& observed) {
+  if constexpr (requires { p.observe(head, state, observed); }) {
+    p.observe(head, state, observed);
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::observe(const P& p, const H& head, head_state& state,
+                          const query_view<float>& queries) {
+  observe_queries(p, head, state, queries);
+}
+
+template <class P, class H>
+void hooks<P, H>::plan(const P& p, const H& head, const head_state& state,
+                       const query_view<float>& queries, index_t target, slot_scratch& work,
+                       merge_plan& out) {
+  plan_on_queries(p, head, state, queries, target, work, out);
+}
+
+template <class P, class H>
+void hooks<P, H>::predict_victim(const P& p, const H& head, head_state& state, index_t target,
+                                 key_comparison& comparison) {
+  comparison.reset();
+  if constexpr (requires { p.predict_victim(head, state, target, comparison); }) {
+    p.predict_victim(head, state, target, comparison);
+  }
+}
+
+template <class P, class H>
+std::optional<slot_removal> hooks<P, H>::choose_victim(const P& p, const H& head,
+                                                       const head_state& state, index_t target,
+                                                       const key_comparison& comparison) {
+  if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
+    return p.choose_victim(head, state, target, comparison);
+  } else {
+    return std::nullopt;
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::update_memory(const P& p, const H& head, head_state& state,
+                                const merge_plan& change, slot_scratch& work) {
+  update_memory_by(p, head, state, change, work);
+}
+
+template <class P, class H>
+void hooks<P, H>::update_memory(const P& p, const H& head, head_state& state,
+                                const slot_removal& change, slot_scratch& work) {
+  update_memory_by(p, head, state, change, work);
+}
+
+template <class P, class H>
+void hooks<P, H>::after_compress(const P& p, const H& head, head_state& state, index_t target) {
+  if constexpr (requires { p.after_compress(head, state, target); }) {
+    p.after_compress(head, state, target);
+  }
+}
+
+template <class P, class H>
+void hooks<P, H>::attend(const P& p, const H& head, const head_state& state, const float* q,
+                         float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
+                         key_comparison* comparison) {
+  if constexpr (requires {
+                  p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+                }) {
+    p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+  } else if constexpr (requires { p.mass(head, state); }) {
+    kvmeld::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
+  } else {
+    kvmeld::attend(head, log_mass_of<H>{head}, q, out, probabilities, log_sum_exp, comparison);
+  }
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld
+
+namespace kvmeld {
+inline namespace v0 {
+namespace traits {
+
+template <class P, kv_head H>
+void observe(const P& p, const H& head, head_state& state, const observation& observed) {
+  detail::hooks<P, detail::erased_head<H>>::observe(p, detail::erased(head), state, observed);
+}
+
+template <class P, kv_head H, class T>
+void observe(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
+  if constexpr (std::same_as<T, float>) {
+    detail::hooks<P, detail::erased_head<H>>::observe(p, detail::erased(head), state, queries);
+  } else {
+    detail::observe_queries(p, detail::erased(head), state, queries);
+  }
+}
+
+template <class P, kv_head H, class T>
+void plan(const P& p, const H& head, const head_state& state, const query_view<T>& queries,
+          index_t target, slot_scratch& work, merge_plan& out) {
+  if constexpr (std::same_as<T, float>) {
+    detail::hooks<P, detail::erased_head<H>>::plan(p, detail::erased(head), state, queries, target,
+                                                   work, out);
+  } else {
+    detail::plan_on_queries(p, detail::erased(head), state, queries, target, work, out);
+  }
+}
+
+/// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
+template <class P, kv_head H>
+void predict_victim(const P& p, const H& head, head_state& state, index_t target,
+                    key_comparison& comparison) {
+  detail::hooks<P, detail::erased_head<H>>::predict_victim(p, detail::erased(head), state, target,
+                                                           comparison);
+}
+
+/// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
+/// computed, if the policy predicted a victim.
+template <class P, kv_head H>
+std::optional<slot_removal> choose_victim(const P& p, const H& head, const head_state& state,
+                                          index_t target, const key_comparison& comparison = {}) {
+  return detail::hooks<P, detail::erased_head<H>>::choose_victim(p, detail::erased(head), state,
+                                                                 target, comparison);
+}
+
+/// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is
+/// applied.
+template <class P, kv_head H, class Change>
+void update_memory(const P& p, const H& head, head_state& state, const Change& change,
+                   slot_scratch& work) {
+  detail::hooks<P, detail::erased_head<H>>::update_memory(p, detail::erased(head), state, change,
+                                                          work);
+}
+
+template <class P, kv_head H>
+void after_compress(const P& p, const H& head, head_state& state, index_t target) {
+  detail::hooks<P, detail::erased_head<H>>::after_compress(p, detail::erased(head), state, target);
+}
+
+/// Attention over what the policy has made of the head: its own mass function, or log-mass.
+template <class P, kv_head H>
+void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
+            std::span<float> probabilities, std::span<float> log_sum_exp,
+            key_comparison* comparison = nullptr) {
+  detail::hooks<P, detail::erased_head<H>>::attend(p, detail::erased(head), state, q, out,
+                                                   probabilities, log_sum_exp, comparison);
+}
+
+}  // namespace traits
+}  // namespace v0
+}  // namespace kvmeld

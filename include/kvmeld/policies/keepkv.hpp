@@ -1,0 +1,296 @@
+#pragma once
+
+#include <cmath>   // std::isfinite
+#include <limits>  // std::numeric_limits
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/keepkv/merge.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/leaders.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of the
+/// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
+/// s_j = exp(scale · q·k_j), over the group's heads the mean.
+///   score   ln w_j = β_j + S_j; S by a moving average of s           eq. 8
+///           begun anew with a prompt's last queries
+///   select  sinks, the most recent, then the top of the rest by w
+///   match   nearest by cosine, merged at `similarity` or above, else evicted
+///   merge   ω_j = w_j / Σ w    k = r Σ ω k    v = Σ ω v             eqs. 7, 25, 26
+///           r and the slot's β as `vote_merge` has them; its S is A − β, A = ln Σ w: it weighs
+///           what its members weighed
+/// The paper does not define the selection. A prompt is merged first, then evicted (table 3): in
+/// descending order of w, each slot joins its most similar leader or becomes one.
+struct keepkv {
+  /// The authors' code never scales keys (r = 1, β = P), and estimates s by its mean over a window.
+  enum class mode { paper, code };
+
+  index_t sinks = 4;        ///< first tokens that are never evicted
+  float recent = 0.5F;      ///< share of the budget for the latest tokens
+  float similarity = 0.8F;  ///< cosine in [−1, 1] at which keys may merge
+  mode variant = mode::paper;
+  index_t window = 32;      ///< queries of a prompt that count; code: in decode too
+  float decay = 0.9F;       ///< a of the moving average, in [0, 1); ours; 0: the present query only
+  bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
+  float epsilon = 1e-6F;    ///< code: added to the mean of s
+
+  static constexpr std::string_view name() { return "keepkv"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity),
+        f("variant", p.variant), f("window", p.window), f("decay", p.decay),
+        f("merge_first", p.merge_first), f("epsilon", p.epsilon);
+  }
+  enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
+  std::vector<column> columns() const {
+    if (variant == mode::paper) {
+      return {{column_merge::anchor}, {column_merge::anchor}};
+    }
+    return std::vector<column>(static_cast<std::size_t>(window),
+                               {column_merge::anchor, detail::logit_window::not_seen});
+  }
+  index_t column_count() const { return variant == mode::paper ? 2 : window; }
+  std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
+  index_t min_budget() const {
+    return search::least_target(
+        sinks + 1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
+  }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_share(name(), "recent", recent);
+    expects(similarity >= -1 && similarity <= 1, "keepkv: a similarity in [-1, 1] expected, ",
+            similarity, " came");
+    expects(decay >= 0 && decay < 1, "keepkv: a decay in [0, 1) expected, ", decay, " came");
+    expects(epsilon > 0 && std::isfinite(epsilon), "keepkv: a finite epsilon above 0 expected, ",
+            epsilon, " came");
+  }
+
+ private:
+  /// A prompt's estimate is that of its own last queries: what was before does not count on.
+  void forget(head_state& state) const {
+    if (variant == mode::paper) {
+      std::ranges::fill(state.column(weight_sum), 0.0F);  // a slot that no query sees keeps its S
+    } else {
+      detail::logit_window::clear(state);
+    }
+  }
+  /// What takes in one more query.
+  detail::estimates taken(head_state& state) const {
+    if (variant == mode::paper) {
+      return {
+          .score = state.column(log_score), .weight = state.column(weight_sum), .average = {decay}};
+    }
+    return {.score = detail::logit_window::next(state), .weight = {}};
+  }
+
+ public:
+  void observe(const kv_head auto& head, head_state& state, const observation& step) const {
+    expects(step.query != nullptr && !step.log_sum_exp.empty(),
+            "keepkv: the step's query and log-sum-exp expected, none came");
+    detail::each_log_score(head, step, taken(state));
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const auto given = queries.reference(window);
+    const auto counted =
+        variant == mode::code ? given.last(window) : given;  // a window has no more rows
+    forget(state);
+    std::vector<detail::estimates> of;
+    of.reserve(static_cast<std::size_t>(counted.count));
+    for (index_t i = 0; i < counted.count; ++i) {
+      of.push_back(taken(state));
+    }
+    detail::each_log_score(head, counted, [&](index_t i, index_t first, const auto&... scores) {
+      of[static_cast<std::size_t>(i)](first, scores...);
+    });
+  }
+
+  /// A prompt: merges first, then evicts.
+  template <class T>
+  void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
+            slot_scratch& work, merge_plan& out) const {
+    if (variant == mode::code || !merge_first) {
+      return plan(head, state, target, work, out);
+    }
+    const auto held = is_protected(head, target);
+    const index_t n = head.length();
+    auto& into = work.row_of;
+    work.marks.assign(static_cast<std::size_t>(n), 0);
+    for (index_t s = 0; s < n; ++s) {
+      work.marks[static_cast<std::size_t>(s)] = held(s) ? 1 : 0;
+    }
+    search::join_leaders(head, ranks(head, state), similarity, n - target, work);
+    auto& weight = work.numbers;  // ln w of the rows; −inf: not an anchor
+    std::fill_n(weight.begin(), n, -std::numeric_limits<float>::infinity());
+    index_t rows = 0;
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      weight[static_cast<std::size_t>(members[0])] =
+          static_cast<float>(merged(head, state, members).weight);
+      ++rows;
+    });
+    if (rows > target) {
+      search::select(n, target, held, search::column_score(weight), work);
+      for (index_t& to : into) {
+        to = work.marks[static_cast<std::size_t>(to)] != 0 ? to : -1;
+      }
+    }
+    write_rows(head, state, work, out);
+  }
+
+  /// Decode: selects, then merges into the selected what is near enough to one of them.
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    auto& rank = work.numbers;
+    const index_t n = head.length();
+    rank.resize(std::max(rank.size(), static_cast<std::size_t>(n)));
+    for (index_t s = 0; s < n; ++s) {
+      rank[static_cast<std::size_t>(s)] = ranks(head, state)(s);
+    }
+    search::select(n, target, is_protected(head, target), search::column_score(rank), work);
+    const auto cosine = search::match_by_cosine(head, work);
+    for (std::size_t s = 0; s < cosine.size(); ++s) {
+      if (work.marks[s] == 0 && !(cosine[s] >= similarity)) {
+        work.row_of[s] = -1;
+      }
+    }
+    write_rows(head, state, work, out);
+  }
+
+  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
+                      key_comparison& comparison) const {
+    comparison.request(head, lowest(head, state, target));
+  }
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison& comparison) const {
+    const index_t e = lowest(head, state, target);
+    const search::near_slot c = search::nearest_by_cosine(head, e, comparison);
+    if (!(c.cosine >= similarity)) {
+      return {.removed = e};
+    }
+    const index_t members[] = {c.slot, e};
+    const detail::vote_merge made = merged(head, state, members);
+    const float kept = made.share(log_weight(head, state, c.slot));
+    const float removed = made.share(log_weight(head, state, e));
+    return {.removed = e,
+            .into = c.slot,
+            .kept_weight = kept,
+            .removed_weight = removed,
+            .log_mass = made.log_mass,
+            .kept_key_weight = made.key_scale * kept,
+            .removed_key_weight = made.key_scale * removed};
+  }
+
+  /// The merged slots' estimates, before their members are removed.
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
+                     slot_scratch&) const {
+    for (index_t r = 0; r < change.rows(); ++r) {
+      if (const auto row = change.row(r); row.size() > 1) {
+        update_memory(
+            head, state, row.size(), [&](std::size_t i) { return row[i].source; },
+            change.log_mass(r));
+      }
+    }
+  }
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
+    if (change.into != slot_removal::nowhere) {
+      const index_t members[] = {change.into, change.removed};
+      update_memory(
+          head, state, 2, [&](std::size_t i) { return members[i]; }, change.log_mass);
+    }
+  }
+
+ private:
+  auto is_protected(const kv_head auto& head, index_t target) const {
+    return protected_slots(head, sinks, share_of(recent, target));
+  }
+  /// An estimate that is no number weighs nothing beside others.
+  static double finite(double x) { return std::isfinite(x) ? x : -1e30; }
+  double estimate(const head_state& state, index_t s) const {
+    if (variant == mode::paper) {
+      return finite(double{state.column(log_score)[static_cast<std::size_t>(s)]});
+    }
+    return detail::logit_window::mean(state, s, epsilon);
+  }
+  /// ln w
+  double log_weight(const kv_head auto& head, const head_state& state, index_t s) const {
+    return double{head.log_mass(s)} + estimate(state, s);
+  }
+  /// Slot ↦ what it is ranked by; the authors' code without the votes.
+  auto ranks(const kv_head auto& head, const head_state& state) const {
+    return [this, &head, &state](index_t s) {
+      return static_cast<float>(variant == mode::paper
+                                    ? log_weight(head, state, s)
+                                    : finite(detail::logit_window::sum(state, s)));
+    };
+  }
+
+  /// The slot to evict first.
+  index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
+    if (variant == mode::code) {
+      return search::lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
+    }
+    // `ranks` without a branch on the mode slot by slot: compilers take many at once.
+    const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
+      return static_cast<float>(double{head.log_mass(i)} +
+                                finite(double{s[static_cast<std::size_t>(i)]}));
+    };
+    return search::lowest_scored(head.length(), is_protected(head, target), by_votes);
+  }
+
+  detail::vote_merge merged(const kv_head auto& head, const head_state& state,
+                            std::span<const index_t> members) const {
+    return detail::vote_merge::of(
+        members, [&](index_t s) { return double{head.log_mass(s)}; },
+        [&](index_t s) { return estimate(state, s); }, variant == mode::paper);
+  }
+
+  void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
+                  merge_plan& out) const {
+    detail::write_votes(
+        head, [&](std::span<const index_t> members) { return merged(head, state, members); },
+        [&](index_t s) { return log_weight(head, state, s); }, work, out);
+  }
+
+  /// S of the slot that `slot_of(0)` becomes with `slot_of(1 .. n−1)`: A − β. Code: of each query
+  /// the vote-weighted mean of their s, as far back as `slot_of(0)` goes.
+  template <class SlotOf>
+  void update_memory(const kv_head auto& head, head_state& state, std::size_t n, SlotOf slot_of,
+                     float log_mass) const {
+    const auto merged_score = [&](auto score_of) {
+      const double a = detail::log_sum(n, [&](std::size_t i) {
+        const index_t s = slot_of(i);
+        return double{head.log_mass(s)} + score_of(s);
+      });
+      return static_cast<float>(a - double{log_mass});
+    };
+    const auto anchor = static_cast<std::size_t>(slot_of(0));
+    if (variant == mode::paper) {
+      state.column(log_score)[anchor] = merged_score([&](index_t s) { return estimate(state, s); });
+      return;
+    }
+    for (index_t c = 0; c < window; ++c) {
+      float& now = state.column(c)[anchor];
+      if (now != detail::logit_window::not_seen) {
+        now =
+            merged_score([&](index_t s) { return double{detail::logit_window::at(state, c, s)}; });
+      }
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,229 @@
+/// KeepKV's estimates of the attention that a slot will get.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cmath>      // std::exp
+#include <limits>     // std::numeric_limits
+#include <span>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/score/dense.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/search/match.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
+template <class F>
+double log_sum(std::size_t n, F f) {
+  score::softmax<double> all;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (const double y = f(i); std::isfinite(y)) {
+      all.add(y);
+    }
+  }
+  return all.log_sum_exp();
+}
+
+/// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(scale ·
+/// q_g·k_s)` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
+/// these have underflown, from the query. O(group · length), nothing allocated.
+template <class Take>
+void each_log_score(const kv_head auto& head, const observation& observed, Take take) {
+  const index_t n = head.length(), group = head.group();
+  const auto logit = [&](index_t g, index_t s) {
+    const row<const float> q{observed.query + std::ptrdiff_t{g} * head.dim()};
+    return head.scale() * score::dot(head.key(s), q, head.dim());
+  };
+  const float heads = std::log(static_cast<float>(group));
+  const float top = *std::ranges::max_element(observed.log_sum_exp);
+  for (index_t first = 0; first < n; first += dense::array_size) {
+    const index_t count = std::min(dense::array_size, n - first);
+    dense::array mass = dense::array::Zero();
+    for (index_t g = 0; g < group; ++g) {
+      const auto at = static_cast<std::size_t>(g);
+      const float share = std::exp(observed.log_sum_exp[at] - top);
+      const float* p = observed.probabilities.data() + std::ptrdiff_t{g} * n + first;
+      for (index_t i = 0; i < count; ++i) {
+        mass[i] += share * p[i];
+      }
+    }
+    dense::array now = mass.log() + (top - heads);
+    for (index_t i = 0; i < count; ++i) {
+      const index_t s = first + i;
+      now[i] -= head.log_mass(s);
+      if (!(mass[i] > 1e-30F)) {
+        score::softmax<> all;
+        for (index_t g = 0; g < group; ++g) {
+          all.add(logit(g, s));
+        }
+        now[i] = all.log_sum_exp() - heads;
+      }
+    }
+    take(first, now, count);
+  }
+}
+
+/// The same for reference queries, each over the slots at or before its position: `take(i, first,
+/// S, count)` for query `i` and a block of slots that all see, `take(i, s, S)` for one of another
+/// block. The queries of a block come in their order.
+template <class T, class Take>
+void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take) {
+  const index_t group = head.group();
+  dense::matrix queries(Eigen::Index{q.count} * group, head.dim());  // one query's heads together
+  for (index_t i = 0; i < q.count; ++i) {
+    for (index_t g = 0; g < group; ++g) {
+      queries.row(Eigen::Index{i} * group + g) =
+          Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), head.dim())
+              .template cast<float>();
+    }
+  }
+  static_assert(max_tile_slots <= dense::array_size);
+  dense::matrix logit = dense::matrix::Zero(queries.rows(), dense::array_size);
+  each_tile_of_keys(head, [&](index_t first, const tile& keys) {
+    const auto count = static_cast<index_t>(keys.rows());
+    dense::set_product_transposed(head.scale(), queries, keys, logit.leftCols(count));
+    for (index_t i = 0; i < q.count; ++i) {
+      const auto of = [&](index_t g) {
+        return Eigen::Map<const dense::array>(&logit(Eigen::Index{i} * group + g, 0));
+      };
+      dense::array most = of(0), sum = dense::array::Zero();
+      for (index_t g = 1; g < group; ++g) {
+        most = most.max(of(g));
+      }
+      for (index_t g = 0; g < group; ++g) {
+        sum += (of(g) - most).exp();
+      }
+      const dense::array now = most + (sum / static_cast<float>(group)).log();
+      const auto sees = [&, position = q.position_of(i, head.tokens_total())](index_t s) {
+        return head.position(s) <= position;
+      };
+      index_t visible = 0;
+      for (index_t s = first; s < first + count; ++s) {
+        visible += sees(s) ? 1 : 0;
+      }
+      if (visible == count) {
+        take(i, first, now, count);
+        continue;
+      }
+      for (index_t s = first; s < first + count; ++s) {
+        if (sees(s)) {
+          take(i, s, now[s - first]);
+        }
+      }
+    }
+  });
+}
+
+/// eq. 8: `s ← (a W s + s_now)/(a W + 1)` in logarithms, `W` the weights given so far.
+struct moving_average {
+  float decay = 0;  ///< a
+
+  /// Of a block of slots.
+  void operator()(float* log_score, float* weight_sum, const dense::array& now,
+                  index_t count) const {
+    dense::array before = dense::array::Zero(), weight = dense::array::Zero();
+    std::copy_n(log_score, count, before.data());
+    std::copy_n(weight_sum, count, weight.data());
+    const dense::array old = decay * weight, top = before.max(now);
+    const dense::array after =
+        top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
+    for (index_t i = 0; i < count; ++i) {
+      if (old[i] > 0 && std::isfinite(before[i]) && std::isfinite(now[i])) {
+        log_score[i] = after[i];
+        weight_sum[i] = old[i] + 1;
+      } else {
+        (*this)(log_score[i], weight_sum[i], now[i]);
+      }
+    }
+  }
+
+  void operator()(float& log_score, float& weight_sum, float now) const {
+    const float old = decay * weight_sum;
+    weight_sum = old + 1;
+    if (old == 0 || !std::isfinite(log_score)) {
+      log_score = now;
+    } else if (now > log_score) {
+      log_score = now + std::log((old * std::exp(log_score - now) + 1) / weight_sum);
+    } else {
+      log_score += std::log((old + std::exp(now - log_score)) / weight_sum);
+    }
+  }
+};
+
+/// Each slot's S takes in one more query, slot by slot or a block at a time: by the moving average
+/// where there are weights, else as it comes.
+struct estimates {
+  std::span<float> score, weight;
+  moving_average average = {};
+
+  void operator()(index_t s, float now) const {
+    const auto i = static_cast<std::size_t>(s);
+    if (weight.empty()) {
+      score[i] = now;
+    } else {
+      average(score[i], weight[i], now);
+    }
+  }
+  void operator()(index_t first, const dense::array& now, index_t count) const {
+    const auto i = static_cast<std::size_t>(first);
+    if (weight.empty()) {
+      std::copy_n(now.data(), count, &score[i]);
+    } else {
+      average(&score[i], &weight[i], now, count);
+    }
+  }
+};
+
+/// The authors' estimate: the logits of the last queries, one column each, −inf where a query has
+/// not seen the slot.
+struct logit_window {
+  static constexpr float not_seen = -std::numeric_limits<float>::infinity();
+
+  /// No query has seen anything.
+  static void clear(head_state& state) {
+    for (index_t c = 0; c < state.columns(); ++c) {
+      std::ranges::fill(state.column(c), not_seen);
+    }
+    state.memory()[0] = 0;
+  }
+  /// The column of the next query, cleared; `memory [1]` counts round.
+  static std::span<float> next(head_state& state) {
+    float& at = state.memory()[0];
+    const auto column = state.column(static_cast<index_t>(at));
+    at = at + 1 < static_cast<float>(state.columns()) ? at + 1 : 0;
+    std::ranges::fill(column, not_seen);
+    return column;
+  }
+  /// How many queries in the window have seen slot `s`.
+  static index_t queries(const head_state& state, index_t s) {
+    index_t n = 0;
+    for (index_t c = 0; c < state.columns(); ++c) {
+      n += at(state, c, s) != not_seen ? 1 : 0;
+    }
+    return n;
+  }
+  /// `ln Σ s` over them.
+  static double sum(const head_state& state, index_t s) {
+    return log_sum(static_cast<std::size_t>(state.columns()),
+                   [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
+  }
+  /// `ln(mean s + epsilon)`
+  static double mean(const head_state& state, index_t s, float epsilon) {
+    const index_t seen_by = queries(state, s);
+    const double mean = sum(state, s) - std::log(double(seen_by)),
+                 floor = std::log(double{epsilon});
+    return seen_by == 0 ? floor : log_sum(2, [&](std::size_t i) { return i == 0 ? mean : floor; });
+  }
+  static float at(const head_state& state, index_t c, index_t s) {
+    return state.column(c)[static_cast<std::size_t>(s)];
+  }
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,173 @@
+#pragma once
+
+#include <algorithm>  // std::fill_n
+#include <bit>        // std::bit_cast
+#include <cmath>      // std::isfinite
+#include <limits>     // std::numeric_limits
+#include <string_view>
+
+#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// KeyDiff (arXiv 2504.15364): the keys least like all others. Needs no attention.
+///   score   s_j = −cos(k_j, mean_i k_i/‖k_i‖) over all slots held, keys as stored
+///   select  sinks and the last W tokens (the paper: 0 and 0), then the top of the rest by s
+///   match   none: the others are evicted
+/// A zero key adds nothing to the mean and has cosine 0.
+struct key_diff {
+  index_t sinks = 4;
+  index_t window = 0;
+
+  static constexpr std::string_view name() { return "key_diff"; }
+  static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("window", p.window); }
+  /// The token up to which `predict_victim` was called, as bits; the sum of k/‖k‖ then.
+  static constexpr std::size_t memory(index_t dim, index_t, index_t) {
+    return 1 + static_cast<std::size_t>(dim);
+  }
+  index_t min_budget() const { return sinks + window + 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+  }
+
+  void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    auto score =
+        detail::arena(work.numbers, static_cast<std::size_t>(head.length())).column(head.length());
+    each_score(head, [&](index_t s, float x) { score[s] = x; });
+    evict(head, target, protected_slots(head, sinks, window),
+          search::column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);
+  }
+
+  /// The sum of k/‖k‖ in the last step, less the evicted key, plus the new one: near enough to the
+  /// present sum to say which slots may be the lowest. Attention compares it with all keys, and
+  /// sums anew.
+  void predict_victim(const kv_head auto& head, head_state& state, index_t,
+                      key_comparison& comparison) const {
+    const auto sum = state.memory().subspan(1);
+    add_direction(head, head.length() - 1, 1, sum);
+    float guess[detail::tile_floats];
+    std::ranges::copy(sum, guess);
+    std::ranges::fill(sum, 0.0F);
+    state.memory()[0] = std::bit_cast<float>(head.tokens_total());
+    comparison.request(head, head.length() - 1, std::span(guess, sum.size()), sum);
+  }
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison& comparison) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    slot_removal out;
+    float lowest = 0;
+    const auto compare = [&](index_t s, float x) {
+      x = rank(x);
+      if ((out.removed < 0 || x <= lowest) && !is_protected(s)) {  // as `lowest_scored`
+        out.removed = s, lowest = x;
+      }
+    };
+    if (!among_few(head, state, comparison, is_protected, compare)) {
+      each_score(head, compare);
+    }
+    return out;
+  }
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
+    if (state.memory()[0] == std::bit_cast<float>(head.tokens_total())) {
+      add_direction(head, change.removed, -1, state.memory().subspan(1));
+    }
+  }
+
+ private:
+  /// Calls `see(slot, score)` slot by slot. Keys are read twice, tile by tile; nothing is
+  /// allocated.
+  template <class See>
+  static void each_score(const kv_head auto& head, See see) {
+    const index_t dim = head.dim();
+    float mean[detail::tile_floats], norm[detail::max_tile_slots], dot[detail::max_tile_slots];
+    std::fill_n(mean, dim, 0.0F);
+    detail::each_tile_of_keys(head, [&](index_t, const detail::tile& keys) {
+      score::row_norms(keys, norm);
+      score::add_directions(keys, norm, mean);
+    });
+    const float length = norm_of(mean, dim);  // its scale changes no cosine
+    detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+      score::row_dots_and_norms(keys, mean, dot, norm);
+      for (index_t i = 0; i < keys.rows(); ++i) {
+        see(first + i, score(dot[i], norm[i] * length));
+      }
+    });
+  }
+  static float score(float dot, float norms) {
+    return -(dot / (norms > 0 ? norms : std::numeric_limits<float>::infinity()));
+  }
+  static float norm_of(const float* x, index_t dim) {
+    return std::sqrt(score::dot(row<const float>{x}, row<const float>{x}, dim));
+  }
+
+  /// Calls `see` for those that may have the lowest score by `comparison`, which is
+  /// about `guess`. Its cosines differ from those with the sum itself by at most
+  /// 2 ‖guess − sum‖/‖sum‖, and by rounding. False: they say too little.
+  template <class Protected, class See>
+  static bool among_few(const kv_head auto& head, const head_state& state,
+                        const key_comparison& comparison, Protected is_protected, See see) {
+    const index_t n = head.length(), dim = head.dim();
+    if (!comparison.is_about(n - 1, n)) {
+      return false;
+    }
+    const float* const sum = state.memory().data() + 1;
+    const std::vector<float>&guess = comparison.keys().row, &dot = comparison.keys().dot,
+          &norm = comparison.keys().norm;
+    float off[detail::tile_floats];
+    for (index_t i = 0; i < dim; ++i) {
+      off[i] = guess[static_cast<std::size_t>(i)] - sum[i];
+    }
+    const float length = norm_of(sum, dim), guessed = norm_of(guess.data(), dim),
+                error = 4 * (norm_of(off, dim) / length + static_cast<float>(dim + 16) * 1.2e-7F);
+    const auto about = [&, d = dot.data(), k = norm.data()](index_t s) {
+      return score(d[s], k[s] * guessed);
+    };
+    float lowest = std::numeric_limits<float>::infinity();
+    for (index_t s = 0; s < n; ++s) {
+      const float x = about(s);
+      if (!(std::abs(x) <= 2)) {  // NaN
+        return false;
+      }
+      lowest = x < lowest && !is_protected(s) ? x : lowest;
+    }
+    if (!(error < 1)) {
+      return false;
+    }
+    float key[detail::tile_floats], exact = 0, own = 0;
+    for (index_t s = 0; s < n; ++s) {
+      if (about(s) <= lowest + error && !is_protected(s)) {
+        to_floats(head.key(s), dim, key);
+        score::row_dots_and_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
+        see(s, score(exact, own * length));
+      }
+    }
+    return true;
+  }
+
+  /// `sum += sign · k_s/‖k_s‖`
+  static void add_direction(const kv_head auto& head, index_t s, float sign, std::span<float> sum) {
+    float key[detail::tile_floats];
+    to_floats(head.key(s), head.dim(), key);
+    const float norm = norm_of(key, head.dim());
+    if (norm > 0 && std::isfinite(norm)) {
+      for (index_t i = 0; i < head.dim(); ++i) {
+        sum[static_cast<std::size_t>(i)] += sign * key[i] / norm;
+      }
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

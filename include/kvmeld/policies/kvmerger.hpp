@@ -1,0 +1,243 @@
+#pragma once
+
+#include <algorithm>  // std::fill_n
+#include <array>
+#include <cmath>   // std::exp
+#include <limits>  // std::numeric_limits
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// KVMerger (Wang et al. 2024, arXiv 2407.08454): runs of consecutive similar keys become one slot.
+///   score   s_j ← s_j + Σ_g a_gj, summed when slots merge
+///   select  none: the last R and the top H by s, sinks first, take no part and break runs
+///   match   neighbours in position join when cos(k_{i−1}, k_i) > ε      algorithm 1
+///   merge   pivot p: the member of largest s; g_i = exp(−‖k_p − k_i‖²/2σ²)
+///           w_i = g_i/Σg    k = Σ w k    v = |S| Σ w v                  algorithm 2, eqs. 6–8
+/// σ = mean ‖k_p − k_i‖ / √2 (ours: eq. 6 defines it by itself). Every joined pair frees a slot, so
+/// a budget is reached exactly by taking ε as an order statistic of the pairs' similarities (ours).
+/// Where all pairs joined are too few, the runs of least total score are evicted.
+struct kvmerger {
+  enum class mode { threshold, budget };
+
+  mode joins = mode::budget;  ///< budget: ε is whatever gives the target; threshold: at least that
+  float epsilon = 0.75F;      ///< threshold: ε, in [−1, 1]
+  float recent = 0.25F;       ///< R as a share of the budget
+  float heavy = 0.25F;        ///< H as a share of the budget; at least the sinks
+  index_t sinks = 4;          ///< first tokens that are never evicted
+  float sigma = 0;            ///< σ; 0: each run's own (the paper's table 3: 5)
+  bool scale_values = true;   ///< v times |S|, as the paper does
+  bool gaps_break = true;     ///< do neighbours in the cache join only at consecutive positions?
+  index_t period = 0;         ///< decode: slots freed at once; 0: a sixteenth of the budget
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "kvmerger"; }
+  static void parameters(auto& p, auto f) {
+    f("joins", p.joins), f("epsilon", p.epsilon), f("recent", p.recent), f("heavy", p.heavy),
+        f("sinks", p.sinks), f("sigma", p.sigma), f("scale_values", p.scale_values),
+        f("gaps_break", p.gaps_break), f("period", p.period);
+  }
+  enum column_name : index_t { score };
+  static constexpr std::array<column, 1> columns() { return {column{column_merge::sum}}; }
+  index_t min_budget() const {
+    return search::least_target(std::max(sinks, index_t{1}),
+                                [&](index_t target) { return untouched(target) < target; });
+  }
+  index_t eviction_batch(index_t slots) const {
+    return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
+  }
+  void validate() const {
+    expects(epsilon >= -1 && epsilon <= 1, "kvmerger: an epsilon in [-1, 1] expected, ", epsilon,
+            " came");
+    expects(recent >= 0 && heavy >= 0 && recent + heavy < 1,
+            "kvmerger: recent and heavy as shares, together in [0, 1), expected, ", recent, " and ",
+            heavy, " came");
+    search::expect_count(name(), "sinks", sinks, 0);
+    expects(sigma >= 0 && std::isfinite(sigma), "kvmerger: a finite sigma of at least 0 expected, ",
+            sigma, " came");
+    search::expect_count(name(), "slots freed at once", period, 0);
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    score::accumulate(state.column(score), observed.attention);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    score::accumulate(state.column(score), head, queries, combine);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    mark_untouched(head, state, target, work);
+    join(head, target, work);
+    name_by_pivot(search::column_score(state.column(score)), work);
+    evict(state, target, work);
+    out.reset(head.length());
+    merge::for_each_row(
+        work, [&](std::span<const index_t> members) { write_row(head, members, work, out); });
+  }
+
+ private:
+  /// Flags in `work.marks`.
+  static constexpr char apart = 1;   // takes no part
+  static constexpr char joined = 2;  // with its left neighbour in `work.order`
+  static char& mark(slot_scratch& work, index_t s) {
+    return work.marks[static_cast<std::size_t>(s)];
+  }
+
+  index_t heavy_places(index_t target) const { return std::max(sinks, share_of(heavy, target)); }
+  index_t untouched(index_t target) const {
+    return share_of(recent, target) + heavy_places(target);
+  }
+
+  /// The last R; the sinks and the top by score of the others, H together.
+  void mark_untouched(const kv_head auto& head, const head_state& state, index_t target,
+                      slot_scratch& work) const {
+    const auto latest = search::protect(head, 0, share_of(recent, target));
+    const auto is_protected = [&](index_t s) {
+      return latest(head.position(s)) || head.position(s) < sinks;
+    };
+    index_t always = 0, places = heavy_places(target);
+    for (index_t s = 0; s < head.length(); ++s) {
+      always += is_protected(s) ? 1 : 0;
+      places -= is_protected(s) && !latest(head.position(s)) ? 1 : 0;
+    }
+    search::select(head.length(), always + std::max(places, index_t{0}), is_protected,
+                   search::column_score(state.column(score)), work);
+  }
+
+  /// Algorithm 1: marks slots that join their left neighbours in position order, `work.order`.
+  void join(const kv_head auto& head, index_t target, slot_scratch& work) const {
+    const index_t n = head.length();
+    auto& order = work.order;
+    auto& pairs = work.row_of;  // the pairs' right slots, as places in `order`
+    auto& cosines = work.numbers;
+    order.clear(), pairs.clear();
+    for (index_t s = 0; s < n; ++s) {
+      order.push_back(s);
+    }
+    detail::sort_by_position(head, order, work.keyed);
+    cosines.resize(std::max(cosines.size(), static_cast<std::size_t>(n)));
+    const auto at = [&](index_t i) { return order[static_cast<std::size_t>(i)]; };
+    const auto u = [&](index_t i) -> float& { return cosines[static_cast<std::size_t>(i)]; };
+    index_t above = 0;
+    for (index_t i = 1; i < n; ++i) {
+      const index_t a = at(i - 1), b = at(i);
+      const bool consecutive = head.position(b) == head.position(a) + 1;
+      if (mark(work, a) == 0 && mark(work, b) == 0 && (consecutive || !gaps_break)) {
+        u(i) =
+            rank(search::cosine(head, a, b, search::key_norm(head, a), search::key_norm(head, b)));
+        above += u(i) > epsilon ? 1 : 0;
+        pairs.push_back(i);
+      }
+    }
+    const index_t wanted = joins == mode::budget ? n - target : std::max(n - target, above);
+    if (wanted < static_cast<index_t>(pairs.size())) {
+      detail::select_slots(
+          pairs, wanted, [&](index_t i) { return detail::ascending(std::pair(-u(i), at(i - 1))); },
+          work.keyed);
+      pairs.resize(static_cast<std::size_t>(wanted));
+    }
+    for (const index_t i : pairs) {
+      mark(work, at(i)) = joined;
+    }
+  }
+
+  /// Every run of joined neighbours goes to its member of largest score, ties to the lower slot.
+  template <class Score>
+  void name_by_pivot(Score score_of, slot_scratch& work) const {
+    const auto& order = work.order;
+    auto& into = work.row_of;
+    into.assign(order.size(), -1);
+    for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+      index_t pivot = order[begin];
+      for (end = begin + 1; end < order.size() && mark(work, order[end]) == joined; ++end) {
+        const index_t s = order[end];
+        const float x = score_of(s), y = score_of(pivot);
+        pivot = x > y || (x == y && s < pivot) ? s : pivot;
+      }
+      for (std::size_t i = begin; i < end; ++i) {
+        into[static_cast<std::size_t>(order[i])] = pivot;
+      }
+    }
+  }
+
+  /// More rows than the target: of the runs those of largest total score are kept.
+  void evict(const head_state& state, index_t target, slot_scratch& work) const {
+    auto& into = work.row_of;
+    auto& total = work.numbers;  // of the runs; −inf: not an anchor
+    const auto n = static_cast<index_t>(into.size());
+    index_t rows = 0;
+    std::fill_n(total.begin(), n, -std::numeric_limits<float>::infinity());
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      float sum = 0;
+      for (const index_t s : members) {
+        sum += state.column(score)[static_cast<std::size_t>(s)];
+      }
+      // NaN ranks last among the anchors
+      total[static_cast<std::size_t>(members[0])] =
+          std::isnan(sum) ? std::numeric_limits<float>::lowest() : sum;
+      ++rows;
+    });
+    if (rows <= target) {
+      return;
+    }
+    for (index_t s = 0; s < n; ++s) {
+      if (mark(work, s) == apart) {
+        total[static_cast<std::size_t>(s)] = std::numeric_limits<float>::infinity();
+      }
+    }
+    search::select(
+        n, target, [](index_t) { return false; }, search::column_score(total), work);
+    for (index_t& to : into) {
+      to = mark(work, to) != 0 ? to : -1;
+    }
+  }
+
+  /// Algorithm 2 and eqs. 6–8.
+  void write_row(const kv_head auto& head, std::span<const index_t> members, slot_scratch& work,
+                 merge_plan& out) const {
+    const index_t pivot = members[0];
+    if (members.size() == 1) {
+      return out.keep(pivot, head.log_mass(pivot));
+    }
+    constexpr float infinite = std::numeric_limits<float>::infinity();
+    const auto size = static_cast<float>(members.size());
+    auto& g = work.numbers;
+    float mean_distance = 0, sum = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      g[i] = score::squared_distance(head.key(pivot), head.key(members[i]), head.dim());
+      if (g[i] < infinite) {  // else further away than floats can say: of no weight
+        mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
+      }
+    }
+    const float s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0F), 1e-6F);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      g[i] = g[i] == infinite ? 0 : std::exp(-g[i] / (2 * s * s));
+      sum += g[i];
+    }
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const float w = g[i] / sum;
+      out.add({members[i], w, scale_values ? size * w : w});
+    }
+    out.end_row(head.log_mass(pivot));
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,181 @@
+/// Members of a policy that have a hook's name and cannot be called as the hook is: a misspelt
+/// signature would be ignored otherwise.
+#pragma once
+
+#include <concepts>  // std::convertible_to
+#include <optional>
+#include <type_traits>  // std::is_final_v
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// The optional members of a policy, and `plan`, which may have a form with queries.
+enum class hook {
+  none,
+  columns,
+  memory,
+  min_budget,
+  eviction_batch,
+  validate,
+  combine,
+  observe,
+  plan,
+  choose_victim,
+  predict_victim,
+  update_memory,
+  after_compress,
+  mass
+};
+
+// Does `P` have a member of that name, whatever it is? If so, the name is ambiguous in a class that
+// inherits it from two.
+#define KVMELD_HOOK(hook)                          \
+  struct other_##hook {                            \
+    int hook;                                      \
+  };                                               \
+  template <class P>                               \
+  struct both_##hook : P, other_##hook {};         \
+  template <class P>                               \
+  consteval bool names_##hook() {                  \
+    if constexpr (std::is_final_v<P>) {            \
+      return false;                                \
+    } else {                                       \
+      return !requires { &both_##hook<P>::hook; }; \
+    }                                              \
+  }
+KVMELD_HOOK(columns)
+KVMELD_HOOK(memory)
+KVMELD_HOOK(min_budget)
+KVMELD_HOOK(eviction_batch)
+KVMELD_HOOK(validate)
+KVMELD_HOOK(combine)
+KVMELD_HOOK(observe)
+KVMELD_HOOK(choose_victim)
+KVMELD_HOOK(predict_victim)
+KVMELD_HOOK(update_memory)
+KVMELD_HOOK(after_compress)
+KVMELD_HOOK(mass)
+#undef KVMELD_HOOK
+
+using hook_head = head_ref;
+
+template <class P>
+concept combines_by_value = requires(P& p) {
+  { p.combine } -> std::convertible_to<group_combine>;
+};
+template <class P>
+concept combines_by_call = requires(P& p) {
+  { p.combine() } -> std::convertible_to<group_combine>;
+};
+template <class P>
+concept observes_step = requires(P& p, const hook_head& head, head_state& state,
+                                 const observation& x) {
+  p.observe(head, state, x);
+};
+template <class P>
+concept observes_queries = requires(P& p, const hook_head& head, head_state& state,
+                                    const query_view<float>& x) {
+  p.observe(head, state, x);
+};
+template <class P>
+concept plans_with_queries = requires(P& p, const hook_head& head, const head_state& state,
+                                      const query_view<float>& x, slot_scratch& work,
+                                      merge_plan& out) {
+  p.plan(head, state, x, index_t{}, work, out);
+};
+template <class P>
+concept updates_by_removal = requires(P& p, const hook_head& head, head_state& state,
+                                      const slot_removal& x, slot_scratch& work) {
+  p.update_memory(head, state, x, work);
+};
+template <class P>
+concept updates_by_plan = requires(P& p, const hook_head& head, head_state& state,
+                                   const merge_plan& x, slot_scratch& work) {
+  p.update_memory(head, state, x, work);
+};
+template <class P>
+concept chooses = requires(P& p, const hook_head& head, const head_state& state,
+                           const key_comparison& x) {
+  {
+    p.choose_victim(head, state, index_t{}, x)
+    } -> std::convertible_to<std::optional<slot_removal>>;
+};
+template <class P>
+concept predicts = requires(P& p, const hook_head& head, head_state& state, key_comparison& x) {
+  p.predict_victim(head, state, index_t{}, x);
+};
+template <class P>
+concept ends_compress = requires(P& p, const hook_head& head, head_state& state) {
+  p.after_compress(head, state, index_t{});
+};
+
+/// The first hook that `P` means to have and has not; `none` if all is well.
+template <class P>
+consteval hook misdeclared() {
+  using C = const P;
+  if (names_columns<P>() && !requires(C & p) { p.columns().size(); }) {
+    return hook::columns;
+  }
+  if (names_memory<P>() && !requires(C & p) { p.memory(index_t{}, index_t{}, index_t{}); }) {
+    return hook::memory;
+  }
+  if (names_min_budget<P>() && !requires(C & p) { index_t{p.min_budget()}; }) {
+    return hook::min_budget;
+  }
+  if (names_eviction_batch<P>() && !requires(C & p) { index_t{p.eviction_batch(index_t{})}; }) {
+    return hook::eviction_batch;
+  }
+  if (names_validate<P>() && !requires(C & p) { p.validate(); }) {
+    return hook::validate;
+  }
+  if (names_combine<P>() && !combines_by_value<C> && !combines_by_call<C>) {
+    return hook::combine;
+  }
+  // Where there are two forms, one that only a policy that is not const has is ignored as well.
+  if ((names_observe<P>() && !observes_step<C> && !observes_queries<C>) ||
+      observes_step<P> != observes_step<C> || observes_queries<P> != observes_queries<C>) {
+    return hook::observe;
+  }
+  if (plans_with_queries<P> != plans_with_queries<C>) {
+    return hook::plan;
+  }
+  if (names_choose_victim<P>() && !chooses<C>) {
+    return hook::choose_victim;
+  }
+  if (names_predict_victim<P>() && !predicts<C>) {
+    return hook::predict_victim;
+  }
+  if ((names_update_memory<P>() && !updates_by_removal<C> && !updates_by_plan<C>) ||
+      updates_by_removal<P> != updates_by_removal<C> || updates_by_plan<P> != updates_by_plan<C>) {
+    return hook::update_memory;
+  }
+  if (names_after_compress<P>() && !ends_compress<C>) {
+    return hook::after_compress;
+  }
+  if (names_mass<P>() &&
+      !requires(C & p, const hook_head& head, const head_state& state) { p.mass(head, state); }) {
+    return hook::mass;
+  }
+  return hook::none;
+}
+
+/// The compiler's message names the hook.
+template <class P, hook misdeclared_hook>
+struct hooks_of {
+  static_assert(misdeclared_hook == hook::none,
+                "kvmeld: a policy's member has the name of a hook and cannot be called as one: "
+                "const, and the arguments of policy.hpp, expected");
+  static constexpr bool fit = true;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <algorithm>  // std::clamp
+#include <array>
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/each_query.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// RoCo (arXiv 2402.06262): robust cache omission.
+///   score   mean of Σ_g a_gj over the queries that could see slot j, and its standard deviation
+///   select  sinks, the last W, then `steady · B − W` by deviation (the authors' code counts the
+///           window in), then the top of the rest by mean
+///   match   none: the others are evicted
+/// Mean and variance run along (Welford), so that they stay exact enough in float.
+struct roco {
+  index_t sinks = 4;
+  index_t window = 10;
+  float steady = 0.3F;  ///< share of the budget, the window included
+
+  static constexpr std::string_view name() { return "roco"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("steady", p.steady);
+  }
+  enum column_name : index_t { mean, squares, queries_seen };  // `squares`: Σ (a − mean)²
+  static constexpr std::array<column, 3> columns() { return {}; }
+  index_t min_budget() const { return sinks + window + 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    expects(steady >= 0 && steady <= 1, "roco: steady as a share in [0, 1] expected, ", steady,
+            " came");
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    count(head, state, observed.attention, head.tokens_total());
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    score::for_each_query(
+        head, queries, group_combine::sum,
+        [&](auto attention, index_t at, index_t) { count(head, state, attention, at); });
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    const auto [alone, varied] = held_back(head, target);
+    search::select(head.length(), alone + varied, is_protected, variances(state), work);
+    work.row_of.assign(work.marks.begin(), work.marks.end());
+    const auto chosen = [&](index_t s) { return work.row_of[static_cast<std::size_t>(s)] != 0; };
+    evict(head, target, chosen, search::column_score(state.column(mean)), work, out);
+  }
+  /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
+  /// Where attention moves on it is not: what was attended to once is lowest, and has varied most.
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
+                             const key_comparison&) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    const index_t varied = held_back(head, target).varied;
+    const auto means = search::column_score(state.column(mean));
+    const variance_of variance = variances(state);
+    const index_t n = head.length(), lowest = search::lowest_scored(n, is_protected, means);
+    index_t ahead = 0;
+    for (index_t s = 0; s < n; ++s) {
+      const float x = variance(s), own = variance(lowest);
+      ahead += (x > own || (x == own && s < lowest)) && !is_protected(s) ? 1 : 0;
+    }
+    if (ahead >= varied) {
+      return {.removed = lowest};
+    }
+    const search::kth_score bar = search::kth_largest(n, varied, is_protected, variance);
+    return {
+        .removed = search::lowest_scored(
+            n, [&](index_t s) { return is_protected(s) || !bar.below(variance(s), s); }, means)};
+  }
+
+ private:
+  struct reserved {
+    index_t alone;   ///< slots that are never evicted
+    index_t varied;  ///< slots held for their deviation
+  };
+  reserved held_back(const kv_head auto& head, index_t target) const {
+    const auto is_protected = protected_slots(head, sinks, window);
+    index_t alone = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      alone += is_protected(s) ? 1 : 0;
+    }
+    const index_t room = std::max(target - alone, index_t{0});
+    return {alone, std::clamp(share_of(steady, target) - window, index_t{0}, room)};
+  }
+  /// Variances: they rank as deviations do.
+  struct variance_of {
+    std::span<const float> squared, seen;
+
+    float operator()(index_t s) const {
+      const auto i = static_cast<std::size_t>(s);
+      return seen[i] > 0 ? rank(squared[i] / seen[i]) : 0.0F;
+    }
+  };
+  static variance_of variances(const head_state& state) {
+    return {state.column(squares), state.column(queries_seen)};
+  }
+
+  static void count(const kv_head auto& head, head_state& state, std::span<const float> attention,
+                    index_t at) {
+    float* const m = state.column(mean).data();
+    float* const m2 = state.column(squares).data();
+    float* const n = state.column(queries_seen).data();
+    for (std::size_t s = 0; s < attention.size(); ++s) {  // without branches: at a vector's width
+      const bool sees = head.position(static_cast<index_t>(s)) <= at;
+      const float off = attention[s] - m[s], count = n[s] + 1, now = m[s] + off / count;
+      const float square = m2[s] + off * (attention[s] - now);
+      n[s] = sees ? count : n[s];
+      m2[s] = sees ? square : m2[s];
+      m[s] = sees ? now : m[s];
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <algorithm>  // std::fill
+#include <array>
+#include <string_view>
+#include <utility>  // std::pair
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/each_query.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Scissorhands (arXiv 2305.17118, algorithm 2): how often a token got less than its fair share.
+///   score   low marks: queries that see n slots and give this one less than 1/n, in the mean over
+///           the group; over the last `history` to 2 · `history` queries, as past + current window
+///           (the paper: exactly the last `history`)
+///   select  sinks (the paper: 0) and the last W, then those with the fewest low marks, the earlier
+///           token on ties
+///   match   none: the others are evicted
+/// The paper drops half the cache at once; here that is the budget's trigger.
+struct scissorhands {
+  index_t sinks = 4;
+  index_t window = 10;
+  index_t history = 400;  ///< queries
+  static constexpr group_combine combine = group_combine::mean;
+
+  static constexpr std::string_view name() { return "scissorhands"; }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("history", p.history);
+  }
+  enum column_name : index_t { past, current };
+  static constexpr std::array<column, 2> columns() { return {}; }
+  static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
+  index_t min_budget() const { return sinks + window + 1; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "tokens in the window", window, 0);
+    search::expect_count(name(), "queries in the history", history, 1);
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    mark(head, observed.attention, head.tokens_total(), head.length(), state.column(current));
+    score::count_in_window(state.memory()[0], history, state.column(current), state.column(past));
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const auto before = state.column(past), now = state.column(current);
+    std::fill(before.begin(), before.end(), 0.0F);
+    std::fill(now.begin(), now.end(), state.memory()[0] = 0);
+    score::for_each_query(head, queries.reference(history), combine,
+                          [&](auto attention, index_t at, index_t visible) {
+                            mark(head, attention, at, visible, before);
+                          });
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    evict(head, target, protected_slots(head, sinks, window), fewest(head, state), work, out);
+  }
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison&) const {
+    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, window),
+                                             fewest(head, state))};
+  }
+
+ private:
+  /// Ties are the rule here, and slots change places in decode: positions decide them.
+  static auto fewest(const kv_head auto& head, const head_state& state) {
+    return [&head, a = state.column(past), b = state.column(current)](index_t s) {
+      const auto i = static_cast<std::size_t>(s);
+      return std::pair(rank(-(a[i] + b[i])), -head.position(s));
+    };
+  }
+  static void mark(const kv_head auto& head, std::span<const float> attention, index_t at,
+                   index_t visible, std::span<float> marks) {
+    const float fair = 1.0F / static_cast<float>(visible);
+    for (std::size_t s = 0; s < attention.size(); ++s) {
+      const bool low = head.position(static_cast<index_t>(s)) <= at && attention[s] < fair;
+      marks[s] += low ? 1.0F : 0.0F;
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

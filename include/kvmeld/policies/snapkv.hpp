@@ -1,0 +1,84 @@
+#pragma once
+
+#include <algorithm>  // std::fill
+#include <array>
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries attend to.
+///   score   prompt: attention summed over the last W queries (or the reference queries given),
+///           average-pooled over positions (listing 1); decode: over the last W to 2W queries, as
+///           past + current window
+///   select  sinks and the last W tokens, then the top of the rest by s
+///   match   none: the others are evicted
+/// The paper compresses prompts only; decoding on as H2O restricted to the window is ours.
+struct snapkv {
+  index_t window = 32;
+  index_t sinks = 4;          ///< first tokens that are never evicted (the paper: 0)
+  index_t kernel = 7;         ///< of the pooling; 1: none
+  bool count_border = false;  ///< the authors divide by `kernel` at the borders too
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "snapkv"; }
+  static void parameters(auto& p, auto f) {
+    f("window", p.window), f("sinks", p.sinks), f("kernel", p.kernel),
+        f("count_border", p.count_border);
+  }
+  enum column_name : index_t { past, current };
+  static constexpr std::array<column, 2> columns() { return {}; }
+  static constexpr std::size_t memory(index_t, index_t, index_t) {
+    return 1;
+  }  // queries in `current`
+  index_t min_budget() const { return sinks + window + 1; }
+  void validate() const {
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    score::accumulate(state.column(current), observed.attention);
+    score::count_in_window(state.memory()[0], window, state.column(current), state.column(past));
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const auto s = state.column(past), now = state.column(current);
+    column_scores(head, queries.reference(window), {.combine = combine}, {.total = s});
+    const auto in_window = search::protect(head, 0, window);
+    score::average_pool(
+        head, [&](index_t j) { return !in_window(head.position(j)); }, kernel, count_border, s);
+    std::fill(now.begin(), now.end(), state.memory()[0] = 0);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    evict(head, target, protected_slots(head, sinks, window),
+          search::column_score_sum(state.column(past), state.column(current)), work, out);
+  }
+
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison&) const {
+    return {.removed = search::lowest_scored(
+                head.length(), protected_slots(head, sinks, window),
+                search::column_score_sum(state.column(past), state.column(current)))};
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <algorithm>  // std::copy
+#include <array>
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// TOVA, token omission via attention (arXiv 2401.06104).
+///   score   s_j = Σ_g a_gj of the latest query alone (or the reference queries given)
+///   select  sinks (the paper: 0), then the top of the rest by s
+///   match   none: the others are evicted
+struct tova {
+  index_t sinks = 4;
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "tova"; }
+  static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
+  static constexpr std::array<column, 1> columns() { return {}; }
+  index_t min_budget() const { return sinks + 1; }
+  void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
+
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    column_scores(head, queries.reference(1), {.combine = combine}, {.total = state.column(0)});
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    evict(head, target, protected_slots(head, sinks, 0), search::column_score(state.column(0)),
+          work, out);
+  }
+  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
+                             const key_comparison&) const {
+    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, 0),
+                                             search::column_score(state.column(0)))};
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,230 @@
+#pragma once
+
+#include <algorithm>  // std::max
+#include <array>
+#include <cmath>  // std::log
+#include <optional>
+#include <string_view>
+
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/column_scores.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/scorers.hpp"
+#include "kvmeld/search/match.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// ZSMerge (Liu et al. 2025, arXiv 2503.10714): a ring of the latest, the top by decayed attention,
+/// and residual slots that absorb the rest.
+///   score   s_j ← λ s_j + a_j                                         eq. 5
+///   select  proximity Bp (ring), context Bc = B − Bp − Br by s, residual Br
+///   match   r = argmax_r k_r·k_c over the residual slots               eq. 6
+///   merge   running mean by w, w_r ← w_r + w_c                         eq. 7
+///           log-mass β = α ln w                                        eq. 8
+struct zsmerge {
+  /// A prompt's residuals: equal chunks in position order (authors), or eq. 6 against `residual`
+  /// seeds, the highest scores among the evicted (ours).
+  enum class prompt_mode { chunked, nearest };
+
+  float proximity = 0.1F;  ///< share of the budget for the ring, at least 2 slots
+  index_t residual = 1;    ///< Br
+  index_t sinks = 4;       ///< first tokens that are always in the context (the paper: 0)
+  float alpha = 0.6F;      ///< α ≤ 1: theorem 3.1 holds
+  float decay = 0.98F;     ///< λ
+  prompt_mode prompt = prompt_mode::chunked;
+  /// May the token that has just passed the ring be evicted? Algorithm 1: yes; authors' code: no.
+  bool new_token_competes = true;
+  column_merge merged_score = column_merge::max;  ///< authors' default; or `sum`
+  group_combine combine = group_combine::sum;
+
+  static constexpr std::string_view name() { return "zsmerge"; }
+  static void parameters(auto& p, auto f) {
+    f("proximity", p.proximity), f("residual", p.residual), f("sinks", p.sinks),
+        f("alpha", p.alpha), f("decay", p.decay), f("new_token_competes", p.new_token_competes);
+  }
+  enum column_name : index_t { score, count, is_residual };
+  std::array<column, 3> columns() const {
+    return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
+  }
+  index_t min_budget() const {
+    return search::least_target(residual + sinks + 3,
+                                [&](index_t target) { return context(target) > sinks; });
+  }
+  void validate() const {
+    search::expect_share(name(), "proximity", proximity);
+    search::expect_count(name(), "residual slots", residual, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",
+            alpha, " came");
+    expects(decay > 0 && decay <= 1, "zsmerge: a decay in (0, 1] expected, ", decay, " came");
+    expects(merged_score != column_merge::anchor, "zsmerge: a merged score of max or sum expected");
+  }
+
+  void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    score::accumulate(state.column(score), observed.attention, decay);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    std::vector<float> decayed(static_cast<std::size_t>(head.length()));
+    column_scores(head, queries, {.decay = decay, .combine = combine}, {.decayed = decayed});
+    const auto age = static_cast<float>(std::pow(double{decay}, queries.count));
+    score::accumulate(state.column(score), decayed, age);
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const index_t missing = residual - residual_slots(head, state);  // fresh residual slots to make
+    search::select(head.length(), target - missing,
+                   is_protected(head, state, target, missing == 0 && !new_token_competes),
+                   search::column_score(state.column(score)), work);
+    auto& into = work.row_of;
+    auto& rest = work.order;
+    into.assign(static_cast<std::size_t>(head.length()), -1);
+    rest.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (work.marks[static_cast<std::size_t>(s)] != 0) {
+        into[static_cast<std::size_t>(s)] = s;
+      } else {
+        rest.push_back(s);
+      }
+    }
+    if (missing == residual && prompt == prompt_mode::chunked) {
+      detail::sort_by_position(head, rest, work.keyed);
+      chunk(rest, into);
+    } else {
+      const auto of = search::column_score(state.column(score));
+      detail::sort_slots(
+          rest, [&](index_t s) { return detail::descending(of(s)); }, work.keyed);
+      for (std::size_t i = 0; i < rest.size(); ++i) {
+        const index_t c = rest[i];
+        into[static_cast<std::size_t>(c)] =
+            static_cast<index_t>(i) < missing ? c : search::nearest_by_dot(head, c, [&](index_t r) {
+              return into[static_cast<std::size_t>(r)] == r &&
+                     (residual_slot(state, r) || work.marks[static_cast<std::size_t>(r)] == 0);
+            });
+      }
+    }
+    write_rows(head, state, work, out);
+  }
+
+  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
+                                            index_t target, const key_comparison&) const {
+    if (residual_slots(head, state) < residual) {
+      return std::nullopt;  // a residual slot has to be made first
+    }
+    const index_t c =
+        search::lowest_scored(head.length(), is_protected(head, state, target, !new_token_competes),
+                              search::column_score(state.column(score)));
+    const index_t r =
+        search::nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
+    const float wc = tokens(state, c), w = tokens(state, r) + wc;
+    return slot_removal{c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
+  }
+
+  /// Names the residual slots: whatever is merged; then, while context overflows and a residual
+  /// slot is free, the context's lowest (Algorithm 1, line 8), where it lies.
+  void after_compress(const kv_head auto& head, head_state& state, index_t target) const {
+    const auto flag = state.column(is_residual);
+    for (index_t s = 0; s < head.length(); ++s) {
+      flag[static_cast<std::size_t>(s)] =
+          residual_slot(state, s) || tokens(state, s) > 1 ? 1.0F : 0.0F;
+    }
+    const auto in_ring = search::protect(head, 0, ring(target));
+    index_t overflow = -context(target), free = residual - residual_slots(head, state);
+    for (index_t s = 0; s < head.length(); ++s) {
+      overflow += in_ring(head.position(s)) || residual_slot(state, s) ? 0 : 1;
+    }
+    for (; overflow > 0 && free > 0; --overflow, --free) {
+      const index_t s = search::lowest_scored(
+          head.length(), is_protected(head, state, target, !new_token_competes),
+          search::column_score(state.column(score)));
+      flag[static_cast<std::size_t>(s)] = 1.0F;
+    }
+  }
+
+ private:
+  index_t ring(index_t target) const { return std::max(index_t{2}, share_of(proximity, target)); }
+  index_t context(index_t target) const { return target - ring(target) - residual; }
+
+  static float tokens(const head_state& state, index_t s) {
+    return state.column(count)[static_cast<std::size_t>(s)];
+  }
+  static bool residual_slot(const head_state& state, index_t s) {
+    return state.column(is_residual)[static_cast<std::size_t>(s)] != 0.0F;
+  }
+  index_t residual_slots(const kv_head auto& head, const head_state& state) const {
+    index_t n = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      n += residual_slot(state, s) ? 1 : 0;
+    }
+    return n;
+  }
+  /// Sinks, the ring and the residual slots; by the authors' rule, the new token of the context
+  /// too.
+  auto is_protected(const kv_head auto& head, const head_state& state, index_t target,
+                    bool authors_rule) const {
+    const index_t latest = ring(target) + (authors_rule ? 1 : 0);
+    return [&head, absorbs = state.column(is_residual),
+            kept = search::protect(head, sinks, latest)](index_t s) {
+      return (static_cast<int>(kept(head.position(s))) |
+              static_cast<int>(absorbs[static_cast<std::size_t>(s)] != 0.0F)) != 0;
+    };
+  }
+
+  /// `residual` runs of the rest in position order, the first ones a token longer; each run's rows
+  /// go into its lowest slot.
+  void chunk(const std::vector<index_t>& rest, std::vector<index_t>& into) const {
+    const auto n = static_cast<index_t>(rest.size());
+    for (index_t c = 0, begin = 0; c < residual; ++c) {
+      const index_t end = begin + n / residual + (c < n % residual ? 1 : 0);
+      const auto run = std::span(rest).subspan(static_cast<std::size_t>(begin),
+                                               static_cast<std::size_t>(end - begin));
+      const index_t anchor = *std::ranges::min_element(run);
+      for (const index_t s : run) {
+        into[static_cast<std::size_t>(s)] = anchor;
+      }
+      begin = end;
+    }
+  }
+
+  /// eq. 7: members weighted by their token counts; eq. 8: β = α ln w.
+  void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
+                  merge_plan& out) const {
+    const auto& into = work.row_of;
+    out.reset(head.length());
+    for (index_t r = 0; r < head.length(); ++r) {
+      const bool kept = work.marks[static_cast<std::size_t>(r)] != 0;
+      if (into[static_cast<std::size_t>(r)] != r) {
+        continue;
+      }
+      if (kept && !residual_slot(state, r)) {
+        out.keep(r, head.log_mass(r));
+        continue;
+      }
+      float w = 0;
+      for (index_t s = 0; s < head.length(); ++s) {
+        w += into[static_cast<std::size_t>(s)] == r ? tokens(state, s) : 0.0F;
+      }
+      const auto add = [&](index_t s) { out.add({s, tokens(state, s) / w, tokens(state, s) / w}); };
+      add(r);
+      for (index_t s = 0; s < head.length(); ++s) {
+        if (s != r && into[static_cast<std::size_t>(s)] == r) {
+          add(s);
+        }
+      }
+      out.end_row(alpha * std::log(w));
+    }
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,139 @@
+/// What a policy is: two members, and what it may add to them.
+#pragma once
+
+#include <concepts>
+#include <string_view>
+
+#include "kvmeld/budget.hpp"
+#include "kvmeld/merge/apply.hpp"
+#include "kvmeld/policies/hooks.hpp"
+#include "kvmeld/policies/traits.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// A KV-cache compression policy: a small value that makes plans. Two members are all it takes:
+///
+///     static constexpr std::string_view name();
+///     void plan(const kv_head auto& head, const head_state& state, index_t target,
+///               slot_scratch& work, merge_plan& out) const;
+///
+/// `plan` is pure: it reads the head and the state, and writes at most `target` rows into `out`
+/// (called only when the head holds more than `target` slots). `work` is memory to work in. The
+/// rest is optional.
+///
+/// A member of these names that cannot be called so (one that is not const, say) does not compile.
+///
+/// Its state, and the budgets that it needs:
+///
+///     std::array<column, n> columns() const;            one float per slot each, in `head_state`
+///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
+///                                                       floats per head beside the columns
+///     index_t min_budget() const;                       smallest target; default 1
+///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
+///     void validate() const;                            throws on parameters out of range
+///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
+///                                                       `make_policy` may set
+///     static constexpr bool bounded = false;            never compresses (full_cache)
+///     static constexpr bool decodes = false;            compresses prompts only
+///
+/// What it measures:
+///
+///     group_combine combine;                            of the group's attention; default sum
+///     void observe(const kv_head auto& head, head_state&, const observation&) const;
+///                                                       one decode step's; refuses what it cannot
+///                                                       do without before it changes the state
+///     void observe(const kv_head auto& head, head_state&, const query_view<T>&) const;
+///                                                       reference queries'
+///     void plan(const kv_head auto& head, const head_state&, const query_view<T>& queries,
+///               index_t target, slot_scratch& work, merge_plan& out) const; on the reference
+///               queries themselves
+///
+/// How it decodes:
+///
+///     std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state&,
+///                                               index_t target, const key_comparison&) const;
+///                                                       equals plan(length − 1), in O(dim) to
+///                                                       apply; a plain slot_removal where there
+///                                                       always is one; without one, a plan is made
+///     void predict_victim(const kv_head auto& head, head_state&, index_t target, key_comparison&)
+///     const;
+///                                                       before attention: the slot to compare
+///                                                       with all; the result is what
+///                                                       `choose_victim` gets
+///     void update_memory(const kv_head auto& head, head_state&, const C& change, slot_scratch&)
+///     const;
+///                                                       takes `memory` along before a merge_plan
+///                                                       or a slot_removal is applied
+///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
+///                                                       after every return to the budget
+///     auto mass(const kv_head auto& head, const head_state&) const;
+///                                                       (slot, q·k) ↦ logit, if not scale · q·k +
+///                                                       log-mass
+template <class P>
+concept policy = std::copyable<P> &&
+    requires(const P& p, const head_ref& head, const head_state& state, index_t target,
+             slot_scratch& work, merge_plan& out) {
+  { p.name() } -> std::convertible_to<std::string_view>;
+  p.plan(head, state, target, work, out);
+};
+
+/// Makes the plan that brings `head` to `target` slots: the identity when it holds no more.
+/// Refused: a state that does not fit, queries missing where the policy plans on them.
+template <policy P, class Query>
+void plan(const P& p, const kv_head auto& head, const head_state& state,
+          const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
+  expects(state.length() == head.length(), "plan: a state of ", head.length(),
+          " slots expected (extend it), ", state.length(), " came");
+  if (!traits::bounded(p) || head.length() <= target) {
+    out.reset(head.length());
+    for (index_t s = 0; s < head.length(); ++s) {
+      out.keep(s, head.log_mass(s));
+    }
+    return;
+  }
+  traits::plan(p, head, state, queries, target, work, out);
+}
+
+/// The same without queries, as in decode.
+template <policy P>
+void plan(const P& p, const kv_head auto& head, const head_state& state, index_t target,
+          slot_scratch& work, merge_plan& out) {
+  plan(p, head, state, no_queries, target, work, out);
+}
+
+/// Carries out a plan or a removal, and takes the policy's memory along.
+template <policy P, class Change>
+void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state,
+           slot_scratch& work) {
+  traits::update_memory(p, head, state, change, work);
+  apply(change, head, state);
+}
+
+/// The budget of a head that must never hold more than `slots` between steps, with the
+/// policy's `eviction_batch`: it frees several slots at once, now and then.
+template <policy P>
+budget budget_within(const P& p, index_t slots) {
+  const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
+  return {std::max(slots - std::max(free, index_t{0}), index_t{1}), slots + 1};
+}
+
+/// Throws unless `p` can hold a head of this capacity within `b`.
+template <policy P>
+void check(const P& p, const budget& b, index_t capacity) {
+  traits::validate(p);
+  if (!traits::bounded(p)) {
+    return;
+  }
+  expects(b.target > 0, p.name(), ": a budget of at least 1 slot expected, ", b.target, " came");
+  expects(b.target >= traits::min_budget(p), p.name(), ": a budget of at least ",
+          traits::min_budget(p), " slots expected (protected tokens and one more), ", b.target,
+          " came");
+  expects(b.target <= capacity, p.name(), ": a capacity of at least the budget of ", b.target,
+          " slots expected, ", capacity, " came");
+  expects(b.trigger == 0 || b.trigger > b.target, p.name(), ": a trigger above the target of ",
+          b.target, " expected, ", b.trigger, " came");
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,171 @@
+/// Decode attention over a compressed cache: softmax with log-mass.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::min
+#include <cmath>      // std::log
+#include <concepts>   // std::invocable
+#include <limits>     // std::numeric_limits
+#include <span>
+
+#include "kvmeld/memory/view.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/score/tile_products.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace score {
+
+/// Slots swept at a time.
+inline constexpr index_t tile_slots = 128;
+/// Floats that stay in the nearest cache, and those of rows that are converted: they share it with
+/// the rows that are prefetched meanwhile.
+inline constexpr index_t near_floats = 4096, converted_floats = 2048;
+inline constexpr index_t max_dim = 16384;
+/// What a vector of any machine divides.
+inline constexpr index_t whole_vectors = 16;
+inline index_t padded(index_t count) {
+  return (count + whole_vectors - 1) / whole_vectors * whole_vectors;
+}
+/// Query heads per sweep; a larger group sweeps again.
+inline constexpr index_t sweep_group = 16;
+
+/// exp of a whole aligned buffer, so that every element takes the same vector path and the result
+/// does not depend on where in memory, or at which index, a number stands.
+using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::AlignedMax>;
+
+/// Calls `use(first, rows)` for a tile's rows, `few` at a time: what is used more than once lies in
+/// the nearest cache.
+template <class Use>
+void each_few(const detail::tile& rows, index_t few, Use use) {
+  const auto count = static_cast<index_t>(rows.rows());
+  for (index_t i = 0; i < count; i += few) {
+    use(i, detail::tile(rows.data() + i * rows.outerStride(), std::min(few, count - i), rows.cols(),
+                        Eigen::OuterStride<>(rows.outerStride())));
+  }
+}
+
+}  // namespace score
+
+/// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
+/// log_mass_s`.
+template <kv_head Head>
+struct log_mass_of {
+  Head head;
+
+  float operator()(index_t s, float dot) const {
+    return detail::multiply_add(head.scale(), dot, head.log_mass(s));
+  }
+};
+
+/// ... by what it reads alone, which stays in registers.
+template <>
+struct log_mass_of<head_ref> {
+  const float* log_mass;
+  float scale;
+
+  explicit log_mass_of(const head_ref& head) : log_mass(&head.log_mass(0)), scale(head.scale()) {}
+
+  float operator()(index_t s, float dot) const {
+    return detail::multiply_add(scale, dot, log_mass[s]);
+  }
+};
+
+/// Attention of one KV head's group, one query each, over the slots in use:
+///
+///     ℓ_s = mass(s, q·k_s)      p = softmax(ℓ)      out = Σ_s p_s v_s
+///
+/// in one sweep over keys and values, whatever the group; nothing is allocated.
+/// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
+/// `[group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused: no slots,
+/// null data, spans of another size.
+template <kv_head Head, class Mass>
+requires std::invocable<const Mass&, index_t, float>
+void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
+            std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
+            key_comparison* comparison = nullptr) {
+  using Eigen::Map;
+  const index_t n = head.length(), dim = head.dim(), group = head.group();
+  expects(n > 0, "attend: at least 1 slot expected, an empty head came");
+  expects(q != nullptr && out != nullptr, "attend: q and out [", group, ", ", dim,
+          "] expected, null came");
+  expects(probabilities.empty() ||
+              probabilities.size() == static_cast<std::size_t>(group) * static_cast<std::size_t>(n),
+          "attend: probabilities [", group, ", ", n, "] expected, ", probabilities.size(),
+          " floats came");
+  expects(log_sum_exp.empty() || log_sum_exp.size() == static_cast<std::size_t>(group),
+          "attend: log_sum_exp [", group, "] expected, ", log_sum_exp.size(), " floats came");
+  if (head.check_finite()) {
+    expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
+  }
+  const bool converts = detail::floats_in(head.key(0)) == nullptr;
+  const auto rows_of = [&](index_t floats) {
+    return std::clamp(floats / dim, index_t{1}, score::tile_slots);
+  };
+  const index_t near = rows_of(score::near_floats),
+                rows = rows_of(converts ? score::converted_floats : score::max_dim);
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[score::max_dim];
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[score::sweep_group][score::tile_slots];
+  const float lowest = -std::numeric_limits<float>::infinity();
+  const bool compares = comparison != nullptr && comparison->requested();
+
+  for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
+    const index_t heads = std::min(score::sweep_group, group - g0);
+    const float* const queries = q + std::ptrdiff_t{g0} * dim;
+    score::softmax<> all[score::sweep_group];
+    std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
+    for (index_t first = 0; first < n; first += rows) {
+      const index_t count = std::min(rows, n - first);
+      const auto keys = detail::load_keys(head, first, count, buffer);
+      score::each_few(keys, near, [&](index_t i, const detail::tile& few) {
+        score::qk_tile(queries, heads, few, mass[0] + i, score::tile_slots);
+        if (g0 == 0 && compares) {
+          comparison->add_keys(first + i, few);
+        }
+      });
+      for (index_t g = 0; g < heads; ++g) {
+        const float* const dots = mass[g];
+        float logit[score::tile_slots];
+        for (index_t i = 0; i < count; ++i) {
+          logit[i] = log_mass(first + i, dots[i]);
+        }
+        std::copy_n(logit, count, mass[g]);
+        if (!probabilities.empty()) {
+          std::copy_n(mass[g], count, probabilities.data() + std::ptrdiff_t{g0 + g} * n + first);
+        }
+        std::fill(mass[g] + count, mass[g] + score::padded(count), lowest);
+        score::aligned_block block(mass[g], score::padded(count));
+        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= all[g].take(block);
+      }
+      const auto values = detail::load_values(head, first, count, buffer);
+      score::each_few(values, near, [&](index_t i, const detail::tile& few) {
+        score::pv_tile(mass[0] + i, score::tile_slots, heads, few, out + std::ptrdiff_t{g0} * dim);
+        if (g0 == 0 && compares && comparison->values_requested()) {
+          comparison->add_values(first + i, few);
+        }
+      });
+    }
+    for (index_t g = 0; g < heads; ++g) {
+      Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= all[g].sum;
+      if (!log_sum_exp.empty()) {
+        log_sum_exp[static_cast<std::size_t>(g0 + g)] = all[g].log_sum_exp();
+      }
+      if (!probabilities.empty()) {
+        float* p = probabilities.data() + std::ptrdiff_t{g0 + g} * n;
+        for (index_t first = 0; first < n; first += score::tile_slots) {
+          const index_t count = std::min(score::tile_slots, n - first);
+          std::copy_n(p + first, count, mass[0]);
+          std::fill(mass[0] + count, mass[0] + score::padded(count), lowest);
+          score::aligned_block block(mass[0], score::padded(count));
+          // Not below the log-sum-exp: it is rounded when logits are large.
+          block = (block - all[g].max).exp() / all[g].sum;
+          std::copy_n(mass[0], count, p + first);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace v0
+}  // namespace kvmeld

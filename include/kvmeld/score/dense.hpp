@@ -1,0 +1,133 @@
+/// A head and its reference queries as dense matrices, and the full cache's attention on them: what
+/// policies that fit a prompt start from.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::min
+#include <cstddef>    // std::ptrdiff_t
+
+#include "kvmeld/detail/product.hpp"
+#include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/view.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/softmax.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace dense {
+
+/// Numbers that are computed side by side. This type has no second name: for that, nvcc's front end
+/// writes the size in the words of the first, where they may mean nothing.
+inline constexpr index_t array_size = 64;
+using array = Eigen::Array<float, array_size, 1>;
+
+using matrix = matrix_of<float>;
+using vector = Eigen::VectorXf;
+
+/// `[length, dim]`
+matrix keys(const kv_head auto& head) {
+  matrix m(head.length(), head.dim());
+  for (index_t s = 0; s < head.length(); ++s) {
+    to_floats(head.key(s), head.dim(), &m(s, 0));
+  }
+  return m;
+}
+
+/// `[length, dim]`
+matrix values(const kv_head auto& head) {
+  matrix m(head.length(), head.dim());
+  for (index_t s = 0; s < head.length(); ++s) {
+    to_floats(head.value(s), head.dim(), &m(s, 0));
+  }
+  return m;
+}
+
+/// `[length]`
+vector log_mass(const kv_head auto& head) {
+  vector v(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    v[s] = head.log_mass(s);
+  }
+  return v;
+}
+
+/// Reference queries of one KV head, `[group · count, dim]`.
+template <class T>
+matrix queries(const query_view<T>& q, index_t group, index_t dim) {
+  matrix m(Eigen::Index{group} * q.count, dim);
+  for (index_t g = 0; g < group; ++g) {
+    for (index_t i = 0; i < q.count; ++i) {
+      m.row(Eigen::Index{g} * q.count + i) =
+          Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), dim)
+              .template cast<float>();
+    }
+  }
+  return m;
+}
+
+/// The attention of reference queries over slots. They stand for queries to come: each sees every
+/// slot, whatever its own position.
+struct attention {
+  vector log_sum_exp;  ///< [queries] of the logits scale · q·k + log-mass
+  matrix output;       ///< [queries, dim]
+  vector mass;         ///< [slots] probabilities summed over the queries
+};
+
+/// Of `queries [queries, dim]` over `keys`, `values [slots, dim]` and `log_mass [slots]`.
+attention attend(const rowwise auto& queries, const rowwise auto& keys, const rowwise auto& values,
+                 const stored auto& log_mass, float scale) {
+  attention of{vector(queries.rows()), matrix(queries.rows(), values.cols()),
+               vector::Zero(keys.rows())};
+  vector& log_sum_exp = of.log_sum_exp;
+  vector& mass = of.mass;
+  matrix& output = of.output;
+  // Some queries at a time, so that memory stays O(slots), over tiles of slots that stay in cache
+  // from product to exp. A tile's exp are below its own largest logit, then brought together.
+  constexpr Eigen::Index block = 128, tile = 512;
+  const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
+  matrix p(block, slots), share(block, tiles);
+  std::vector<score::softmax<>> of_tile(static_cast<std::size_t>(tiles * block));
+  const auto part_of = [&](Eigen::Index r, Eigen::Index t) -> score::softmax<>& {
+    return of_tile[static_cast<std::size_t>(r * tiles + t)];
+  };
+  for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
+    const Eigen::Index rows = std::min(block, queries.rows() - begin);
+    const auto each_tile = [&](auto see) {
+      for (Eigen::Index t = 0; t < tiles; ++t) {
+        const Eigen::Index width = std::min(tile, slots - t * tile);
+        see(t, t * tile, width, p.block(0, t * tile, rows, width));
+      }
+    };
+    each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
+      part.rowwise() = log_mass.segment(first, width).transpose();
+      add_product_transposed(scale, queries.middleRows(begin, rows), keys.middleRows(first, width),
+                             part);
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        auto logit = part.row(r);
+        part_of(r, t) = {};
+        part_of(r, t).take(logit.array());
+      }
+    });
+    for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
+      score::softmax<> all;
+      for (Eigen::Index t = 0; t < tiles; ++t) {
+        all.merge(part_of(r, t));
+      }
+      for (Eigen::Index t = 0; t < tiles; ++t) {
+        share(r, t) = part_of(r, t).below(all.max) / all.sum;
+      }
+      log_sum_exp[begin + r] = all.log_sum_exp();
+    }
+    output.middleRows(begin, rows).setZero();
+    each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
+      part.array().colwise() *= share.col(t).head(rows).array();
+      mass.segment(first, width) += part.colwise().sum().transpose();
+      add_product(1, part, values.middleRows(first, width), output.middleRows(begin, rows));
+    });
+  }
+  return of;
+}
+
+}  // namespace dense
+}  // namespace v0
+}  // namespace kvmeld

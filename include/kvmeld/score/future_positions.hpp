@@ -1,0 +1,60 @@
+/// Where reference queries are moved to: the positions to come.
+#pragma once
+
+#include <cmath>    // std::pow
+#include <cstdint>  // std::int64_t
+#include <string_view>
+
+#include "kvmeld/config.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace score {
+
+/// Queries at the beginning of a prompt see next to nothing: a spread leaves them out.
+inline constexpr index_t blind_queries = 4;
+
+/// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first`
+/// on.
+KVMELD_HD inline index_t spread_query(index_t i, index_t n, index_t queries, index_t first) {
+  const std::int64_t span = std::int64_t{queries} - 1 - first;
+  return n == 1 ? queries - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
+}
+
+/// `future_positions`: query `i` of `n` goes so many positions beyond the next one.
+KVMELD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, double fade) {
+  if (fade - fade != 0) {  // infinite
+    return static_cast<index_t>(std::int64_t{i} * horizon / n);
+  }
+  const double share = static_cast<double>(i) / n;
+  return static_cast<index_t>(fade * (std::pow(horizon / fade + 1, share) - 1));
+}
+
+}  // namespace score
+
+/// How queries are spread over the positions to come. How many there will be is unknown, and the
+/// next ones are certain: the density of queries `t` positions ahead is proportional to
+/// `1 / (t + fade)` up to the horizon.
+struct future_positions {
+  index_t horizon = 256;  ///< positions to come
+  float fade = 16;        ///< positions ahead where the density is half; infinity: even throughout
+
+  /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
+  index_t operator()(index_t i, index_t n) const {
+    return score::future_position(i, n, horizon, double{fade});
+  }
+
+  void validate(std::string_view caller) const {
+    expects(horizon > 0, caller, ": a horizon of at least 1 position expected, ", horizon, " came");
+    expects(fade > 0, caller, ": a fade above 0 positions expected, ", fade, " came");
+  }
+};
+
+/// How many queries foresight takes, and where they go.
+struct foresight_options {
+  index_t count = 256;  ///< queries
+  future_positions ahead = {};
+};
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,69 @@
+/// Statistical leverage of un-rotated keys: outliers among a head's tokens, attended to or not.
+#pragma once
+
+#include <Eigen/Cholesky>
+#include <algorithm>  // std::min
+#include <span>
+#include <vector>
+
+#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/score/dense.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace score {
+
+/// `x_iᵀ (C + λI)⁻¹ x_i` of every key, `λ = ridge · trace(C)/dim`. `x [dim, keys]`, row by row, is
+/// centred; of `covariance [dim, dim]`, column by column, the lower triangle is its own, up to a
+/// factor. Both are overwritten. `out [keys]`.
+void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge,
+              dense::stored auto& out) {
+  // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
+  covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
+  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(covariance);
+  factor.matrixL().solveInPlace(x);  // L⁻¹ x: its columns' squares are wanted
+  out = x.colwise().squaredNorm().transpose();
+}
+
+/// Keys as they were before RoPE, a column each: `x [dim, length]`.
+inline void unrotated_keys(const kv_head auto& head, const rope& rope, dense::stored auto& x) {
+  constexpr index_t some = 16;  // keys transposed at a time, a line of each element
+  float keys[some * rotation::max_dim];
+  const index_t n = head.length(), dim = head.dim();
+  rotation turn(rope, dim);
+  for (index_t first = 0; first < n; first += some) {
+    const index_t count = std::min(some, n - first);
+    for (index_t r = 0; r < count; ++r) {
+      float* const key = keys + std::ptrdiff_t{r} * dim;
+      to_floats(head.key(first + r), dim, key);
+      turn.by(-head.position(first + r));
+      turn(key);
+    }
+    x.middleCols(first, count) = Eigen::Map<const dense::matrix>(keys, count, dim).transpose();
+  }
+}
+
+/// Leverage `[length]` of a head's keys as they were before RoPE, centred: `x_iᵀ (XᵀX + λI)⁻¹ x_i`.
+/// Every slot counts once, whatever it stands for. A view of `scratch`, which grows at first use.
+inline std::span<float> leverage_of_keys(const kv_head auto& head, const rope& rope, float ridge,
+                                         std::vector<float>& scratch) {
+  const index_t n = head.length(), dim = head.dim();
+  const auto slots = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim);
+  detail::arena parts(scratch, slots + (slots + d) * d);
+  auto leverage = parts.column(n);
+  auto x = parts.rows(dim, n), products = parts.rows(dim, dim);
+  unrotated_keys(head, rope, x);
+  for (index_t i = 0; i < dim; ++i) {
+    x.row(i).array() -= x.row(i).mean();
+  }
+  dense::set_product_transposed(1, x, x, products);
+  Eigen::Map<Eigen::MatrixXf> covariance(products.data(), dim, dim);
+  score::leverage(x, covariance, ridge, leverage);
+  return {leverage.data(), slots};
+}
+
+}  // namespace score
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,58 @@
+/// What of a prompt will be asked for: a number for every slot of a head, comparable over all heads
+/// of a model.
+#pragma once
+
+#include <span>
+
+#include "kvmeld/score/foresight_max.hpp"
+#include "kvmeld/score/leverage.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+struct prompt_score_options {
+  /// Queries are moved so many positions behind the prompt at most, evenly: about where a question
+  /// will stand.
+  index_t horizon = 64;
+  bool leverage = true;      ///< times the leverage of the un-rotated key, over its mean
+  float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
+  std::span<const float> log_sum_exp = {};  ///< [group, queries] of the prefill's own attention
+};
+
+/// Foresight-max (ours; `score/foresight_max.hpp` has the formula) times leverage, of one KV head's
+/// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
+/// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
+/// chunks, the chunk's. `rope`: the engine's. Where the prefill has its rows' log-sum-exp, half of
+/// the work is saved.
+/// Refused: an empty head, no queries, spans of another size, a horizon below 0.
+template <class Query>
+void prompt_scores(const kv_head auto& any, const query_view<Query>& queries, const rope& rope,
+                   const prompt_score_options& options, std::span<float> out) {
+  const auto& head = detail::erased(any);
+  const index_t n = head.length(), count = queries.count;
+  expects(n > 0, "prompt_scores: at least 1 slot expected, an empty head came");
+  expects(count > 0 && queries.data != nullptr, "prompt_scores: at least 1 query expected, ",
+          queries.data == nullptr ? 0 : count, " came");
+  expects(out.size() == static_cast<std::size_t>(n), "prompt_scores: scores [", n, "] expected, ",
+          out.size(), " floats came");
+  expects(options.log_sum_exp.empty() ||
+              options.log_sum_exp.size() ==
+                  static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(count),
+          "prompt_scores: log_sum_exp [", head.group(), ", ", count, "] expected, ",
+          options.log_sum_exp.size(), " floats came");
+  expects(options.horizon >= 0, "prompt_scores: a horizon of at least 0 positions expected, ",
+          options.horizon, " came");
+  score::foresight_max(head, queries, rope, options.horizon, options.log_sum_exp, out);
+  if (!options.leverage) {
+    return;
+  }
+  std::vector<float> scratch;
+  const auto leverage = score::leverage_of_keys(head, rope, options.leverage_ridge, scratch);
+  const float mean = Eigen::Map<const dense::vector>(leverage.data(), n).mean();
+  for (std::size_t s = 0; mean > 0 && s < out.size(); ++s) {  // 0: all keys are alike
+    out[s] *= leverage[s] / mean;
+  }
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,62 @@
+/// Softmax of logits that come in parts.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cmath>      // std::exp
+#include <limits>     // std::numeric_limits
+
+#include "kvmeld/detail/multiply_add.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace score {
+
+/// The largest of the logits that came, and the sum of their exp below it (online softmax; Milakov
+/// and Gimelshein 2018). Nothing, or logits of −∞ alone: the largest is −∞, the sum 0.
+template <class Scalar = float>
+struct softmax {
+  static constexpr Scalar nothing = -std::numeric_limits<Scalar>::infinity();
+  Scalar max = nothing, sum = 0;
+
+  /// Takes a row of logits in, which becomes its exp below the largest so far. Returned: what was
+  /// below the largest before, times this is below the one now.
+  template <class Row>
+  Scalar take(Row&& logits) {
+    const Scalar largest = std::max(logits.maxCoeff(), max);
+    if (largest == nothing) {
+      logits.setZero();
+      return 1;
+    }
+    const Scalar rescale = below(largest);
+    logits = (logits - largest).exp();
+    sum = detail::multiply_add(sum, rescale, logits.sum());
+    max = largest;
+    return rescale;
+  }
+  /// Takes one logit in.
+  void add(Scalar logit) {
+    if (logit == nothing) {
+      return;
+    }
+    if (logit <= max) {
+      sum += std::exp(logit - max);
+    } else {
+      sum = sum * below(logit) + 1;
+      max = logit;
+    }
+  }
+  /// Takes in what another has seen.
+  void merge(const softmax& other) {
+    const Scalar largest = std::max(max, other.max);
+    sum = largest == nothing ? 0 : sum * below(largest) + other.sum * other.below(largest);
+    max = largest;
+  }
+
+  /// What is below the largest here, times this is below `largest`, which is no less.
+  Scalar below(Scalar largest) const { return std::exp(max - largest); }
+  Scalar log_sum_exp() const { return max == nothing ? nothing : max + std::log(sum); }
+};
+
+}  // namespace score
+}  // namespace v0
+}  // namespace kvmeld

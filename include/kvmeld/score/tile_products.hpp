@@ -1,0 +1,179 @@
+/// The two products of attention over a tile of slots: each row is read once for several queries.
+#pragma once
+
+#include <Eigen/Core>
+#include <cstddef>  // std::ptrdiff_t
+
+#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/memory/tile.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace score {
+
+using packet = Eigen::internal::packet_traits<float>::type;
+inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
+/// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
+inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
+
+/// `sum` and the products of the elements that no packet holds.
+inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {
+  for (; i < dim; ++i) {
+    sum = detail::multiply_add(x[i], y[i], sum);
+  }
+  return sum;
+}
+
+/// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows. A product's order of summation depends on
+/// `dim` alone: equal rows have equal products.
+template <index_t Q, index_t R>
+void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdiff_t row,
+               index_t dim, float* dots, std::ptrdiff_t next) {
+  using namespace Eigen::internal;
+  packet sum[Q][R];
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t r = 0; r < R; ++r) {
+      sum[g][r] = pset1<packet>(0.0F);
+    }
+  }
+  index_t i = 0;
+  for (; i + lanes <= dim; i += lanes) {
+    packet keys[R];
+    for (index_t r = 0; r < R; ++r) {
+      keys[r] = ploadu<packet>(k + r * row + i);
+    }
+    for (index_t g = 0; g < Q; ++g) {
+      const packet x = ploadu<packet>(q + g * query + i);
+      for (index_t r = 0; r < R; ++r) {
+        sum[g][r] = pmadd(x, keys[r], sum[g][r]);
+      }
+    }
+  }
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t r = 0; r < R; ++r) {  // no other loop within: the sums stay in registers
+      dots[g * next + r] = predux(sum[g][r]);
+    }
+  }
+  for (index_t g = 0; g < Q && i < dim; ++g) {
+    for (index_t r = 0; r < R; ++r) {
+      float& dot = dots[g * next + r];
+      dot = with_rest(dot, q + g * query, k + r * row, i, dim);
+    }
+  }
+}
+
+template <index_t Q>
+void dot_rows(const float* q, std::ptrdiff_t query, const detail::tile& keys, float* dots,
+              std::ptrdiff_t next) {
+  constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
+  const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
+  const std::ptrdiff_t row = keys.outerStride();
+  index_t s = 0;
+  for (; s + some <= rows; s += some) {
+    if (some == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
+      detail::prefetch_rows(keys.data() + s * row, row);
+    }
+    dot_block<Q, some>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+  }
+  for (; s < rows; ++s) {
+    dot_block<Q, 1>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+  }
+}
+
+/// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
+inline void qk_tile(const float* q, index_t queries, const detail::tile& keys, float* dots,
+                    std::ptrdiff_t next) {
+  const std::ptrdiff_t dim = keys.cols();
+  index_t g = 0;
+  for (; g + 4 <= queries; g += 4) {
+    dot_rows<4>(q + g * dim, dim, keys, dots + g * next, next);
+  }
+  for (; g + 2 <= queries; g += 2) {
+    dot_rows<2>(q + g * dim, dim, keys, dots + g * next, next);
+  }
+  for (; g < queries; ++g) {
+    dot_rows<1>(q + g * dim, dim, keys, dots + g * next, next);
+  }
+}
+
+/// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.
+template <index_t Q, index_t P>
+void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, index_t i,
+               float* out, std::ptrdiff_t query) {
+  using namespace Eigen::internal;
+  packet sum[Q][P];
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t c = 0; c < P; ++c) {
+      sum[g][c] = ploadu<packet>(out + g * query + i + std::ptrdiff_t{c} * lanes);
+    }
+  }
+  const std::ptrdiff_t row = values.outerStride();
+  const float* v = values.data() + i;
+  const Eigen::Index some = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
+  for (Eigen::Index begin = 0; begin < values.rows(); begin += some) {
+    const Eigen::Index end = std::min(begin + some, values.rows());
+    if constexpr (P > 1) {  // the rest of a row is prefetched with its beginning
+      detail::prefetch_rows(v, row);
+    }
+    for (Eigen::Index s = begin; s < end; ++s, v += row) {
+      packet value[P];
+      for (index_t c = 0; c < P; ++c) {
+        value[c] = ploadu<packet>(v + std::ptrdiff_t{c} * lanes);
+      }
+      for (index_t g = 0; g < Q; ++g) {
+        const packet weight = pset1<packet>(p[g * next + s]);
+        for (index_t c = 0; c < P; ++c) {
+          sum[g][c] = pmadd(weight, value[c], sum[g][c]);
+        }
+      }
+    }
+  }
+  for (index_t g = 0; g < Q; ++g) {
+    for (index_t c = 0; c < P; ++c) {
+      pstoreu(out + g * query + i + std::ptrdiff_t{c} * lanes, sum[g][c]);
+    }
+  }
+}
+
+template <index_t Q>
+void sum_rows(const float* p, std::ptrdiff_t next, const detail::tile& values, float* out,
+              std::ptrdiff_t query) {
+  constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
+  const auto dim = static_cast<index_t>(values.cols());
+  index_t i = 0;
+  for (; i + some * lanes <= dim; i += some * lanes) {
+    sum_block<Q, some>(p, next, values, i, out, query);
+  }
+  for (; i + lanes <= dim; i += lanes) {
+    sum_block<Q, 1>(p, next, values, i, out, query);
+  }
+  for (; i < dim; ++i) {
+    for (index_t g = 0; g < Q; ++g) {
+      float sum = out[g * query + i];
+      for (Eigen::Index s = 0; s < values.rows(); ++s) {
+        sum = detail::multiply_add(p[g * next + s], values(s, i), sum);
+      }
+      out[g * query + i] = sum;
+    }
+  }
+}
+
+/// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
+inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries,
+                    const detail::tile& values, float* out) {
+  const std::ptrdiff_t dim = values.cols();
+  index_t g = 0;
+  for (; g + 4 <= queries; g += 4) {
+    sum_rows<4>(p + g * next, next, values, out + g * dim, dim);
+  }
+  for (; g + 2 <= queries; g += 2) {
+    sum_rows<2>(p + g * next, next, values, out + g * dim, dim);
+  }
+  for (; g < queries; ++g) {
+    sum_rows<1>(p + g * next, next, values, out + g * dim, dim);
+  }
+}
+
+}  // namespace score
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,271 @@
+/// Destinations of evicted slots: the nearest of those that are kept.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::max
+#include <cmath>      // std::sqrt
+#include <limits>     // std::numeric_limits
+#include <numeric>    // std::iota
+#include <span>
+
+#include "kvmeld/score/dot.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/tile_compare.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace search {
+
+/// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot, NaN
+/// last; -1: none.
+template <class Candidate>
+index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate) {
+  float key[detail::tile_floats], square[detail::max_tile_slots];
+  to_floats(head.key(c), head.dim(), key);
+  index_t best = -1;
+  float least = 0;
+  detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+    score::row_distances(keys, key, square);
+    for (index_t i = 0; i < keys.rows(); ++i) {
+      const index_t r = first + i;
+      const float distance =
+          std::isnan(square[i]) ? std::numeric_limits<float>::infinity() : square[i];
+      if ((best < 0 || distance < least) && r != c && candidate(r)) {
+        best = r, least = distance;
+      }
+    }
+  });
+  return best;
+}
+
+/// The same from `comparison`, if it is about slot `c`: `‖x‖² − 2 x·y + ‖y‖²`, and where
+/// rounding does not decide, the distances themselves.
+template <class Candidate>
+index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate,
+                            const key_comparison& comparison) {
+  const index_t n = head.length();
+  if (!comparison.is_about(c, n)) {
+    return nearest_by_distance(head, c, candidate);
+  }
+  const float* const dot = comparison.keys().dot.data();
+  const float* const norm = comparison.keys().norm.data();
+  const float own = norm[c], unsure = static_cast<float>(head.dim() + 16) * 2.5e-7F;
+  const auto about = [&](index_t r) { return norm[r] * norm[r] - 2 * dot[r] + own * own; };
+  const auto off = [&](index_t r) { return unsure * (norm[r] + own) * (norm[r] + own); };
+  float within = std::numeric_limits<float>::infinity();
+  for (index_t r = 0; r < n; ++r) {
+    const float most = about(r) + off(r);
+    if (!(std::abs(most) <= std::numeric_limits<float>::max())) {
+      return nearest_by_distance(head, c, candidate);
+    }
+    if (most < within && r != c && candidate(r)) {
+      within = most;
+    }
+  }
+  float key[detail::tile_floats], other[detail::tile_floats];
+  index_t best = -1;
+  float least = 0;
+  to_floats(head.key(c), head.dim(), key);
+  for (index_t r = 0; r < n; ++r) {
+    if (about(r) - off(r) <= within && r != c && candidate(r)) {
+      float square = 0;
+      to_floats(head.key(r), head.dim(), other);
+      score::row_distances({other, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, key, &square);
+      if (best < 0 || square < least) {
+        best = r, least = square;
+      }
+    }
+  }
+  return best;
+}
+
+/// `argmax_r k_r·k_c` over the slots for which `candidate(r)`; ties to the lower slot; -1: none.
+template <class Candidate>
+index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate) {
+  index_t best = -1;
+  float most = 0;
+  for (index_t r = 0; r < head.length(); ++r) {
+    if (r == c || !candidate(r)) {
+      continue;
+    }
+    const float product = score::dot(head.key(r), head.key(c), head.dim());
+    if (best < 0 || product > most) {
+      best = r, most = product;
+    }
+  }
+  return best;
+}
+
+inline float key_norm(const kv_head auto& head, index_t s) {
+  return std::sqrt(score::dot(head.key(s), head.key(s), head.dim()));
+}
+
+/// `cos(k_a, k_b)`, from their norms; 0 when either is zero.
+float cosine(const kv_head auto& head, index_t a, index_t b, float norm_a, float norm_b) {
+  const float norms = norm_a * norm_b;
+  return norms > 0 ? score::dot(head.key(a), head.key(b), head.dim()) / norms : 0.0F;
+}
+
+/// A slot, and the cosine of its key with the key in question.
+struct near_slot {
+  index_t slot = -1;  ///< -1: none
+  float cosine = 0;
+};
+
+/// Slots compared at a time, and how many others with them.
+inline constexpr index_t cosine_slots = detail::max_tile_slots, max_cosine_rows = 64;
+
+/// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
+/// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
+inline void take_nearest(const float* dots, const float* norm, float own, const index_t* slot,
+                         index_t count, index_t self, near_slot& best) {
+  // Mostly none is nearer: decided without dividing, with room for rounding.
+  const float near = best.cosine * (1 - 1e-6F);
+  index_t farther = 0;
+  for (index_t i = 0; i < count; ++i) {
+    farther += dots[i] < near * (own * norm[i]) ? 1 : 0;
+  }
+  if (farther == count && best.slot >= 0 && near > 0) {
+    return;
+  }
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float cosine[cosine_slots], norms[cosine_slots];
+  for (index_t i = 0; i < count; ++i) {
+    const float x = own * norm[i];
+    norms[i] = x > 0 ? x : std::numeric_limits<float>::infinity();
+  }
+  for (index_t i = 0; i < count; ++i) {
+    const float x = dots[i] / norms[i];
+    cosine[i] = x == x ? x : 0.0F;
+  }
+  // At a vector's width; which slot it is takes a second pass, seldom.
+  const float top = Eigen::Map<const Eigen::ArrayXf, Eigen::AlignedMax>(cosine, count).maxCoeff();
+  if (best.slot >= 0 && top < best.cosine) {
+    return;
+  }
+  for (index_t i = 0; i < count; ++i) {
+    const bool next = best.slot < 0 || cosine[i] > best.cosine ||
+                      (cosine[i] == best.cosine && slot[i] < best.slot);
+    if (next && slot[i] != self) {
+      best = {slot[i], cosine[i]};
+    }
+  }
+}
+
+/// The slots most similar to each of `removed`, into `best`, among those for which `candidate(r)`;
+/// ties to the lower slot. Keys are read once for many of the removed, those that are no candidates
+/// not at all; nothing is allocated.
+template <class Candidate>
+void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> removed,
+                       Candidate candidate, std::span<near_slot> best) {
+  constexpr index_t floats = detail::tile_floats;
+  const index_t n = head.length(), dim = head.dim();
+  const index_t some = std::clamp(floats / dim, index_t{1}, max_cosine_rows);
+  const index_t rows = std::clamp(floats / dim, index_t{1}, cosine_slots);
+  float key[floats], buffer[floats], dots[max_cosine_rows * cosine_slots], norm[cosine_slots],
+      own[max_cosine_rows];
+  index_t slot[cosine_slots];
+  for (std::size_t begin = 0; begin < removed.size(); begin += static_cast<std::size_t>(some)) {
+    const auto together =
+        removed.subspan(begin, std::min(removed.size() - begin, static_cast<std::size_t>(some)));
+    const auto count = static_cast<index_t>(together.size());
+    for (std::size_t c = 0; c < together.size(); ++c) {
+      to_floats(head.key(together[c]), dim, key + static_cast<std::ptrdiff_t>(c) * dim);
+      best[begin + c] = {};
+    }
+    score::row_norms({key, count, dim, Eigen::OuterStride<>(dim)}, own);
+    for (index_t next = 0; next < n;) {
+      index_t held = 0;
+      for (; next < n && held < rows; ++next) {
+        if (candidate(next)) {
+          slot[held++] = next;
+        }
+      }
+      if (held == 0) {
+        break;
+      }
+      const auto keys =
+          detail::load_tile([&](index_t i) { return head.key(slot[i]); }, 0, held, dim, buffer);
+      if (count == 1) {
+        score::row_dots_and_norms(keys, key, dots, norm);
+      } else {
+        score::qk_tile(key, count, keys, dots, cosine_slots);
+        score::row_norms(keys, norm);
+      }
+      for (std::size_t c = 0; c < together.size(); ++c) {
+        take_nearest(dots + static_cast<std::ptrdiff_t>(c) * cosine_slots, norm, own[c], slot, held,
+                     together[c], best[begin + c]);
+      }
+    }
+  }
+}
+
+/// For one slot among all, as decode needs it: from `comparison`, if it is about this slot, and
+/// with its norms, if about another.
+near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_comparison& comparison) {
+  near_slot best;
+  const index_t n = head.length();
+  if (!comparison.complete(n)) {
+    nearest_by_cosine(head, {&c, 1}, [](index_t) { return true; }, {&best, 1});
+    return best;
+  }
+  const float* const norm = comparison.keys().norm.data();
+  index_t slot[cosine_slots];
+  const auto take = [&](index_t first, index_t count, const float* dots) {
+    std::iota(slot, slot + count, first);
+    take_nearest(dots, norm + first, norm[c], slot, count, c, best);
+  };
+  if (comparison.is_about(c, n)) {
+    for (index_t first = 0; first < n; first += cosine_slots) {
+      take(first, std::min(cosine_slots, n - first), comparison.keys().dot.data() + first);
+    }
+  } else {
+    float key[detail::tile_floats], dots[detail::max_tile_slots];
+    to_floats(head.key(c), head.dim(), key);
+    detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+      score::qk_tile(key, 1, keys, dots, detail::max_tile_slots);
+      take(first, static_cast<index_t>(keys.rows()), dots);
+    });
+  }
+  return best;
+}
+
+/// Every slot that `work.marks` does not keep goes to the kept one most similar to it: into
+/// `work.row_of` (a kept slot: itself; none kept: -1). The cosines `[length]` come back; they
+/// lie in `work.numbers`.
+std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
+  const auto n = static_cast<std::size_t>(head.length());
+  auto& numbers = work.numbers;
+  numbers.resize(std::max(numbers.size(), n));
+  const auto cosine = std::span(numbers).first(n);
+  auto& into = work.row_of;
+  into.resize(n);
+  const auto kept = [&](index_t s) { return work.marks[static_cast<std::size_t>(s)] != 0; };
+  constexpr std::size_t most = max_cosine_rows;
+  index_t removed[most];
+  near_slot best[most];
+  std::size_t held = 0;
+  const auto flush = [&] {
+    nearest_by_cosine(head, {removed, held}, kept, {best, held});
+    for (std::size_t i = 0; i < held; ++i) {
+      const auto s = static_cast<std::size_t>(removed[i]);
+      into[s] = best[i].slot, cosine[s] = best[i].cosine;
+    }
+    held = 0;
+  };
+  for (std::size_t s = 0; s < n; ++s) {
+    into[s] = static_cast<index_t>(s), cosine[s] = 1;
+    if (!kept(into[s])) {
+      removed[held++] = into[s];
+      if (held == most) {
+        flush();
+      }
+    }
+  }
+  flush();
+  return cosine;
+}
+
+}  // namespace search
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,157 @@
+/// Which slots are kept: the protected, then the best of the rest.
+#pragma once
+
+#include <array>
+#include <concepts>  // std::same_as
+#include <cstdint>   // std::uint32_t
+#include <span>
+#include <string_view>
+#include <type_traits>  // std::is_arithmetic_v
+
+#include "kvmeld/memory/view.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace search {
+
+protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
+  return {sinks, recent, newest_position(head)};
+}
+
+/// Float counts exactly up to here: as many tokens as a policy's parameter may protect.
+inline constexpr index_t max_tokens = 1 << 24;
+
+/// Refuses counts of tokens (sinks, a window) below `least`, and so many that sums of them
+/// overflow.
+inline void expect_count(std::string_view policy, const char* what, index_t n, index_t least) {
+  expects(n >= least && n <= max_tokens, policy, ": ", least, " to ", max_tokens, " ", what,
+          " expected, ", n, " came");
+}
+
+/// Refuses shares of the budget outside [0, 1).
+inline void expect_share(std::string_view policy, const char* what, float share) {
+  expects(share >= 0 && share < 1, policy, ": ", what, " as a share in [0, 1) expected, ", share,
+          " came");
+}
+
+/// The least target from `first` on that `fits`. Tried one by one: shares of it are rounded.
+template <class Fits>
+index_t least_target(index_t first, Fits fits) {
+  while (!fits(first) && first < max_tokens) {
+    ++first;
+  }
+  return first;
+}
+
+/// A column of scores as what `select` ranks by.
+inline auto column_score(std::span<const float> score) {
+  return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+}
+
+/// The sum of two columns as what `select` ranks by.
+inline auto column_score_sum(std::span<const float> a, std::span<const float> b) {
+  return [a, b](index_t s) {
+    return rank(a[static_cast<std::size_t>(s)] + b[static_cast<std::size_t>(s)]);
+  };
+}
+
+/// Marks in `work.marks` the `target` slots to keep: those for which `is_protected(s)`, then
+/// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
+template <class Protected, class Score>
+void select(index_t length, index_t target, Protected is_protected, Score score,
+            slot_scratch& work) {
+  auto& marks = work.marks;
+  auto& others = work.keyed;
+  marks.assign(static_cast<std::size_t>(length), 0);
+  others.clear();
+  index_t free = target;
+  for (index_t s = 0; s < length; ++s) {
+    if (is_protected(s)) {
+      marks[static_cast<std::size_t>(s)] = 1;
+      --free;
+    } else {
+      others.push_back({detail::descending(score(s)), s});
+    }
+  }
+  expects(free >= 0, "select: a budget of at least ", target - free, " protected slots expected, ",
+          target, " came");
+  if (free < static_cast<index_t>(others.size())) {
+    detail::select(others, free);
+    others.resize(static_cast<std::size_t>(free));
+  }
+  for (const detail::keyed_slot& kept : others) {
+    marks[static_cast<std::size_t>(kept.slot)] = 1;
+  }
+}
+
+/// Where a selection ends: the score of the last that is chosen, and its slot among equals.
+struct kth_score {
+  float score;
+  index_t slot;
+
+  bool below(float x, index_t s) const { return x < score || (x == score && s > slot); }
+};
+
+/// The `k`-th best of the slots for which not `is_protected(s)`, `1 ≤ k ≤` their count, by
+/// `score(s)`, no NaN, ties to the lower slot: what `select` would choose last. Byte by byte of the
+/// scores' bits: O(length), nothing allocated.
+template <class Protected, class Score>
+kth_score kth_largest(index_t length, index_t k, Protected is_protected, Score score) {
+  const auto ordered = [&](index_t s) { return detail::ascending(score(s)); };
+  std::uint32_t found = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    std::array<index_t, 256> count{};
+    for (index_t s = 0; s < length; ++s) {
+      const std::uint64_t x = ordered(s);
+      if (x >> (shift + 8) == found && !is_protected(s)) {
+        ++count[x >> shift & 255];
+      }
+    }
+    std::uint32_t byte = 255;
+    for (; count[byte] < k; --byte) {
+      k -= count[byte];
+    }
+    found = found << 8 | byte;
+  }
+  index_t last = 0;
+  while (is_protected(last) || ordered(last) != found || --k > 0) {
+    ++last;
+  }
+  return {score(last), last};
+}
+
+/// The slot that `select` would evict first: the lowest score among those for which not
+/// `is_protected(s)`, the higher slot on ties; -1: none. Scores in double, and pairs, are taken for
+/// computed ones and called once a slot; other numbers for ones that are read.
+template <class Protected, class Score>
+index_t lowest_scored(index_t length, Protected is_protected, Score score) {
+  using number = decltype(score(index_t{}));
+  constexpr index_t most = 64;
+  index_t least = -1;
+  number lowest{};
+  for (index_t first = 0; first < length; first += most) {
+    const index_t end = std::min(first + most, length);
+    if constexpr (std::is_arithmetic_v<number> && !std::same_as<number, double>) {
+      // Is any as low as the lowest so far? Without branches, so that compilers take many.
+      int any = least < 0 ? 1 : 0;
+      for (index_t s = first; s < end; ++s) {
+        any |= static_cast<int>(score(s) <= lowest) & static_cast<int>(!is_protected(s));
+      }
+      if (any == 0) {
+        continue;
+      }
+    }
+    for (index_t s = first; s < end; ++s) {
+      if (const auto x = score(s); (least < 0 || x <= lowest) && !is_protected(s)) {
+        least = s, lowest = x;
+      }
+    }
+  }
+  return least;
+}
+
+}  // namespace search
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,230 @@
+/// Saving and loading a compressed cache, so that decoding goes on bit for bit.
+#pragma once
+
+#include <cstdint>  // std::uint32_t
+#include <cstring>  // std::memcmp
+#include <istream>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/compress.hpp"
+#include "kvmeld/detail/bytes.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+// Version 1. All numbers are little-endian; floats are their bits.
+//
+//     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
+//     version                            u32
+//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
+//     heads, group, dim, capacity        u32 each
+//     scale                              f32
+//     for every head:
+//       policy's name                    u32 length, and its bytes
+//       columns                          u32, then (u32 fold, f32 initial) each
+//       floats of memory                 u64
+//     for every head:
+//       length, measured, seen           u32 each: slots, those that have columns, tokens so far
+//       observed                         u64 queries
+//     for every head:
+//       keys, values                     [length, dim] scalars each; q8_0: blocks of half and 32 i8
+//       log-mass, positions              [length] f32, [length] u32
+//       columns                          [columns, measured] f32
+//       memory                           f32
+//     CRC-32 of all that                 u32
+
+namespace detail {
+
+inline constexpr std::string_view saved_magic = "kvmeld\r\n";
+inline constexpr std::uint32_t saved_version = 1;
+
+/// What a saved cache and the one that it is loaded into must agree on, field by field:
+/// `field(name, value)`.
+template <policies P, class Field>
+void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field field) {
+  const auto head = kv.head(0);
+  field("version", saved_version);
+  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)",
+        static_cast<std::uint32_t>(scalar_type_of<typename decltype(kv.head(0))::scalar>));
+  field("heads", kv.heads());
+  field("group", head.group());
+  field("dim", head.dim());
+  field("capacity", head.capacity());
+  field("scale", head.scale());
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    field("policy", std::string_view(for_head(p, h).name()));
+    const auto columns = traits::columns(for_head(p, h));
+    field("columns", static_cast<std::uint32_t>(columns.size()));
+    for (const column& c : columns) {
+      field("fold of a column (0: sum, 1: max, 2: anchor)", static_cast<std::uint32_t>(c.fold));
+      field("initial number of a column", c.initial);
+    }
+    field("floats of memory", static_cast<std::uint64_t>(s[h].memory().size()));
+  }
+}
+
+/// Of one head, what says how many bytes follow, and what counts tokens and queries.
+struct saved_counts {
+  index_t length = 0, measured = 0, tokens_total = 0;
+  std::int64_t observed = 0;
+};
+
+template <policies P>
+void expect_state_of_all(const char* what, const P& p, kv_cache auto& kv, const state& s) {
+  expect_per_head(what, "policies", p, kv.heads());
+  expects(s.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
+          s.heads(), " came");
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    expect_state(for_head(p, h), kv.head(h), s[h]);
+  }
+}
+
+template <class Scalar, class Number>
+void each_number(row<Scalar> x, index_t dim, Number number) {
+  for (index_t i = 0; i < dim; ++i) {
+    number(x[i]);
+  }
+}
+template <class Number>
+void each_number(row<q8_0> x, index_t dim, Number number) {
+  for (q8_0& block : std::span(x.data, static_cast<std::size_t>(row_size<q8_0>(dim)))) {
+    number(block.scale);
+    for (std::int8_t& code : block.codes) {
+      number(code);
+    }
+  }
+}
+
+/// Every number of a head's slots and of its state, in the order in which they are saved.
+/// `number(x)` reads or writes it.
+template <class Number>
+void each_number(const kv_head auto& head, head_state& state, Number number) {
+  for (const bool values : {false, true}) {
+    for (index_t s = 0; s < head.length(); ++s) {
+      each_number(values ? head.value(s) : head.key(s), head.dim(), number);
+    }
+  }
+  for (index_t s = 0; s < head.length(); ++s) {
+    number(head.log_mass(s));
+  }
+  for (index_t s = 0; s < head.length(); ++s) {
+    number(head.position(s));
+  }
+  for (index_t c = 0; c < state.columns(); ++c) {
+    for (float& x : state.column(c)) {
+      number(x);
+    }
+  }
+  for (float& x : state.memory()) {
+    number(x);
+  }
+}
+
+}  // namespace detail
+
+/// Saves all heads: keys, values, log-mass, positions, lengths, and the state that `p` keeps (one
+/// policy for all heads, or a span with one per head). The policy's parameters and the budget are
+/// the program's, and not saved. Several caches may follow one another in a (binary) stream.
+/// Refused: a state that `make_state` would not have made, a stream that fails.
+template <policies P>
+void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
+  detail::expect_state_of_all("save", p, kv, state);
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    expects(state[h].length() <= kv.head(h).length(), "save: a state of at most ",
+            kv.head(h).length(), " slots expected, one of ", state[h].length(), " came");
+  }
+  detail::byte_writer to(out);
+  to.put_text(detail::saved_magic);
+  detail::each_common_field(p, kv, state, [&](const char*, const auto& x) {
+    if constexpr (requires { x.data(); }) {
+      to.put(static_cast<std::uint32_t>(x.size()));
+      to.put_text(x);
+    } else {
+      to.put(x);
+    }
+  });
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    to.put(kv.head(h).length());
+    to.put(state[h].length());
+    to.put(kv.head(h).tokens_total());
+    to.put(state[h].observed());
+  }
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    detail::each_number(kv.head(h), state[h], [&](const auto& x) { to.put(x); });
+  }
+  to.finish();
+}
+
+/// Loads what `save` saved into a cache of the same shape and the state that `make_state` makes for
+/// the same policies; what they held is overwritten. Decoding goes on bit for bit.
+/// Refused, with nothing changed: anything but a saved cache, another version, scalar, shape,
+/// policy or column layout, lengths that cannot be, an end too early, another checksum.
+template <policies P>
+void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
+  detail::expect_state_of_all("load", p, kv, state);
+  detail::byte_reader from(in);
+  const auto expect_same = [](const char* what, const auto& wanted, const auto& came, bool same) {
+    expects(errc::corrupt_file, same, "load: ", what, " ", wanted, " expected, ", came, " came");
+  };
+  expects(errc::corrupt_file, from.get_text(detail::saved_magic.size()) == detail::saved_magic,
+          "load: a saved cache expected, something else came");
+  detail::each_common_field(p, kv, state, [&]<class T>(const char* what, const T& wanted) {
+    if constexpr (requires { wanted.data(); }) {
+      constexpr std::uint32_t longest = 256;
+      const auto size = from.get<std::uint32_t>();
+      expects(errc::corrupt_file, size <= longest, "load: a ", what, "'s name of at most ", longest,
+              " bytes expected, ", size, " came");
+      const std::string came = from.get_text(size);
+      expect_same(what, wanted, came, wanted == came);
+    } else {
+      const T came = from.get<T>();
+      expect_same(what, wanted, came, std::memcmp(&wanted, &came, sizeof came) == 0);
+    }
+  });
+  std::vector<detail::saved_counts> counts(static_cast<std::size_t>(kv.heads()));
+  std::size_t size = 0;  // of what follows: no more than the cache and its state take already
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    auto& n = counts[static_cast<std::size_t>(h)];
+    n.length = from.get<index_t>(), n.measured = from.get<index_t>();
+    n.tokens_total = from.get<index_t>(), n.observed = from.get<std::int64_t>();
+    const auto head = kv.head(h);
+    expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
+            "load: a length of 0 to ", head.capacity(), " slots expected, ", n.length, " came");
+    detail::expect_pages(head, 0, n.length);
+    expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
+            " slots with columns expected, ", n.measured, " came");
+    expects(errc::corrupt_file, n.tokens_total >= n.length, "load: at least ", n.length,
+            " tokens seen expected, ", n.tokens_total, " came");
+    expects(errc::corrupt_file, n.observed >= 0, "load: at least 0 queries observed expected, ",
+            n.observed, " came");
+    using scalar = typename decltype(kv.head(h))::scalar;
+    const std::size_t row =
+        2 * sizeof(scalar) * static_cast<std::size_t>(row_size<scalar>(head.dim()));
+    size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
+            sizeof(float) * (static_cast<std::size_t>(n.measured) *
+                                 static_cast<std::size_t>(state[h].columns()) +
+                             state[h].memory().size());
+  }
+  std::vector<unsigned char> bytes(size);
+  from.get(bytes);
+  from.finish();
+  // All is read and right: from here on nothing throws.
+  const unsigned char* next = bytes.data();
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    const auto& n = counts[static_cast<std::size_t>(h)];
+    kv.head(h).restore(n.length, n.tokens_total);
+    state[h].truncate(0);
+    state[h].extend(n.measured);
+    state[h].count_queries(n.observed - state[h].observed());
+    detail::each_number(kv.head(h), state[h], [&]<class T>(T& x) {
+      detail::from_bytes(next, x);
+      next += sizeof x;
+    });
+  }
+}
+
+}  // namespace v0
+}  // namespace kvmeld

@@ -1,0 +1,160 @@
+/// The state of all heads, the memory that planning and attention work in, and heads that are used
+/// again: by the next request, by a fork, in less memory.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cstddef>    // std::size_t
+#include <span>
+#include <vector>
+
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/search/slot_scratch.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// Memory that one head at a time works in; holds nothing between calls. One per thread.
+struct workspace {
+  std::vector<float> attention;    ///< [group, capacity] probabilities of the last step
+  std::vector<float> log_sum_exp;  ///< [group] of the last step
+  std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
+  std::vector<float> input;        ///< [group + 2, dim] a step's rows that came in 16 bits
+  slot_scratch scratch;            ///< of planning
+  merge_plan plan;                 ///< the last plan made
+  key_comparison comparison;       ///< what the last step's attention has compared
+
+  void reserve(const kv_head auto& head) { reserve(head.group(), head.dim(), head.capacity()); }
+  void reserve(index_t group, index_t dim, index_t capacity) {
+    const auto g = static_cast<std::size_t>(group), n = static_cast<std::size_t>(capacity);
+    attention.resize(std::max(attention.size(), g * n));
+    log_sum_exp.resize(std::max(log_sum_exp.size(), g));
+    combined.resize(std::max(combined.size(), n));
+    input.resize(std::max(input.size(), (g + 2) * static_cast<std::size_t>(dim)));
+    scratch.reserve(capacity), plan.reserve(capacity);
+  }
+};
+
+/// The state of all heads, and a workspace for every worker of an executor.
+class state {
+ public:
+  state(std::vector<head_state> heads, std::vector<workspace> work)
+      : heads_(std::move(heads)), work_(std::move(work)), marks_(heads_.size()) {}
+
+  index_t heads() const { return static_cast<index_t>(heads_.size()); }
+  head_state& operator[](index_t h) { return heads_[static_cast<std::size_t>(h)]; }
+  const head_state& operator[](index_t h) const { return heads_[static_cast<std::size_t>(h)]; }
+  index_t workers() const { return static_cast<index_t>(work_.size()); }
+  kvmeld::workspace& workspace(index_t worker = 0) {
+    return work_[static_cast<std::size_t>(worker)];
+  }
+
+  /// `[heads]`, all 0 between calls: which heads a list has named.
+  std::span<char> head_marks() { return marks_; }
+
+  /// Gives columns beyond `capacity` slots and all scratch back, which grows again at its next use.
+  void shrink(index_t capacity) {
+    for (head_state& h : heads_) {
+      h.shrink(std::min(capacity, h.capacity()));
+    }
+    for (kvmeld::workspace& w : work_) {
+      const std::size_t group = w.log_sum_exp.size(), dim = w.input.size() / (group + 2);
+      kvmeld::workspace smaller;
+      smaller.reserve(static_cast<index_t>(group), static_cast<index_t>(dim), capacity);
+      w = std::move(smaller);
+    }
+  }
+
+  /// Bytes that go with the slots in use (the workspaces, shared by all heads, not counted).
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const head_state& h : heads_) {
+      sum += h.bytes();
+    }
+    return sum;
+  }
+
+ private:
+  std::vector<head_state> heads_;
+  std::vector<kvmeld::workspace> work_;
+  std::vector<char> marks_;
+};
+
+// ---------------------------------------------------------------------------- heads used again
+
+/// A head that can be emptied and refilled: the views of `cache`, `strided_view` and `paged_view`.
+template <class H>
+concept restorable_head = kv_head<H> && requires(const H& head) {
+  head.restore(index_t{}, index_t{});
+};
+
+/// Empties one head and its state: the next token is at position 0. Nothing is allocated or freed;
+/// the pages of a head in pages stay in its table.
+void clear(const restorable_head auto& head, head_state& state) {
+  head.restore(0, 0);
+  state.clear();
+}
+
+/// Empties head `h` of `kv`, as when a request has ended. Refused: a head that is not there.
+void clear(kv_cache auto& kv, state& state, index_t h) {
+  expects(state.heads() == kv.heads(), "clear: a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  expects(h >= 0 && h < kv.heads(), "clear: a head of 0 to ", kv.heads() - 1, " expected, ", h,
+          " came");
+  clear(kv.head(h), state[h]);
+}
+
+/// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated. In
+/// another storage every row is rounded once: a prompt compressed in floats can be held in `q8_0`.
+///
+/// A row that lies at the same place in both heads is not copied, as where page tables share a
+/// prefix. Heads that share rows overwrite one another when they are compressed: give one of them
+/// pages of its own before.
+/// Refused, with nothing changed: another dim, too few slots (`no_capacity`), pages that the table
+/// of `to` lacks (`no_page`), a state of another kind.
+void copy(const kv_head auto& from, const head_state& from_state, const restorable_head auto& to,
+          head_state& to_state) {
+  expects(from.dim() == to.dim(), "copy: a head of dim ", from.dim(), " expected, ", to.dim(),
+          " came");
+  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: a head of at least ",
+          from.length(), " slots expected, ", to.capacity(), " came");
+  detail::expect_pages(to, 0, from.length());
+  to_state.copy(from_state);  // refuses before it changes anything
+  detail::copy_slots(from, to);
+}
+
+/// Makes head `to` of `kv` what head `from` is, as for a beam or a request that shares a prompt.
+void copy(kv_cache auto& kv, state& state, index_t from, index_t to) {
+  expects(state.heads() == kv.heads(), "copy: a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  for (const index_t h : {from, to}) {
+    expects(h >= 0 && h < kv.heads(), "copy: heads of 0 to ", kv.heads() - 1, " expected, ", h,
+            " came");
+  }
+  if (from != to) {
+    copy(kv.head(from), state[from], kv.head(to), state[to]);
+  }
+}
+
+/// Gives memory back: `capacity` slots a head from here on, as after a prompt was compressed. Old
+/// and new memory are held together while rows move. Views of heads that were taken before are
+/// invalid afterwards, and scratch grows again at its next use. A policy's memory keeps its layout,
+/// and so its size.
+/// Refused, with nothing changed: more slots than there are, fewer than a head holds
+/// (`no_capacity`).
+template <storage_scalar Scalar>
+void shrink(cache<Scalar>& kv, state& state, index_t capacity) {
+  expects(state.heads() == kv.heads(), "shrink: a state of ", kv.heads(), " heads expected, ",
+          state.heads(), " came");
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    expects(errc::no_capacity, state[h].length() <= capacity, "shrink: a capacity of at least ",
+            state[h].length(), " slots expected, ", capacity, " came");
+  }
+  kv.shrink(capacity);
+  state.shrink(capacity);
+}
+
+}  // namespace v0
+}  // namespace kvmeld
