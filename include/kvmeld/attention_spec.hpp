@@ -1,0 +1,74 @@
+/// What a model computes in an attention layer: all of it, said once.
+#pragma once
+
+#include <cmath>  // std::sqrt
+#include <vector>
+
+#include "kvmeld/memory/rotary.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// One layer's attention as the model computes it:
+///
+///     logit = scale · q·k   (with `soft_cap`: cap · tanh(scale · q·k / cap))   + log-mass
+///
+/// Policies ask it and own nothing of the model. A cache checks it when it is made (`checked`), and
+/// refuses by name what this version does not carry out yet.
+struct attention_spec {
+  index_t kv_heads = 0;                  ///< of the layer
+  index_t group = 1;                     ///< query heads per KV head (GQA); 1: multi-head attention
+  index_t key_dim = 0;                   ///< of a head
+  index_t value_dim = 0;                 ///< 0: key_dim
+  float scale = 0;                       ///< 0: 1/sqrt(key_dim)
+  rotary rope = {};                      ///< none by default
+  float soft_cap = 0;                    ///< 0: none
+  std::vector<float> sink_logits = {};   ///< [kv_heads · group], a learned mass that no slot has
+  std::vector<float> alibi_slopes = {};  ///< [kv_heads · group]
+  index_t window = 0;                    ///< tokens seen, attended and cut; 0: all
+  bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
+
+  index_t query_heads() const { return kv_heads * group; }
+  index_t dim_of_values() const { return value_dim == 0 ? key_dim : value_dim; }
+
+  /// The group size for `query_heads` on `kv_heads`. Refused: heads that do not divide.
+  static index_t group_of(index_t query_heads, index_t kv_heads) {
+    expects(kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0,
+            "group_of: expected query heads in a multiple of the KV heads, got ", query_heads,
+            " on ", kv_heads);
+    return query_heads / kv_heads;
+  }
+
+  /// This, with every default filled in.
+  /// Refused: shapes that cannot be (`invalid_argument`), what is not carried out (`unsupported`).
+  attention_spec checked() const {
+    static constexpr index_t max_dim = 4096;
+    expects(kv_heads > 0, "attention_spec: expected at least 1 KV head, got ", kv_heads);
+    expects(group > 0, "attention_spec: expected a group of at least 1 query head, got ", group);
+    expects(key_dim > 0 && key_dim <= max_dim, "attention_spec: expected a key_dim of 1 to ",
+            max_dim, ", got ", key_dim);
+    expects(value_dim >= 0 && value_dim <= max_dim, "attention_spec: expected a value_dim of 1 to ",
+            max_dim, " (0: key_dim), got ", value_dim);
+    expects(scale >= 0 && std::isfinite(scale),
+            "attention_spec: expected a finite scale above 0 (0: 1/sqrt(key_dim)), got ", scale);
+    rope.check(key_dim);
+    unsupported_unless(dim_of_values() == key_dim, "value_dim other than key_dim");
+    unsupported_unless(soft_cap == 0, "soft_cap");
+    unsupported_unless(sink_logits.empty(), "sink_logits");
+    unsupported_unless(alibi_slopes.empty(), "alibi_slopes");
+    unsupported_unless(window == 0, "window");
+    attention_spec s = *this;
+    s.value_dim = dim_of_values();
+    s.scale = scale == 0 ? 1.0F / std::sqrt(static_cast<float>(key_dim)) : scale;
+    return s;
+  }
+
+ private:
+  static void unsupported_unless(bool absent, const char* what) {
+    expects(errc::unsupported, absent, "attention_spec: expected no ", what,
+            " (not carried out by this version), got one");
+  }
+};
+
+}  // namespace v0
+}  // namespace kvmeld
