@@ -280,17 +280,16 @@ TEST_CASE("attend refuses what it cannot do, and writes nothing", "[attend][erro
       CHECK(std::ranges::count(*untouched, 7.0F) == std::ssize(*untouched));
     }
   };
-  refuses(empty, q.data(), out.data(), 0, 0, "at least 1 slot expected, an empty head came");
-  refuses(kv, nullptr, out.data(), 0, 0, "q and out [2, 3] expected, null came");
-  refuses(kv, q.data(), nullptr, 0, 0, "null came");
-  refuses(kv, q.data(), out.data(), 9, 0, "probabilities [2, 5] expected, 9 floats came");
-  refuses(kv, q.data(), out.data(), 5, 0, "5 floats came");
-  refuses(kv, q.data(), out.data(), 0, 1, "log_sum_exp [2] expected, 1 floats came");
+  refuses(empty, q.data(), out.data(), 0, 0, "expected at least 1 slot, got an empty head");
+  refuses(kv, nullptr, out.data(), 0, 0, "expected q and out [2, 3], got null");
+  refuses(kv, q.data(), nullptr, 0, 0, "got null");
+  refuses(kv, q.data(), out.data(), 9, 0, "expected probabilities [2, 5], got 9 floats");
+  refuses(kv, q.data(), out.data(), 5, 0, "got 5 floats");
+  refuses(kv, q.data(), out.data(), 0, 1, "expected log_sum_exp [2], got 1 floats");
   for (const float bad : {not_a_number, infinite, -infinite}) {
     for (std::size_t i = 0; i < 6; ++i) {
       q[i] = bad;
-      refuses(careful, q.data(), out.data(), 0, 0,
-              std::string("came at element ") + std::to_string(i));
+      refuses(careful, q.data(), out.data(), 0, 0, std::string(" at element ") + std::to_string(i));
       q[i] = 1;
     }
   }

@@ -1,4 +1,4 @@
-// What the parts refuse: the exception says what was expected and what came, and nothing changes.
+// What the parts refuse: the message says "expected X, got Y", and nothing changes.
 #include <catch2/catch.hpp>
 #include <functional>
 
@@ -36,25 +36,28 @@ TEST_CASE("shapes that no cache can have are refused", "[errors]") {
     std::string message;
   };
   const bad table[] = {
-      {{.heads = 0, .dim = 4, .capacity = 8}, "at least 1 head expected, 0 came"},
-      {{.heads = -2, .dim = 4, .capacity = 8}, "-2 came"},
-      {{.heads = 1, .dim = 0, .capacity = 8}, "dim 1 to 4096 expected, 0 came"},
-      {{.heads = 1, .dim = -4, .capacity = 8}, "-4 came"},
-      {{.heads = 1, .dim = 4097, .capacity = 8}, "4097 came"},
-      {{.heads = 1, .group = 0, .dim = 4, .capacity = 8}, "at least 1 query head expected, 0 came"},
-      {{.heads = 1, .dim = 4, .capacity = 0}, "at least 1 slot expected, 0 came"},
-      {{.heads = 1, .dim = 4, .capacity = -1}, "-1 came"},
-      {{.heads = 1, .dim = 4, .capacity = 8, .scale = -1}, "finite scale above 0 expected"},
-      {{.heads = 1, .dim = 4, .capacity = 8, .scale = INFINITY}, "inf came"},
-      {{.heads = 1, .dim = 4, .capacity = 8, .scale = bad_floats[0]}, "nan came"}};
+      {{.heads = 0, .dim = 4, .capacity = 8}, "expected at least 1 head, got 0"},
+      {{.heads = -2, .dim = 4, .capacity = 8}, "got -2"},
+      {{.heads = 1, .dim = 0, .capacity = 8}, "expected a dim of 1 to 4096, got 0"},
+      {{.heads = 1, .dim = -4, .capacity = 8}, "got -4"},
+      {{.heads = 1, .dim = 4097, .capacity = 8}, "got 4097"},
+      {{.heads = 1, .group = 0, .dim = 4, .capacity = 8},
+       "a group of at least 1 query head, got 0"},
+      {{.heads = 1, .dim = 4, .capacity = 0}, "a capacity of at least 1 slot, got 0"},
+      {{.heads = 1, .dim = 4, .capacity = -1}, "got -1"},
+      {{.heads = 1, .dim = 4, .capacity = 8, .scale = -1},
+       "expected a finite scale of at least 0 (0: 1/sqrt(dim)), got -1"},
+      {{.heads = 1, .dim = 4, .capacity = 8, .scale = INFINITY}, "got inf"},
+      {{.heads = 1, .dim = 4, .capacity = 8, .scale = bad_floats[0]}, "got nan"}};
   float x = 0;
   for (const bad& row : table) {
     refuses(row.message, [&] { cache<float>{row.shape}; });
     refuses(row.message, [&] { strided_view<float>(row.shape, {&x, 4, 4}, {&x, 4, 4}); });
   }
-  refuses("7 query heads on 2 KV heads", [] { (void)cache_shape::group_of(7, 2); });
+  refuses("expected a multiple of the KV heads, got 7 query heads for 2 KV heads",
+          [] { (void)cache_shape::group_of(7, 2); });
   for (const auto& [q, k] : {std::pair{0, 1}, {4, 0}, {-4, -2}, {2, 4}}) {
-    refuses(std::to_string(q) + " query heads on " + std::to_string(k) + " KV heads came",
+    refuses("got " + std::to_string(q) + " query heads for " + std::to_string(k) + " KV heads",
             [&, a = q, b = k] { (void)cache_shape::group_of(a, b); });
   }
 }
@@ -63,13 +66,13 @@ TEST_CASE("layouts whose rows lie on one another are refused", "[errors]") {
   const cache_shape shape{.heads = 2, .dim = 4, .capacity = 8};
   std::vector<float> x(1000);
   const layout<float> good = layout<float>::head_token_dim(x.data(), 8, 4);
-  const auto bad = [&](const layout<float>& l, const std::string& came) {
+  const auto bad = [&](const layout<float>& l, const std::string& got) {
     refuses("keys", [&] { strided_view<float>(shape, l, good); });
     refuses("values", [&] { strided_view<float>(shape, good, l); });
-    refuses(came, [&] { strided_view<float>(shape, l, good); });
+    refuses(got, [&] { strided_view<float>(shape, l, good); });
   };
   CHECK_NOTHROW(strided_view<float>(shape, good, {x.data(), 32, 1, 8}));
-  bad({nullptr, 32, 4}, "null came");
+  bad({nullptr, 32, 4}, "got null");
   bad({x.data(), 32, 3}, "row stride 3");
   bad({x.data(), 32, 0}, "row stride 0");
   bad({x.data(), 32, -4}, "row stride -4");
@@ -100,42 +103,45 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   };
   const std::span<const float> all(x);
   kv.append(0, all.first(4), all.first(4));
-  bad("append: keys and values [tokens, 4] expected, 5 and 5 numbers came", all.first(5),
+  bad("append: expected keys and values [tokens, 4], got 5 and 5 numbers", all.first(5),
       all.first(5));
-  bad("8 and 4 numbers came", all.first(8), all.first(4));
-  bad("at most 7 more tokens fit, 8 came", all.first(32), all.first(32));
-  bad("null came", {static_cast<float*>(nullptr), 4}, all.first(4));
-  bad("null came", all.first(4), {static_cast<float*>(nullptr), 4});
+  bad("got 8 and 4 numbers", all.first(8), all.first(4));
+  bad("append: expected at most 7 tokens, got 8", all.first(32), all.first(32));
+  bad("got null", {static_cast<float*>(nullptr), 4}, all.first(4));
+  bad("got null", all.first(4), {static_cast<float*>(nullptr), 4});
   const std::size_t huge = std::size_t{1} << 34;  // tokens beyond int32; never read
-  bad(std::to_string(huge) + " came", {x.data(), 4 * huge}, {x.data(), 4 * huge});
+  bad("got " + std::to_string(huge), {x.data(), 4 * huge}, {x.data(), 4 * huge});
   for (const float nonsense : bad_floats) {
     x[6] = nonsense;
-    bad("append: keys: finite numbers expected", all.first(8), all.last(8));
-    bad("append: values: finite numbers expected", all.last(8), all.first(8));
+    bad("append: expected finite keys, got ", all.first(8), all.last(8));
+    bad("append: expected finite values, got ", all.last(8), all.first(8));
   }
-  refuses("head: 0 to 1 expected, 2 came", [&] { (void)kv.head(2); });
-  refuses("-1 came", [&] { (void)view.head(-1); });
+  refuses("head: expected 0 to 1, got 2", [&] { (void)kv.head(2); });
+  refuses("got -1", [&] { (void)view.head(-1); });
   refuses(
-      "0 to 1 slots expected, 2 came", [&] { kv.head(0).truncate(2); }, everything);
+      "expected 0 to 1 slots, got 2", [&] { kv.head(0).truncate(2); }, everything);
   refuses(
-      "-1 came", [&] { kv.head(0).truncate(-1); }, everything);
+      "got -1", [&] { kv.head(0).truncate(-1); }, everything);
   refuses(
-      "at most 8 tokens expected, 9 came", [&] { view.adopt(1, 9); }, everything);
+      "expected at most 8 tokens, got 9", [&] { view.adopt(1, 9); }, everything);
   refuses(
-      "-1 came", [&] { view.adopt(1, -1); }, everything);
+      "got -1", [&] { view.adopt(1, -1); }, everything);
   view.adopt(1, 8);
   refuses(
-      "all 8 slots are in use", [&] { view.head(1).push(x.data(), x.data()); }, everything);
+      "push: expected a free slot, got all 8 slots in use",
+      [&] { view.head(1).push(x.data(), x.data()); }, everything);
   index_t length = 0, seen = most - 1, position[2] = {};
   float mass[2] = {};
   const kvmeld::head_view<float> old({x.data(), 0, 4}, {x.data(), 0, 4},
                                      {mass, position, &length, &seen}, {2, 4});
   refuses(
-      "int32", [&] { append_rows(old, all.last(8), all.last(8)); }, everything);
+      "append: expected at most 2147483647 tokens in total, got 2147483648",
+      [&] { append_rows(old, all.last(8), all.last(8)); }, everything);
   CHECK((length == 0 && seen == most - 1));
   seen = most;
   refuses(
-      "int32", [&] { old.push(x.data() + 8, x.data() + 8); }, everything);
+      "push: expected fewer than 2147483647 tokens in total, got 2147483647",
+      [&] { old.push(x.data() + 8, x.data() + 8); }, everything);
   CHECK((length == 0 && seen == most));
 }
 
@@ -146,25 +152,28 @@ TEST_CASE("check names what is wrong with a plan", "[plan][errors]") {
   };
   const bad table[] = {
       {[](merge_plan& p) { p.keep(0, 0), p.add({2}), p.add({0}), p.end_row(0); },
-       "each source once expected, row 1 repeats 0"},
-      {[](merge_plan& p) { p.add({1}), p.add({1}), p.end_row(0); }, "row 0 repeats 1"},
+       "expected each source once, got 0 again in row 1"},
+      {[](merge_plan& p) { p.add({1}), p.add({1}), p.end_row(0); }, "got 1 again in row 0"},
       {[](merge_plan& p) { p.keep(3, 0), p.keep(2, 0); },
-       "ascending anchors expected, row 1 has anchor 2 after 3"},
-      {[](merge_plan& p) { p.keep(3, 0), p.keep(3, 0); }, "row 1 has anchor 3 after 3"},
-      {[](merge_plan& p) { p.keep(0, 0), p.keep(6, 0); }, "sources 0 to 5 expected, row 1 names 6"},
-      {[](merge_plan& p) { p.add({0}), p.add({-1}), p.end_row(0); }, "row 0 names -1"},
+       "expected ascending anchors, got 2 after 3 in row 1"},
+      {[](merge_plan& p) { p.keep(3, 0), p.keep(3, 0); }, "got 3 after 3 in row 1"},
+      {[](merge_plan& p) { p.keep(0, 0), p.keep(6, 0); },
+       "expected sources 0 to 5, got 6 in row 1"},
+      {[](merge_plan& p) { p.add({0}), p.add({-1}), p.end_row(0); }, "got -1 in row 0"},
       {[](merge_plan& p) { p.keep(-1, 0); }, "-1"},
-      {[](merge_plan& p) { p.keep(0, 0), p.end_row(0); }, "row 1 has no source"},
+      {[](merge_plan& p) { p.keep(0, 0), p.end_row(0); },
+       "expected at least 1 source in row 1, got 0"},
       {[](merge_plan& p) {
          p.add({4, bad_floats[0], 1}), p.end_row(0);
        },
-       "source 4 nan and 1"},
+       "expected finite weights, got nan and 1 for source 4 of row 0"},
       {[](merge_plan& p) {
          p.add({4, 1, INFINITY}), p.end_row(0);
        },
-       "source 4 1 and inf"},
-      {[](merge_plan& p) { p.keep(0, bad_floats[0]); }, "finite log-mass expected, row 0 has nan"},
-      {[](merge_plan& p) { p.keep(0, -INFINITY); }, "row 0 has -inf"}};
+       "got 1 and inf for source 4 of row 0"},
+      {[](merge_plan& p) { p.keep(0, bad_floats[0]); },
+       "expected a finite log-mass, got nan in row 0"},
+      {[](merge_plan& p) { p.keep(0, -INFINITY); }, "got -inf in row 0"}};
   for (const bad& row : table) {
     merge_plan plan;
     plan.reset(6);
@@ -184,9 +193,9 @@ TEST_CASE("check refuses broken corrections and half a row", "[plan][errors]") {
   merge_plan plan;
   plan.reset(4);
   plan.keep(0, 0), plan.keep(2, 0);
-  refuses("a value correction [2, 3] expected, 5 numbers came",
+  refuses("expected a value correction [2, 3], got 5 numbers",
           [&] { plan.correct_values(std::vector<float>(5), 3); });
-  refuses("0 numbers came", [&] { plan.correct_values(std::vector<float>{}, 0); });
+  refuses("got 0 numbers", [&] { plan.correct_values(std::vector<float>{}, 0); });
   CHECK_FALSE(plan.has_correction());
   for (const float bad : bad_floats) {
     plan.correct_values(std::vector<float>{0, 0, 0, bad}, 2);
@@ -198,7 +207,7 @@ TEST_CASE("check refuses broken corrections and half a row", "[plan][errors]") {
   refuses("correction", [&] { check(plan); });
   plan.reset(4);
   plan.keep(0, 0), plan.add({1});  // and never ended
-  refuses("row", [&] { check(plan); });
+  refuses("expected end_row after the sources of row 1", [&] { check(plan); });
 }
 
 TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
@@ -215,32 +224,32 @@ TEST_CASE("compose and apply refuse plans that do not fit", "[plan][errors]") {
   const merge_plan five = identity(head);
   merge_plan other;
   other.reset(6);
-  refuses("compose: a second plan of 5 slots expected, 6 came", [&] { compose(other, five); });
+  refuses("compose: expected a second plan of 5 slots, got 6", [&] { compose(other, five); });
   refuses(
-      "apply: a plan of 5 slots expected, 6 came", [&] { apply(other, head, state); }, everything);
+      "apply: expected a plan of 5 slots, got 6", [&] { apply(other, head, state); }, everything);
   other.reset(5);
   other.keep(1, 0);
   other.correct_values(std::vector<float>{1, 2, 3, 4}, 4);
   refuses(
-      "a correction of dim 3 expected, 4 came", [&] { apply(other, head, state); }, everything);
+      "expected a correction of dim 3, got 4", [&] { apply(other, head, state); }, everything);
   merge_plan corrected = five;
   corrected.correct_values(std::vector<float>(15), 3);
-  refuses("corrections of one dim expected, 3 and 4 came", [&] { compose(other, corrected); });
+  refuses("expected corrections of the same dim, got 3 and 4", [&] { compose(other, corrected); });
   other.reset(5);
   other.keep(5, 0);  // the product would read past the first plan
-  refuses("names 5", [&] { compose(other, five); });
+  refuses("expected sources 0 to 4, got 5 in row 0", [&] { compose(other, five); });
   refuses(
-      "names 5", [&] { apply(other, head, state); }, everything);
-  for (const auto& [removed, into, came] : {std::tuple{5, 0, "5 came"},
-                                            {-2, 0, "-2 came"},
-                                            {0, 5, "5 came"},
-                                            {0, -2, "-2 came"},
-                                            {3, 3, "3 came"}}) {
+      "expected sources 0 to 4, got 5 in row 0", [&] { apply(other, head, state); }, everything);
+  for (const auto& [removed, into, got] : {std::tuple{5, 0, "got 5"},
+                                           {-2, 0, "got -2"},
+                                           {0, 5, "got 5"},
+                                           {0, -2, "got -2"},
+                                           {3, 3, "got 3"}}) {
     const kvmeld::slot_removal d{removed, into, 0.5F, 0.5F, 1};
     refuses(
-        came, [&] { apply(d, head, state); }, everything);
+        got, [&] { apply(d, head, state); }, everything);
   }
   kvmeld::head_state small({}, 0, 4);
   refuses(
-      "state: made for 4 slots, 5 came", [&] { apply(five, head, small); }, everything);
+      "state: expected at most 4 slots, got 5", [&] { apply(five, head, small); }, everything);
 }

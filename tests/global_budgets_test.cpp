@@ -151,33 +151,35 @@ TEST_CASE("a profile that was changed is refused, with nothing changed", "[error
   }
   budget_profile three(3);
   std::istringstream in(bytes), other("something else, long enough");
-  CHECK_THROWS_WITH(kvmeld::load(in, three), Contains("a profile of 3 heads expected, of 2 came"));
-  CHECK_THROWS_WITH(kvmeld::load(other, three), Contains("a saved profile expected"));
+  CHECK_THROWS_WITH(kvmeld::load(in, three), Contains("expected a profile of 3 heads, got 2"));
+  CHECK_THROWS_WITH(kvmeld::load(other, three),
+                    Contains("expected a saved profile, got other bytes"));
   std::ostringstream failed;
   failed.setstate(std::ios::badbit);
-  CHECK_THROWS_WITH(kvmeld::save(failed, profile), Contains("it failed"));
+  CHECK_THROWS_WITH(kvmeld::save(failed, profile),
+                    Contains("expected a stream that takes all bytes, got a failed one"));
 }
 
 TEST_CASE("budgets by one threshold that cannot be are refused", "[errors][budgets]") {
   using Catch::Contains;
   const std::vector<float> s = {1, 2, 3, 4};
   CHECK_THROWS_WITH(kvmeld::global_budgets(s, 3, 1),
-                    Contains("scores [3, slots] expected, 4 came"));
-  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 5), Contains("0 to 4 slots expected, 5 came"));
-  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 3, 1), Contains("0 to 2 slots expected, 3 came"));
-  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 3, 0), Contains("at least 1 slot a head"));
+                    Contains("expected scores [3, slots], got 4 numbers"));
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 5), Contains("expected 0 to 4 slots, got 5"));
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 3, 1), Contains("expected 0 to 2 slots, got 3"));
+  CHECK_THROWS_WITH(kvmeld::global_budgets(s, 2, 3, 0), Contains("at least 1 slot per head"));
   budget_profile profile(2);
-  CHECK_THROWS_WITH(profile.budgets(3, 9), Contains("an empty one came"));
-  CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1}), Contains("2 heads expected, of 1 came"));
-  CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1, -1}), Contains("-1 came"));
-  CHECK_THROWS_WITH(profile.by_errors(9, 2, 5), Contains("errors expected, none were added"));
+  CHECK_THROWS_WITH(profile.budgets(3, 9), Contains("got an empty one"));
+  CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1}), Contains("of 2 heads, got 1"));
+  CHECK_THROWS_WITH(profile.add(std::vector<index_t>{1, -1}), Contains("got -1"));
+  CHECK_THROWS_WITH(profile.by_errors(9, 2, 5), Contains("budget_profile: expected errors"));
   profile.add_errors(std::vector<double>{1, 0});
   CHECK_THROWS_WITH(profile.by_errors(11, 2, 5), Contains("4 to 10 slots for 2 shares"));
-  CHECK_THROWS_WITH(profile.add_errors(std::vector<double>{1}), Contains("2 heads expected, of 1"));
+  CHECK_THROWS_WITH(profile.add_errors(std::vector<double>{1}), Contains("of 2 heads, got 1"));
   for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     CHECK_THROWS_WITH(profile.add_errors(std::vector<double>{1, bad}),
-                      Contains("finite errors of at least 0 expected"));
+                      Contains("expected finite errors of at least 0"));
   }
   CHECK(profile.errors()[0] == 1);
-  CHECK_THROWS_WITH(budget_profile(0), Contains("at least 1 head expected, 0 came"));
+  CHECK_THROWS_WITH(budget_profile(0), Contains("expected at least 1 head, got 0"));
 }

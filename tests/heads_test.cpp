@@ -129,14 +129,14 @@ TEST_CASE("heads that are not there or come twice are refused by every call", "[
     d.refuses("observe: " + message, [&] { observe(d.policy, d.kv, d.state, chosen, d.queries); });
   };
   for (const head_range r : {head_range{0, 4}, {3, 1}, {4, 0}, {-1, 1}, {1, -1}, {2, 2147483647}}) {
-    refused("a range of heads within 0 to 2 expected, " + std::to_string(r.count) + " from " +
-                std::to_string(r.first) + " came",
+    refused("expected a range of heads within 0 to 2, got " + std::to_string(r.count) +
+                " heads from " + std::to_string(r.first),
             r);
   }
-  refused("heads of 0 to 2 expected, 3 came", list{0, 3});
-  refused("heads of 0 to 2 expected, -1 came", list{-1});
-  refused("each head once expected, head 1 came twice", list{1, 2, 1});
-  refused("a list of heads expected, null came",
+  refused("expected heads 0 to 2, got 3", list{0, 3});
+  refused("expected heads 0 to 2, got -1", list{-1});
+  refused("expected each head once, got head 1 twice", list{1, 2, 1});
+  refused("expected a list of heads, got null",
           std::span<const index_t>(static_cast<const index_t*>(nullptr), 2));
   CHECK_NOTHROW(compress(d.policy, d.kv, d.state, list{1, 2}, d.queries, budget{12}));
 }
@@ -150,23 +150,23 @@ TEST_CASE("rows of other heads than those chosen are refused", "[heads][errors]"
                            std::span<float> to) {
     d.refuses(message, [&] { step(d.policy, d.kv, d.state, two, in, budget{12}, to); });
   };
-  refused("step: q of 16 numbers expected, 24 came", {all, k, k}, out);
-  refused("step: q of 16 numbers expected, 8 came", {k, k, k}, out);
-  refused("step: k of 8 numbers expected, 16 came", {q, q, k}, out);
-  refused("step: v of 8 numbers expected, 16 came", {q, k, q}, out);
-  refused("step: out of 16 numbers expected, 15 came", {q, k, k}, std::span(out).first(15));
+  refused("step: expected q [2, 2, 4] (16 numbers), got 24", {all, k, k}, out);
+  refused("step: expected q [2, 2, 4] (16 numbers), got 8", {k, k, k}, out);
+  refused("step: expected k [2, 4] (8 numbers), got 16", {q, q, k}, out);
+  refused("step: expected v [2, 4] (8 numbers), got 16", {q, k, q}, out);
+  refused("step: expected out [2, 2, 4] (16 numbers), got 15", {q, k, k}, std::span(out).first(15));
   const std::span<const float> null(static_cast<const float*>(nullptr), 8);
-  refused("step: k of 8 numbers expected, null came", {q, null, k}, out);
+  refused("step: expected k [2, 4] (8 numbers), got null", {q, null, k}, out);
   d.append(2, 4);  // head 2 is full; the other would have room
-  d.refuses("all 24 slots are in use", [&] {
+  d.refuses("got all 24 slots in use", [&] {
     step(d.policy, d.kv, d.state, two, {q, k, k}, budget{12}, out);
   });
   CHECK_NOTHROW(step(d.policy, d.kv, d.state, head_range{0, 2}, {q, k, k}, budget{12}, out));
   kvmeld::query_view<float> queries = d.queries;
   queries.count = -1;
-  d.refuses("at least 0 queries expected, -1 came",
+  d.refuses("expected at least 0 queries, got -1",
             [&] { observe(d.policy, d.kv, d.state, two, queries); });
   queries.count = 20, queries.data = nullptr;
-  d.refuses("observe: queries expected, null came",
+  d.refuses("observe: expected finite queries, got null",
             [&] { observe(d.policy, d.kv, d.state, two, queries); });
 }

@@ -69,21 +69,21 @@ TEST_CASE("every policy is found by its name, and each of its parameters by its 
 
 TEST_CASE("names and values that no policy has are refused with those that there are",
           "[make_policy][errors]") {
-  refuses("make_policy: one of full_cache, streaming_llm, h2o,", "h3o");
-  refuses("expected, 'h3o' came", "h3o:sinks=1");
-  refuses("expected, '' came", "");
-  refuses("h2o: one of recent, sinks expected, 'sink' came", "h2o:sink=3");
-  refuses("full_cache: one of no parameters expected, 'sinks' came", "full_cache:sinks=1");
+  refuses("make_policy: expected one of full_cache, streaming_llm, h2o,", "h3o");
+  refuses(", got 'h3o'", "h3o:sinks=1");
+  refuses(", got ''", "");
+  refuses("h2o: expected one of recent, sinks, got 'sink'", "h2o:sink=3");
+  refuses("full_cache: expected no parameters, got 'sinks'", "full_cache:sinks=1");
   for (const char* text : {"h2o:sinks", "h2o:sinks=", "h2o:sinks=4x", "h2o:sinks=nan",
                            "h2o:sinks= 4", "h2o:recent=inf"}) {
-    refuses("h2o: parameter=number expected, '" + std::string(text).substr(4) + "' came", text);
+    refuses("h2o: expected parameter=number, got '" + std::string(text).substr(4) + "'", text);
   }
-  refuses("h2o: a whole number expected, 'sinks=1.5' came", "h2o:sinks=1.5");
-  refuses("h2o: a whole number expected, 'sinks=1e10' came", "h2o:sinks=1e10");
-  refuses("keepkv: 0 or 1 expected, 'variant=2' came", "keepkv:variant=2");
-  refuses("kvmerger: 0 or 1 expected, 'gaps_break=-1' came", "kvmerger:gaps_break=-1");
+  refuses("h2o: expected a whole number, got 'sinks=1.5'", "h2o:sinks=1.5");
+  refuses("h2o: expected a whole number, got 'sinks=1e10'", "h2o:sinks=1e10");
+  refuses("keepkv: expected 0 or 1, got 'variant=2'", "keepkv:variant=2");
+  refuses("kvmerger: expected 0 or 1, got 'gaps_break=-1'", "kvmerger:gaps_break=-1");
   refuses("h2o: ", "h2o:recent=1.5");
-  refuses("sinks expected, -1 came", "h2o:recent=0.25,sinks=-1");
+  refuses("sinks, got -1", "h2o:recent=0.25,sinks=-1");
   any_policy p(kvmeld::h2o{});
   CHECK_THROWS(set_parameter(p, "sinks=-1"));
   CHECK(inside<kvmeld::h2o>(p).sinks == kvmeld::h2o{}.sinks);

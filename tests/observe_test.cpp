@@ -94,10 +94,10 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     head.append(50);
     const auto& p = example.policy;
     const bool takes = p.measures() || p.plans_on_queries();
-    CHECK(head.refuses("null came", [&] {
+    CHECK(head.refuses("got null", [&] {
       observe(p, head.kv.head(0), head.state[0], kvmeld::query_view<float>{nullptr, 4});
     }) == takes);
-    CHECK(head.refuses("-1 came", [&] {
+    CHECK(head.refuses("got -1", [&] {
       observe(p, head.kv.head(0), head.state[0], kvmeld::query_view<float>{nullptr, -1});
     }));
     head.state[0].truncate(0);
@@ -108,7 +108,7 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     CHECK(refused == (example.name == "keepkv" || example.name == "keepkv code" ||
                       example.policy.name() == "fold" || example.name == "expected_attention"));
     if (refused) {  // and so there is nothing to compress by
-      CHECK(head.refuses("reference queries expected", [&] {
+      CHECK(head.refuses("expected reference queries", [&] {
         compress(p, head.kv.head(0), head.state[0], head.state.workspace(), budget{30});
       }));
     }

@@ -140,7 +140,7 @@ TEST_CASE("wherever the bytes end, nothing is loaded", "[serialize]") {
     INFO(size << " of " << good.size() << " bytes");
     REQUIRE(other.refuses(good.substr(0, size)));
   }
-  refuses("28 bytes expected after the first 94, 3 came: truncated",
+  refuses("load: expected 28 bytes after the first 94, got 3 (truncated)",
           [] { tiny().load(tiny_bytes().substr(0, 97)); });
 }
 
@@ -151,32 +151,32 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
     std::string message;
   };
   const bad table[] = {
-      {0, 0x66766BU, "a saved cache expected, something else came"},
-      {4, 0x0A0A646CU, "a saved cache expected"},  // as text mode leaves it
-      {8, 2, "version 1 expected, 2 came"},
-      {8, 0, "version 1 expected, 0 came"},
-      {12, 0, "scalar (0: float, 1: half, 2: bfloat16, 3: q8_0) 1 expected, 0 came"},
-      {16, 2, "heads 1 expected, 2 came"},
-      {20, 0xFFFFFFFFU, "group 1 expected, -1 came"},
-      {24, 4096, "dim 2 expected, 4096 came"},
-      {28, 0x7FFFFFFFU, "capacity 3 expected, 2147483647 came"},
-      {32, 0x3E800000U, "scale 0.5 expected, 0.25 came"},
-      {36, 0xFFFFFFFFU, "name of at most 256 bytes expected, 4294967295 came"},
-      {36, 5, "policy snapkv expected, snapk came"},
-      {40, 0x70616E53U, "policy snapkv expected, Snapkv came"},
-      {46, 3, "columns 2 expected, 3 came"},
-      {50, 1, "fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came"},
-      {62, 0x3F800000U, "initial number of a column 0 expected, 1 came"},
-      {66, 2, "floats of memory 1 expected, 2 came"},
-      {70, 1, "floats of memory 1 expected, 4294967297 came"},
-      {74, 4, "a length of 0 to 3 slots expected, 4 came"},
-      {74, 0xFFFFFFFFU, "a length of 0 to 3 slots expected, -1 came"},
-      {74, 0x7FFFFFFFU, "a length of 0 to 3 slots expected, 2147483647 came"},
-      {78, 2, "0 to 1 slots with columns expected, 2 came"},
-      {78, 0x80000000U, "0 to 1 slots with columns expected, -2147483648 came"},
-      {82, 0, "at least 1 tokens seen expected, 0 came"},
-      {90, 0x80000000U, "at least 0 queries observed expected, -"},
-      {74, 2, "bytes expected after the first"},  // a slot more than there are bytes
+      {0, 0x66766BU, "expected a saved cache, got other bytes"},
+      {4, 0x0A0A646CU, "expected a saved cache"},  // as text mode leaves it
+      {8, 2, "expected version 1, got 2"},
+      {8, 0, "expected version 1, got 0"},
+      {12, 0, "expected scalar (0: float, 1: half, 2: bfloat16, 3: q8_0) 1, got 0"},
+      {16, 2, "expected heads 1, got 2"},
+      {20, 0xFFFFFFFFU, "expected group 1, got -1"},
+      {24, 4096, "expected dim 2, got 4096"},
+      {28, 0x7FFFFFFFU, "expected capacity 3, got 2147483647"},
+      {32, 0x3E800000U, "expected scale 0.5, got 0.25"},
+      {36, 0xFFFFFFFFU, "name of at most 256 bytes, got 4294967295"},
+      {36, 5, "expected policy snapkv, got snapk"},
+      {40, 0x70616E53U, "expected policy snapkv, got Snapkv"},
+      {46, 3, "expected columns 2, got 3"},
+      {50, 1, "expected merge rule of a column (0: sum, 1: max, 2: anchor) 0, got 1"},
+      {62, 0x3F800000U, "expected initial number of a column 0, got 1"},
+      {66, 2, "expected floats of memory 1, got 2"},
+      {70, 1, "expected floats of memory 1, got 4294967297"},
+      {74, 4, "expected a length of 0 to 3 slots, got 4"},
+      {74, 0xFFFFFFFFU, "expected a length of 0 to 3 slots, got -1"},
+      {74, 0x7FFFFFFFU, "expected a length of 0 to 3 slots, got 2147483647"},
+      {78, 2, "expected 0 to 1 slots with columns, got 2"},
+      {78, 0x80000000U, "expected 0 to 1 slots with columns, got -2147483648"},
+      {82, 0, "expected at least 1 tokens in total, got 0"},
+      {90, 0x80000000U, "expected at least 0 observed queries, got -"},
+      {74, 2, " bytes after the first "},  // a slot more than there are bytes
   };
   tiny one;
   const words before = everything(one.kv, one.state);
@@ -201,27 +201,27 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
   const kvmeld::cache_shape same = one.kv.shape();
   CHECK_NOTHROW(into(same, one.policy)());  // any_policy is the policy inside it
   CHECK_NOTHROW(into(same, kvmeld::snapkv{.window = 9})());
-  refuses("policy h2o expected, snapkv came", into(same, kvmeld::h2o{}));
+  refuses("expected policy h2o, got snapkv", into(same, kvmeld::h2o{}));
   auto shape = same;
   shape.dim = 4;
-  refuses("dim 4 expected, 2 came", into(shape, one.policy));
+  refuses("expected dim 4, got 2", into(shape, one.policy));
   shape = same, shape.heads = 2;
-  refuses("heads 2 expected, 1 came", into(shape, one.policy));
+  refuses("expected heads 2, got 1", into(shape, one.policy));
   shape = same, shape.capacity = 4;
-  refuses("capacity 4 expected, 3 came", into(shape, one.policy));
+  refuses("expected capacity 4, got 3", into(shape, one.policy));
 
   kvmeld::cache<float> floats(same);
   auto state = kvmeld::make_state(one.policy, floats);
-  refuses("0 expected, 1 came", [&] {
+  refuses(" 0, got 1", [&] {
     std::istringstream in(tiny_bytes());
     kvmeld::load(in, one.policy, floats, state);
   });
   auto wrong = kvmeld::make_state(kvmeld::zsmerge{}, one.kv);
-  refuses("snapkv: a state for snapkv expected, one for zsmerge came", [&] {
+  refuses("snapkv: expected a state for snapkv, got one for zsmerge", [&] {
     std::istringstream in(tiny_bytes());
     kvmeld::load(in, one.policy, one.kv, wrong);
   });
-  refuses("snapkv: a state for snapkv expected, one for zsmerge came",
+  refuses("snapkv: expected a state for snapkv, got one for zsmerge",
           [&] { (void)saved(one.policy, one.kv, wrong); });
   // One policy, two column layouts: what its parameters decide is compared too.
   kvmeld::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});
@@ -231,9 +231,9 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
     kvmeld::load(in, to, kv, state_to);
   };
   using kvmeld::column_merge, kvmeld::zsmerge, kvmeld::fold, kvmeld::keepkv;
-  refuses("fold of a column (0: sum, 1: max, 2: anchor) 0 expected, 1 came",
+  refuses("expected merge rule of a column (0: sum, 1: max, 2: anchor) 0, got 1",
           [&] { swap(zsmerge{}, zsmerge{.merged_score = column_merge::sum}); });
-  refuses("columns 2 expected, 8 came",
+  refuses("expected columns 2, got 8",
           [&] { swap(keepkv{.variant = keepkv::mode::code, .window = 8}, keepkv{}); });
   refuses("floats of memory", [&] { swap(fold{}, fold{.decode = {.queries = 8}}); });
 }
@@ -242,10 +242,10 @@ TEST_CASE("a stream that fails, and a state ahead of its cache, are refused", "[
   tiny one;
   std::ostringstream out;
   out.setstate(std::ios::badbit);
-  refuses("save: a stream that takes all bytes expected",
+  refuses("save: expected a stream that takes all bytes",
           [&] { kvmeld::save(out, one.policy, one.kv, one.state); });
   one.state[0].extend(3);
-  refuses("save: a state of at most 1 slots expected, one of 3 came",
+  refuses("save: expected a state of at most 1 slots, got one of 3",
           [&] { (void)saved(one.policy, one.kv, one.state); });
 }
 

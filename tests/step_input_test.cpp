@@ -85,10 +85,10 @@ TEST_CASE("NaN, Inf, null and rows too few are refused in 16 bits too", "[step][
   for (const float bad : fixtures::bad_floats) {
     auto k = as_half(d.k);
     k[4] = static_cast<Eigen::half>(bad);
-    refused("step: k: finite numbers expected", {q, k, d.v});
-    refused("came at element 4", {d.q, d.k, k});
+    refused("step: expected finite k, got ", {q, k, d.v});
+    refused(" at element 4", {d.q, d.k, k});
   }
-  refused("step: v of 12 numbers expected, 11 came", {q, d.k, std::span(q).first(11)});
-  refused("step: q of 24 numbers expected, null came",
+  refused("step: expected v [3, 4] (12 numbers), got 11", {q, d.k, std::span(q).first(11)});
+  refused("step: expected q [3, 2, 4] (24 numbers), got null",
           {std::span<const Eigen::half>(static_cast<const Eigen::half*>(nullptr), 24), d.k, d.v});
 }

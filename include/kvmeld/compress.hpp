@@ -28,7 +28,7 @@ state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
   detail::expect_per_head("make_state", "policies", p, kv.heads());
   std::vector<head_state> heads;
   const index_t workers = run.workers();
-  expects(workers > 0, "make_state: at least 1 worker expected, ", workers, " came");
+  expects(workers > 0, "make_state: expected at least 1 worker, got ", workers);
   std::vector<workspace> work(static_cast<std::size_t>(workers));
   for (index_t h = 0; h < kv.heads(); ++h) {
     heads.push_back(make_head_state(detail::for_head(p, h), kv.head(h)));
@@ -49,11 +49,11 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
              observation observed) {
   const auto n = static_cast<std::size_t>(head.length()),
              group = static_cast<std::size_t>(head.group());
-  expects(observed.probabilities.size() == group * n, "observe: probabilities [", group, ", ", n,
-          "] expected, ", observed.probabilities.size(), " floats came");
+  expects(observed.probabilities.size() == group * n, "observe: expected probabilities [", group,
+          ", ", n, "], got ", observed.probabilities.size(), " floats");
   expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
-          "observe: log_sum_exp [", group, "] expected, ", observed.log_sum_exp.size(),
-          " floats came");
+          "observe: expected log_sum_exp [", group, "], got ", observed.log_sum_exp.size(),
+          " floats");
   detail::expect_policy(p, state);
   detail::undo unless_done(state);
   state.extend(head.length());
@@ -78,10 +78,10 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
 template <policy P, class Query>
 void observe(const P& p, const kv_head auto& head, head_state& state,
              const query_view<Query>& queries) {
-  expects(queries.count >= 0, "observe: at least 0 queries expected, ", queries.count, " came");
+  expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
   const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
   detail::expect_policy(p, state);
-  expects(!measured || queries.data != nullptr, "observe: queries expected, null came");
+  expects(!measured || queries.data != nullptr, "observe: expected queries, got null");
   detail::undo unless_done(state);
   state.extend(head.length());
   if (measured) {
@@ -99,10 +99,11 @@ template <policies P, class Query, executor E = serial>
 void observe(const P& p, kv_cache auto& kv, state& state, const head_selection& heads,
              const query_view<Query>& queries, const E& run = {}) {
   detail::expect_call("observe", p, kv, state, heads, run.workers());
-  expects(queries.count >= 0, "observe: at least 0 queries expected, ", queries.count, " came");
+  expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
   for (index_t i = 0; i < heads.count(); ++i) {
     const index_t h = heads[i];
-    detail::expect_queries("observe: queries", detail::for_head(p, h), kv.head(h), queries.of(i));
+    detail::expect_queries("observe: expected finite queries", detail::for_head(p, h), kv.head(h),
+                           queries.of(i));
   }
   run(heads.count(), [&](index_t i, index_t) {
     const index_t h = heads[i];
@@ -158,7 +159,7 @@ void compress(const P& p, kv_cache auto& kv, state& state, const head_selection&
     const auto& policy = detail::for_head(p, h);
     check(policy, detail::for_head(b, h), kv.head(h).capacity());
     detail::expect_measured(policy, kv.head(h), state[h], given, detail::for_head(b, h));
-    detail::expect_queries("compress: queries", policy, kv.head(h), queries.of(i));
+    detail::expect_queries("compress: expected finite queries", policy, kv.head(h), queries.of(i));
   }
   run(heads.count(), [&](index_t i, index_t worker) {
     const index_t h = heads[i];
@@ -242,14 +243,14 @@ void step(const P& p, kv_cache auto& kv, state& state, const head_selection& hea
   detail::expect_call("step", p, kv, state, heads, run.workers());
   detail::expect_per_head("step", "budgets", b, kv.heads());
   const auto any = kv.head(0);
-  detail::expect_size("step: q", in.q, heads.count(), any.group(), any.dim());
-  detail::expect_size("step: k", in.k, heads.count(), 1, any.dim());
-  detail::expect_size("step: v", in.v, heads.count(), 1, any.dim());
-  detail::expect_size("step: out", out, heads.count(), any.group(), any.dim());
+  detail::expect_size("step: expected q", in.q, {heads.count(), any.group(), any.dim()});
+  detail::expect_size("step: expected k", in.k, {heads.count(), any.dim()});
+  detail::expect_size("step: expected v", in.v, {heads.count(), any.dim()});
+  detail::expect_size("step: expected out", out, {heads.count(), any.group(), any.dim()});
   if (any.check_finite()) {
-    expect_finite("step: q", in.q);
-    expect_finite("step: k", in.k);
-    expect_finite("step: v", in.v);
+    expect_finite("step: expected finite q", in.q);
+    expect_finite("step: expected finite k", in.k);
+    expect_finite("step: expected finite v", in.v);
   }
   for (index_t i = 0; i < heads.count(); ++i) {
     const index_t h = heads[i];

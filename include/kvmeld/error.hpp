@@ -20,8 +20,8 @@ enum class errc {
   corrupt_file,      ///< what `load` read is not what this cache saved, or `save`'s stream failed
 };
 
-/// A call was refused. The message says what was expected and what came. Strong exception
-/// guarantee: nothing has changed.
+/// A call was refused. The message is "kvmeld: call: expected X, got Y", or only what was expected
+/// where nothing was given. Strong exception guarantee: nothing has changed.
 class error : public std::invalid_argument {
  public:
   error(errc code, const std::string& message) : std::invalid_argument(message), code_(code) {}
@@ -83,7 +83,7 @@ class message_part {
 }  // namespace detail
 
 /// Throws `error` with `code` unless `ok`:
-/// `expects(errc::no_capacity, ok, "append: at most ", n, " more tokens fit, ", tokens, " came")`.
+/// `expects(errc::no_capacity, ok, "append: expected at most ", n, " tokens, got ", tokens)`.
 /// The message is put together only when it is needed.
 template <class... Parts>
 void expects(errc code, bool ok, const Parts&... parts) {

@@ -33,12 +33,12 @@ inline std::vector<index_t> global_budgets(std::span<const float> scores, index_
                                            index_t most = std::numeric_limits<index_t>::max()) {
   expects(heads > 0 && scores.size() % static_cast<std::size_t>(heads) == 0 &&
               scores.size() <= static_cast<std::size_t>(std::numeric_limits<index_t>::max()),
-          "global_budgets: scores [", heads, ", slots] expected, ", scores.size(), " came");
+          "global_budgets: expected scores [", heads, ", slots], got ", scores.size(), " numbers");
   const auto count = static_cast<index_t>(scores.size()), slots = count / heads;
-  expects(most > 0, "global_budgets: at least 1 slot a head expected, ", most, " came");
+  expects(most > 0, "global_budgets: expected at least 1 slot per head, got ", most);
   most = std::min(most, slots);
-  expects(total >= 0 && total <= std::int64_t{heads} * most, "global_budgets: 0 to ",
-          std::int64_t{heads} * most, " slots expected, ", total, " came");
+  expects(total >= 0 && total <= std::int64_t{heads} * most, "global_budgets: expected 0 to ",
+          std::int64_t{heads} * most, " slots, got ", total);
   std::vector<index_t> budget(static_cast<std::size_t>(heads), 0);
   if (total == 0) {
     return budget;
@@ -73,7 +73,7 @@ class budget_profile {
   /// Of no prompt yet.
   explicit budget_profile(index_t heads)
       : slots_(static_cast<std::size_t>(heads)), errors_(slots_.size()) {
-    expects(heads > 0, "budget_profile: at least 1 head expected, ", heads, " came");
+    expects(heads > 0, "budget_profile: expected at least 1 head, got ", heads);
   }
 
   index_t heads() const { return static_cast<index_t>(slots_.size()); }
@@ -90,10 +90,10 @@ class budget_profile {
   /// Counts in the budgets `[heads]` of a prompt. Refused: another number of heads, budgets below
   /// 0.
   void add(std::span<const index_t> budgets) {
-    expects(budgets.size() == slots_.size(), "budget_profile: budgets of ", slots_.size(),
-            " heads expected, of ", budgets.size(), " came");
+    expects(budgets.size() == slots_.size(), "budget_profile: expected budgets of ", slots_.size(),
+            " heads, got ", budgets.size());
     for (const index_t b : budgets) {
-      expects(b >= 0, "budget_profile: budgets of at least 0 slots expected, ", b, " came");
+      expects(b >= 0, "budget_profile: expected budgets of at least 0 slots, got ", b);
     }
     for (std::size_t h = 0; h < slots_.size(); ++h) {
       slots_[h] += budgets[h];
@@ -104,11 +104,11 @@ class budget_profile {
   /// the residual stream, relative to that, as `evaluate` measures it. Refused: another number of
   /// heads, errors below 0, NaN and Inf.
   void add_errors(std::span<const double> errors) {
-    expects(errors.size() == errors_.size(), "budget_profile: errors of ", errors_.size(),
-            " heads expected, of ", errors.size(), " came");
+    expects(errors.size() == errors_.size(), "budget_profile: expected errors of ", errors_.size(),
+            " heads, got ", errors.size());
     for (const double e : errors) {
-      expects(e >= 0 && std::isfinite(e), "budget_profile: finite errors of at least 0 expected, ",
-              e, " came");
+      expects(e >= 0 && std::isfinite(e),
+              "budget_profile: expected finite errors of at least 0, got ", e);
     }
     std::ranges::transform(errors_, errors, errors_.begin(), std::plus{});
   }
@@ -117,7 +117,7 @@ class budget_profile {
   /// head's squared error falls as 1 / slots, their sum is least so. Refused: a profile without
   /// errors, totals that cannot be reached.
   std::vector<index_t> by_errors(index_t total, index_t least, index_t most) const {
-    expects(has_errors(), "budget_profile: errors expected, none were added");
+    expects(has_errors(), "budget_profile: expected errors");
     std::vector<double> weights;
     std::ranges::transform(errors_, std::back_inserter(weights),
                            [](double e) { return std::sqrt(e); });
@@ -136,7 +136,7 @@ class budget_profile {
     for (const std::int64_t s : slots_) {
       sum += static_cast<double>(s);
     }
-    expects(sum > 0, "budget_profile: a profile of at least 1 slot expected, an empty one came");
+    expects(sum > 0, "budget_profile: expected a profile of at least 1 slot, got an empty one");
     std::vector<double> weights;
     for (const std::int64_t s : slots_) {  // a head without any shares what the others cannot take
       weights.push_back(static_cast<double>(s) + 1e-9 * sum);
@@ -179,22 +179,22 @@ inline void load(std::istream& in, budget_profile& profile) {
   detail::byte_reader from(in);
   expects(errc::corrupt_file,
           from.get_text(detail::saved_profile_magic.size()) == detail::saved_profile_magic,
-          "load: a saved profile expected, something else came");
+          "load: expected a saved profile, got other bytes");
   const auto version = from.get<std::uint32_t>();
-  expects(errc::corrupt_file, version == detail::saved_profile_version, "load: version ",
-          detail::saved_profile_version, " expected, ", version, " came");
+  expects(errc::corrupt_file, version == detail::saved_profile_version,
+          "load: expected a profile of version ", detail::saved_profile_version, ", got ", version);
   const auto heads = from.get<index_t>();
-  expects(errc::corrupt_file, heads == profile.heads(), "load: a profile of ", profile.heads(),
-          " heads expected, of ", heads, " came");
+  expects(errc::corrupt_file, heads == profile.heads(), "load: expected a profile of ",
+          profile.heads(), " heads, got ", heads);
   budget_profile loaded(heads);
   for (std::int64_t& s : loaded.slots_) {
     s = from.get<std::int64_t>();
-    expects(errc::corrupt_file, s >= 0, "load: at least 0 slots of a head expected, ", s, " came");
+    expects(errc::corrupt_file, s >= 0, "load: expected at least 0 slots per head, got ", s);
   }
   for (double& e : loaded.errors_) {
     e = from.get<double>();
     expects(errc::corrupt_file, e >= 0 && std::isfinite(e),
-            "load: finite errors of at least 0 expected, ", e, " came");
+            "load: expected finite errors of at least 0, got ", e);
   }
   from.finish();
   profile = loaded;

@@ -2,7 +2,9 @@
 /// be one for all of them, or one per head; and what does not fit together.
 #pragma once
 
+#include <initializer_list>
 #include <span>
+#include <string>
 #include <type_traits>  // std::remove_const_t
 #include <vector>
 
@@ -45,14 +47,13 @@ class head_selection {
     if (!listed_) {
       expects(range_.first >= 0 && range_.count >= 0 && range_.first <= heads &&
                   range_.count <= heads - range_.first,
-              what, ": a range of heads within 0 to ", heads - 1, " expected, ", range_.count,
-              " from ", range_.first, " came");
+              what, ": expected a range of heads within 0 to ", heads - 1, ", got ", range_.count,
+              " heads from ", range_.first);
       return;
     }
-    expects(list_.empty() || list_.data() != nullptr, what,
-            ": a list of heads expected, null came");
+    expects(list_.empty() || list_.data() != nullptr, what, ": expected a list of heads, got null");
     for (const index_t h : list_) {
-      expects(h >= 0 && h < heads, what, ": heads of 0 to ", heads - 1, " expected, ", h, " came");
+      expects(h >= 0 && h < heads, what, ": expected heads 0 to ", heads - 1, ", got ", h);
     }
     index_t twice = -1;
     for (const index_t h : list_) {
@@ -63,7 +64,7 @@ class head_selection {
     for (const index_t h : list_) {
       marks[static_cast<std::size_t>(h)] = 0;
     }
-    expects(twice < 0, what, ": each head once expected, head ", twice, " came twice");
+    expects(twice < 0, what, ": expected each head once, got head ", twice, " twice");
   }
 
  private:
@@ -92,61 +93,71 @@ const auto& for_head(const T& one_or_many, index_t h) {
 template <class T>
 void expect_per_head(const char* call, const char* what, const T& one_or_many, index_t heads) {
   if constexpr (is_span<T>) {
-    expects(one_or_many.size() == static_cast<std::size_t>(heads), call, ": ", what,
-            ": one for each of ", heads, " heads expected, ", one_or_many.size(), " came");
+    expects(one_or_many.size() == static_cast<std::size_t>(heads), call, ": expected ", heads, " ",
+            what, " (one per head), got ", one_or_many.size());
   }
 }
 
-inline void expect_size(const char* what, const any_span& x, index_t heads, index_t group,
-                        index_t dim) {
-  const auto wanted = static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
-                      static_cast<std::size_t>(dim);
-  expects(x.size() == wanted, what, " of ", wanted, " numbers expected, ", x.size(), " came");
-  expects(wanted == 0 || x.data() != nullptr, what, " of ", wanted, " numbers expected, null came");
+/// Refuses rows of another size than `shape` says, and null. `expected`: "step: expected q".
+inline void expect_size(const char* expected, const any_span& x,
+                        std::initializer_list<index_t> shape) {
+  std::size_t wanted = 1;
+  for (const index_t n : shape) {
+    wanted *= static_cast<std::size_t>(n);
+  }
+  if (x.size() == wanted && (wanted == 0 || x.data() != nullptr)) [[likely]] {
+    return;
+  }
+  std::string axes;
+  for (const index_t n : shape) {
+    axes += (axes.empty() ? "" : ", ") + std::to_string(n);
+  }
+  expects(x.size() == wanted, expected, " [", axes, "] (", wanted, " numbers), got ", x.size());
+  expects(false, expected, " [", axes, "] (", wanted, " numbers), got null");
 }
 
 /// A state for another policy has numbers that mean something else. To go on with another policy is
 /// to make a state for it, and to measure what remains.
 template <policy P>
 void expect_policy(const P& p, const head_state& state) {
-  expects(state.policy() == p.name(), p.name(), ": a state for ", p.name(), " expected, one for ",
-          state.policy().empty() ? "none" : state.policy(), " came");
+  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
+          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
 }
 
 /// A state that `make_state` would make for this policy and head.
 template <policy P>
 void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
-  expects(state.capacity() >= head.capacity(), p.name(), ": a state for ", head.capacity(),
-          " slots expected, one for ", state.capacity(), " came");
+  expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
+          " slots, got one for ", state.capacity());
   expect_policy(p, state);
   const index_t columns = traits::column_count(p);
   const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
-  expects(state.columns() == columns && state.memory().size() == memory, p.name(), ": a state of ",
-          columns, " columns and ", memory, " floats expected, one of ", state.columns(), " and ",
-          state.memory().size(), " came");
+  expects(state.columns() == columns && state.memory().size() == memory, p.name(),
+          ": expected a state of ", columns, " columns and ", memory, " floats, got ",
+          state.columns(), " columns and ", state.memory().size(), " floats");
 }
 
 /// Queries of one head as a policy gets them: finite, where the cache checks for it.
 template <policy P, class Query>
-void expect_queries(const char* what, const P& p, const kv_head auto& head,
+void expect_queries(const char* expected, const P& p, const kv_head auto& head,
                     const query_view<Query>& queries) {
   if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
     return;
   }
-  expects(queries.data != nullptr, what, " expected, null came");
+  expects(queries.data != nullptr, expected, ", got null");
   if (head.check_finite()) {
     const auto all = queries.reference(queries.count + queries.before);
     for (index_t i = 0; i < all.count; ++i) {
       for (index_t g = 0; g < head.group(); ++g) {
-        kvmeld::expect_finite(what, all.at(g, i), head.dim());
+        kvmeld::expect_finite(expected, all.at(g, i), head.dim());
       }
     }
   }
 }
 
 inline void expect_workers(const char* what, const state& state, index_t workers) {
-  expects(workers > 0 && workers <= state.workers(), what, ": 1 to ", state.workers(),
-          " workers expected, as the state was made for, ", workers, " came");
+  expects(workers > 0 && workers <= state.workers(), what, ": expected 1 to ", state.workers(),
+          " workers (those of the state), got ", workers);
 }
 
 /// Takes back what a call counted before the policy refused it.
@@ -188,8 +199,8 @@ namespace detail {
 template <policies P>
 void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
                  const head_selection& heads, index_t workers) {
-  expects(state.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
-          state.heads(), " came");
+  expects(state.heads() == kv.heads(), what, ": expected a state of ", kv.heads(), " heads, got ",
+          state.heads());
   expect_per_head(what, "policies", p, kv.heads());
   expect_workers(what, state, workers);
   heads.check(what, kv.heads(), state.head_marks());
@@ -204,9 +215,9 @@ void expect_measured(const P& p, const kv_head auto& head, const head_state& sta
                      const budget& b) {
   if (head.length() > b.target && traits::bounded(p)) {
     expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
-            ": reference queries expected (or attention observed before), none came");
+            ": expected reference queries or observed attention");
     expects(!traits::plans_on_queries(p) || traits::decodes(p) || queries, p.name(),
-            ": reference queries expected, none came");
+            ": expected reference queries");
   }
 }
 
@@ -217,15 +228,16 @@ template <policy P>
 void check_step(const P& p, const kv_head auto& head, const budget& b) {
   check(p, b, head.capacity());
   expects(errc::unsupported, traits::decodes(p), p.name(),
-          ": compresses prompts only; decode with full_cache or another policy");
+          ": expected a policy that decodes (full_cache or another), got one for prompts only");
   expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
-          ": room for one more token expected, all ", head.capacity(), " slots are in use");
+          ": expected a free slot for the token, got all ", head.capacity(), " slots in use");
   detail::expect_pages(head, head.length(), head.length() + 1);
   expects(errc::no_capacity, head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
-          ": positions end at int32");
+          ": expected fewer than ", std::numeric_limits<index_t>::max(), " tokens in total, got ",
+          head.tokens_total());
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
-          ": a capacity of at least ", b.trigger_length(),
-          " slots expected (the budget and the new token), ", head.capacity(), " came");
+          ": expected a capacity of at least ", b.trigger_length(),
+          " slots (budget and new token), got ", head.capacity());
 }
 
 }  // namespace v0

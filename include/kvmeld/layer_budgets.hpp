@@ -60,10 +60,10 @@ inline std::vector<index_t> proportional_budgets(std::span<const double> weights
                                                  index_t least, index_t most) {
   const auto n = static_cast<std::int64_t>(weights.size());
   expects(n > 0 && least >= 0 && least <= most && n * least <= total && n * most >= total,
-          "budgets: ", n * least, " to ", n * most, " slots for ", n, " shares of ", least, " to ",
-          most, " expected, ", total, " came");
+          "budgets: expected ", n * least, " to ", n * most, " slots for ", n, " shares of ", least,
+          " to ", most, ", got ", total);
   for (const double w : weights) {
-    expects(w > 0 && std::isfinite(w), "budgets: finite weights above 0 expected, ", w, " came");
+    expects(w > 0 && std::isfinite(w), "budgets: expected finite weights above 0, got ", w);
   }
   const auto x = detail::filled(weights, total, least, most);
   std::vector<index_t> budget;
@@ -105,11 +105,12 @@ inline std::vector<index_t> layer_budgets(std::span<const double> variances, ind
                                           std::span<const index_t> exempt = {}) {
   expects(
       layers > 0 && !variances.empty() && variances.size() % static_cast<std::size_t>(layers) == 0,
-      "layer_budgets: variances [", layers, ", heads] expected, ", variances.size(), " came");
-  expects(length > 0, "layer_budgets: at least 1 token expected, ", length, " came");
+      "layer_budgets: expected variances [", layers, ", heads], got ", variances.size(),
+      " numbers");
+  expects(length > 0, "layer_budgets: expected at least 1 token, got ", length);
   for (const index_t l : exempt) {
-    expects(l >= 0 && l < layers, "layer_budgets: exempt layers of 0 to ", layers - 1,
-            " expected, ", l, " came");
+    expects(l >= 0 && l < layers, "layer_budgets: expected exempt layers 0 to ", layers - 1,
+            ", got ", l);
   }
   const std::size_t heads = variances.size() / static_cast<std::size_t>(layers);
   std::vector<index_t> budget(static_cast<std::size_t>(layers), length), others;
@@ -129,9 +130,9 @@ inline std::vector<index_t> layer_budgets(std::span<const double> variances, ind
     weights.push_back(std::exp(-f));
     others.push_back(l);
   }
-  expects(rest >= 0 && (rest == 0 || !others.empty()),
-          "layer_budgets: a total that the exempt layers' ", total - rest,
-          " slots fit into expected, ", total, " came");
+  expects(rest >= 0 && (rest == 0 || !others.empty()), "layer_budgets: expected ",
+          others.empty() ? "" : "at least ", total - rest, " slots (the exempt layers'), got ",
+          total);
   if (!others.empty()) {
     const auto shares =
         proportional_budgets(weights, static_cast<index_t>(rest), (length + 99) / 100, length);
@@ -146,9 +147,9 @@ inline std::vector<index_t> layer_budgets(std::span<const double> variances, ind
 /// `1/steepness` of the mean, the first `2 − 1/steepness` of it. Each within [1, length].
 inline std::vector<index_t> pyramid_kv(index_t layers, index_t length, index_t total,
                                        double steepness = 20) {
-  expects(layers > 0, "pyramid_kv: at least 1 layer expected, ", layers, " came");
+  expects(layers > 0, "pyramid_kv: expected at least 1 layer, got ", layers);
   expects(steepness >= 1 && std::isfinite(steepness),
-          "pyramid_kv: a finite steepness of at least 1 expected, ", steepness, " came");
+          "pyramid_kv: expected a finite steepness of at least 1, got ", steepness);
   std::vector<double> weights;
   weights.reserve(static_cast<std::size_t>(layers));
   const double last = 1 / steepness, first = 2 - last;
@@ -162,9 +163,8 @@ inline std::vector<index_t> pyramid_kv(index_t layers, index_t length, index_t t
 /// last. Each within [1, length].
 inline std::vector<index_t> pyramid_infer(index_t layers, index_t length, index_t total,
                                           double least = 0.2) {
-  expects(layers > 0, "pyramid_infer: at least 1 layer expected, ", layers, " came");
-  expects(least > 0 && least <= 1, "pyramid_infer: a least weight in (0, 1] expected, ", least,
-          " came");
+  expects(layers > 0, "pyramid_infer: expected at least 1 layer, got ", layers);
+  expects(least > 0 && least <= 1, "pyramid_infer: expected a least weight in (0, 1], got ", least);
   std::vector<double> weights;
   weights.reserve(static_cast<std::size_t>(layers));
   for (index_t l = 0; l < layers; ++l) {
@@ -180,11 +180,11 @@ inline std::vector<index_t> pyramid_infer(index_t layers, index_t length, index_
 inline std::vector<index_t> ada_budgets(std::span<const float> scores, index_t heads, index_t total,
                                         double floor_alpha = 0.2) {
   expects(heads > 0 && scores.size() % static_cast<std::size_t>(heads) == 0,
-          "ada_budgets: scores [", heads, ", slots] expected, ", scores.size(), " came");
-  expects(floor_alpha >= 0 && floor_alpha <= 1, "ada_budgets: a floor in [0, 1] expected, ",
-          floor_alpha, " came");
-  expects(total >= 0 && static_cast<std::size_t>(total) <= scores.size(), "ada_budgets: 0 to ",
-          scores.size(), " slots expected, ", total, " came");
+          "ada_budgets: expected scores [", heads, ", slots], got ", scores.size(), " numbers");
+  expects(floor_alpha >= 0 && floor_alpha <= 1, "ada_budgets: expected a floor in [0, 1], got ",
+          floor_alpha);
+  expects(total >= 0 && static_cast<std::size_t>(total) <= scores.size(),
+          "ada_budgets: expected 0 to ", scores.size(), " slots, got ", total);
   const std::size_t slots = scores.size() / static_cast<std::size_t>(heads);
   const auto floor =
       std::min(slots, static_cast<std::size_t>(std::floor(floor_alpha * total / heads)));

@@ -26,11 +26,11 @@ inline double assigned_number(std::string_view policy, std::string_view assignme
   double x = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), x);
   expects(failure == std::errc{} && end == text.data() + text.size() && std::isfinite(x), policy,
-          ": parameter=number expected, '", assignment, "' came");
+          ": expected parameter=number, got '", assignment, "'");
   expects(kind == number_kind::real || (x == std::floor(x) && std::abs(x) < 1e9), policy,
-          ": a whole number expected, '", assignment, "' came");
-  expects(kind != number_kind::choice || x == 0 || x == 1, policy, ": 0 or 1 expected, '",
-          assignment, "' came");
+          ": expected a whole number, got '", assignment, "'");
+  expects(kind != number_kind::choice || x == 0 || x == 1, policy, ": expected 0 or 1, got '",
+          assignment, "'");
   return x;
 }
 
@@ -67,8 +67,8 @@ void set_parameter(P& policy, std::string_view assignment) {
   } else {
     set(changed);
   }
-  expects(found, policy.name(), ": one of ", known.empty() ? "no parameters" : known.c_str(),
-          " expected, '", name, "' came");
+  expects(found, policy.name(), ": expected ", known.empty() ? "no parameters" : "one of ", known,
+          ", got '", name, "'");
   traits::validate(changed);
   policy = changed;
 }
@@ -94,7 +94,7 @@ Any make_policy(std::string_view text) {
     known += (known.empty() ? "" : ", ") + std::string(p.name());
   }
   detail::refuse(errc::invalid_argument,
-                 {"make_policy: one of ", known, " expected, '", name, "' came"});
+                 {"make_policy: expected one of ", known, ", got '", name, "'"});
 }
 
 }  // namespace v0

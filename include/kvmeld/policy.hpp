@@ -83,8 +83,8 @@ concept policy = std::copyable<P> &&
 template <policy P, class Query>
 void plan(const P& p, const kv_head auto& head, const head_state& state,
           const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
-  expects(state.length() == head.length(), "plan: a state of ", head.length(),
-          " slots expected (extend it), ", state.length(), " came");
+  expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
+          " slots (extend it), got ", state.length());
   if (!traits::bounded(p) || head.length() <= target) {
     out.reset(head.length());
     for (index_t s = 0; s < head.length(); ++s) {
@@ -125,14 +125,13 @@ void check(const P& p, const budget& b, index_t capacity) {
   if (!traits::bounded(p)) {
     return;
   }
-  expects(b.target > 0, p.name(), ": a budget of at least 1 slot expected, ", b.target, " came");
-  expects(b.target >= traits::min_budget(p), p.name(), ": a budget of at least ",
-          traits::min_budget(p), " slots expected (protected tokens and one more), ", b.target,
-          " came");
-  expects(b.target <= capacity, p.name(), ": a capacity of at least the budget of ", b.target,
-          " slots expected, ", capacity, " came");
-  expects(b.trigger == 0 || b.trigger > b.target, p.name(), ": a trigger above the target of ",
-          b.target, " expected, ", b.trigger, " came");
+  expects(b.target > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.target);
+  expects(b.target >= traits::min_budget(p), p.name(), ": expected a budget of at least ",
+          traits::min_budget(p), " slots (protected tokens and one more), got ", b.target);
+  expects(b.target <= capacity, p.name(), ": expected a capacity of at least ", b.target,
+          " slots (the budget), got ", capacity);
+  expects(b.trigger == 0 || b.trigger > b.target, p.name(), ": expected a trigger above ", b.target,
+          " slots (the target), got ", b.trigger);
 }
 
 }  // namespace v0

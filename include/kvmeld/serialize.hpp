@@ -59,7 +59,8 @@ void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field fiel
     const auto columns = traits::columns(for_head(p, h));
     field("columns", static_cast<std::uint32_t>(columns.size()));
     for (const column& c : columns) {
-      field("fold of a column (0: sum, 1: max, 2: anchor)", static_cast<std::uint32_t>(c.fold));
+      field("merge rule of a column (0: sum, 1: max, 2: anchor)",
+            static_cast<std::uint32_t>(c.fold));
       field("initial number of a column", c.initial);
     }
     field("floats of memory", static_cast<std::uint64_t>(s[h].memory().size()));
@@ -75,8 +76,8 @@ struct saved_counts {
 template <policies P>
 void expect_state_of_all(const char* what, const P& p, kv_cache auto& kv, const state& s) {
   expect_per_head(what, "policies", p, kv.heads());
-  expects(s.heads() == kv.heads(), what, ": a state of ", kv.heads(), " heads expected, ",
-          s.heads(), " came");
+  expects(s.heads() == kv.heads(), what, ": expected a state of ", kv.heads(), " heads, got ",
+          s.heads());
   for (index_t h = 0; h < kv.heads(); ++h) {
     expect_state(for_head(p, h), kv.head(h), s[h]);
   }
@@ -133,8 +134,8 @@ template <policies P>
 void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
   detail::expect_state_of_all("save", p, kv, state);
   for (index_t h = 0; h < kv.heads(); ++h) {
-    expects(state[h].length() <= kv.head(h).length(), "save: a state of at most ",
-            kv.head(h).length(), " slots expected, one of ", state[h].length(), " came");
+    expects(state[h].length() <= kv.head(h).length(), "save: expected a state of at most ",
+            kv.head(h).length(), " slots, got ", state[h].length());
   }
   detail::byte_writer to(out);
   to.put_text(detail::saved_magic);
@@ -166,22 +167,22 @@ template <policies P>
 void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   detail::expect_state_of_all("load", p, kv, state);
   detail::byte_reader from(in);
-  const auto expect_same = [](const char* what, const auto& wanted, const auto& came, bool same) {
-    expects(errc::corrupt_file, same, "load: ", what, " ", wanted, " expected, ", came, " came");
+  const auto expect_same = [](const char* what, const auto& wanted, const auto& got, bool same) {
+    expects(errc::corrupt_file, same, "load: expected ", what, " ", wanted, ", got ", got);
   };
   expects(errc::corrupt_file, from.get_text(detail::saved_magic.size()) == detail::saved_magic,
-          "load: a saved cache expected, something else came");
+          "load: expected a saved cache, got other bytes");
   detail::each_common_field(p, kv, state, [&]<class T>(const char* what, const T& wanted) {
     if constexpr (requires { wanted.data(); }) {
       constexpr std::uint32_t longest = 256;
       const auto size = from.get<std::uint32_t>();
-      expects(errc::corrupt_file, size <= longest, "load: a ", what, "'s name of at most ", longest,
-              " bytes expected, ", size, " came");
-      const std::string came = from.get_text(size);
-      expect_same(what, wanted, came, wanted == came);
+      expects(errc::corrupt_file, size <= longest, "load: expected a ", what, " name of at most ",
+              longest, " bytes, got ", size);
+      const std::string got = from.get_text(size);
+      expect_same(what, wanted, got, wanted == got);
     } else {
-      const T came = from.get<T>();
-      expect_same(what, wanted, came, std::memcmp(&wanted, &came, sizeof came) == 0);
+      const T got = from.get<T>();
+      expect_same(what, wanted, got, std::memcmp(&wanted, &got, sizeof got) == 0);
     }
   });
   std::vector<detail::saved_counts> counts(static_cast<std::size_t>(kv.heads()));
@@ -192,14 +193,14 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
     n.tokens_total = from.get<index_t>(), n.observed = from.get<std::int64_t>();
     const auto head = kv.head(h);
     expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
-            "load: a length of 0 to ", head.capacity(), " slots expected, ", n.length, " came");
+            "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
     detail::expect_pages(head, 0, n.length);
-    expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: 0 to ", n.length,
-            " slots with columns expected, ", n.measured, " came");
-    expects(errc::corrupt_file, n.tokens_total >= n.length, "load: at least ", n.length,
-            " tokens seen expected, ", n.tokens_total, " came");
-    expects(errc::corrupt_file, n.observed >= 0, "load: at least 0 queries observed expected, ",
-            n.observed, " came");
+    expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
+            n.length, " slots with columns, got ", n.measured);
+    expects(errc::corrupt_file, n.tokens_total >= n.length, "load: expected at least ", n.length,
+            " tokens in total, got ", n.tokens_total);
+    expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
+            n.observed);
     using scalar = typename decltype(kv.head(h))::scalar;
     const std::size_t row =
         2 * sizeof(scalar) * static_cast<std::size_t>(row_size<scalar>(head.dim()));

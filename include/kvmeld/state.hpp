@@ -99,10 +99,10 @@ void clear(const restorable_head auto& head, head_state& state) {
 
 /// Empties head `h` of `kv`, as when a request has ended. Refused: a head that is not there.
 void clear(kv_cache auto& kv, state& state, index_t h) {
-  expects(state.heads() == kv.heads(), "clear: a state of ", kv.heads(), " heads expected, ",
-          state.heads(), " came");
-  expects(h >= 0 && h < kv.heads(), "clear: a head of 0 to ", kv.heads() - 1, " expected, ", h,
-          " came");
+  expects(state.heads() == kv.heads(), "clear: expected a state of ", kv.heads(), " heads, got ",
+          state.heads());
+  expects(h >= 0 && h < kv.heads(), "clear: expected a head from 0 to ", kv.heads() - 1, ", got ",
+          h);
   clear(kv.head(h), state[h]);
 }
 
@@ -116,10 +116,9 @@ void clear(kv_cache auto& kv, state& state, index_t h) {
 /// of `to` lacks (`no_page`), a state of another kind.
 void copy(const kv_head auto& from, const head_state& from_state, const restorable_head auto& to,
           head_state& to_state) {
-  expects(from.dim() == to.dim(), "copy: a head of dim ", from.dim(), " expected, ", to.dim(),
-          " came");
-  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: a head of at least ",
-          from.length(), " slots expected, ", to.capacity(), " came");
+  expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
+  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
+          from.length(), " slots, got ", to.capacity());
   detail::expect_pages(to, 0, from.length());
   to_state.copy(from_state);  // refuses before it changes anything
   detail::copy_slots(from, to);
@@ -127,11 +126,10 @@ void copy(const kv_head auto& from, const head_state& from_state, const restorab
 
 /// Makes head `to` of `kv` what head `from` is, as for a beam or a request that shares a prompt.
 void copy(kv_cache auto& kv, state& state, index_t from, index_t to) {
-  expects(state.heads() == kv.heads(), "copy: a state of ", kv.heads(), " heads expected, ",
-          state.heads(), " came");
+  expects(state.heads() == kv.heads(), "copy: expected a state of ", kv.heads(), " heads, got ",
+          state.heads());
   for (const index_t h : {from, to}) {
-    expects(h >= 0 && h < kv.heads(), "copy: heads of 0 to ", kv.heads() - 1, " expected, ", h,
-            " came");
+    expects(h >= 0 && h < kv.heads(), "copy: expected heads 0 to ", kv.heads() - 1, ", got ", h);
   }
   if (from != to) {
     copy(kv.head(from), state[from], kv.head(to), state[to]);
@@ -146,11 +144,12 @@ void copy(kv_cache auto& kv, state& state, index_t from, index_t to) {
 /// (`no_capacity`).
 template <storage_scalar Scalar>
 void shrink(cache<Scalar>& kv, state& state, index_t capacity) {
-  expects(state.heads() == kv.heads(), "shrink: a state of ", kv.heads(), " heads expected, ",
-          state.heads(), " came");
+  expects(state.heads() == kv.heads(), "shrink: expected a state of ", kv.heads(), " heads, got ",
+          state.heads());
   for (index_t h = 0; h < kv.heads(); ++h) {
-    expects(errc::no_capacity, state[h].length() <= capacity, "shrink: a capacity of at least ",
-            state[h].length(), " slots expected, ", capacity, " came");
+    expects(errc::no_capacity, state[h].length() <= capacity,
+            "shrink: expected a capacity of at least ", state[h].length(), " slots, got ",
+            capacity);
   }
   kv.shrink(capacity);
   state.shrink(capacity);

@@ -191,30 +191,31 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   const auto kept = [&](const std::string& message, const merge_plan& plan) {
     refuses(message, [&] { keep_pages(e.kv, 0, plan, state); });
   };
-  kept("a plan of 10 slots expected, 9 came", keeping(9, {}));
-  kept("row 0 is of slot 1", keeping(10, {1, 2, 3}));
-  kept("row 2 is of slot 4", keeping(10, {0, 1, 4, 5}));
-  kept("2 rows came", keeping(10, {0, 1}));
+  kept("expected a plan of 10 slots, got 9", keeping(9, {}));
+  kept("got slot 1 in row 0", keeping(10, {1, 2, 3}));
+  kept("got slot 4 in row 2", keeping(10, {0, 1, 4, 5}));
+  kept("got 2 rows", keeping(10, {0, 1}));
   merge_plan merging;
   merging.reset(10);
   merging.add({4}), merging.add({5}), merging.end_row(0);
-  kept("row 0 is of slot 4", merging);
+  kept("got slot 4 in row 0", merging);
   merge_plan scaling;
   scaling.reset(10);
   scaling.add({0, 0.5F, 2}), scaling.end_row(0);
-  kept("row 0 is of slot 0", scaling);
+  kept("got slot 0 in row 0", scaling);
   merge_plan out;
-  refuses("row 0 merges", [&] { whole_pages(merging, e.kv.head(0), slots, out); });
-  refuses("at least 1 slot expected, 0 came",
+  refuses("expected a plan that only evicts, got a merge or correction in row 0",
+          [&] { whole_pages(merging, e.kv.head(0), slots, out); });
+  refuses("expected pages of at least 1 slot, got 0",
           [&] { whole_pages(keeping(10, {}), e.kv.head(0), 0, out); });
-  refuses("a plan of 10 slots expected, 11 came",
+  refuses("expected a plan of 10 slots, got 11",
           [&] { whole_pages(keeping(11, {}), e.kv.head(0), slots, out); });
 
   e.tables[3] = kvmeld::page_table::no_page;
   e.kv.adopt(0, 2);
   const std::vector<float> x(dim);
   CHECK_THROWS_WITH(e.kv.head(0).push(x.data(), x.data()),
-                    Catch::Contains("a page for slot 12 expected, -1 came"));
+                    Catch::Contains("expected a page for slot 12, got -1"));
   CHECK(e.kv.head(0).length() == 12);
 
   const auto view = [&](const cache_shape& s, float* data, kvmeld::page_table table) {
@@ -222,11 +223,14 @@ TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][err
   };
   index_t table[8] = {};
   float y = 0;
-  CHECK_THROWS_WITH(view(shape, nullptr, {table, 4}), Catch::Contains("null came"));
-  CHECK_THROWS_WITH(view(shape, &y, {nullptr, 4}), Catch::Contains("null came"));
-  CHECK_THROWS_WITH(view(shape, &y, {table, 0}), Catch::Contains("32 slots in pages of 0 came"));
-  CHECK_THROWS_WITH(view(shape, &y, {table, 5}), Catch::Contains("32 slots in pages of 5 came"));
-  CHECK_THROWS_WITH(view(shape, &y, {table, 4, 7}), Catch::Contains("a stride of 7 came"));
+  CHECK_THROWS_WITH(view(shape, nullptr, {table, 4}), Catch::Contains("got null"));
+  CHECK_THROWS_WITH(view(shape, &y, {nullptr, 4}), Catch::Contains("got null"));
+  CHECK_THROWS_WITH(view(shape, &y, {table, 0}), Catch::Contains("got 32 slots in pages of 0"));
+  CHECK_THROWS_WITH(view(shape, &y, {table, 5}), Catch::Contains("got 32 slots in pages of 5"));
+  CHECK_THROWS_WITH(
+      view(shape, &y, {table, 4, 7}),
+      Catch::Contains(
+          "expected a head stride of at least 8 pages (or 0: one table for all heads), got 7"));
 }
 
 TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
@@ -242,7 +246,7 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   const auto tables = fresh.tables;
   std::ranges::fill(fresh.tables, kvmeld::page_table::no_page);
   CHECK_THROWS_WITH(load(saved, policy, fresh.kv, other),
-                    Catch::Contains("a page for slot 0 expected, -1 came"));
+                    Catch::Contains("expected a page for slot 0, got -1"));
   CHECK((fresh.kv.head(0).length() == 0 && fresh.kv.head(1).length() == 0));
   fresh.tables = tables;
   saved.clear(), saved.seekg(0);
@@ -250,7 +254,7 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   CHECK(fixtures::bytes_of(fresh.kv.head(1)) == fixtures::bytes_of(e.kv.head(1)));
 
   e.tables[pages + 3] = kvmeld::page_table::no_page;  // slots 12 to 15 of head 1
-  const auto missing = Catch::Contains("a page for slot 12 expected, -1 came");
+  const auto missing = Catch::Contains("expected a page for slot 12, got -1");
   const std::vector<float> x(3 * dim);
   const auto bytes = [&] {
     return std::pair(fixtures::bytes_of(e.kv.head(0)), fixtures::bytes_of(e.kv.head(1)));

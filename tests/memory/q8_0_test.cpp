@@ -213,7 +213,7 @@ TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
 
 TEST_CASE("rows that are no whole blocks are refused", "[q8_0][errors]") {
   const kvmeld::cache_shape shape{.heads = 1, .dim = 40, .capacity = 4};
-  const char* const said = "a dim of whole blocks of 32 numbers expected, 40 came";
+  const char* const said = "expected a dim that is a multiple of 32, got 40";
   CHECK_THROWS_WITH(kvmeld::cache<q8_0>(shape), Catch::Contains(said));
   std::vector<q8_0> x(64);
   const kvmeld::layout<q8_0> rows{x.data(), 16, 4, 1}, apart{x.data(), 16, 4, 2};
@@ -222,10 +222,12 @@ TEST_CASE("rows that are no whole blocks are refused", "[q8_0][errors]") {
   CHECK_THROWS_WITH(kvmeld::paged_view<q8_0>(shape, rows, rows, {&page, 4, 0}),
                     Catch::Contains(said));
   const kvmeld::cache_shape whole{.heads = 1, .dim = 64, .capacity = 4};
-  CHECK_THROWS_WITH(kvmeld::strided_view<q8_0>(whole, rows, apart),
-                    Catch::Contains("lie side by side expected, an element stride of 2 came"));
-  CHECK_THROWS_WITH(kvmeld::paged_view<q8_0>(whole, apart, rows, {&page, 4, 0}),
-                    Catch::Contains("lie side by side expected, element strides of 2 and 1 came"));
+  CHECK_THROWS_WITH(
+      kvmeld::strided_view<q8_0>(whole, rows, apart),
+      Catch::Contains("expected values of blocks with an element stride of 1, got 2"));
+  CHECK_THROWS_WITH(
+      kvmeld::paged_view<q8_0>(whole, apart, rows, {&page, 4, 0}),
+      Catch::Contains("expected rows of blocks with element strides of 1, got 2 and 1"));
 }
 
 TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
@@ -250,5 +252,5 @@ TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   auto unlike = kvmeld::make_state(policy, floats);
   std::istringstream in_floats(bytes);
   CHECK_THROWS_WITH(kvmeld::load(in_floats, policy, floats, unlike),
-                    Catch::Contains("3: q8_0) 0 expected, 3 came"));
+                    Catch::Contains("3: q8_0) 0, got 3"));
 }

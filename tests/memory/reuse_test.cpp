@@ -157,9 +157,9 @@ TEST_CASE("a shrunk cache goes on as it was", "[reuse]") {
     const index_t held = small.kv.head(0).length(),
                   capacity = example.policy.bounded() ? small.limit.trigger_length() : 90;
     const auto before = everything(small.kv, small.state);
-    refuses(errc::no_capacity, "shrink: a capacity of at least " + std::to_string(held),
+    refuses(errc::no_capacity, "shrink: expected a capacity of at least " + std::to_string(held),
             [&] { shrink(small.kv, small.state, held - 1); });
-    refuses(errc::invalid_argument, "shrink: a capacity of 1 to 100 slots expected, 101 came",
+    refuses(errc::invalid_argument, "shrink: expected a capacity of 1 to 100 slots, got 101",
             [&] { shrink(small.kv, small.state, 101); });
     CHECK(small.kv.shape().capacity == 100);
     shrink(small.kv, small.state, capacity);
@@ -211,13 +211,13 @@ TEST_CASE("a state over memory that does not fit is refused", "[reuse][errors]")
     return kvmeld::head_state(
         kinds, {std::span(columns).first(floats), {}, 100, 0, length, queries}, "h2o");
   };
-  refuses(errc::invalid_argument, "state: columns [1, 100] expected, 99 floats came",
+  refuses(errc::invalid_argument, "state: expected columns [1, 100], got 99 floats",
           [&] { at(99, 0, 0); });
-  refuses(errc::invalid_argument, "state: 0 to 100 slots expected, 101 came",
+  refuses(errc::invalid_argument, "state: expected 0 to 100 slots, got 101",
           [&] { at(100, 101, 0); });
-  refuses(errc::invalid_argument, "state: 0 to 100 slots expected, -1 came",
+  refuses(errc::invalid_argument, "state: expected 0 to 100 slots, got -1",
           [&] { at(100, -1, 0); });
-  refuses(errc::invalid_argument, "state: at least 0 queries expected, -1 came",
+  refuses(errc::invalid_argument, "state: expected at least 0 queries, got -1",
           [&] { at(100, 0, -1); });
 }
 
@@ -227,18 +227,18 @@ TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[
   three.prompt(1, x);
   const auto before = everything(three.kv, three.state);
   for (const index_t h : {-1, 3}) {
-    const std::string came = std::to_string(h) + " came";
-    refuses(errc::invalid_argument, "clear: a head of 0 to 2 expected, " + came,
+    const std::string got = ", got " + std::to_string(h);
+    refuses(errc::invalid_argument, "clear: expected a head from 0 to 2" + got,
             [&] { clear(three.kv, three.state, h); });
-    refuses(errc::invalid_argument, "copy: heads of 0 to 2 expected, " + came,
+    refuses(errc::invalid_argument, "copy: expected heads 0 to 2" + got,
             [&] { copy(three.kv, three.state, 1, h); });
-    refuses(errc::invalid_argument, came, [&] { copy(three.kv, three.state, h, 1); });
+    refuses(errc::invalid_argument, got, [&] { copy(three.kv, three.state, h, 1); });
   }
-  refuses(errc::invalid_argument, "clear: a state of 3 heads expected, 2 came",
+  refuses(errc::invalid_argument, "clear: expected a state of 3 heads, got 2",
           [&] { clear(three.kv, two.state, 1); });
-  refuses(errc::invalid_argument, "copy: a state of 3 heads expected, 2 came",
+  refuses(errc::invalid_argument, "copy: expected a state of 3 heads, got 2",
           [&] { copy(three.kv, two.state, 1, 0); });
-  refuses(errc::invalid_argument, "shrink: a state of 3 heads expected, 2 came",
+  refuses(errc::invalid_argument, "shrink: expected a state of 3 heads, got 2",
           [&] { shrink(three.kv, two.state, 50); });
   const auto head = three.kv.head(1);
   const auto to = [&](const heads& source, kvmeld::cache_shape shape) {
@@ -246,11 +246,11 @@ TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[
     auto state = make_head_state(source.policy, kv.head(0));
     copy(head, three.state[1], kv.head(0), state);
   };
-  refuses(errc::invalid_argument, "copy: a head of dim 8 expected, 4 came",
+  refuses(errc::invalid_argument, "copy: expected a head of dim 8, got 4",
           [&] { to(three, {.heads = 1, .group = 2, .dim = 4, .capacity = 100}); });
-  refuses(errc::no_capacity, "copy: a head of at least 30 slots expected, 29 came",
+  refuses(errc::no_capacity, "copy: expected a head of at least 30 slots, got 29",
           [&] { to(three, {.heads = 1, .group = 2, .dim = 8, .capacity = 29}); });
-  refuses(errc::invalid_argument, "copy: a state for zsmerge expected, one for h2o came",
+  refuses(errc::invalid_argument, "copy: expected a state for zsmerge, got one for h2o",
           [&] { to(other, {.heads = 1, .group = 2, .dim = 8, .capacity = 100}); });
   CHECK(everything(three.kv, three.state) == before);
 }
@@ -268,7 +268,7 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   const auto x = normal(5 * dim), y = normal(3 * dim);
   kv.append(0, std::span(x), std::span(x));
   const auto before = bytes_of(kv.head(0));
-  refuses(errc::no_page, "a page for slot 4 expected, -1 came", [&] { copy(kv, state, 0, 1); });
+  refuses(errc::no_page, "expected a page for slot 4, got -1", [&] { copy(kv, state, 0, 1); });
   CHECK(kv.head(1).length() == 0);
   table[6] = 0;
   copy(kv, state, 0, 1);

@@ -52,7 +52,8 @@ TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[appen
   CHECK(corrections == std::vector<float>{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 8});
   CHECK(out.key_corrections().empty());
 
-  CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, plan), Catch::Contains("the same one came"));
+  CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, plan),
+                    Catch::Contains("expected two plans, got the same one twice"));
   CHECK(plan.rows() == 4);
   append_only(plan, kv.head(0), 0, out);
   CHECK(out.rows() == plan.rows());
@@ -60,11 +61,11 @@ TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[appen
   CHECK(out.rows() == 9);
   for (const index_t sealed : {-1, 10}) {
     CHECK_THROWS_WITH(append_only(plan, kv.head(0), sealed, out),
-                      Catch::Contains("0 to 9 sealed slots expected"));
+                      Catch::Contains("expected 0 to 9 sealed slots"));
   }
   plan.reset(8);
   CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, out),
-                    Catch::Contains("a plan of 9 slots expected, 8 came"));
+                    Catch::Contains("expected a plan of 9 slots, got 8"));
 }
 
 TEST_CASE("chunks are admitted as every policy ranks them, and nothing before them changes",

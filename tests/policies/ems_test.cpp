@@ -251,17 +251,17 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
 
 TEST_CASE("ems refuses what it cannot do", "[errors]") {
   const std::pair<ems, const char*> bad[] = {
-      {{.window = 0}, "queries in the window expected, 0 came"},
-      {{.kernel = 4}, "an odd kernel expected, 4 came"},
-      {{.sinks = -1}, "sinks expected, -1 came"},
-      {{.gamma = 0.5F}, "a gamma in [1, 1024] expected, 0.5 came"},
-      {{.threshold = 2}, "a threshold in [-1, 1] expected, 2 came"},
-      {{.table = -1}, "tokens in the table expected, -1 came"}};
+      {{.window = 0}, "queries in the window, got 0"},
+      {{.kernel = 4}, "expected an odd kernel, got 4"},
+      {{.sinks = -1}, "sinks, got -1"},
+      {{.gamma = 0.5F}, "expected a gamma in [1, 1024], got 0.5"},
+      {{.threshold = 2}, "expected a threshold in [-1, 1], got 2"},
+      {{.table = -1}, "tokens in the table, got -1"}};
   for (const auto& [policy, message] : bad) {
     CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
   }
   CHECK_THROWS_WITH(ems{.gamma = 1000}.memory(8, 1, 1 << 16),
-                    Catch::Contains("a table of less than"));
+                    Catch::Contains("expected a table of fewer than"));
   ems_pair both_ways({.window = 3}, 4, 1, 12);
   const alike_tokens data{2, 4};
   both_ways.prompt(data, 60);
@@ -270,10 +270,10 @@ TEST_CASE("ems refuses what it cannot do", "[errors]") {
   const std::vector<float> p(12, 1.0F / 12);
   CHECK_THROWS_WITH(kvmeld::observe(both_ways.policy, head, both_ways.state[0],
                                     both_ways.state.workspace(), {.probabilities = p}),
-                    Catch::Contains("ems: the step's query expected"));
+                    Catch::Contains("ems: expected the step's query"));
   head.log_mass(3) = 1;
   kvmeld::slot_scratch scratch;
   kvmeld::merge_plan plan;
   CHECK_THROWS_WITH(both_ways.policy.plan(head, both_ways.state[0], 10, scratch, plan),
-                    Catch::Contains("ems: no log-mass expected, 1 came"));
+                    Catch::Contains("ems: expected no log-mass, got 1"));
 }

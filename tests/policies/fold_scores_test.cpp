@@ -252,13 +252,13 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
 
 TEST_CASE("fold by scores refuses what cannot be", "[errors][fold]") {
   using Catch::Contains;
-  CHECK_THROWS_WITH(fold{}.sharing(5), Contains("slots to share expected, 5 came"));
+  CHECK_THROWS_WITH(fold{}.sharing(5), Contains("slots to share, got 5"));
   fold policy;
   policy.score_share = 1;
-  CHECK_THROWS_WITH(policy.validate(), Contains("a score share in [0, 1) expected, 1 came"));
+  CHECK_THROWS_WITH(policy.validate(), Contains("expected a score share in [0, 1), got 1"));
   policy = fold{};
   policy.clusters = -1;
-  CHECK_THROWS_WITH(policy.validate(), Contains("clusters expected, -1 came"));
+  CHECK_THROWS_WITH(policy.validate(), Contains("clusters, got -1"));
   const fold shared = fold{}.sharing(88);
   CHECK((shared.prompt_recent == 8 && shared.recent == 22));
   CHECK(shared.clusters == 23);  // 0.3 of 76
@@ -273,10 +273,11 @@ TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", 
   CHECK((roomy.prompt_recent == 2 && roomy.recent == 22));
   CHECK(roomy.clusters == 12);  // 0.15 of 82
   CHECK((fold{.recent = 0}.sharing(88).prompt_recent == 0));
-  CHECK_THROWS_WITH(fold{}.sharing(88, -1), Contains("slots of room expected, -1 came"));
-  CHECK_THROWS_WITH((fold{.room_recent = -1}.validate()), Contains("room expected, -1 came"));
+  CHECK_THROWS_WITH(fold{}.sharing(88, -1), Contains("slack slots, got -1"));
+  CHECK_THROWS_WITH((fold{.room_recent = -1}.validate()),
+                    Contains("recent tokens of a prompt with slack slots, got -1"));
   CHECK_THROWS_WITH((fold{.room_share = 1}.validate()),
-                    Contains("a room share in [0, 1) expected, 1 came"));
+                    Contains("expected a room share in [0, 1), got 1"));
   CHECK_THROWS_WITH((fold{.evicted = 1}.validate()),
-                    Contains("an evicted share in [0, 1) expected, 1 came"));
+                    Contains("expected an evicted share in [0, 1), got 1"));
 }

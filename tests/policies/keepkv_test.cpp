@@ -211,10 +211,10 @@ TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]")
 
 TEST_CASE("keepkv refuses parameters out of range, and a step without its query", "[errors]") {
   const std::pair<keepkv, const char*> bad[] = {
-      {{.sinks = -1}, "sinks expected, -1 came"},
-      {{.recent = 1}, "recent as a share in [0, 1)"},
+      {{.sinks = -1}, "sinks, got -1"},
+      {{.recent = 1}, "expected a recent share in [0, 1), got 1"},
       {{.similarity = 1.5F}, "a similarity in [-1, 1]"},
-      {{.window = 0}, "queries in the window expected, 0 came"},
+      {{.window = 0}, "queries in the window, got 0"},
       {{.decay = 1}, "a decay in [0, 1)"},
       {{.epsilon = 0}, "a finite epsilon above 0"}};
   for (const auto& [policy, message] : bad) {
@@ -225,5 +225,5 @@ TEST_CASE("keepkv refuses parameters out of range, and a step without its query"
   const std::vector<float> p(3, 1.0F / 3);
   CHECK_THROWS_WITH(
       kvmeld::observe(keepkv{}, kv.head(0), state[0], state.workspace(), {.probabilities = p}),
-      Catch::Contains("keepkv: the step's query and log-sum-exp expected"));
+      Catch::Contains("keepkv: expected the step's query and log-sum-exp"));
 }

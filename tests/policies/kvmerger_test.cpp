@@ -133,10 +133,10 @@ TEST_CASE("kvmerger decodes with slack: it compresses now and then", "[kvmerger]
 TEST_CASE("kvmerger refuses parameters out of range", "[errors]") {
   const std::pair<kvmerger, const char*> bad[] = {
       {{.epsilon = 2}, "an epsilon in [-1, 1]"},
-      {{.recent = 0.5F, .heavy = 0.5F}, "together in [0, 1), expected, 0.5 and 0.5 came"},
-      {{.sinks = -1}, "sinks expected, -1 came"},
+      {{.recent = 0.5F, .heavy = 0.5F}, "of at least 0 and together below 1, got 0.5 and 0.5"},
+      {{.sinks = -1}, "sinks, got -1"},
       {{.sigma = -1}, "a finite sigma of at least 0"},
-      {{.period = -1}, "slots freed at once expected, -1 came"}};
+      {{.period = -1}, "slots freed at once, got -1"}};
   for (const auto& [policy, message] : bad) {
     CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
   }

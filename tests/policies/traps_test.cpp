@@ -238,7 +238,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
       s.append(0);
     }
     const auto before = fixtures::bytes_of(s.head());
-    const std::string message = std::string(policy.name()) + ": a budget of at least ";
+    const std::string message = std::string(policy.name()) + ": expected a budget of at least ";
     refuses(message, [&] { s.compress(20); });
     refuses(message, [&] { s.step(0, 20); });
     refuses(message, [&] {

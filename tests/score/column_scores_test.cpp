@@ -276,17 +276,18 @@ TEST_CASE("column_scores refuses what it cannot do", "[column_scores][errors]") 
     CHECK_THROWS_WITH(column_scores(c.head(0), queries, o, to), Catch::Contains(message));
     CHECK((five == std::vector(5, 7.0F) && six == std::vector(6, 7.0F)));
   };
-  refuses(empty, q.view(), {}, {}, "at least 1 slot expected, an empty head came");
-  refuses(kv, kvmeld::no_queries, {}, {.total = five}, "at least 1 query expected, 0 came");
-  refuses(kv, {nullptr, 4}, {}, {.total = five}, "at least 1 query expected, 0 came");
-  refuses(kv, {q.data.data(), -3}, {}, {.total = five}, "at least 1 query expected, -3 came");
-  refuses(kv, q.view(), {}, {.total = six}, "total [5] expected, 6 floats came");
-  refuses(kv, q.view(), {}, {.total = five, .window = six}, "window [5] expected, 6 floats came");
-  refuses(kv, q.view(), {}, {.decayed = six}, "decayed [5] expected, 6 floats came");
-  refuses(kv, q.view(), {.window = -1}, {.total = five}, "at least 0 queries expected, -1 came");
+  refuses(empty, q.view(), {}, {}, "expected at least 1 slot, got an empty head");
+  refuses(kv, kvmeld::no_queries, {}, {.total = five}, "expected at least 1 query, got 0");
+  refuses(kv, {nullptr, 4}, {}, {.total = five}, "expected at least 1 query, got 0");
+  refuses(kv, {q.data.data(), -3}, {}, {.total = five}, "expected at least 1 query, got -3");
+  refuses(kv, q.view(), {}, {.total = six}, "expected total [5], got 6 floats");
+  refuses(kv, q.view(), {}, {.total = five, .window = six}, "expected window [5], got 6 floats");
+  refuses(kv, q.view(), {}, {.decayed = six}, "expected decayed [5], got 6 floats");
+  refuses(kv, q.view(), {.window = -1}, {.total = five},
+          "expected a window of at least 0 queries, got -1");
   for (const float decay : {0.0F, -0.5F, 1.5F, std::nanf("")}) {
-    refuses(kv, q.view(), {.decay = decay}, {.total = five}, "a decay in (0, 1] expected");
+    refuses(kv, q.view(), {.decay = decay}, {.total = five}, "expected a decay in (0, 1]");
   }
   refuses(kv, q.view(), {.log_sum_exp = six}, {.total = five},
-          "log_sum_exp [2, 4] expected, 6 floats came");
+          "expected log_sum_exp [2, 4], got 6 floats");
 }

@@ -185,15 +185,15 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
   const fixtures::queries queries(9, 2, 4);
   std::vector<float> s(9), other(8);
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {}, other),
-                    Contains("scores [9] expected, 8 floats came"));
+                    Contains("expected scores [9], got 8 floats"));
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, kvmeld::no_queries, {}, {}, s),
-                    Contains("at least 1 query expected, 0 came"));
+                    Contains("expected at least 1 query, got 0"));
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {.log_sum_exp = other}, s),
-                    Contains("log_sum_exp [2, 9] expected, 8 floats came"));
+                    Contains("expected log_sum_exp [2, 9], got 8 floats"));
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {.horizon = -1}, s),
-                    Contains("a horizon of at least 0 positions expected, -1 came"));
+                    Contains("expected a horizon of at least 0 positions, got -1"));
   auto empty = kv;
   empty.head(0).restore(0, 0);
   CHECK_THROWS_WITH(kvmeld::prompt_scores(empty.head(0), queries.view(), {}, {}, s),
-                    Contains("an empty head came"));
+                    Contains("got an empty head"));
 }

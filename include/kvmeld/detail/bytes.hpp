@@ -70,7 +70,7 @@ class byte_writer {
     flush();
     out_.flush();
     expects(errc::corrupt_file, out_.good(),
-            "save: a stream that takes all bytes expected, it failed");
+            "save: expected a stream that takes all bytes, got a failed one");
   }
 
  private:
@@ -93,10 +93,10 @@ class byte_reader {
 
   void get(std::span<unsigned char> bytes) {
     in_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    const auto came = static_cast<std::size_t>(in_.gcount());
-    expects(errc::corrupt_file, came == bytes.size(), "load: ", bytes.size(),
-            " bytes expected after the first ", before_, ", ", came, " came: truncated");
-    before_ += came;
+    const auto got = static_cast<std::size_t>(in_.gcount());
+    expects(errc::corrupt_file, got == bytes.size(), "load: expected ", bytes.size(),
+            " bytes after the first ", before_, ", got ", got, " (truncated)");
+    before_ += got;
     sum_.add(bytes);
   }
   template <class T>
@@ -113,9 +113,9 @@ class byte_reader {
     return {bytes.begin(), bytes.end()};
   }
   void finish() {
-    const std::uint32_t came = sum_.value(), wanted = get<std::uint32_t>();
-    expects(errc::corrupt_file, came == wanted, "load: bytes with a checksum of ", wanted,
-            " expected, of ", came, " came: they were changed");
+    const std::uint32_t got = sum_.value(), wanted = get<std::uint32_t>();
+    expects(errc::corrupt_file, got == wanted, "load: expected a checksum of ", wanted, ", got ",
+            got, " (changed bytes)");
   }
 
  private:

@@ -59,9 +59,9 @@ class any_span {
 };
 
 /// Refuses NaN and Inf, naming the first.
-inline void expect_finite(const char* what, const any_span& x) {
+inline void expect_finite(const char* expected, const any_span& x) {
   x.visit([&](auto numbers) {
-    expect_finite(what, numbers.data(), static_cast<std::ptrdiff_t>(numbers.size()));
+    expect_finite(expected, numbers.data(), static_cast<std::ptrdiff_t>(numbers.size()));
   });
 }
 

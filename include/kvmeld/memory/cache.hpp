@@ -25,8 +25,8 @@ struct cache_shape {
   /// The group size for `query_heads` on `kv_heads`; refused when they do not divide.
   static index_t group_of(index_t query_heads, index_t kv_heads) {
     expects(kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0,
-            "group: a multiple of the KV heads expected, ", query_heads, " query heads on ",
-            kv_heads, " KV heads came");
+            "group: expected a multiple of the KV heads, got ", query_heads, " query heads for ",
+            kv_heads, " KV heads");
     return query_heads / kv_heads;
   }
 };
@@ -36,8 +36,8 @@ namespace detail {
 /// `shape`, if its rows are a whole number of `Scalar`s.
 template <storage_scalar Scalar>
 const cache_shape& in_whole_blocks(const cache_shape& shape) {
-  expects(shape.dim % numbers_in<Scalar> == 0, "cache: a dim of whole blocks of ",
-          numbers_in<Scalar>, " numbers expected, ", shape.dim, " came");
+  expects(shape.dim % numbers_in<Scalar> == 0, "cache: expected a dim that is a multiple of ",
+          numbers_in<Scalar>, ", got ", shape.dim);
   return shape;
 }
 
@@ -58,7 +58,7 @@ class cache_metadata {
   const cache_shape& shape() const { return shape_; }
 
   slot_metadata of(index_t h) {
-    expects(h >= 0 && h < shape_.heads, "head: 0 to ", shape_.heads - 1, " expected, ", h, " came");
+    expects(h >= 0 && h < shape_.heads, "head: expected 0 to ", shape_.heads - 1, ", got ", h);
     const auto first = static_cast<std::size_t>(h) * static_cast<std::size_t>(shape_.capacity);
     return {log_mass_.data() + first, position_.data() + first,
             &length_[static_cast<std::size_t>(h)], &seen_[static_cast<std::size_t>(h)]};
@@ -67,11 +67,12 @@ class cache_metadata {
   /// Slots for `tokens` rows that head `h`'s engine wrote behind those in use.
   void adopt(index_t h, index_t tokens) {
     const auto slots = of(h);
-    expects(tokens >= 0, "adopt: at least 0 tokens expected, ", tokens, " came");
-    expects(errc::no_capacity, tokens <= shape_.capacity - *slots.length, "adopt: at most ",
-            shape_.capacity - *slots.length, " tokens expected, ", tokens, " came");
+    expects(tokens >= 0, "adopt: expected at least 0 tokens, got ", tokens);
+    expects(errc::no_capacity, tokens <= shape_.capacity - *slots.length,
+            "adopt: expected at most ", shape_.capacity - *slots.length, " tokens, got ", tokens);
     expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - *slots.tokens_total,
-            "adopt: positions end at int32");
+            "adopt: expected at most ", std::numeric_limits<index_t>::max(),
+            " tokens in total, got ", std::int64_t{*slots.tokens_total} + tokens);
     for (index_t i = 0; i < tokens; ++i) {
       slots.log_mass[*slots.length] = 0.0F;
       slots.position[(*slots.length)++] = (*slots.tokens_total)++;
@@ -84,13 +85,13 @@ class cache_metadata {
 
  private:
   static cache_shape checked(cache_shape s) {
-    expects(s.heads > 0, "cache: at least 1 head expected, ", s.heads, " came");
-    expects(s.dim > 0 && s.dim <= max_dim, "cache: dim 1 to ", max_dim, " expected, ", s.dim,
-            " came");
-    expects(s.group > 0, "cache: a group of at least 1 query head expected, ", s.group, " came");
-    expects(s.capacity > 0, "cache: a capacity of at least 1 slot expected, ", s.capacity, " came");
+    expects(s.heads > 0, "cache: expected at least 1 head, got ", s.heads);
+    expects(s.dim > 0 && s.dim <= max_dim, "cache: expected a dim of 1 to ", max_dim, ", got ",
+            s.dim);
+    expects(s.group > 0, "cache: expected a group of at least 1 query head, got ", s.group);
+    expects(s.capacity > 0, "cache: expected a capacity of at least 1 slot, got ", s.capacity);
     expects(s.scale >= 0 && std::isfinite(s.scale),
-            "cache: a finite scale above 0 expected (0: 1/sqrt(dim)), ", s.scale, " came");
+            "cache: expected a finite scale of at least 0 (0: 1/sqrt(dim)), got ", s.scale);
     if (s.scale == 0) {
       s.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
     }
@@ -137,11 +138,12 @@ class cache {
   /// invalid afterwards. `kvmeld::shrink` does it together with the state.
   /// Refused, with nothing changed: more slots than there are, fewer than a head holds.
   void shrink(index_t capacity) {
-    expects(capacity > 0 && capacity <= shape().capacity, "shrink: a capacity of 1 to ",
-            shape().capacity, " slots expected, ", capacity, " came");
+    expects(capacity > 0 && capacity <= shape().capacity, "shrink: expected a capacity of 1 to ",
+            shape().capacity, " slots, got ", capacity);
     for (index_t h = 0; h < heads(); ++h) {
-      expects(errc::no_capacity, head(h).length() <= capacity, "shrink: a capacity of at least ",
-              head(h).length(), " slots expected, ", capacity, " came");
+      expects(errc::no_capacity, head(h).length() <= capacity,
+              "shrink: expected a capacity of at least ", head(h).length(), " slots, got ",
+              capacity);
     }
     cache_shape smaller = shape();
     smaller.capacity = capacity;
@@ -214,9 +216,9 @@ class strided_view {
 
  private:
   layout<Scalar> checked(const char* what, layout<Scalar> l) const {
-    expects(l.data != nullptr, "strided_view: ", what, " expected, null came");
-    expects(l.element == 1 || plain_scalar<Scalar>, "strided_view: ", what,
-            " whose blocks lie side by side expected, an element stride of ", l.element, " came");
+    expects(l.data != nullptr, "strided_view: expected ", what, ", got null");
+    expects(l.element == 1 || plain_scalar<Scalar>, "strided_view: expected ", what,
+            " of blocks with an element stride of 1, got ", l.element);
     // From the shortest stride to the longest, each must step over all that the shorter ones reach.
     struct axis {
       std::ptrdiff_t stride;
@@ -227,10 +229,10 @@ class strided_view {
     std::ranges::sort(axes, {}, &axis::stride);
     std::ptrdiff_t reach = 1;
     for (const axis& a : axes) {
-      expects(a.count == 1 || a.stride >= reach, "strided_view: ", what,
-              " that do not overlap expected, [heads, slots, dim] = [", shape().heads, ", ",
+      expects(a.count == 1 || a.stride >= reach, "strided_view: expected ", what,
+              " that do not overlap, got [heads, slots, dim] = [", shape().heads, ", ",
               shape().capacity, ", ", shape().dim, "], head stride ", l.head, ", row stride ",
-              l.row, " and element stride ", l.element, " came");
+              l.row, " and element stride ", l.element);
       reach += (a.count - 1) * a.stride;
     }
     return l;
@@ -245,22 +247,24 @@ template <class T>
 void append_rows(const kv_head auto& head, std::span<const T> keys, std::span<const T> values) {
   const auto dim = static_cast<std::size_t>(head.dim());
   expects(keys.size() == values.size() && keys.size() % dim == 0,
-          "append: keys and values [tokens, ", dim, "] expected, ", keys.size(), " and ",
-          values.size(), " numbers came");
+          "append: expected keys and values [tokens, ", dim, "], got ", keys.size(), " and ",
+          values.size(), " numbers");
   expects(keys.empty() || (keys.data() != nullptr && values.data() != nullptr),
-          "append: keys and values expected, null came");
+          "append: expected keys and values, got null");
   const std::size_t tokens = keys.size() / dim;
   expects(errc::no_capacity, tokens <= static_cast<std::size_t>(head.capacity() - head.length()),
-          "append: at most ", head.capacity() - head.length(), " more tokens fit, ", tokens,
-          " came");
+          "append: expected at most ", head.capacity() - head.length(), " tokens, got ", tokens);
   detail::expect_pages(head, head.length(), head.length() + static_cast<index_t>(tokens));
   expects(
       errc::no_capacity,
       tokens <= static_cast<std::size_t>(std::numeric_limits<index_t>::max() - head.tokens_total()),
-      "append: positions end at int32");
+      "append: expected at most ", std::numeric_limits<index_t>::max(), " tokens in total, got ",
+      tokens + static_cast<std::size_t>(head.tokens_total()));
   if (head.check_finite()) {
-    expect_finite("append: keys", keys.data(), static_cast<std::ptrdiff_t>(keys.size()));
-    expect_finite("append: values", values.data(), static_cast<std::ptrdiff_t>(values.size()));
+    expect_finite("append: expected finite keys", keys.data(),
+                  static_cast<std::ptrdiff_t>(keys.size()));
+    expect_finite("append: expected finite values", values.data(),
+                  static_cast<std::ptrdiff_t>(values.size()));
   }
   for (std::size_t t = 0; t < tokens; ++t) {
     head.push(keys.data() + t * dim, values.data() + t * dim);

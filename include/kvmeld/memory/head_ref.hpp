@@ -46,25 +46,26 @@ class head_base {
 
   /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
   void truncate(index_t length) const {
-    expects(length >= 0 && length <= *slots_.length, "truncate: 0 to ", *slots_.length,
-            " slots expected, ", length, " came");
+    expects(length >= 0 && length <= *slots_.length, "truncate: expected 0 to ", *slots_.length,
+            " slots, got ", length);
     *slots_.length = length;
   }
 
   /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
   void restore(index_t length, index_t tokens_total) const {
-    expects(length >= 0 && length <= capacity() && length <= tokens_total, "restore: 0 to ",
-            std::min(capacity(), tokens_total), " slots expected, ", length, " came");
+    expects(length >= 0 && length <= capacity() && length <= tokens_total,
+            "restore: expected 0 to ", std::min(capacity(), tokens_total), " slots, got ", length);
     *slots_.length = length;
     *slots_.tokens_total = tokens_total;
   }
 
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {
-    expects(errc::no_capacity, length() < capacity(), "push: all ", capacity(),
-            " slots are in use");
+    expects(errc::no_capacity, length() < capacity(), "push: expected a free slot, got all ",
+            capacity(), " slots in use");
     expects(errc::no_capacity, tokens_total() < std::numeric_limits<index_t>::max(),
-            "push: positions end at int32");
+            "push: expected fewer than ", std::numeric_limits<index_t>::max(),
+            " tokens in total, got ", tokens_total());
     const index_t s = (*slots_.length)++;
     log_mass(s) = 0.0F;
     position(s) = (*slots_.tokens_total)++;

@@ -63,11 +63,11 @@ class head_state {
         length_(over.length),
         observed_(over.queries) {
     const std::size_t wanted = kinds.size() * static_cast<std::size_t>(capacity_);
-    expects(columns_.size() == wanted, "state: columns [", kinds.size(), ", ", capacity_,
-            "] expected, ", columns_.size(), " floats came");
-    expects(length_ >= 0 && length_ <= capacity_, "state: 0 to ", capacity_, " slots expected, ",
-            length_, " came");
-    expects(observed_ >= 0, "state: at least 0 queries expected, ", observed_, " came");
+    expects(columns_.size() == wanted, "state: expected columns [", kinds.size(), ", ", capacity_,
+            "], got ", columns_.size(), " floats");
+    expects(length_ >= 0 && length_ <= capacity_, "state: expected 0 to ", capacity_,
+            " slots, got ", length_);
+    expects(observed_ >= 0, "state: expected at least 0 queries, got ", observed_);
   }
 
   /// A copy owns its numbers, whether or not `from` owns its own.
@@ -107,7 +107,7 @@ class head_state {
 
   /// Initial numbers for the slots appended since the last call.
   void extend(index_t length) {
-    expects(length <= capacity_, "state: made for ", capacity_, " slots, ", length, " came");
+    expects(length <= capacity_, "state: expected at most ", capacity_, " slots, got ", length);
     for (index_t c = 0; c < columns(); ++c) {
       for (index_t s = length_; s < length; ++s) {
         columns_[offset(c) + static_cast<std::size_t>(s)] =
@@ -140,15 +140,15 @@ class head_state {
   /// Copies all numbers of `from`, without allocation. Refused, with nothing changed: another
   /// policy's, memory of another size or layout, more slots than there is room for.
   void copy(const head_state& from) {
-    expects(policy_ == from.policy_, "copy: a state for ", policy_, " expected, one for ",
-            from.policy_, " came");
+    expects(policy_ == from.policy_, "copy: expected a state for ", policy_, ", got one for ",
+            from.policy_);
     expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size() &&
                 memory_capacity_ == from.memory_capacity_,
-            "copy: a state of ", columns(), " columns and ", memory_.size(), " floats for ",
-            memory_capacity_, " slots expected, one of ", from.columns(), " and ",
-            from.memory_.size(), " for ", from.memory_capacity_, " came");
-    expects(errc::no_capacity, from.length_ <= capacity_, "copy: a state for at least ",
-            from.length_, " slots expected, ", capacity_, " came");
+            "copy: expected a state of ", columns(), " columns and ", memory_.size(),
+            " floats for ", memory_capacity_, " slots, got ", from.columns(), " columns and ",
+            from.memory_.size(), " floats for ", from.memory_capacity_, " slots");
+    expects(errc::no_capacity, from.length_ <= capacity_, "copy: expected a state for at least ",
+            from.length_, " slots, got ", capacity_);
     for (index_t c = 0; c < columns(); ++c) {
       std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
     }
@@ -159,8 +159,8 @@ class head_state {
   /// Gives columns beyond `capacity` slots back; `memory` is unchanged. Columns over the caller's
   /// memory become the state's own.
   void shrink(index_t capacity) {
-    expects(capacity >= length_ && capacity <= capacity_, "shrink: a capacity of ", length_, " to ",
-            capacity_, " slots expected, ", capacity, " came");
+    expects(capacity >= length_ && capacity <= capacity_, "shrink: expected a capacity of ",
+            length_, " to ", capacity_, " slots, got ", capacity);
     std::vector<float> smaller(kinds_.size() * static_cast<std::size_t>(capacity));
     for (index_t c = 0; c < columns(); ++c) {
       std::copy_n(columns_.data() + offset(c), length_,

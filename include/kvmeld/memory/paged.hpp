@@ -26,8 +26,8 @@ class paged_head : public head_base {
   /// Refused: slots `from` to `to` − 1 that the table has no pages for.
   void expect_pages(index_t from, index_t to) const {
     for (index_t i = from / table_.slots; i < table_.taken_by(to); ++i) {
-      expects(errc::no_page, table_.pages[i] >= 0, "paged_view: a page for slot ",
-              std::max(from, i * table_.slots), " expected, ", table_.pages[i], " came");
+      expects(errc::no_page, table_.pages[i] >= 0, "paged_view: expected a page for slot ",
+              std::max(from, i * table_.slots), ", got ", table_.pages[i]);
     }
   }
 
@@ -69,16 +69,16 @@ class paged_view {
         values_(values),
         table_(table) {
     expects(keys.data != nullptr && values.data != nullptr && table.pages != nullptr,
-            "paged_view: keys, values and a table expected, null came");
+            "paged_view: expected keys, values and a table, got null");
     expects((keys.element == 1 && values.element == 1) || plain_scalar<Scalar>,
-            "paged_view: rows whose blocks lie side by side expected, element strides of ",
-            keys.element, " and ", values.element, " came");
+            "paged_view: expected rows of blocks with element strides of 1, got ", keys.element,
+            " and ", values.element);
     expects(table.slots > 0 && shape.capacity % table.slots == 0,
-            "paged_view: a capacity of whole pages expected, ", shape.capacity,
-            " slots in pages of ", table.slots, " came");
+            "paged_view: expected a capacity in whole pages, got ", shape.capacity,
+            " slots in pages of ", table.slots);
     expects(table.head == 0 || table.head >= shape.capacity / table.slots,
-            "paged_view: tables of at least ", shape.capacity / table.slots,
-            " pages (or one for all heads, stride 0) expected, a stride of ", table.head, " came");
+            "paged_view: expected a head stride of at least ", shape.capacity / table.slots,
+            " pages (or 0: one table for all heads), got ", table.head);
   }
 
   paged_view(const paged_view&) = delete;

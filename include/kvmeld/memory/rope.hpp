@@ -72,7 +72,7 @@ class rotation {
   static constexpr index_t max_dim = 4096;
 
   rotation(const rope& r, index_t dim) : layout_(r.layout), dim_(dim) {
-    expects(dim <= max_dim, "rotation: at most ", max_dim, " dimensions expected, ", dim, " came");
+    expects(dim <= max_dim, "rotation: expected at most ", max_dim, " dimensions, got ", dim);
     frequency_.resize(dim / 2), angle_.resize(dim / 2), cosine_.resize(dim / 2);
     reduced_.resize(dim / 2), sine_.resize(dim / 2);
     const double ratio = std::pow(r.base, -2.0 / dim);

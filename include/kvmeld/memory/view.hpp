@@ -167,11 +167,12 @@ void expect_pages(const kv_head auto& head, index_t from, index_t to) {
 }  // namespace detail
 
 /// Refuses NaN and Inf, naming the first: an option of the cache (`check_finite`), one pass.
+/// `expected`: "call: expected finite name".
 template <class T>
-void expect_finite(const char* what, const T* data, std::ptrdiff_t count) {
+void expect_finite(const char* expected, const T* data, std::ptrdiff_t count) {
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const auto x = static_cast<float>(data[i]);
-    expects(std::isfinite(x), what, ": finite numbers expected, ", x, " came at element ", i);
+    expects(std::isfinite(x), expected, ", got ", x, " at element ", i);
   }
 }
 

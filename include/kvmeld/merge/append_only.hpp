@@ -19,11 +19,11 @@ inline namespace v0 {
 /// slots that the engine still has open, may be decided at once.
 void append_only(const merge_plan& plan, const kv_head auto& head, index_t sealed,
                  merge_plan& out) {
-  expects(&plan != &out, "append_only: another plan to write expected, the same one came");
-  expects(sealed >= 0 && sealed <= plan.length(), "append_only: 0 to ", plan.length(),
-          " sealed slots expected, ", sealed, " came");
-  expects(plan.length() == head.length(), "append_only: a plan of ", head.length(),
-          " slots expected, ", plan.length(), " came");
+  expects(&plan != &out, "append_only: expected two plans, got the same one twice");
+  expects(sealed >= 0 && sealed <= plan.length(), "append_only: expected 0 to ", plan.length(),
+          " sealed slots, got ", sealed);
+  expects(plan.length() == head.length(), "append_only: expected a plan of ", head.length(),
+          " slots, got ", plan.length());
   check(plan);
   out.reset(plan.length());
   for (index_t s = 0; s < sealed; ++s) {

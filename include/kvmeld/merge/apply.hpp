@@ -35,10 +35,10 @@ void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
 void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
   using merge::merge_rows;
-  expects(plan.length() == head.length(), "apply: a plan of ", head.length(), " slots expected, ",
-          plan.length(), " came");
-  expects(!plan.has_correction() || plan.dim() == head.dim(), "apply: a correction of dim ",
-          head.dim(), " expected, ", plan.dim(), " came");
+  expects(plan.length() == head.length(), "apply: expected a plan of ", head.length(),
+          " slots, got ", plan.length());
+  expects(!plan.has_correction() || plan.dim() == head.dim(),
+          "apply: expected a correction of dim ", head.dim(), ", got ", plan.dim());
   check(plan);
   state.extend(head.length());
   const auto any = [](std::span<const float> delta) {
@@ -103,10 +103,10 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
   if (d.removed == slot_removal::nowhere) {
     return;
   }
-  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: a slot of 0 to ",
-          head.length() - 1, " expected, ", d.removed, " came");
+  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: expected a slot from 0 to ",
+          head.length() - 1, ", got ", d.removed);
   expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
-          "slot_removal: another slot (or nowhere) to go into expected, ", d.into, " came");
+          "slot_removal: expected another slot (or nowhere) to merge into, got ", d.into);
   state.extend(head.length());
   if (d.into != slot_removal::nowhere) {
     const merge_source sources[] = {

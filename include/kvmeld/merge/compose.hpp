@@ -43,11 +43,11 @@ std::vector<float> compose_corrections(const merge_plan& second, const merge_pla
 /// First `first`, then `second`, as one plan: `W = W₂ W₁`, `Δ = W₂ Δ₁ + Δ₂`.
 /// Refused when the product's anchors would not ascend, or when the row counts do not fit.
 inline merge_plan compose(const merge_plan& second, const merge_plan& first) {
-  expects(second.length() == first.rows(), "compose: a second plan of ", first.rows(),
-          " slots expected, ", second.length(), " came");
+  expects(second.length() == first.rows(), "compose: expected a second plan of ", first.rows(),
+          " slots, got ", second.length());
   expects(!first.has_correction() || !second.has_correction() || first.dim() == second.dim(),
-          "compose: corrections of one dim expected, ", first.dim(), " and ", second.dim(),
-          " came");
+          "compose: expected corrections of the same dim, got ", first.dim(), " and ",
+          second.dim());
   check(first), check(second);
   merge_plan product;
   product.reset(first.length());

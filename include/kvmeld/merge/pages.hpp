@@ -50,18 +50,18 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
                 last = table.head == 0 ? kv.heads() - 1 : h;
   check(plan);
   for (index_t i = first; i <= last; ++i) {
-    expects(plan.length() == kv.head(i).length(), "keep_pages: a plan of ", kv.head(i).length(),
-            " slots expected, ", plan.length(), " came");
+    expects(plan.length() == kv.head(i).length(), "keep_pages: expected a plan of ",
+            kv.head(i).length(), " slots, got ", plan.length());
   }
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t s = plan.anchor(r);
     expects(merge::is_unchanged(plan, r) && s % slots == r % slots &&
                 (r % slots == 0 || s == plan.anchor(r - 1) + 1),
-            "keep_pages: whole pages of ", slots, " slots, unchanged, expected, row ", r,
-            " is of slot ", s);
+            "keep_pages: expected whole pages of ", slots, " unchanged slots, got slot ", s,
+            " in row ", r);
   }
   expects(plan.rows() % slots == 0 || plan.anchor(plan.rows() - 1) == plan.length() - 1,
-          "keep_pages: whole pages of ", slots, " slots expected, ", plan.rows(), " rows came");
+          "keep_pages: expected whole pages of ", slots, " slots, got ", plan.rows(), " rows");
   for (index_t i = first; i <= last; ++i) {
     merge::move_metadata(plan, kv.head(i), state[i]);
   }
@@ -77,15 +77,15 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
 /// kept, and sinks that are alone in their page may be evicted. For plans that evict. Refused:
 /// merges, weights and corrections, which a page cannot keep.
 void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
-  expects(slots > 0, "whole_pages: pages of at least 1 slot expected, ", slots, " came");
-  expects(plan.length() == head.length(), "whole_pages: a plan of ", head.length(),
-          " slots expected, ", plan.length(), " came");
+  expects(slots > 0, "whole_pages: expected pages of at least 1 slot, got ", slots);
+  expects(plan.length() == head.length(), "whole_pages: expected a plan of ", head.length(),
+          " slots, got ", plan.length());
   check(plan);
   const page_table pages{.slots = slots};
   std::vector<index_t> kept(static_cast<std::size_t>(pages.taken_by(plan.length())));
   for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(merge::is_unchanged(plan, r), "whole_pages: a plan that evicts expected, row ", r,
-            " merges or corrects");
+    expects(merge::is_unchanged(plan, r),
+            "whole_pages: expected a plan that only evicts, got a merge or correction in row ", r);
     ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
   }
   std::vector<index_t> order(kept.size());

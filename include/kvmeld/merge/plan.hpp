@@ -112,8 +112,8 @@ class merge_plan {
                index_t dim) {
     expects(dim > 0 && delta.size() == log_mass_.size() * static_cast<std::size_t>(dim) &&
                 (!has_correction() || dim == this->dim()),
-            "merge_plan: a ", what, " correction [", rows(), ", ",
-            has_correction() ? this->dim() : dim, "] expected, ", delta.size(), " numbers came");
+            "merge_plan: expected a ", what, " correction [", rows(), ", ",
+            has_correction() ? this->dim() : dim, "], got ", delta.size(), " numbers");
     dim_ = static_cast<std::size_t>(dim);
     to.assign(delta.begin(), delta.end());
   }
@@ -130,39 +130,40 @@ class merge_plan {
 
 /// Throws unless the plan obeys its laws. O(length), in the plan's own scratch.
 inline void check(const merge_plan& plan) {
-  expects(plan.length() >= 0, "merge_plan: at least 0 slots expected, ", plan.length(), " came");
+  expects(plan.length() >= 0, "merge_plan: expected at least 0 slots, got ", plan.length());
   auto& used = plan.marks_;
   used.assign(static_cast<std::size_t>(plan.length()), 0);
   index_t before = -1;
   for (index_t r = 0; r < plan.rows(); ++r) {
     const auto sources = plan.row(r);
-    expects(!sources.empty(), "merge_plan: row ", r, " has no source");
+    expects(!sources.empty(), "merge_plan: expected at least 1 source in row ", r, ", got 0");
     const index_t anchor = sources.front().source;
-    expects(anchor > before, "merge_plan: ascending anchors expected, row ", r, " has anchor ",
-            anchor, " after ", before);
+    expects(anchor > before, "merge_plan: expected ascending anchors, got ", anchor, " after ",
+            before, " in row ", r);
     before = anchor;
     for (const merge_source& e : sources) {
-      expects(e.source >= 0 && e.source < plan.length(), "merge_plan: sources 0 to ",
-              plan.length() - 1, " expected, row ", r, " names ", e.source);
+      expects(e.source >= 0 && e.source < plan.length(), "merge_plan: expected sources 0 to ",
+              plan.length() - 1, ", got ", e.source, " in row ", r);
       char& used_before = used[static_cast<std::size_t>(e.source)];
-      expects(used_before == 0, "merge_plan: each source once expected, row ", r, " repeats ",
-              e.source);
+      expects(used_before == 0, "merge_plan: expected each source once, got ", e.source,
+              " again in row ", r);
       used_before = 1;
       expects(std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
-              "merge_plan: finite weights expected, row ", r, " gives source ", e.source, " ",
-              e.key_weight, " and ", e.value_weight);
+              "merge_plan: expected finite weights, got ", e.key_weight, " and ", e.value_weight,
+              " for source ", e.source, " of row ", r);
     }
-    expects(std::isfinite(plan.log_mass(r)), "merge_plan: a finite log-mass expected, row ", r,
-            " has ", plan.log_mass(r));
+    expects(std::isfinite(plan.log_mass(r)), "merge_plan: expected a finite log-mass, got ",
+            plan.log_mass(r), " in row ", r);
   }
-  expects(!plan.unfinished(), "merge_plan: row ", plan.rows(), " has sources but was not ended");
+  expects(!plan.unfinished(), "merge_plan: expected end_row after the sources of row ",
+          plan.rows());
   for (const auto delta : {plan.key_corrections(), plan.value_corrections()}) {
     expects(delta.empty() || delta.size() == static_cast<std::size_t>(plan.rows()) *
                                                  static_cast<std::size_t>(plan.dim()),
-            "merge_plan: a correction [", plan.rows(), ", ", plan.dim(), "] expected, ",
-            delta.size(), " numbers came");
+            "merge_plan: expected a correction [", plan.rows(), ", ", plan.dim(), "], got ",
+            delta.size(), " numbers");
     for (const float x : delta) {
-      expects(std::isfinite(x), "merge_plan: a finite correction expected, ", x, " came");
+      expects(std::isfinite(x), "merge_plan: expected a finite correction, got ", x);
     }
   }
 }

@@ -48,15 +48,15 @@ struct attention_matching {
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "recent tokens", recent, 0);
-    search::expect_count(name(), "slots a round", a_round, 1);
+    search::expect_count(name(), "slots per round", a_round, 1);
     expects(ridge >= 0 && std::isfinite(ridge),
-            "attention_matching: a ridge of at least 0 expected, ", ridge, " came");
-    expects(std::isfinite(drop), "attention_matching: a finite drop expected, ", drop, " came");
-    expects(std::isfinite(floor), "attention_matching: a finite floor expected, ", floor, " came");
+            "attention_matching: expected a ridge of at least 0, got ", ridge);
+    expects(std::isfinite(drop), "attention_matching: expected a finite drop, got ", drop);
+    expects(std::isfinite(floor), "attention_matching: expected a finite floor, got ", floor);
   }
 
   void plan(const kv_head auto&, const head_state&, index_t, slot_scratch&, merge_plan&) const {
-    expects(false, "attention_matching: reference queries expected, none came");
+    expects(false, "attention_matching: expected reference queries");
   }
 
   template <class T>
@@ -71,8 +71,8 @@ struct attention_matching {
       (is_protected(head.position(s)) ? kept : others).push_back(s);
     }
     expects(static_cast<index_t>(kept.size()) <= target,
-            "attention_matching: a budget of at least ", kept.size(), " protected slots expected, ",
-            target, " came");
+            "attention_matching: expected a budget of at least ", kept.size(),
+            " slots (protected), got ", target);
     if (omp) {
       pursue(full, kept, others, static_cast<std::size_t>(target));
     } else {

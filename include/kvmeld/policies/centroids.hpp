@@ -59,8 +59,8 @@ struct centroids {
       }
     }
     const index_t count = target - head.length() + static_cast<index_t>(others.size());
-    expects(count > 0, "centroids: a budget of more than ", target - count,
-            " protected slots expected, ", target, " came");
+    expects(count > 0, "centroids: expected a budget of more than ", target - count,
+            " slots (protected), got ", target);
     if (prompt(head, state, target)) {
       detail::sort_by_position(head, others, work.keyed);
       cluster_prompt(head, count, others, into);

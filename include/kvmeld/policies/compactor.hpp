@@ -48,7 +48,7 @@ struct compactor {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);
     search::expect_count(name(), "slots in a chunk", chunk, 1);
-    expects(std::isfinite(blend), "compactor: a finite blend expected, ", blend, " came");
+    expects(std::isfinite(blend), "compactor: expected a finite blend, got ", blend);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation&) const {

@@ -54,7 +54,7 @@ struct d2o {
   void validate() const {
     search::expect_share(name(), "recent", recent);
     search::expect_count(name(), "sinks", sinks, 0);
-    expects(beta >= 0 && beta <= 1, "d2o: a beta in [0, 1] expected, ", beta, " came");
+    expects(beta >= 0 && beta <= 1, "d2o: expected a beta in [0, 1], got ", beta);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {

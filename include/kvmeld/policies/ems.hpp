@@ -64,8 +64,8 @@ struct ems {
   }
   std::size_t memory(index_t, index_t group, index_t capacity) const {
     const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
-    expects(places < search::max_tokens, "ems: a table of less than ", search::max_tokens,
-            " tokens a head expected, ", places, " came");
+    expects(places < search::max_tokens, "ems: expected a table of fewer than ", search::max_tokens,
+            " tokens per head, got ", places);
     return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
   index_t min_budget() const { return sinks + window + 1; }
@@ -73,16 +73,15 @@ struct ems {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the table", table, 0);
-    expects(kernel > 0 && kernel % 2 == 1, "ems: an odd kernel expected, ", kernel, " came");
-    expects(gamma >= 1 && gamma <= 1024, "ems: a gamma in [1, 1024] expected, ", gamma, " came");
-    expects(threshold >= -1 && threshold <= 1, "ems: a threshold in [-1, 1] expected, ", threshold,
-            " came");
+    expects(kernel > 0 && kernel % 2 == 1, "ems: expected an odd kernel, got ", kernel);
+    expects(gamma >= 1 && gamma <= 1024, "ems: expected a gamma in [1, 1024], got ", gamma);
+    expects(threshold >= -1 && threshold <= 1, "ems: expected a threshold in [-1, 1], got ",
+            threshold);
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     const detail::ems_table tokens(state, head.group());
-    expects(observed.query != nullptr || tokens.sharing() == 0,
-            "ems: the step's query expected, none came");
+    expects(observed.query != nullptr || tokens.sharing() == 0, "ems: expected the step's query");
     tokens.measure(head);
     const bool full = ++tokens.queries() >= static_cast<float>(window);
     detail::each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
@@ -202,8 +201,8 @@ struct ems {
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch& work) const {
     check(change);
-    expects(change.length() == head.length(), "ems: a plan of ", head.length(), " slots expected, ",
-            change.length(), " came");
+    expects(change.length() == head.length(), "ems: expected a plan of ", head.length(),
+            " slots, got ", change.length());
     const detail::ems_table tokens(state, head.group());
     tokens.measure(head);
     const index_t most = max_sharing(tokens, change.rows());

@@ -46,11 +46,11 @@ struct expected_attention {
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);
-    search::expect_count(name(), "positions to come", future, 1);
+    search::expect_count(name(), "future positions", future, 1);
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    expects(observed.query != nullptr, "expected_attention: the step's query expected, none came");
+    expects(observed.query != nullptr, "expected_attention: expected the step's query");
     if (counts(head.tokens_total() - 1)) {
       const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
       moments(head, state)

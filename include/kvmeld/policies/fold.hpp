@@ -100,7 +100,7 @@ struct fold {
   /// compressed with `room_recent` and `room_share`. Refused: fewer slots than the protected tokens
   /// and two more, a room below 0.
   fold sharing(index_t slots, index_t room = 0) const {
-    search::expect_count(name(), "slots of room", room, 0);
+    search::expect_count(name(), "slack slots", room, 0);
     fold shared = *this;
     shared.pins = pin_rule::scores;
     shared.recent = pinned().recent_of(slots);
@@ -110,8 +110,8 @@ struct fold {
     }
     shared.prompt_recent = std::min(shared.prompt_recent, shared.recent);
     shared.clusters = 0;
-    expects(slots >= shared.min_budget(), "fold: at least ", shared.min_budget(),
-            " slots to share expected, ", slots, " came");
+    expects(slots >= shared.min_budget(), "fold: expected at least ", shared.min_budget(),
+            " slots to share, got ", slots);
     shared.clusters =
         std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.pinned().scored(slots));
     return shared;
@@ -125,26 +125,26 @@ struct fold {
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "recent tokens", recent, 0);
-    expects(share >= 0 && share < 1, "fold: a share in [0, 1) expected, ", share, " came");
-    expects(recent_share >= 0 && recent_share <= 1, "fold: a recent share in [0, 1] expected, ",
-            recent_share, " came");
+    expects(share >= 0 && share < 1, "fold: expected a share in [0, 1), got ", share);
+    expects(recent_share >= 0 && recent_share <= 1, "fold: expected a recent share in [0, 1], got ",
+            recent_share);
     expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
-            "fold: a leverage ridge of at least 0 expected, ", leverage_ridge, " came");
+            "fold: expected a leverage ridge of at least 0, got ", leverage_ridge);
     search::expect_count(name(), "clusters", clusters, 0);
     search::expect_count(name(), "recent tokens of a prompt", prompt_recent, 0);
-    expects(score_share >= 0 && score_share < 1, "fold: a score share in [0, 1) expected, ",
-            score_share, " came");
-    search::expect_count(name(), "recent tokens of a prompt with room", room_recent, 0);
-    expects(room_share >= 0 && room_share < 1, "fold: a room share in [0, 1) expected, ",
-            room_share, " came");
-    expects(evicted >= 0 && evicted < 1, "fold: an evicted share in [0, 1) expected, ", evicted,
-            " came");
+    expects(score_share >= 0 && score_share < 1, "fold: expected a score share in [0, 1), got ",
+            score_share);
+    search::expect_count(name(), "recent tokens of a prompt with slack slots", room_recent, 0);
+    expects(room_share >= 0 && room_share < 1, "fold: expected a room share in [0, 1), got ",
+            room_share);
+    expects(evicted >= 0 && evicted < 1, "fold: expected an evicted share in [0, 1), got ",
+            evicted);
     prompt.validate();
     decode.validate();
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    expects(observed.query != nullptr, "fold: the step's query expected, none came");
+    expects(observed.query != nullptr, "fold: expected the step's query");
     memory_of(head, state).remember(observed.query, head.tokens_total() - 1, decode.stride);
   }
 

@@ -71,11 +71,11 @@ struct keepkv {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_share(name(), "recent", recent);
-    expects(similarity >= -1 && similarity <= 1, "keepkv: a similarity in [-1, 1] expected, ",
-            similarity, " came");
-    expects(decay >= 0 && decay < 1, "keepkv: a decay in [0, 1) expected, ", decay, " came");
-    expects(epsilon > 0 && std::isfinite(epsilon), "keepkv: a finite epsilon above 0 expected, ",
-            epsilon, " came");
+    expects(similarity >= -1 && similarity <= 1, "keepkv: expected a similarity in [-1, 1], got ",
+            similarity);
+    expects(decay >= 0 && decay < 1, "keepkv: expected a decay in [0, 1), got ", decay);
+    expects(epsilon > 0 && std::isfinite(epsilon),
+            "keepkv: expected a finite epsilon above 0, got ", epsilon);
   }
 
  private:
@@ -99,7 +99,7 @@ struct keepkv {
  public:
   void observe(const kv_head auto& head, head_state& state, const observation& step) const {
     expects(step.query != nullptr && !step.log_sum_exp.empty(),
-            "keepkv: the step's query and log-sum-exp expected, none came");
+            "keepkv: expected the step's query and log-sum-exp");
     detail::each_log_score(head, step, taken(state));
   }
   template <class T>

@@ -61,14 +61,14 @@ struct kvmerger {
     return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
   }
   void validate() const {
-    expects(epsilon >= -1 && epsilon <= 1, "kvmerger: an epsilon in [-1, 1] expected, ", epsilon,
-            " came");
+    expects(epsilon >= -1 && epsilon <= 1, "kvmerger: expected an epsilon in [-1, 1], got ",
+            epsilon);
     expects(recent >= 0 && heavy >= 0 && recent + heavy < 1,
-            "kvmerger: recent and heavy as shares, together in [0, 1), expected, ", recent, " and ",
-            heavy, " came");
+            "kvmerger: expected shares recent and heavy of at least 0 and together below 1, got ",
+            recent, " and ", heavy);
     search::expect_count(name(), "sinks", sinks, 0);
-    expects(sigma >= 0 && std::isfinite(sigma), "kvmerger: a finite sigma of at least 0 expected, ",
-            sigma, " came");
+    expects(sigma >= 0 && std::isfinite(sigma),
+            "kvmerger: expected a finite sigma of at least 0, got ", sigma);
     search::expect_count(name(), "slots freed at once", period, 0);
   }
 

@@ -170,9 +170,10 @@ consteval hook misdeclared() {
 /// The compiler's message names the hook.
 template <class P, hook misdeclared_hook>
 struct hooks_of {
-  static_assert(misdeclared_hook == hook::none,
-                "kvmeld: a policy's member has the name of a hook and cannot be called as one: "
-                "const, and the arguments of policy.hpp, expected");
+  static_assert(
+      misdeclared_hook == hook::none,
+      "kvmeld: expected a policy's member with a hook's name to be const and to take the arguments "
+      "of policy.hpp");
   static constexpr bool fit = true;
 };
 

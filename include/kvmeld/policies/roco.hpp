@@ -41,8 +41,7 @@ struct roco {
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);
-    expects(steady >= 0 && steady <= 1, "roco: steady as a share in [0, 1] expected, ", steady,
-            " came");
+    expects(steady >= 0 && steady <= 1, "roco: expected a steady share in [0, 1], got ", steady);
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {

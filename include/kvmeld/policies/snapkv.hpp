@@ -48,7 +48,7 @@ struct snapkv {
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);
-    expects(kernel > 0 && kernel % 2 == 1, "snapkv: an odd kernel expected, ", kernel, " came");
+    expects(kernel > 0 && kernel % 2 == 1, "snapkv: expected an odd kernel, got ", kernel);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {

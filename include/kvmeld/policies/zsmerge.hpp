@@ -62,10 +62,11 @@ struct zsmerge {
     search::expect_share(name(), "proximity", proximity);
     search::expect_count(name(), "residual slots", residual, 1);
     search::expect_count(name(), "sinks", sinks, 0);
-    expects(alpha >= 0 && std::isfinite(alpha), "zsmerge: a finite alpha of at least 0 expected, ",
-            alpha, " came");
-    expects(decay > 0 && decay <= 1, "zsmerge: a decay in (0, 1] expected, ", decay, " came");
-    expects(merged_score != column_merge::anchor, "zsmerge: a merged score of max or sum expected");
+    expects(alpha >= 0 && std::isfinite(alpha),
+            "zsmerge: expected a finite alpha of at least 0, got ", alpha);
+    expects(decay > 0 && decay <= 1, "zsmerge: expected a decay in (0, 1], got ", decay);
+    expects(merged_score != column_merge::anchor,
+            "zsmerge: expected a merged score of max or sum, got anchor");
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {

@@ -87,17 +87,17 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
             key_comparison* comparison = nullptr) {
   using Eigen::Map;
   const index_t n = head.length(), dim = head.dim(), group = head.group();
-  expects(n > 0, "attend: at least 1 slot expected, an empty head came");
-  expects(q != nullptr && out != nullptr, "attend: q and out [", group, ", ", dim,
-          "] expected, null came");
+  expects(n > 0, "attend: expected at least 1 slot, got an empty head");
+  expects(q != nullptr && out != nullptr, "attend: expected q and out [", group, ", ", dim,
+          "], got null");
   expects(probabilities.empty() ||
               probabilities.size() == static_cast<std::size_t>(group) * static_cast<std::size_t>(n),
-          "attend: probabilities [", group, ", ", n, "] expected, ", probabilities.size(),
-          " floats came");
+          "attend: expected probabilities [", group, ", ", n, "], got ", probabilities.size(),
+          " floats");
   expects(log_sum_exp.empty() || log_sum_exp.size() == static_cast<std::size_t>(group),
-          "attend: log_sum_exp [", group, "] expected, ", log_sum_exp.size(), " floats came");
+          "attend: expected log_sum_exp [", group, "], got ", log_sum_exp.size(), " floats");
   if (head.check_finite()) {
-    expect_finite("attend: q", q, std::ptrdiff_t{group} * dim);
+    expect_finite("attend: expected finite q", q, std::ptrdiff_t{group} * dim);
   }
   const bool converts = detail::floats_in(head.key(0)) == nullptr;
   const auto rows_of = [&](index_t floats) {

@@ -42,24 +42,24 @@ void column_scores(const Head& head, const query_view<Query>& queries,
                    const column_options& options, const column_sums& out) {
   using matrix = dense::matrix_of<float>;
   const index_t n = head.length(), dim = head.dim(), group = head.group(), count = queries.count;
-  expects(n > 0, "column_scores: at least 1 slot expected, an empty head came");
-  expects(count > 0 && queries.data != nullptr, "column_scores: at least 1 query expected, ",
-          queries.data == nullptr ? 0 : count, " came");
+  expects(n > 0, "column_scores: expected at least 1 slot, got an empty head");
+  expects(count > 0 && queries.data != nullptr, "column_scores: expected at least 1 query, got ",
+          queries.data == nullptr ? 0 : count);
   for (const auto& [what, sums] :
        {std::pair{"total", out.total}, std::pair{"window", out.window},
         std::pair{"decayed", out.decayed}, std::pair{"largest", out.largest}}) {
-    expects(sums.empty() || sums.size() == static_cast<std::size_t>(n), "column_scores: ", what,
-            " [", n, "] expected, ", sums.size(), " floats came");
+    expects(sums.empty() || sums.size() == static_cast<std::size_t>(n), "column_scores: expected ",
+            what, " [", n, "], got ", sums.size(), " floats");
   }
-  expects(options.decay > 0 && options.decay <= 1, "column_scores: a decay in (0, 1] expected, ",
-          options.decay, " came");
-  expects(options.window >= 0, "column_scores: a window of at least 0 queries expected, ",
-          options.window, " came");
+  expects(options.decay > 0 && options.decay <= 1,
+          "column_scores: expected a decay in (0, 1], got ", options.decay);
+  expects(options.window >= 0, "column_scores: expected a window of at least 0 queries, got ",
+          options.window);
   expects(options.log_sum_exp.empty() ||
               options.log_sum_exp.size() ==
                   static_cast<std::size_t>(group) * static_cast<std::size_t>(count),
-          "column_scores: log_sum_exp [", group, ", ", count, "] expected, ",
-          options.log_sum_exp.size(), " floats came");
+          "column_scores: expected log_sum_exp [", group, ", ", count, "], got ",
+          options.log_sum_exp.size(), " floats");
 
   constexpr index_t slots_a_tile = 512, padding = 16;
   const index_t queries_a_block = std::max(index_t{1}, 64 / group);

@@ -45,8 +45,8 @@ struct future_positions {
   }
 
   void validate(std::string_view caller) const {
-    expects(horizon > 0, caller, ": a horizon of at least 1 position expected, ", horizon, " came");
-    expects(fade > 0, caller, ": a fade above 0 positions expected, ", fade, " came");
+    expects(horizon > 0, caller, ": expected a horizon of at least 1 position, got ", horizon);
+    expects(fade > 0, caller, ": expected a fade above 0 positions, got ", fade);
   }
 };
 

@@ -30,18 +30,18 @@ void prompt_scores(const kv_head auto& any, const query_view<Query>& queries, co
                    const prompt_score_options& options, std::span<float> out) {
   const auto& head = detail::erased(any);
   const index_t n = head.length(), count = queries.count;
-  expects(n > 0, "prompt_scores: at least 1 slot expected, an empty head came");
-  expects(count > 0 && queries.data != nullptr, "prompt_scores: at least 1 query expected, ",
-          queries.data == nullptr ? 0 : count, " came");
-  expects(out.size() == static_cast<std::size_t>(n), "prompt_scores: scores [", n, "] expected, ",
-          out.size(), " floats came");
+  expects(n > 0, "prompt_scores: expected at least 1 slot, got an empty head");
+  expects(count > 0 && queries.data != nullptr, "prompt_scores: expected at least 1 query, got ",
+          queries.data == nullptr ? 0 : count);
+  expects(out.size() == static_cast<std::size_t>(n), "prompt_scores: expected scores [", n,
+          "], got ", out.size(), " floats");
   expects(options.log_sum_exp.empty() ||
               options.log_sum_exp.size() ==
                   static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(count),
-          "prompt_scores: log_sum_exp [", head.group(), ", ", count, "] expected, ",
-          options.log_sum_exp.size(), " floats came");
-  expects(options.horizon >= 0, "prompt_scores: a horizon of at least 0 positions expected, ",
-          options.horizon, " came");
+          "prompt_scores: expected log_sum_exp [", head.group(), ", ", count, "], got ",
+          options.log_sum_exp.size(), " floats");
+  expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
+          options.horizon);
   score::foresight_max(head, queries, rope, options.horizon, options.log_sum_exp, out);
   if (!options.leverage) {
     return;

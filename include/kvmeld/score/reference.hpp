@@ -46,8 +46,8 @@ template <class T>
 reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_t count = 256,
                          index_t first = score::blind_queries) {
   const auto head = kv.head(0);
-  expects(queries.data != nullptr && queries.count > 0, "spread: queries expected, none came");
-  expects(count > 0, "spread: at least 1 query expected, ", count, " came");
+  expects(queries.data != nullptr && queries.count > 0, "spread: expected queries");
+  expects(count > 0, "spread: expected at least 1 query, got ", count);
   first = std::min(first, queries.count - 1);
   const index_t n = std::min(count, queries.count - first);
   reference_queries out(kv.heads(), head.group(), n, head.dim());

@@ -26,14 +26,13 @@ inline constexpr index_t max_tokens = 1 << 24;
 /// Refuses counts of tokens (sinks, a window) below `least`, and so many that sums of them
 /// overflow.
 inline void expect_count(std::string_view policy, const char* what, index_t n, index_t least) {
-  expects(n >= least && n <= max_tokens, policy, ": ", least, " to ", max_tokens, " ", what,
-          " expected, ", n, " came");
+  expects(n >= least && n <= max_tokens, policy, ": expected ", least, " to ", max_tokens, " ",
+          what, ", got ", n);
 }
 
 /// Refuses shares of the budget outside [0, 1).
 inline void expect_share(std::string_view policy, const char* what, float share) {
-  expects(share >= 0 && share < 1, policy, ": ", what, " as a share in [0, 1) expected, ", share,
-          " came");
+  expects(share >= 0 && share < 1, policy, ": expected a ", what, " share in [0, 1), got ", share);
 }
 
 /// The least target from `first` on that `fits`. Tried one by one: shares of it are rounded.
@@ -75,8 +74,8 @@ void select(index_t length, index_t target, Protected is_protected, Score score,
       others.push_back({detail::descending(score(s)), s});
     }
   }
-  expects(free >= 0, "select: a budget of at least ", target - free, " protected slots expected, ",
-          target, " came");
+  expects(free >= 0, "select: expected a budget of at least ", target - free,
+          " slots (protected), got ", target);
   if (free < static_cast<index_t>(others.size())) {
     detail::select(others, free);
     others.resize(static_cast<std::size_t>(free));

@@ -137,8 +137,8 @@ class ems_table {
       memory_[free] = at(next, token_of(link));
       return link;
     }
-    expects(count(used) < places(), "ems: at most ", places(),
-            " tokens that share entries expected");
+    expects(count(used) < places(), "ems: expected at most ", places(),
+            " tokens that share entries, got one more");
     return ++memory_[used];
   }
 
@@ -150,8 +150,8 @@ class ems_table {
 /// The table counts tokens; log-mass would be another's account of them.
 void expect_no_log_mass(const kv_head auto& head) {
   for (index_t s = 0; s < head.length(); ++s) {
-    expects(errc::unsupported, head.log_mass(s) == 0, "ems: no log-mass expected, ",
-            head.log_mass(s), " came");
+    expects(errc::unsupported, head.log_mass(s) == 0, "ems: expected no log-mass, got ",
+            head.log_mass(s));
   }
 }
 

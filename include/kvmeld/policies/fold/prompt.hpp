@@ -28,16 +28,15 @@ struct fold_prompt {
 
   void validate() const {
     search::expect_count("fold", "neighbours", pool, 1);
-    expects(outlier >= 0 && std::isfinite(outlier), "fold: an outlier of at least 0 expected, ",
-            outlier, " came");
+    expects(outlier >= 0 && std::isfinite(outlier), "fold: expected an outlier of at least 0, got ",
+            outlier);
     search::expect_count("fold", "rounds", rounds, 1);
-    expects(floor >= 0 && std::isfinite(floor), "fold: a floor of at least 0 expected, ", floor,
-            " came");
-    expects(ridge >= 0 && std::isfinite(ridge), "fold: a ridge of at least 0 expected, ", ridge,
-            " came");
+    expects(floor >= 0 && std::isfinite(floor), "fold: expected a floor of at least 0, got ",
+            floor);
+    expects(ridge >= 0 && std::isfinite(ridge), "fold: expected a ridge of at least 0, got ",
+            ridge);
     search::expect_count("fold", "polish steps", polish, 0);
-    expects(rate > 0 && std::isfinite(rate), "fold: a finite rate above 0 expected, ", rate,
-            " came");
+    expects(rate > 0 && std::isfinite(rate), "fold: expected a finite rate above 0, got ", rate);
   }
 
   /// What becomes of a slot.
