@@ -230,12 +230,13 @@ TEST_CASE("apply gives the same in many orders of threads") {
 
 TEST_CASE("apply refuses views that do not fit") {
   device_cache<float> kv({.dim = 32}, {3, 3}, 1);
-  CHECK_THROWS_WITH(apply(plan_view{}, kv.view(), kv.state, order()),
-                    Catch::Contains("edges and log_mass of a plan expected, null came"));
+  CHECK_THROWS_WITH(
+      apply(plan_view{}, kv.view(), kv.state, order()),
+      Catch::Contains("expected the rows, begin, edges and log_mass of a plan, got null"));
   auto wide = kv.view();
   wide.dim = 257;
   CHECK_THROWS_WITH(apply(plan_view{}, wide, kv.state, order()),
-                    Catch::Contains("a dim of 1 to 256 expected, 257 came"));
+                    Catch::Contains("expected a dim of 1 to 256, got 257"));
 }
 
 }  // namespace

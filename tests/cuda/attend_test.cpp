@@ -77,9 +77,9 @@ TEST_CASE("attention refuses a small workspace and missing queries") {
   device_buffer<unsigned char> memory(workspace_bytes(kv.view()));
   const workspace w{memory.data(), memory.size()};
   CHECK_THROWS_WITH(attend(kv.view(), &x, &x, nullptr, {&x, 4}, order()),
-                    Catch::Contains("bytes expected (workspace_bytes), 4 came"));
+                    Catch::Contains("bytes (workspace_bytes), got 4"));
   CHECK_THROWS_WITH(attend<float>(kv.view(), nullptr, &x, nullptr, w, order()),
-                    Catch::Contains("queries and out [2, 1, 32] expected, null came"));
+                    Catch::Contains("expected queries and out [2, 1, 32], got null"));
 }
 
 }  // namespace

@@ -251,11 +251,11 @@ TEST_CASE("column sums refuse what does not fit") {
   float x = 0;
   const query_rows<float> q{&x, 1, 0, 0, 0};
   CHECK_THROWS_WITH(column_scores(kv.view(), q, {}, {&x}, {}, order()),
-                    Catch::Contains("a workspace of 15872 bytes expected"));
+                    Catch::Contains("expected a workspace of 15872 bytes"));
   CHECK_THROWS_WITH(column_scores(kv.view(), {}, {}, {&x}, {}, order()),
-                    Catch::Contains("at least 1 query expected, 0 came"));
+                    Catch::Contains("expected at least 1 query, got 0"));
   CHECK_THROWS_WITH(column_scores(kv.view(), q, {.decay = 0}, {&x}, {}, order()),
-                    Catch::Contains("a decay in (0, 1] expected, 0 came"));
+                    Catch::Contains("expected a decay in (0, 1], got 0"));
 }
 
 }  // namespace

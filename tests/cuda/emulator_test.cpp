@@ -274,7 +274,7 @@ TEST_CASE("a barrier that some threads miss is reported, not waited for") {
 
 TEST_CASE("an index past the end of shared memory is reported") {
   CHECK_THROWS_WITH(sum_of_blocks(fault::wide_index, 1),
-                    Contains("an index of 0 to 63 expected, 64 came"));
+                    Contains("expected an index of 0 to 63, got 64"));
 }
 
 TEST_CASE("shared memory that was not written is not a number") {

@@ -77,8 +77,8 @@ TEST_CASE("matrices are dealt to the lanes, and transposed") {
 
 TEST_CASE("a matrix row that is misaligned, outside, unwritten or not waited for is noticed") {
   CHECK_THROWS_WITH(dealt(fault::misaligned),
-                    Contains("a multiple of 8 expected for a vector, 124 came"));
-  CHECK_THROWS_WITH(dealt(fault::outside), Contains("an index of 0 to 767 expected, 768 came"));
+                    Contains("expected an index that is a multiple of 8 for a vector, got 124"));
+  CHECK_THROWS_WITH(dealt(fault::outside), Contains("expected an index of 0 to 767, got 768"));
   CHECK_THROWS_WITH(dealt(fault::no_barrier), Contains("race"));
   CHECK_THROWS_WITH(dealt(fault::some_lanes), Contains("lane 7 of the mask has left the kernel"));
   const auto out = dealt(fault::unset);  // NaN: all bits
@@ -161,9 +161,9 @@ TEST_CASE("pairs of global memory are aligned") {
   CHECK((bits[0] == 0x00020001U && bits[1] == 1 && bits[2] == 2));
   CHECK(y[1] == 2.0F);
   CHECK_THROWS_WITH(launch(copy_pairs{x + 1, bits, y}, {}, stream{}),
-                    Contains("a multiple of 4 bytes expected"));
+                    Contains("expected an address that is a multiple of 4 bytes"));
   CHECK_THROWS_WITH(launch(copy_pairs{x, bits, y + 1}, {}, stream{}),
-                    Contains("a multiple of 8 bytes expected"));
+                    Contains("expected an address that is a multiple of 8 bytes"));
 }
 
 TEST_CASE("sixteen bytes of global memory are aligned") {
@@ -173,7 +173,7 @@ TEST_CASE("sixteen bytes of global memory are aligned") {
   launch(copy_words{x, words.data()}, {}, stream{});
   CHECK((words[3] == 0x00040003U && words[2] == 0));
   CHECK_THROWS_WITH(launch(copy_words{x + 4, words.data()}, {}, stream{}),
-                    Contains("a multiple of 16 bytes expected"));
+                    Contains("expected an address that is a multiple of 16 bytes"));
 }
 
 TEST_CASE("2 to a power is as coarse as the hardware's") {

@@ -80,7 +80,7 @@ TEST_CASE("a lane that waits in a barrier of the block is named to those who wan
       named += what.find("lane 5 of the mask waits in sync_block at meetings_") != what.npos;
       continue;
     }
-    FAIL("an error expected with seed " << seed);
+    FAIL("expected an error with seed " << seed);
   }
   CHECK(named >= 10);  // of 20: the last of a warp to come sees it, lane 5 itself seldom
 }

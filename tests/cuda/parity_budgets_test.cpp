@@ -85,21 +85,23 @@ TEST_CASE("budgets of heads that do not fit are refused") {
     policy_calls<h2o, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()}, limits,
                                    x.data(), {}, order());
   };
-  CHECK_THROWS_WITH(prompt({host, device.data()}), Catch::Contains("a workspace of"));
-  CHECK_THROWS_WITH(prompt({host, nullptr}), Catch::Contains("on the device as on the host"));
+  CHECK_THROWS_WITH(prompt({host, device.data()}), Catch::Contains("expected a workspace of"));
+  CHECK_THROWS_WITH(prompt({host, nullptr}),
+                    Catch::Contains("expected the budgets on the device too, got null"));
   CHECK_THROWS_WITH(prompt({std::span(host).first(1), device.data()}),
-                    Catch::Contains("budgets: one for each of 2 heads expected, 1 came"));
+                    Catch::Contains("expected 2 budgets (one per head), got 1"));
   host[1].target = 3;
   CHECK_THROWS_WITH(prompt({host, device.data()}),
-                    Catch::Contains("h2o with a target of 8 to 40 expected, 3 came"));
+                    Catch::Contains("expected h2o with a target of 8 to 40 slots, got 3"));
   host[1].target = 41;
   CHECK_THROWS_WITH(prompt({host, device.data()}),
-                    Catch::Contains("h2o with a target of 8 to 40 expected, 41 came"));
-  CHECK_THROWS_WITH(one_step({host, device.data()}),
-                    Catch::Contains("a target of 1 to 39 expected (room for the new token)"));
+                    Catch::Contains("expected h2o with a target of 8 to 40 slots, got 41"));
+  CHECK_THROWS_WITH(
+      one_step({host, device.data()}),
+      Catch::Contains("expected a target of 1 to 39 slots (one fewer than the capacity)"));
   host[1] = {.target = 30, .trigger = 41};
   CHECK_THROWS_WITH(one_step({host, device.data()}),
-                    Catch::Contains("a trigger of 31 to 40 expected, 41 came"));
+                    Catch::Contains("expected a trigger of 31 to 40 slots, got 41"));
 }
 
 TEST_CASE("a target on the device beyond the host's is cut to the nearest of these") {

@@ -50,8 +50,8 @@ TEST_CASE("compress refuses what it cannot do") {
     policy_calls<h2o, float>::compress({}, kv.view(), kv.state, {}, b, {}, order());
   };
   CHECK_THROWS_WITH(compress_to({4}),
-                    Catch::Contains("h2o with a target of 8 to 9 expected, 4 came"));
-  CHECK_THROWS_WITH(compress_to({8}), Catch::Contains("cuda compress: a workspace of"));
+                    Catch::Contains("expected h2o with a target of 8 to 9 slots, got 4"));
+  CHECK_THROWS_WITH(compress_to({8}), Catch::Contains("cuda compress: expected a workspace of"));
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ TEST_CASE("step refuses a state without ems's memory") {
       (policy_calls<ems, float>::step({.window = 8}, kv.view(), kv.state, x.data(),
                                       {x.data(), x.data()}, budget{.target = 32}, x.data(), {},
                                       order())),
-      Catch::Contains("cuda ems: a state of 726 floats of memory a head expected, 7 came"));
+      Catch::Contains("cuda ems: expected a state of 726 floats of memory per head, got 7"));
 }
 
 }  // namespace

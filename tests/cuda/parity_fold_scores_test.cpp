@@ -241,7 +241,7 @@ TEST_CASE("a workspace for fewer queries than were before is refused") {
   CHECK_THROWS_WITH((policy_calls<fold, float>::observe(
                         p, kv.view(), kv.state, {q.data() + 50 * 8, 10, 0, 0, 8, nullptr, 50},
                         {work.data(), work.size()}, order())),
-                    Catch::Contains("bytes expected (observe_workspace_bytes)"));
+                    Catch::Contains("bytes (observe_workspace_bytes)"));
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ TEST_CASE("compress refuses fold's polish") {
   const fold p{.prompt = {.polish = 3}};
   kv.state.initial[0] = p.columns()[0].initial;
   device_buffer<unsigned char> memory(workspace_bytes(fold{}, kv.view(), 1));
-  const auto said = Catch::Contains("cuda fold: no polish expected, 3 steps came");
+  const auto said = Catch::Contains("cuda fold: expected no polish, got 3 steps");
   CHECK_THROWS_WITH(
       (policy_calls<fold, float>::compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, budget{32},
                                            {memory.data(), memory.size()}, order())),
@@ -172,8 +172,8 @@ TEST_CASE("step refuses a state without fold's memory") {
   CHECK_THROWS_WITH(
       (policy_calls<fold, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()},
                                        budget{.target = 32}, x.data(), {}, order())),
-      Catch::Contains("cuda fold: a state of " + std::to_string(fold{}.memory(8, 1, 40)) +
-                      " floats of memory a head expected"));
+      Catch::Contains("cuda fold: expected a state of " + std::to_string(fold{}.memory(8, 1, 40)) +
+                      " floats of memory per head"));
 }
 
 }  // namespace

@@ -100,12 +100,12 @@ TEST_CASE("foresight") {
 
 TEST_CASE("foresight refuses what it cannot move") {
   device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
-  CHECK_THROWS_WITH(foresight_count(0), "kvmeld: cuda foresight: queries expected, none came");
+  CHECK_THROWS_WITH(foresight_count(0), "kvmeld: cuda foresight: expected queries");
   CHECK_THROWS_WITH(foresight_count(5, {.count = 0}),
-                    "kvmeld: cuda foresight: at least 1 query expected, 0 came");
+                    "kvmeld: cuda foresight: expected at least 1 query, got 0");
   CHECK_THROWS_WITH(
       foresight<float>(kv.view(), query_rows<float>{.count = 3}, {}, {}, nullptr, nullptr, {}),
-      "kvmeld: cuda foresight: queries, rows for them and positions expected, null came");
+      "kvmeld: cuda foresight: expected queries, positions and an output, got null");
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ TEST_CASE("a list of more heads than there are is refused") {
   server<h2o> x(h2o{});
   device_buffer<index_t> list(std::vector<index_t>{0, 1, 2, 3, 0});
   CHECK_THROWS_WITH(x.step(x.kv.view().with_active(list.data(), 5)),
-                    Catch::Contains("a list of 0 to 4 active heads expected, 5 came"));
+                    Catch::Contains("expected a list of 0 to 4 active heads, got 5"));
 }
 
 TEST_CASE("pages of any size") {
@@ -165,7 +165,7 @@ TEST_CASE("pages of any size") {
   device_cache<float> kv({.capacity = 40, .dim = 8, .paged = true}, {3, 3}, 1);
   auto view = kv.view();
   view.keys.pages = 9;
-  CHECK_THROWS_WITH(check(view), Catch::Contains("pages for 40 slots expected, 9 of 4 slots came"));
+  CHECK_THROWS_WITH(check(view), Catch::Contains("expected pages for 40 slots, got 9 of 4 slots"));
 }
 
 }  // namespace

@@ -186,10 +186,10 @@ TEST_CASE("state: another policy's is refused before any launch") {
   device_buffer<unsigned char> of_zsmerge(state_bytes(zsmerge{}, kv.view())),
       of_d2o(state_bytes(d2o{}, kv.view())), of_h2o(state_bytes(h2o{}, kv.view()));
   state_view state = made(h2o{}, of_h2o);
-  check_refused(zsmerge{}, state, "zsmerge with a state of 3 columns expected, 1 came");
+  check_refused(zsmerge{}, state, "expected zsmerge with a state of 3 columns, got 1");
   state = made(zsmerge{}, of_zsmerge);
   state.columns = nullptr;
-  check_refused(zsmerge{}, state, "columns of a state expected, null came");
+  check_refused(zsmerge{}, state, "expected the columns of a state, got null");
   state = made(zsmerge{}, of_zsmerge);
   state.head_stride = shape.capacity - 1;
   check_refused(zsmerge{}, state, "a head_stride of at least 41");
@@ -204,7 +204,7 @@ TEST_CASE("state: another policy's is refused before any launch") {
   check_refused(d2o{}, state, "memory of a state");
   state = made(d2o{}, of_d2o);
   state.floats = 1;
-  check_refused(d2o{}, state, "2 floats of memory a head expected, 1 came");
+  check_refused(d2o{}, state, "expected a state of 2 floats of memory per head, got 1");
 }
 
 TEST_CASE("state: attend_observe refuses fewer columns and less memory than its rule has") {
@@ -218,12 +218,12 @@ TEST_CASE("state: attend_observe refuses fewer columns and less memory than its 
   };
   const auto before = x.bytes();
   CHECK_THROWS_WITH(observe(zsmerge_rule{}, one),
-                    Catch::Contains("a state of 3 to 5 columns expected, 1 came"));
+                    Catch::Contains("expected a state of 3 to 5 columns, got 1"));
   CHECK_THROWS_WITH(observe(sum_rule{}, state_view{}), Catch::Contains("columns"));
   state_view two = one;
   two.count = 2, two.columns = nullptr;
-  CHECK_THROWS_WITH(observe(window_rule{}, two), Catch::Contains("null came"));
-  CHECK_THROWS_WITH(observe(d2o_rule{}, one), Catch::Contains("2 floats of memory a head"));
+  CHECK_THROWS_WITH(observe(window_rule{}, two), Catch::Contains("got null"));
+  CHECK_THROWS_WITH(observe(d2o_rule{}, one), Catch::Contains("2 floats of memory per head"));
   CHECK(x.bytes() == before);
   CHECK_NOTHROW(observe(sum_rule{}, one));
 }

@@ -101,16 +101,16 @@ TEST_CASE("step refuses what it cannot do") {
   };
   CHECK_THROWS_WITH(
       step_with(h2o{}, budget{.target = 9}),
-      Catch::Contains("a target of 1 to 8 expected (room for the new token), 9 came"));
+      Catch::Contains("expected a target of 1 to 8 slots (one fewer than the capacity), got 9"));
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 4, .trigger = 10}),
-                    Catch::Contains("a trigger of 5 to 9 expected, 10 came"));
+                    Catch::Contains("expected a trigger of 5 to 9 slots, got 10"));
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 7}),
-                    Catch::Contains("h2o with a target of at least 8 expected, 7 came"));
+                    Catch::Contains("expected h2o with a target of at least 8 slots, got 7"));
   CHECK_THROWS_WITH(step_with(h2o{.sinks = -1}, budget{.target = 8}),
-                    Catch::Contains("sinks expected, -1 came"));
+                    Catch::Contains("sinks, got -1"));
   CHECK_THROWS_WITH(step_with(streaming_llm{.positions = streaming_llm::position_mode::cache_index},
                               budget{.target = 8}),
-                    Catch::Contains("original positions expected, cache_index came"));
+                    Catch::Contains("expected original positions, got cache_index"));
 }
 
 TEST_CASE("step: a head without room gives NaN and stays as it is") {

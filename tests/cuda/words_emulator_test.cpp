@@ -67,8 +67,10 @@ TEST_CASE("sixteen bytes come as four registers, and powers of 2 as coarse as th
     kernel.wrong = wrong;
     launch(kernel, {}, stream{});
   };
-  CHECK_THROWS_WITH(broken(fault::odd_address), Contains("a multiple of 16 bytes expected"));
-  CHECK_THROWS_WITH(broken(fault::half_vector), Contains("a multiple of 8 expected for a vector"));
+  CHECK_THROWS_WITH(broken(fault::odd_address),
+                    Contains("expected an address that is a multiple of 16 bytes"));
+  CHECK_THROWS_WITH(broken(fault::half_vector),
+                    Contains("expected an index that is a multiple of 8 for a vector"));
   CHECK_THROWS_WITH(broken(fault::no_barrier), Contains("race"));
 }
 

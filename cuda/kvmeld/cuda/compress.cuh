@@ -27,8 +27,8 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
     const head_budgets targets = head_budgets(limits).without_triggers();
     targets.check(cache.heads, "cuda compress", [&](const budget& x) {
       expects(x.target >= policy.min_budget() && x.target <= cache.capacity,
-              "cuda compress: ", Policy::name(), " with a target of ", policy.min_budget(), " to ",
-              cache.capacity, " expected, ", x.target, " came");
+              "cuda compress: expected ", Policy::name(), " with a target of ", policy.min_budget(),
+              " to ", cache.capacity, " slots, got ", x.target);
     });
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(

@@ -15,11 +15,11 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
                           const cache_view<Scalar>& cache) {
   state_view state;
   const auto columns = columns_of(policy);
-  expects(columns.size() <= max_columns, "cuda state: ", Policy::name(), " with at most ",
-          max_columns, " columns expected, ", columns.size(), " came");
+  expects(columns.size() <= max_columns, "cuda state: expected ", Policy::name(), " with at most ",
+          max_columns, " columns, got ", columns.size());
   const std::size_t floats = memory_of(policy, cache), slots = shape_of(cache).slots();
-  expects(floats < 1U << 30, "cuda state: ", Policy::name(), " with less than 2^30 floats of ",
-          "memory a head expected, ", floats, " came");
+  expects(floats < 1U << 30, "cuda state: expected ", Policy::name(),
+          " with fewer than 2^30 floats of ", "memory per head, got ", floats);
   for (const auto& column : columns) {
     state.merges[state.count] = column.fold, state.initial[state.count] = column.initial;
     ++state.count;

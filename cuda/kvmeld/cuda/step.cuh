@@ -30,8 +30,8 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
           const Scalar* queries, const new_tokens<Scalar>& fresh, const Budgets& limits,
           Scalar* out, workspace memory, stream stream) {
   check(cache);
-  expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: keys and values [",
-          cache.heads, ", ", cache.dim, "] of the new tokens expected, null came");
+  expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: expected keys and values [",
+          cache.heads, ", ", cache.dim, "] of the new tokens, got null");
   const auto rule = detail::rule_of(policy, cache.dim);
   detail::check_state(policy, rule, cache, state, "cuda step");
   using device = device_policy<Policy>;
@@ -41,14 +41,14 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   }
   const head_budgets checked = limits;
   checked.check(cache.heads, "cuda step", [&](const budget& x) {
-    expects(x.target > 0 && x.target < cache.capacity, "cuda step: a target of 1 to ",
-            cache.capacity - 1, " expected (room for the new token), ", x.target, " came");
+    expects(x.target > 0 && x.target < cache.capacity, "cuda step: expected a target of 1 to ",
+            cache.capacity - 1, " slots (one fewer than the capacity), got ", x.target);
     expects(x.trigger_length() > x.target && x.trigger_length() <= cache.capacity,
-            "cuda step: a trigger of ", x.target + 1, " to ", cache.capacity, " expected, ",
-            x.trigger, " came");
+            "cuda step: expected a trigger of ", x.target + 1, " to ", cache.capacity,
+            " slots, got ", x.trigger);
     if constexpr (rule_type::evicts) {
-      expects(x.target >= policy.min_budget(), "cuda step: ", Policy::name(),
-              " with a target of at least ", policy.min_budget(), " expected, ", x.target, " came");
+      expects(x.target >= policy.min_budget(), "cuda step: expected ", Policy::name(),
+              " with a target of at least ", policy.min_budget(), " slots, got ", x.target);
     }
   });
   bool plans = rule_type::evicts && (!checked.one_by_one() || always_plans<rule_type>);

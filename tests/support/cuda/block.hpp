@@ -277,8 +277,8 @@ inline void count(traffic::kind what, const void* at, std::size_t bytes) {
 /// Of global memory.
 inline void expect_aligned(const void* p, std::uintptr_t to) {
   if (reinterpret_cast<std::uintptr_t>(p) % to != 0) {
-    now().fail("global memory: an address at a multiple of " + std::to_string(to) +
-               " bytes expected");
+    now().fail("global memory: expected an address that is a multiple of " + std::to_string(to) +
+               " bytes");
   }
 }
 

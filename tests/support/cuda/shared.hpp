@@ -178,8 +178,8 @@ class shared_array {
   std::uint32_t pair_of_row(index_t i) const {
     static_assert(sizeof(T) == 2);
     if (i % 2 != 0) {
-      emulator::now().fail("shared memory: an even index expected for a pair, " +
-                           std::to_string(i) + " came");
+      emulator::now().fail("shared memory: expected an even index for a pair, got " +
+                           std::to_string(i));
     }
     const T x[2] = {get(i), get(i + 1)};
     std::uint32_t bits = 0;
@@ -216,14 +216,15 @@ class shared_array {
   }
   static void expect_index(index_t i) {
     if (i < 0 || i >= N) {
-      emulator::now().fail("shared memory: an index of 0 to " + std::to_string(N - 1) +
-                           " expected, " + std::to_string(i) + " came");
+      emulator::now().fail("shared memory: expected an index of 0 to " + std::to_string(N - 1) +
+                           ", got " + std::to_string(i));
     }
   }
   static void expect_vector(index_t i) {
     if (i % vector_16<T>::size != 0) {
-      emulator::now().fail("shared memory: a multiple of " + std::to_string(vector_16<T>::size) +
-                           " expected for a vector, " + std::to_string(i) + " came");
+      emulator::now().fail("shared memory: expected an index that is a multiple of " +
+                           std::to_string(vector_16<T>::size) + " for a vector, got " +
+                           std::to_string(i));
     }
   }
 

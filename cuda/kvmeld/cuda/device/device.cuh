@@ -96,7 +96,7 @@
 #define KVMELD_ROLLED
 #include "cuda/emulator.hpp"
 #else
-#error "kvmeld::cuda: nvcc expected, or kvmeld's tests/support in the include path for the emulator"
+#error "kvmeld::cuda: expected nvcc, or kvmeld's tests/support in the include path for the emulator"
 #endif
 
 namespace kvmeld::cuda {

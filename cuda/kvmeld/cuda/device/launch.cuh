@@ -77,8 +77,9 @@ void launch_kernel(const Kernel& kernel, extent blocks, stream stream, bool earl
     return;
   }
   constexpr std::size_t bytes = sizeof(typename Kernel::shared_memory);
-  static_assert((bytes > shared_of_every_card) == is_roomy<Kernel>(),
-                "a kernel that every card can launch expected, or another beside it");
+  static_assert(
+      (bytes > shared_of_every_card) == is_roomy<Kernel>(),
+      "kvmeld::cuda: expected a kernel that every GPU can launch, or a smaller one in addition");
   if constexpr (bytes > 48 * 1024) {
     check(cudaFuncSetAttribute(run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(bytes)),

@@ -46,10 +46,10 @@ class head_budgets {
   template <class CheckOne>
   void check(index_t heads, const char* what, CheckOne check_one) const {
     if (each_) {
-      expects(host_.size() == static_cast<std::size_t>(heads), what, ": budgets: one for each of ",
-              heads, " heads expected, ", host_.size(), " came");
+      expects(host_.size() == static_cast<std::size_t>(heads), what, ": expected ", heads,
+              " budgets (one per head), got ", host_.size());
       expects(heads == 0 || device_ != nullptr, what,
-              ": budgets on the device as on the host expected, null came");
+              ": expected the budgets on the device too, got null");
     }
     for (const budget& x : host()) {
       check_one(x);

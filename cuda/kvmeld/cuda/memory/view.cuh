@@ -119,53 +119,53 @@ static_assert(std::is_trivially_copyable_v<cache_view<float>> &&
 /// Refuses a cache that the kernels cannot take.
 template <class Scalar>
 void check(const cache_view<Scalar>& cache) {
-  expects(cache.dim >= 1 && cache.dim <= max_dim, "cuda: a dim of 1 to ", max_dim, " expected, ",
-          cache.dim, " came");
-  expects(cache.group >= 1 && cache.group <= max_group, "cuda: a group of 1 to ", max_group,
-          " expected, ", cache.group, " came");
+  expects(cache.dim >= 1 && cache.dim <= max_dim, "cuda: expected a dim of 1 to ", max_dim,
+          ", got ", cache.dim);
+  expects(cache.group >= 1 && cache.group <= max_group, "cuda: expected a group of 1 to ",
+          max_group, ", got ", cache.group);
   for (const plane<Scalar>* rows : {&cache.keys, &cache.values}) {
     expects(
         rows->table == nullptr || (rows->slots.slots >= 1 && rows->heads >= 1 &&
                                    std::int64_t{rows->pages} * rows->slots.slots >= cache.capacity),
-        "cuda: pages for ", cache.capacity, " slots expected, ", rows->pages, " of ",
-        rows->slots.slots, " slots came");
+        "cuda: expected pages for ", cache.capacity, " slots, got ", rows->pages, " of ",
+        rows->slots.slots, " slots");
   }
   expects(cache.active == nullptr ? cache.active_count == 0
                                   : cache.active_count >= 0 && cache.active_count <= cache.heads,
-          "cuda: a list of 0 to ", cache.heads, " active heads expected, ", cache.active_count,
-          " came");
-  expects(cache.heads >= 0 && cache.capacity >= 1, "cuda: heads and a capacity expected, ",
-          cache.heads, " and ", cache.capacity, " came");
+          "cuda: expected a list of 0 to ", cache.heads, " active heads, got ", cache.active_count);
+  expects(cache.heads >= 0 && cache.capacity >= 1,
+          "cuda: expected at least 0 heads and a capacity of at least 1 slot, got ", cache.heads,
+          " heads and ", cache.capacity, " slots");
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
               cache.position != nullptr && cache.length != nullptr && cache.tokens_total != nullptr,
-          "cuda: keys, values, log_mass, position, length and tokens_total expected, null came");
+          "cuda: expected keys, values, log_mass, position, length and tokens_total, got null");
 }
 
 /// Refuses a state that lacks `columns` columns or `floats` floats of memory a head.
 template <class Scalar>
 void check(const state_view& state, const cache_view<Scalar>& cache, index_t columns,
            std::size_t floats, const char* what) {
-  expects(state.count >= columns && state.count <= max_columns, what, ": a state of ", columns,
-          " to ", max_columns, " columns expected, ", state.count, " came");
+  expects(state.count >= columns && state.count <= max_columns, what, ": expected a state of ",
+          columns, " to ", max_columns, " columns, got ", state.count);
   if (state.count > 0) {
-    expects(state.columns != nullptr, what, ": columns of a state expected, null came");
+    expects(state.columns != nullptr, what, ": expected the columns of a state, got null");
     expects(state.column_stride >= cache.capacity && state.head_stride >= cache.capacity, what,
-            ": a column_stride and a head_stride of at least ", cache.capacity, " expected, ",
-            state.column_stride, " and ", state.head_stride, " came");
+            ": expected a column_stride and a head_stride of at least ", cache.capacity, ", got ",
+            state.column_stride, " and ", state.head_stride);
   }
   if (floats > 0) {
     expects(state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats, what,
-            ": a state of ", floats, " floats of memory a head expected, ", state.floats, " came");
+            ": expected a state of ", floats, " floats of memory per head, got ", state.floats);
     expects(state.memory != nullptr && state.memory_stride >= state.floats, what,
-            ": memory of a state with a stride of at least ", state.floats, " expected, ",
-            state.memory == nullptr ? 0 : state.memory_stride, " came");
+            ": expected the memory of a state with a stride of at least ", state.floats,
+            " floats, got ", state.memory == nullptr ? 0 : state.memory_stride);
   }
 }
 
 inline void check(const plan_view& plan, const char* what) {
   expects(plan.rows != nullptr && plan.begin != nullptr && plan.sources != nullptr &&
               plan.log_mass != nullptr,
-          what, ": rows, begin, edges and log_mass of a plan expected, null came");
+          what, ": expected the rows, begin, edges and log_mass of a plan, got null");
 }
 
 // ---------------------------------------------------------------------------- rows

@@ -34,9 +34,9 @@ class workspace_allocator {
 
   /// Refuses memory that was too small for what was taken; `sized_by` says how much it needs.
   void check(const char* what, const char* sized_by = "workspace_bytes") const {
-    expects(used_ <= (memory_.data == nullptr ? 0 : memory_.bytes), what, ": a workspace of ",
-            used_, " bytes expected (", sized_by, "), ",
-            memory_.data == nullptr ? 0 : memory_.bytes, " came");
+    expects(used_ <= (memory_.data == nullptr ? 0 : memory_.bytes), what,
+            ": expected a workspace of ", used_, " bytes (", sized_by, "), got ",
+            memory_.data == nullptr ? 0 : memory_.bytes);
   }
 
  private:

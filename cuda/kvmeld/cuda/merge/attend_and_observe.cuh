@@ -68,8 +68,8 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
                         const Scalar* queries, const new_tokens<Scalar>& fresh,
                         const step_options& options, partial_attention partial, Scalar* out,
                         float* log_sum_exp, stream stream) {
-  expects(queries != nullptr && out != nullptr, "cuda attend: queries and out [", cache.heads, ", ",
-          cache.group, ", ", cache.dim, "] expected, null came");
+  expects(queries != nullptr && out != nullptr, "cuda attend: expected queries and out [",
+          cache.heads, ", ", cache.group, ", ", cache.dim, "], got null");
   partial.logits = Rule::observes ? partial.logits : nullptr;
   const auto call_with = [&](const auto& masses) {
     using mass_type = std::remove_cvref_t<decltype(masses)>;

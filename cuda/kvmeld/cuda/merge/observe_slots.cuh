@@ -24,7 +24,7 @@ struct observe_slots {
   static constexpr index_t columns = by_slots ? observed_columns<Rule>() : 0;
   static_assert(
       columns <= Rule::columns && (!by_slots || columns > 0),
-      "kvmeld::cuda: a rule that observes with 1 to `columns` `observed_columns` expected");
+      "kvmeld::cuda: expected a rule that observes with 1 to `columns` `observed_columns`");
   /// Slots that a thread asks for at once: what its registers hold, 64 of a block of 512.
   static constexpr index_t at_once = !by_slots && !evicts_one ? 1
                                      : Threads <= 128         ? 4

@@ -94,19 +94,19 @@ void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar
                  const state_view& state, const char* what) {
   const auto columns = columns_of(policy);
   const auto count = static_cast<index_t>(columns.size());
-  expects(state.count == count, what, ": ", Policy::name(), " with a state of ", count,
-          " columns expected, ", state.count, " came");
+  expects(state.count == count, what, ": expected ", Policy::name(), " with a state of ", count,
+          " columns, got ", state.count);
   const std::size_t floats = memory_of(policy, cache);
   expects(floats == 0 || (state.floats >= 0 && static_cast<std::size_t>(state.floats) >= floats),
-          "cuda ", Policy::name(), ": a state of ", floats, " floats of memory a head expected, ",
-          state.floats, " came");
+          "cuda ", Policy::name(), ": expected a state of ", floats,
+          " floats of memory per head, got ", state.floats);
   check(state, cache, count, floats, what);
   check_rule(rule, cache, state, what);
   for (index_t c = 0; c < count; ++c) {
     const auto& column = columns[static_cast<std::size_t>(c)];
-    expects(state.merges[c] == column.fold && state.initial[c] == column.initial, what, ": ",
-            Policy::name(), "'s merge and initial number of column ", c,
-            " expected (make_state_view), others came");
+    expects(state.merges[c] == column.fold && state.initial[c] == column.initial, what,
+            ": expected ", Policy::name(), "'s merge and initial number of column ", c,
+            " (make_state_view), got others");
   }
 }
 

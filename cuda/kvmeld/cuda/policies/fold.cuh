@@ -14,8 +14,8 @@ struct device_policy<fold> {
   static fold_rule rule(const fold& policy, index_t dim) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
-    expects(errc::unsupported, p.polish == 0, "cuda fold: no polish expected, ", p.polish,
-            " steps came");
+    expects(errc::unsupported, p.polish == 0, "cuda fold: expected no polish, got ", p.polish,
+            " steps");
     return {group_combine::sum,
             policy.pinned(),
             policy.pins == fold::pin_rule::scores,

@@ -13,7 +13,7 @@ template <>
 struct device_policy<keepkv> {
   static keepkv_rule rule(const keepkv& policy, index_t) {
     expects(policy.variant == keepkv::mode::paper,
-            "cuda keepkv: the paper's mode expected, the code's came");
+            "cuda keepkv: expected the paper's mode, got the code's");
     return {group_combine::sum, policy.sinks, policy.recent, policy.similarity, policy.decay};
   }
   template <class Scalar>

@@ -11,7 +11,7 @@ template <>
 struct device_policy<streaming_llm> : evicting_policy {
   static position_rule rule(const streaming_llm& policy, index_t) {
     expects(policy.positions == streaming_llm::position_mode::original,
-            "cuda streaming_llm: original positions expected, cache_index came");
+            "cuda streaming_llm: expected original positions, got cache_index");
     return {{}, policy.sinks};
   }
 };

@@ -201,12 +201,12 @@ void column_scores(const cache_view<Scalar>& cache, const query_rows<Scalar>& qu
                    stream stream) {
   check(cache);
   expects(queries.count > 0 && queries.data != nullptr,
-          "cuda column_scores: at least 1 query expected, ",
-          queries.data == nullptr ? 0 : queries.count, " came");
+          "cuda column_scores: expected at least 1 query, got ",
+          queries.data == nullptr ? 0 : queries.count);
   expects(options.decay > 0 && options.decay <= 1,
-          "cuda column_scores: a decay in (0, 1] expected, ", options.decay, " came");
-  expects(options.window >= 0, "cuda column_scores: a window of at least 0 queries expected, ",
-          options.window, " came");
+          "cuda column_scores: expected a decay in (0, 1], got ", options.decay);
+  expects(options.window >= 0, "cuda column_scores: expected a window of at least 0 queries, got ",
+          options.window);
   workspace_allocator from(memory);
   detail::column_memory work;
   work.allocate(from, cache.heads, cache.group, queries.count, cache.capacity);

@@ -56,8 +56,8 @@ struct move_ahead {
 
 /// How many queries `foresight` makes of a prompt's `queries`.
 inline index_t foresight_count(index_t queries, const foresight_options& options = {}) {
-  expects(queries > 0, "cuda foresight: queries expected, none came");
-  expects(options.count > 0, "cuda foresight: at least 1 query expected, ", options.count, " came");
+  expects(queries > 0, "cuda foresight: expected queries");
+  expects(options.count > 0, "cuda foresight: expected at least 1 query, got ", options.count);
   const index_t rest = queries - detail::first_spread(queries);
   return options.count < rest ? options.count : rest;
 }
@@ -73,7 +73,7 @@ void foresight(const cache_view<Scalar>& cache, const query_rows<Scalar>& querie
   options.ahead.validate("cuda foresight");
   const index_t count = foresight_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,
-          "cuda foresight: queries, rows for them and positions expected, null came");
+          "cuda foresight: expected queries, positions and an output, got null");
   launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead,
                                     detail::first_spread(queries.count), count, out, position},
          {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);

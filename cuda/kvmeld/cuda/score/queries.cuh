@@ -57,9 +57,8 @@ template <class Scalar>
 void check(const query_rows<Scalar>& queries, index_t least, const char* what) {
   expects(queries.count >= least && queries.before >= 0 &&
               (queries.count == 0 || queries.data != nullptr),
-          what, ": ", least > 0 ? "at least 1 query" : "queries",
-          ", and a count before them from 0 expected, ", queries.count, " and ", queries.before,
-          " came");
+          what, ": expected ", least > 0 ? "at least 1 query" : "queries",
+          " and a count of at least 0 before them, got ", queries.count, " and ", queries.before);
 }
 
 namespace detail {

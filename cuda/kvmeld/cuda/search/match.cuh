@@ -186,7 +186,7 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
   check(cache);
   expects(removed.slots != nullptr && removed.count != nullptr && kept.slots != nullptr &&
               kept.count != nullptr && out.into != nullptr && out.similarity != nullptr,
-          "cuda match: lists of slots and room for the matches expected, null came");
+          "cuda match: expected lists of slots and an output for the matches, got null");
   float* norm = nullptr;
   if constexpr (Similarity::norms) {
     workspace_allocator from(memory);

@@ -135,7 +135,7 @@ struct select_slots {
 template <class Scalar, class Rule, class To>
 void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache,
                  const state_view& state, const head_budgets& limits, stream stream) {
-  static_assert(Rule::evicts, "kvmeld::cuda: a rule that evicts expected");
+  static_assert(Rule::evicts, "kvmeld::cuda: expected a rule that evicts");
   launch(select_slots<Scalar, Rule, To>{cache, state, rule, limits, to}, {cache.blocks()}, stream);
 }
 /// ... and `then`, a kernel of a block a head too, in the same launch.
@@ -162,7 +162,7 @@ void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view&
   detail::check_rule(rule, cache, state, "cuda select");
   const head_budgets checked = limits;
   checked.check(cache.heads, "cuda select", [](const budget& x) {
-    expects(x.target >= 0, "cuda select: a target of at least 0 expected, ", x.target, " came");
+    expects(x.target >= 0, "cuda select: expected a target of at least 0 slots, got ", x.target);
   });
   detail::select_into(detail::evictions{plan}, rule, cache, state, checked, stream);
 }
