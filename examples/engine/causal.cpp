@@ -9,14 +9,15 @@ void causal_attention(const matrix_view& q, const matrix_view& k, const matrix_v
                       index_t heads, index_t kv_heads, index_t dim, index_t first,
                       row_major_matrix& out) {
   const Eigen::Index tokens = q.rows(), seen = first + tokens;
-  expects(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "causal_attention: ", heads,
-          " heads expected to be a multiple of ", kv_heads, " KV heads");
-  expects(q.cols() == Eigen::Index{heads} * dim, "causal_attention: q [", tokens, ", ", heads * dim,
-          "] expected, [", q.rows(), ", ", q.cols(), "] came");
+  expects(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
+          "causal_attention: expected a multiple of the KV heads, got ", heads, " heads for ",
+          kv_heads, " KV heads");
+  expects(q.cols() == Eigen::Index{heads} * dim, "causal_attention: expected q [", tokens, ", ",
+          heads * dim, "], got [", q.rows(), ", ", q.cols(), "]");
   for (const auto* m : {&k, &v}) {
     expects(m->rows() == seen && m->cols() == Eigen::Index{kv_heads} * dim,
-            "causal_attention: k and v [", seen, ", ", kv_heads * dim, "] expected, [", m->rows(),
-            ", ", m->cols(), "] came");
+            "causal_attention: expected k and v [", seen, ", ", kv_heads * dim, "], got [",
+            m->rows(), ", ", m->cols(), "]");
   }
   constexpr Eigen::Index block = 64;  // queries at a time: their scores stay in the cache
   const float scale = 1 / std::sqrt(static_cast<float>(dim));

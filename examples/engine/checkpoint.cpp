@@ -15,8 +15,8 @@ checkpoint::checkpoint(const std::filesystem::path& folder) {
     open_shards(folder);
   } else {
     throw format_error(folder,
-                       "model.safetensors or model.safetensors.index.json expected in this "
-                       "folder, it has neither");
+                       "expected model.safetensors or model.safetensors.index.json in this "
+                       "folder, got neither");
   }
 }
 
@@ -35,20 +35,18 @@ void checkpoint::open_shards(const std::filesystem::path& folder) {
     const std::string shard = value.is_string() ? value.get<std::string>() : "";
     // The name alone: an index must not lead out of its folder.
     if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "..") {
-      throw format_error(index_path_, "tensor \"", name, "\": a file name expected, ",
-                         describe(value), " came");
+      throw format_error(index_path_, "tensor \"", name, "\": expected a file name, got ",
+                         describe(value));
     }
     if (!shards_.contains(shard)) {
       if (!std::filesystem::exists(folder / shard)) {
-        throw format_error(index_path_, "shard \"", shard,
-                           "\" expected in the same folder, it is not there");
+        throw format_error(index_path_, "expected shard \"", shard, "\" in the same folder");
       }
       shards_.emplace(shard, folder / shard);
     }
     const auto& file = shards_.at(shard);
     if (!file.contains(name)) {
-      throw format_error(index_path_, "tensor \"", name, "\" expected in shard \"", shard,
-                         "\", it is not there");
+      throw format_error(index_path_, "expected tensor \"", name, "\" in shard \"", shard, "\"");
     }
     holders_.emplace(name, &file);
   }
@@ -60,7 +58,7 @@ const safetensors_file& checkpoint::holder(const std::string& name) const {
   }
   const auto found = holders_.find(name);
   if (found == holders_.end()) {
-    throw format_error(index_path_, "tensor \"", name, "\" expected, no shard has it");
+    throw format_error(index_path_, "expected tensor \"", name, "\" in a shard");
   }
   return *found->second;
 }

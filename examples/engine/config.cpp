@@ -70,7 +70,7 @@ config config::parse(std::string_view text, const std::filesystem::path& file) {
   }
   c.dim = model.count("head_dim", c.hidden / c.heads);
   if (c.dim % 2 != 0) {
-    throw format_error(file, "an even head_dim expected (RoPE turns pairs), ", c.dim, " came");
+    throw format_error(file, "expected an even head_dim (RoPE rotates pairs), got ", c.dim);
   }
   model.expect(std::int64_t{c.heads} * c.dim <= std::numeric_limits<index_t>::max(),
                "num_attention_heads", "heads * head_dim that an index holds");

@@ -13,8 +13,8 @@ decoder decoder::load(const std::filesystem::path& folder) {
 
 void decoder::run(scratch& s, std::span<const int> tokens, std::span<const index_t> positions,
                   const attend_function& attend, row_major_matrix& logits, bool last_only) const {
-  expects(positions.size() == tokens.size(), "forward: ", tokens.size(), " positions expected, ",
-          positions.size(), " came");
+  expects(positions.size() == tokens.size(), "forward: expected ", tokens.size(),
+          " positions, got ", positions.size());
   embed(tokens, s.stream);
   s.turns.prepare(shape_.rope, shape_.dim, positions);
   for (index_t layer = 0; layer < shape_.layers; ++layer) {
@@ -46,12 +46,12 @@ void decoder::run(scratch& s, std::span<const int> tokens, std::span<const index
 }
 
 void decoder::embed(std::span<const int> tokens, row_major_matrix& stream) const {
-  expects(!tokens.empty(), "forward: at least one token expected, none came");
+  expects(!tokens.empty(), "forward: expected at least 1 token, got 0");
   stream.resize(static_cast<Eigen::Index>(tokens.size()), shape_.hidden);
   for (Eigen::Index t = 0; t < stream.rows(); ++t) {
     const int token = tokens[static_cast<std::size_t>(t)];
-    expects(token >= 0 && token < shape_.vocab, "forward: tokens 0 to ", shape_.vocab - 1,
-            " expected, ", token, " came");
+    expects(token >= 0 && token < shape_.vocab, "forward: expected tokens 0 to ", shape_.vocab - 1,
+            ", got ", token);
     stream.row(t) = weights_.embedding.weight.row(token);
   }
 }

@@ -31,7 +31,7 @@ class format_error : public std::runtime_error {
 inline std::string read_file(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in || std::filesystem::is_directory(file)) {  // a folder opens, and reads as empty
-    throw format_error(file, "a readable file expected, found none");
+    throw format_error(file, "expected a readable file");
   }
   return {std::istreambuf_iterator<char>(in), {}};
 }

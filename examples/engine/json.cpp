@@ -9,8 +9,8 @@ std::string describe(const nlohmann::json& value) {
 nlohmann::json parse_object(std::string_view text, const std::filesystem::path& file) {
   auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object()) {
-    throw format_error(file, "a JSON object expected, ",
-                       json.is_discarded() ? "text that is not JSON" : describe(json), " came");
+    throw format_error(file, "expected a JSON object, got ",
+                       json.is_discarded() ? "text that is not JSON" : describe(json));
   }
   return json;
 }

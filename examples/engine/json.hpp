@@ -1,4 +1,4 @@
-/// JSON files with errors that name the file, what was expected and what came.
+/// JSON files with errors that name the file, what was expected and what it has.
 #pragma once
 
 #include <cmath>  // std::isfinite
@@ -23,7 +23,7 @@ std::string describe(const nlohmann::json& value);
 /// What is in `file`.
 nlohmann::json parse_object(std::string_view text, const std::filesystem::path& file);
 
-/// One JSON object's fields, with errors that name the field, the value that came and the file.
+/// One JSON object's fields, with errors that name the file, the field and its value.
 class json_fields {
  public:
   /// Refers to both.
@@ -34,7 +34,7 @@ class json_fields {
   bool has(const char* name) const { return object_.contains(name) && !object_.at(name).is_null(); }
   const nlohmann::json& at(const char* name) const {
     if (!has(name)) {
-      throw format_error(file_, "\"", name, "\" expected, it is not there");
+      throw format_error(file_, "expected \"", name, "\"");
     }
     return object_.at(name);
   }
@@ -79,8 +79,8 @@ class json_fields {
   template <class... Parts>
   void expect(bool ok, const char* name, const Parts&... expected) const {
     if (!ok) {
-      throw format_error(file_, "\"", name, "\": ", expected..., " expected, ", describe(at(name)),
-                         " came");
+      throw format_error(file_, "\"", name, "\": expected ", expected..., ", got ",
+                         describe(at(name)));
     }
   }
 

@@ -24,7 +24,7 @@ class mapped_file {
   explicit mapped_file(const std::filesystem::path& file) {
     const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) {
-      throw format_error(file, "a readable file expected: ", std::strerror(errno));
+      throw format_error(file, "expected a readable file: ", std::strerror(errno));
     }
     struct stat status = {};
     const bool regular = fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
@@ -36,7 +36,7 @@ class mapped_file {
     const int error = errno;
     close(descriptor);
     if (!regular || data == MAP_FAILED) {
-      throw format_error(file, "a file to map expected: ",
+      throw format_error(file, "expected a file to map: ",
                          regular ? std::strerror(error) : "this is no regular file");
     }
     data_ = static_cast<const std::byte*>(data);

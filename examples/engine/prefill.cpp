@@ -8,8 +8,8 @@
 namespace engine {
 
 record prefill(const decoder& model, std::span<const int> tokens, logits_of kept, index_t chunk) {
-  expects(!tokens.empty(), "prefill: at least one token expected, none came");
-  expects(chunk > 0, "prefill: a positive chunk expected, ", chunk, " came");
+  expects(!tokens.empty(), "prefill: expected at least 1 token, got 0");
+  expects(chunk > 0, "prefill: expected a chunk of at least 1 token, got ", chunk);
   const config& c = model.shape();
   const auto count = static_cast<Eigen::Index>(tokens.size());
   record r;

@@ -89,14 +89,14 @@ void safetensors_file::open(std::span<const std::byte> bytes) {
 nlohmann::json safetensors_file::parse_header(std::span<const std::byte> bytes) {
   std::uint64_t length = 0;
   if (bytes.size() < sizeof length) {
-    throw format_error(path_, "at least 8 bytes expected, the file has ", bytes.size());
+    throw format_error(path_, "expected at least 8 bytes, got ", bytes.size());
   }
   std::memcpy(&length, bytes.data(), sizeof length);
   const std::size_t room = bytes.size() - sizeof length;
   constexpr std::uint64_t longest = 100'000'000;  // the format's own limit
   if (length > room || length > longest) {
-    throw format_error(path_, "a header length up to ", std::min<std::uint64_t>(room, longest),
-                       " bytes expected, ", length, " came");
+    throw format_error(path_, "expected a header of at most ",
+                       std::min<std::uint64_t>(room, longest), " bytes, got ", length);
   }
   data_ = bytes.subspan(sizeof length + length);
   const auto* const first = reinterpret_cast<const char*>(bytes.data() + sizeof length);
@@ -115,19 +115,19 @@ safetensors_file::tensor safetensors_file::checked(const std::string& name,
   };
   if (!entry.is_object() || !entry.contains("dtype") || !entry.at("dtype").is_string() ||
       !is_counts("shape") || !is_counts("data_offsets") || entry.at("data_offsets").size() != 2) {
-    refuse("{\"dtype\": string, \"shape\": [counts], \"data_offsets\": [begin, end]} expected, ",
-           "something else came");
+    refuse("expected {\"dtype\": string, \"shape\": [counts], \"data_offsets\": [begin, end]}, ",
+           "got another entry");
   }
   tensor t{.dtype = entry.at("dtype"),
            .shape = entry.at("shape"),
            .begin = entry.at("data_offsets")[0],
            .end = entry.at("data_offsets")[1]};
   if (t.begin > t.end) {
-    refuse("ascending data_offsets expected, [", t.begin, ", ", t.end, "] came");
+    refuse("expected ascending data_offsets, got [", t.begin, ", ", t.end, "]");
   }
   if (t.end > data_.size()) {
-    refuse("data_offsets within the file's ", data_.size(), " bytes of data expected, [", t.begin,
-           ", ", t.end, "] came");
+    refuse("expected data_offsets within the file's ", data_.size(), " bytes of data, got [",
+           t.begin, ", ", t.end, "]");
   }
   // A dtype that is not asked for may be anything, and of any size.
   if (const std::uint64_t width = bytes_of(t.dtype); width != 0) {
@@ -137,8 +137,8 @@ safetensors_file::tensor safetensors_file::checked(const std::string& name,
       overflow |= __builtin_mul_overflow(size, n, &size);
     }
     if (overflow || size != t.end - t.begin) {
-      refuse("as many bytes as shape ", text(t.shape), " of ", t.dtype,
-             " takes expected, data_offsets [", t.begin, ", ", t.end, "] came");
+      refuse("expected as many bytes as shape ", text(t.shape), " of ", t.dtype,
+             " takes, got data_offsets [", t.begin, ", ", t.end, "]");
     }
   }
   return t;
@@ -155,15 +155,15 @@ void safetensors_file::expect_no_holes() const {
   std::size_t end = 0;
   for (const auto* entry : order) {
     if (const std::size_t begin = entry->second.begin; begin != end) {
-      throw format_error(path_, "tensor \"", entry->first, "\": offset ", end,
-                         " expected where the tensor before it ends, ", begin, " came, ",
+      throw format_error(path_, "tensor \"", entry->first, "\": expected offset ", end,
+                         " (where the tensor before it ends), got ", begin, ", ",
                          begin < end ? "an overlap" : "a hole");
     }
     end = entry->second.end;
   }
   if (end != data_.size()) {
-    throw format_error(path_, end, " bytes of tensors expected after the header, ", data_.size(),
-                       " came");
+    throw format_error(path_, "expected ", end, " bytes of tensors after the header, got ",
+                       data_.size());
   }
 }
 
@@ -171,12 +171,12 @@ const safetensors_file::tensor& safetensors_file::find(const std::string& name,
                                                        std::initializer_list<index_t> shape) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) {
-    throw format_error(path_, "tensor \"", name, "\" expected, it is not there");
+    throw format_error(path_, "expected tensor \"", name, "\"");
   }
   const std::vector<std::uint64_t> expected(shape.begin(), shape.end());
   if (found->second.shape != expected) {
-    throw format_error(path_, "tensor \"", name, "\": shape ", text(expected), " expected, ",
-                       text(found->second.shape), " came");
+    throw format_error(path_, "tensor \"", name, "\": expected shape ", text(expected), ", got ",
+                       text(found->second.shape));
   }
   return found->second;
 }
@@ -191,8 +191,8 @@ void safetensors_file::copy(const std::string& name, const tensor& t, std::span<
     convert<std::uint16_t>(
         bytes, out, [](std::uint16_t x) { return std::bit_cast<float>(std::uint32_t{x} << 16); });
   } else {
-    throw format_error(path_, "tensor \"", name, "\": dtype F32, F16 or BF16 expected, ", t.dtype,
-                       " came");
+    throw format_error(path_, "tensor \"", name, "\": expected dtype F32, F16 or BF16, got ",
+                       t.dtype);
   }
 }
 

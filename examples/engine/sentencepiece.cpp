@@ -15,7 +15,7 @@ constexpr const char* space = "\xe2\x96\x81";  // U+2581, a space in pieces
 std::unique_ptr<processor> parse(const std::filesystem::path& file, const std::string& model) {
   auto made = std::make_unique<processor>();
   if (const auto status = made->LoadFromSerializedProto(model); !status.ok()) {
-    throw format_error(file, "a SentencePiece model expected: ", status.ToString());
+    throw format_error(file, "expected a SentencePiece model, got ", status.ToString());
   }
   return made;
 }
@@ -30,12 +30,11 @@ sentencepiece_codec::sentencepiece_codec(const std::filesystem::path& file, inde
   fragment_ = parse(file, model + std::string("\x1a\x04\x18\x00\x20\x00", 6));
   const auto first = fragment_->EncodeAsPieces("a");
   if (first.empty() || first[0].starts_with(space)) {
-    throw format_error(file, "a piece without a leading space expected of \"a\", \"",
-                       first.empty() ? "" : first[0],
-                       "\" came: this model cannot encode fragments");
+    throw format_error(file, "expected a piece without a leading space for \"a\", got \"",
+                       first.empty() ? "" : first[0], "\" (this model cannot encode fragments)");
   }
   if (size() > vocab) {
-    throw format_error(file, "at most vocab_size = ", vocab, " pieces expected, ", size(), " came");
+    throw format_error(file, "expected at most vocab_size = ", vocab, " pieces, got ", size());
   }
   by_lines_ = lines_are_apart();
 }

@@ -35,16 +35,17 @@ tokenizer tokenizer::load(const std::filesystem::path& folder, index_t vocab) {
   }
   if (std::filesystem::exists(folder / "tokenizer.json")) {
     const auto name = (folder / "").parent_path().string();
-    throw format_error(folder,
-                       "tokenizer.model (SentencePiece) expected, this folder has tokenizer.json "
-                       "alone. llama.cpp makes a GGUF of it, which --model takes: python3 "
-                       "llama.cpp/convert_hf_to_gguf.py ",
-                       name, " --outfile ", name, ".gguf");
+    throw format_error(
+        folder,
+        "expected tokenizer.model (SentencePiece), got tokenizer.json alone. llama.cpp "
+        "makes a GGUF of it, which --model takes: python3 "
+        "llama.cpp/convert_hf_to_gguf.py ",
+        name, " --outfile ", name, ".gguf");
   }
   if (vocab != 256) {
     throw format_error(folder,
-                       "tokenizer.model (SentencePiece) expected in this folder, or a model of "
-                       "256 tokens (bytes); there is none and vocab_size is ",
+                       "expected tokenizer.model (SentencePiece) in this folder, or a model of "
+                       "256 tokens (bytes), got no tokenizer.model and a vocab_size of ",
                        vocab);
   }
   return tokenizer(byte_codec());
@@ -52,8 +53,8 @@ tokenizer tokenizer::load(const std::filesystem::path& folder, index_t vocab) {
 
 std::string tokenizer::decode(std::span<const int> tokens) const {
   for (const int token : tokens) {
-    expects(token >= 0 && token < vocab_size(), "decode: tokens 0 to ", vocab_size() - 1,
-            " expected, ", token, " came");
+    expects(token >= 0 && token < vocab_size(), "decode: expected tokens 0 to ", vocab_size() - 1,
+            ", got ", token);
   }
   return by_->decode(tokens);
 }

@@ -81,11 +81,13 @@ TEST_CASE("safetensors: tensors longer than one buffer, at an odd offset") {
 }
 
 TEST_CASE("safetensors: refuses files that end too soon") {
-  refuses("", {"8 bytes expected", "has 0"});
-  refuses("1234567", {"8 bytes expected", "has 7"});
-  refuses(safetensors("{}", "", 3), {"header length up to 2", "3 came"});
-  refuses(safetensors("{}", "", ~0ULL), {"header length", "18446744073709551615 came"});
-  refuses(safetensors("{}", "", 1ULL << 63), {"header length", "9223372036854775808 came"});
+  refuses("", {"expected at least 8 bytes", "got 0"});
+  refuses("1234567", {"expected at least 8 bytes", "got 7"});
+  refuses(safetensors("{}", "", 3), {"expected a header of at most 2 bytes", "got 3"});
+  refuses(safetensors("{}", "", ~0ULL),
+          {"expected a header of at most 2 bytes", "got 18446744073709551615"});
+  refuses(safetensors("{}", "", 1ULL << 63),
+          {"expected a header of at most 2 bytes", "got 9223372036854775808"});
 }
 
 TEST_CASE("safetensors: refuses headers that are no JSON object") {
@@ -117,31 +119,31 @@ TEST_CASE("safetensors: refuses offsets that cannot be") {
   const auto x = [](const std::string& shape, const std::string& offsets) {
     return safetensors("{" + entry("x", "F32", shape, offsets) + "}", two_floats);
   };
-  refuses(x("[2]", "[8, 0]"), {"\"x\"", "ascending", "[8, 0] came"});
-  refuses(x("[2]", "[4, 12]"), {"\"x\"", "8 bytes of data", "[4, 12] came"});
+  refuses(x("[2]", "[8, 0]"), {"\"x\"", "expected ascending", "got [8, 0]"});
+  refuses(x("[2]", "[4, 12]"), {"\"x\"", "8 bytes of data", "got [4, 12]"});
   refuses(x("[2]", "[18446744073709551608, 18446744073709551615]"), {"\"x\"", "8 bytes of data"});
-  refuses(x("[3]", "[0, 8]"), {"\"x\"", "shape [3] of F32", "[0, 8] came"});
+  refuses(x("[3]", "[0, 8]"), {"\"x\"", "shape [3] of F32", "got [0, 8]"});
   refuses(x("[4294967296, 4294967296]", "[0, 0]"), {"shape [4294967296, 4294967296]"});
   refuses(x("[4611686018427387905]", "[0, 4]"), {"shape [4611686018427387905]"});
-  refuses(x("[1]", "[4, 8]"), {"offset 0 expected", "4 came", "hole"});
-  refuses(x("[1]", "[0, 4]"), {"4 bytes of tensors expected", "8 came"});
+  refuses(x("[1]", "[4, 8]"), {"expected offset 0", "got 4", "hole"});
+  refuses(x("[1]", "[0, 4]"), {"expected 4 bytes of tensors", "got 8"});
   refuses(safetensors("{" + entry("x", "F32", "[2]", "[0, 8]") + "," +
                           entry("y", "F32", "[1]", "[4, 8]") + "}",
                       two_floats),
-          {"\"y\"", "offset 8 expected", "4 came", "overlap"});
+          {"\"y\"", "expected offset 8", "got 4", "overlap"});
   refuses(safetensors("{" + entry("x", "F32", "[2]", "[0, 8]") + "}", two_floats.substr(0, 7)),
           {"\"x\"", "7 bytes of data"});
 }
 
 TEST_CASE("safetensors: refuses tensors that are not what is asked for") {
   refuses(safetensors("{" + entry("y", "F32", "[2]", "[0, 8]") + "}", two_floats),
-          {"\"x\" expected", "not there"});
+          {"expected tensor \"x\""});
   refuses(safetensors("{" + entry("x", "F32", "[1, 2]", "[0, 8]") + "}", two_floats),
-          {"\"x\"", "shape [2] expected", "[1, 2] came"});
+          {"\"x\"", "expected shape [2]", "got [1, 2]"});
   refuses(safetensors("{" + entry("x", "I32", "[2]", "[0, 8]") + "}", two_floats),
-          {"\"x\"", "F32, F16 or BF16", "I32 came"});
+          {"\"x\"", "expected dtype F32, F16 or BF16", "got I32"});
   refuses(safetensors("{" + entry("x", "Q5_NEW", "[2]", "[0, 8]") + "}", two_floats),
-          {"\"x\"", "F32, F16 or BF16", "Q5_NEW came"});
+          {"\"x\"", "expected dtype F32, F16 or BF16", "got Q5_NEW"});
 }
 
 TEST_CASE("safetensors: refuses what is no regular file") {
@@ -190,21 +192,21 @@ TEST_CASE("checkpoint: an index names shards and tensors that must be there") {
   };
   index(R"({"weight_map": {"x": "a.safetensors"}})");
   CHECK(engine::checkpoint(folder.path()).vector("x", 2)(1) == 2);
-  refuses_index({"\"y\" expected", "no shard"});
+  refuses_index({"expected tensor \"y\" in a shard"});
   index(R"({"weight_map": {"x": "a.safetensors", "y": "a.safetensors"}})");
-  refuses_index({"\"y\" expected in shard \"a.safetensors\"", "not there"});
+  refuses_index({"expected tensor \"y\" in shard \"a.safetensors\""});
   index(R"({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})");
-  refuses_index({"shard \"b.safetensors\" expected", "not there"});
+  refuses_index({"expected shard \"b.safetensors\" in the same folder"});
   for (const char* shard_name :
        {R"("../a.safetensors")", R"("/a.safetensors")", R"("")", "3", R"("..")"}) {
     CAPTURE(shard_name);
     index(std::string(R"({"weight_map": {"y": )") + shard_name + "}}");
-    refuses_index({"\"y\"", "file name expected", shard_name});
+    refuses_index({"\"y\"", "expected a file name", shard_name});
   }
   index(R"({"weight_map": ["x"]})");
-  refuses_index({"weight_map", "object expected", "an array"});
+  refuses_index({"weight_map", "expected an object", "an array"});
   index("{}");
-  refuses_index({"weight_map", "not there"});
+  refuses_index({"expected \"weight_map\""});
   index("nothing");
   refuses_index({"JSON object", "not JSON"});
   folder.write("a.safetensors", "short");
@@ -214,6 +216,6 @@ TEST_CASE("checkpoint: an index names shards and tensors that must be there") {
 
 TEST_CASE("checkpoint: refuses a folder without weights") {
   const test::temporary_folder folder;
-  test::expect_refusal(folder.path().string(), {"model.safetensors", "index.json", "neither"},
+  test::expect_refusal(folder.path().string(), {"model.safetensors", "index.json", "got neither"},
                        [&] { engine::checkpoint(folder.path()); });
 }

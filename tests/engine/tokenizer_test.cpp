@@ -103,8 +103,8 @@ TEST_CASE("tokenizer: refuses tokens it does not have") {
   for (const auto* tokenizer : {&bytes, &pieces}) {
     for (const int token : {-1, tokenizer->vocab_size()}) {
       const std::vector<int> tokens{0, token};
-      CHECK_THROWS_WITH(tokenizer->decode(tokens),
-                        Catch::Contains("tokens 0 to") && Catch::Contains(std::to_string(token)));
+      CHECK_THROWS_WITH(tokenizer->decode(tokens), Catch::Contains("expected tokens 0 to") &&
+                                                       Catch::Contains(std::to_string(token)));
     }
   }
 }
@@ -114,7 +114,7 @@ TEST_CASE("tokenizer: refuses folders and files that give none") {
   const auto load = [&](engine::index_t vocab) {
     return [&, vocab] { engine::tokenizer::load(folder.path(), vocab); };
   };
-  test::expect_refusal(folder.path().string(), {"tokenizer.model", "256", "vocab_size is 257"},
+  test::expect_refusal(folder.path().string(), {"tokenizer.model", "256", "a vocab_size of 257"},
                        load(257));
   folder.write("tokenizer.json", "{}");
   test::expect_refusal(folder.path().string(),
@@ -122,11 +122,12 @@ TEST_CASE("tokenizer: refuses folders and files that give none") {
   for (const char* bytes : {"", "no protobuf", "\x0a\xff\xff\xff\xff\x0f"}) {
     CAPTURE(bytes);
     folder.write("tokenizer.model", bytes);
-    test::expect_refusal("tokenizer.model", {"SentencePiece model expected"}, load(256));
+    test::expect_refusal("tokenizer.model", {"expected a SentencePiece model"}, load(256));
   }
   const auto model = engine::read_file(test::engine_data("tokenizer-prefix") / "tokenizer.model");
   folder.write("tokenizer.model", model);
-  test::expect_refusal("tokenizer.model", {"at most vocab_size = 339", "340 came"}, load(339));
+  test::expect_refusal("tokenizer.model", {"expected at most vocab_size = 339", "got 340"},
+                       load(339));
   CHECK(engine::tokenizer::load(folder.path(), 340).vocab_size() == 340);
 }
 

@@ -24,7 +24,7 @@ std::optional<kvmeld::llama3_scaling> llama3_of(const kvmeld::rope& plain, const
 architecture read_architecture(const file& from) {
   const std::string name = from.word("general.architecture");
   if (name != "llama" && name != "qwen2") {
-    from.refuse("architecture \"llama\" or \"qwen2\" expected, \"", name, "\" came");
+    from.refuse("expected architecture \"llama\" or \"qwen2\", got \"", name, "\"");
   }
   const std::string at = name + ".";
   from.expect_keys(
@@ -48,25 +48,25 @@ architecture read_architecture(const file& from) {
   c.o_bias = from.has_tensor("blk.0.attn_output.bias");
   c.rope.base = from.number(at + "rope.freq_base", 10'000);
   if (c.heads % c.kv_heads != 0) {
-    from.refuse("heads expected to be a multiple of KV heads, ", c.heads, " and ", c.kv_heads,
-                " came");
+    from.refuse("expected a multiple of the KV heads, got ", c.heads, " heads for ", c.kv_heads,
+                " KV heads");
   }
   if (c.dim == 0 || c.dim % 2 != 0 || from.count(at + "attention.value_length", c.dim) != c.dim ||
       from.count(at + "rope.dimension_count", c.dim) != c.dim) {
     from.refuse(
-        "heads of an even number of dimensions expected, the same for keys and values, all "
-        "of them turned by RoPE; another size came");
+        "expected an even head dim, the same for keys and values and all of it rotated by "
+        "RoPE, got another size");
   }
   const std::string scaling = at + "rope.scaling.type";
   if ((from.has(scaling) && from.word(scaling) != "none") ||
       from.number(at + "rope.scaling.factor", 1) != 1) {
-    from.refuse("RoPE without scaling, or with Llama 3's, expected, another scaling came");
+    from.refuse("expected RoPE without scaling or with Llama 3's, got another scaling");
   }
   if (from.has_tensor("rope_freqs.weight")) {
     const auto factors = from.vector("rope_freqs.weight", c.dim / 2);
     c.rope.llama3 = llama3_of(c.rope, factors.data(), c.dim);
     if (!c.rope.llama3) {
-      from.refuse("rope_freqs.weight: the factors of Llama 3.1 or 3.2 expected, others came");
+      from.refuse("rope_freqs.weight: expected the factors of Llama 3.1 or 3.2, got others");
     }
   }
   return a;

@@ -12,14 +12,14 @@ model load_gguf(const std::filesystem::path& path) {
   std::unique_ptr<const text_codec> codec;
   if (vocabulary->is_there()) {
     if (vocabulary->size() > a.shape.vocab) {
-      from.refuse("at most ", a.shape.vocab, " tokens expected, the rows of token_embd.weight; ",
-                  vocabulary->size(), " came");
+      from.refuse("expected at most ", a.shape.vocab,
+                  " tokens (the rows of token_embd.weight), got ", vocabulary->size());
     }
     codec = std::move(vocabulary);
   } else if (a.shape.vocab == 256) {
     codec = byte_codec();
   } else {
-    from.refuse("a vocabulary expected, or one of 256 bytes; there is none, and ", a.shape.vocab,
+    from.refuse("expected a vocabulary, or 256 tokens (bytes) without one, got ", a.shape.vocab,
                 " tokens");
   }
   return {std::move(network), tokenizer(std::move(codec))};

@@ -18,7 +18,7 @@ llama_model_ptr load(const std::filesystem::path& file, const llama_model_kv_ove
   parameters.kv_overrides = changed;
   llama_model_ptr model(llama_model_load_from_file(file.string().c_str(), parameters));
   if (!model) {
-    throw format_error(file, "a vocabulary that libllama reads expected, it reads none");
+    throw format_error(file, "expected a vocabulary that libllama reads");
   }
   return model;
 }
@@ -28,7 +28,7 @@ std::vector<int> tokenize(const llama_vocab* vocab, std::string_view text, bool 
   std::vector<int> tokens(text.size() + 8);
   const int n = llama_tokenize(vocab, text.data(), static_cast<int>(text.size()), tokens.data(),
                                static_cast<int>(tokens.size()), false, special);
-  expects(n >= 0, "encode: ", tokens.size(), " tokens at most expected, ", -n, " came");
+  expects(n >= 0, "encode: expected at most ", tokens.size(), " tokens, got ", -n);
   tokens.resize(static_cast<std::size_t>(n));
   return tokens;
 }

@@ -5,7 +5,7 @@ namespace engine {
 
 model load_gguf(const std::filesystem::path& file) {
   throw format_error(file,
-                     "a folder expected: this build has no libllama, which reads GGUF files; "
+                     "expected a folder: this build has no libllama, which reads GGUF files; "
                      "bash examples/run --model FILE.gguf builds it");
 }
 
