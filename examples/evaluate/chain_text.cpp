@@ -22,10 +22,11 @@ std::vector<int> letters_of(const engine::tokenizer& tokens) {
       letters.push_back(pieces[0]);
     }
   }
-  detail::require(static_cast<index_t>(letters.size()) == chain_letters,
-                  fmt::format("--tasks chain: a tokenizer with {} letters that are one piece each "
-                              "with the space before them (\" a\") expected, {} came",
-                              chain_letters, letters.size()));
+  detail::require(
+      static_cast<index_t>(letters.size()) == chain_letters,
+      fmt::format("--tasks chain: expected a tokenizer with {} letters that are one piece each "
+                  "with the space before them (\" a\"), got {}",
+                  chain_letters, letters.size()));
   return letters;
 }
 

@@ -24,8 +24,7 @@ std::ofstream open_csv(const std::filesystem::path& file, void (&write_header)(s
   std::error_code ignored;  // the file will not open, then
   std::filesystem::create_directories(std::filesystem::absolute(file).parent_path(), ignored);
   std::ofstream csv(file);
-  detail::require(csv.is_open(),
-                  "--csv: a file to write expected, '" + file.string() + "' is none");
+  detail::require(csv.is_open(), "--csv: expected a file to write, got '" + file.string() + "'");
   write_header(csv);
   return csv;
 }
@@ -33,8 +32,8 @@ std::ofstream open_csv(const std::filesystem::path& file, void (&write_header)(s
 void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  detail::require(!error, "--plots: a folder to write to expected, '" + folder.string() +
-                              "' is none: " + error.message());
+  detail::require(!error, "--plots: expected a folder to write to, got '" + folder.string() +
+                              "': " + error.message());
 }
 
 /// A folder's name, or a file's without its ending.

@@ -37,13 +37,13 @@ void set_source(named_policy& p, const std::string& word) {
   const auto* const found = std::ranges::find(names, name);
   require(
       found != std::end(names),
-      "--policies: @own, @window, @spread, @replay or @foresight expected, '@" + word + "' came");
+      "--policies: expected @own, @window, @spread, @replay or @foresight, got '@" + word + "'");
   p.queries = static_cast<query_source>(found - names);
   if (name.size() < word.size()) {
     require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
                 p.queries_taken > 0 && p.queries != query_source::own,
-            "--policies: @window, @spread, @replay or @foresight:queries expected, '@" + word +
-                "' came");
+            "--policies: expected @window, @spread, @replay or @foresight:queries, got '@" + word +
+                "'");
   }
 }
 
@@ -51,21 +51,22 @@ kvmeld::scalar_type parse_storage(const named_policy& p, const std::string& word
   const std::string names[] = {"float32", "half", "bfloat16", "q8_0"};
   const auto* const found = std::ranges::find(names, word);
   require(found != std::end(names),
-          "--policies: /float32, /half, /bfloat16 or /q8_0 expected, '/" + word + "' came");
+          "--policies: expected /float32, /half, /bfloat16 or /q8_0, got '/" + word + "'");
   require(p.policy.bounded() || word == "float32",
-          "--policies: /" + word + ": a policy that compresses expected, " + p.name + " came");
+          "--policies: /" + word + ": expected a policy that compresses, got " + p.name);
   return static_cast<kvmeld::scalar_type>(found - names);
 }
 
 budget_allocation parse_budget_allocation(const named_policy& p, const std::string& word) {
   const auto* const found =
       std::ranges::find(budget_allocations, word, [](const auto& d) { return d.first; });
-  require(found != budget_allocations.end(),
-          "--policies: +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, +global or "
-          "+profile expected, '+" +
-              word + "' came");
+  require(
+      found != budget_allocations.end(),
+      "--policies: expected +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, +global or "
+      "+profile, got '+" +
+          word + "'");
   require(!by_scores(found->second) || p.policy.column_count() > 0,
-          "--policies: +" + word + ": a policy that scores slots expected, " + p.name + " came");
+          "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
   return found->second;
 }
 
@@ -86,7 +87,7 @@ named_policy parse_policy(const std::string& word) {
     for (const named_policy& p : all) {
       names += (names.empty() ? "" : ",") + p.name;
     }
-    throw usage_error("--policies: all or some of " + names + " expected, '" + name + "' came");
+    throw usage_error("--policies: expected all or some of " + names + ", got '" + name + "'");
   }
   named_policy p = *found;
   if (spec.size() > name.size()) {
@@ -123,7 +124,7 @@ std::vector<named_policy> parse_policies(const std::string& list) {
       names.push_back(word);
     }
   }
-  require(!names.empty(), "--policies: at least one expected, none came");
+  require(!names.empty(), "--policies: expected at least 1 policy");
   std::vector<named_policy> chosen;
   for (const std::string& name : names) {
     chosen.push_back(parse_policy(name));

@@ -10,8 +10,8 @@ namespace evaluate {
 engine::chat_turn chat_turn_of(const options& o, const engine::tokenizer& tokens) {
   const auto turn = o.chat ? tokens.chat() : engine::chat_turn{};
   detail::require(turn.has_value(),
-                  "--chat: a GGUF file with a chat template that libllama knows expected, '" +
-                      o.model.string() + "' has none");
+                  "--chat: expected a GGUF file with a chat template that libllama knows, got '" +
+                      o.model.string() + "'");
   return *turn;
 }
 
@@ -88,7 +88,8 @@ std::vector<index_t> draw_places(random_source& random, std::span<const index_t>
       return places;
     }
   }
-  throw usage_error("--needles: no room for them within the prompt; ask for fewer or a longer one");
+  throw usage_error(
+      "--needles: expected a prompt that they fit into: give fewer or a longer --prompt");
 }
 
 }  // namespace
@@ -117,8 +118,8 @@ needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
     planted += length;
   }
   detail::require(2 * planted <= room,
-                  fmt::format("--prompt: at least {} tokens expected for needles of {} and a "
-                              "question of {} tokens, {} came",
+                  fmt::format("--prompt: expected at least {} tokens for needles of {} and a "
+                              "question of {} tokens, got {}",
                               2 * planted + o.prompt - room, planted, o.prompt - room, o.prompt));
   const auto places = draw_places(random, lengths, room, result.bin);
   result.fact = begin + places.front(), result.fact_tokens = lengths.front();

@@ -25,12 +25,12 @@ std::vector<budget_option> parse_budgets(const std::string& list) {
     const bool number =
         CLI::detail::lexical_cast(percent ? word.substr(0, word.size() - 1) : word, x);
     require(number && x > 0 && (percent ? x < 100 : x <= most && (x < 1 || x == std::floor(x))),
-            "--budgets: shares of the prompt below 1, whole slots or percents of the full cache's "
-            "bytes (10%) expected, '" +
-                word + "' came");
+            "--budgets: expected shares of the prompt below 1, whole slots or percents of the full "
+            "cache's bytes (10%), got '" +
+                word + "'");
     budgets.push_back({percent ? x / 100 : x, percent});
   }
-  require(!budgets.empty(), "--budgets: at least one expected, none came");
+  require(!budgets.empty(), "--budgets: expected at least 1 budget");
   return budgets;
 }
 
@@ -47,13 +47,14 @@ task_set parse_tasks(const std::string& list) {
                        : word == "stream_needle" ? &tasks.stream_needle
                        : word == "copy"          ? &tasks.copy
                                                  : nullptr;
-    require(task != nullptr,
-            "--tasks: some of error,nll,needle,stream,speed,chain,ruler,stream_needle,copy "
-            "expected, '" +
-                word + "' came");
+    require(
+        task != nullptr,
+        "--tasks: expected some of error,nll,needle,stream,speed,chain,ruler,stream_needle,copy, "
+        "got '" +
+            word + "'");
     *task = true;
   }
-  require(!split(list).empty(), "--tasks: at least one expected, none came");
+  require(!split(list).empty(), "--tasks: expected at least 1 task");
   return tasks;
 }
 
@@ -136,26 +137,27 @@ options parse(int count, const char* const* arguments) {
                                           {"--horizon", o.ahead.horizon, 1 << 24},
                                           {"--future", o.future, 1 << 24},
                                           {"--threads", o.threads, 1024}}) {
-    require(value >= 1 && value <= most, std::string(name) + ": 1 to " + std::to_string(most) +
-                                             " expected, " + std::to_string(value) + " came");
+    require(value >= 1 && value <= most, std::string(name) + ": expected 1 to " +
+                                             std::to_string(most) + ", got " +
+                                             std::to_string(value));
   }
   require(o.room >= 0 && o.room <= 1 << 24,
-          "--room: 0 to 16777216 expected, " + std::to_string(o.room) + " came");
+          "--room: expected 0 to 16777216 slots, got " + std::to_string(o.room));
   require(o.memory > 0 && o.memory <= 1 << 20,
-          fmt::format("--memory: above 0 to 1048576 GiB expected, {} came", o.memory));
+          fmt::format("--memory: expected more than 0 and at most 1048576 GiB, got {}", o.memory));
   require(o.ahead.fade > 0,
-          "--fade: above 0 positions expected, " + std::to_string(o.ahead.fade) + " came");
+          "--fade: expected more than 0 positions, got " + std::to_string(o.ahead.fade));
   require(std::filesystem::is_directory(o.model) || std::filesystem::is_regular_file(o.model),
-          "--model: a folder or a GGUF file expected, '" + o.model.string() + "' is none");
+          "--model: expected a folder or a GGUF file, got '" + o.model.string() + "'");
   require(std::filesystem::is_regular_file(o.text),
-          "--text: a file expected, '" + o.text.string() + "' is none");
+          "--text: expected a file, got '" + o.text.string() + "'");
   const auto has = [](const std::string& text, const char* field) {
     return text.find(field) != std::string::npos;
   };
   require(has(o.needle, "{key}") && has(o.needle, "{value}"),
-          "--needle: a text with {key} and {value} expected, '" + o.needle + "' came");
+          "--needle: expected a text with {key} and {value}, got '" + o.needle + "'");
   require(has(o.question, "{key}"),
-          "--question: a text with {key} expected, '" + o.question + "' came");
+          "--question: expected a text with {key}, got '" + o.question + "'");
   return o;
 }
 

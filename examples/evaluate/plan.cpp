@@ -87,10 +87,10 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
 
   p.behind = std::max(decoded_tokens, o.future_tokens());
   const index_t wanted = o.prompt + p.behind;
-  detail::require(text_tokens >= wanted,
-                  fmt::format("--text: at least {} tokens expected (a prompt and {} to come), {} "
-                              "came",
-                              wanted, p.behind, text_tokens));
+  detail::require(
+      text_tokens >= wanted,
+      fmt::format("--text: expected at least {} tokens (a prompt and {} after it), got {}", wanted,
+                  p.behind, text_tokens));
   std::set<index_t> too_long;  // slots whose streams the text is too short for
   for (const budget_option& b : o.budgets) {
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});

@@ -29,7 +29,7 @@ bool load_profile(plan& todo, const std::filesystem::path& file, index_t heads, 
   if (!in.is_open()) {
     for_each_sharing(todo, [](const contender& c) {
       detail::require(c.budgets != budget_allocation::profile,
-                      "--policies: +profile: --profile with a file that is there expected");
+                      "--policies: +profile: expected --profile with an existing file");
     });
     return false;
   }
@@ -50,9 +50,8 @@ const contender& profiled(const plan& todo) {
   const contender* one = nullptr;
   int count = 0;
   for_each_sharing(todo, [&](const contender& c) { one = &c, ++count; });
-  detail::require(count == 1, fmt::format("--profile: to make the file, one policy by one "
-                                          "threshold over the model (+global, kvzip) at one budget "
-                                          "expected, {} came",
+  detail::require(count == 1, fmt::format("--profile: to make the file, expected one policy by a "
+                                          "global threshold (+global, kvzip) at one budget, got {}",
                                           count));
   return *one;
 }
@@ -67,7 +66,7 @@ void save_profile(const contender& c, const engine::decoder& model,
   }
   std::ofstream out(file, std::ios::binary);
   detail::require(out.is_open(),
-                  "--profile: a file to write expected, '" + file.string() + "' is none");
+                  "--profile: expected a file to write, got '" + file.string() + "'");
   save(out, made);
 }
 

@@ -126,7 +126,7 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
   if (t.measure == task_measure::points && std::min(result.full.after, inside) < 0.5) {
     notes.push_back(
         fmt::format("{} is left out: the full cache answers {:.0f} % after and {:.0f} "
-                    "% inside the prompt, 50 % expected",
+                    "% inside the prompt (expected: 50 %)",
                     t.name, 100 * result.full.after, 100 * inside));
     return {};
   }

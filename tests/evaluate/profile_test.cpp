@@ -274,16 +274,19 @@ TEST_CASE("a profile of several policies, or of none, or of another model, is re
     }
     return std::string("not refused");
   };
-  CHECK_THAT(refusal({"--policies", "kvzip,h2o+global"}), Catch::Contains("2 came"));
-  CHECK_THAT(refusal({"--policies", "kvzip", "--budgets", "30,40"}), Catch::Contains("2 came"));
-  CHECK_THAT(refusal({"--policies", "h2o"}), Catch::Contains("0 came"));
-  CHECK_THAT(refusal({"--policies", "fold+profile"}), Catch::Contains("a file that is there"));
+  CHECK_THAT(
+      refusal({"--policies", "kvzip,h2o+global"}),
+      Catch::Contains("one policy by a global threshold (+global, kvzip) at one budget, got 2"));
+  CHECK_THAT(refusal({"--policies", "kvzip", "--budgets", "30,40"}), Catch::Contains("got 2"));
+  CHECK_THAT(refusal({"--policies", "h2o"}), Catch::Contains("got 0"));
+  CHECK_THAT(refusal({"--policies", "fold+profile"}),
+             Catch::Contains("expected --profile with an existing file"));
   CHECK(!std::filesystem::exists(file));
   std::ofstream(file) << "something else";
-  CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("a saved profile expected"));
+  CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("expected a saved profile, got"));
   kvmeld::budget_profile other(3);
   std::ofstream out(file, std::ios::binary);
   save(out, other);
   out.close();
-  CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("a profile of 2 heads expected"));
+  CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("expected a profile of 2 heads"));
 }

@@ -33,8 +33,7 @@ TEST_CASE("slots in another storage are rounded once, and streams decode in it")
     CHECK(bytes[name] == bytes["h2o"] * (32 + 12) / (64 + 12));
   }
   CHECK_THAT(table, Catch::Contains(
-                        "refused: kvmeld: cache: a dim of whole blocks of 32 numbers expected, "
-                        "8 came"));
+                        "refused: kvmeld: cache: expected a dim that is a multiple of 32, got 8"));
 }
 
 TEST_CASE("a stored cache is the cache that it was made of, in its storage") {

@@ -177,9 +177,9 @@ TEST_CASE("no second file is written, nor any sample drawn, when its tasks are n
 }
 
 TEST_CASE("no samples and unknown tasks are refused") {
-  CHECK_THROWS_WITH(run({"--samples", "0"}), Catch::Contains("--samples: 1 to "));
+  CHECK_THROWS_WITH(run({"--samples", "0"}), Catch::Contains("--samples: expected 1 to "));
   CHECK_THROWS_WITH(run({"--tasks", "chains"}),
-                    Catch::Contains("chain,ruler,stream_needle,copy expected"));
+                    Catch::Contains("chain,ruler,stream_needle,copy, got 'chains'"));
 }
 
 TEST_CASE("the tasks' table marks the least loss of a group") {
