@@ -126,9 +126,8 @@ class layer {
 
   /// A token that the engine has in `cell`.
   void adopt(index_t h, index_t cell) {
-    expects(
-        came.keys && came.values,
-        "llama.cpp: keys and values of every layer expected, some did not come: ", another_graph);
+    expects(came.keys && came.values,
+            "llama.cpp: expected the keys and values of every layer, got ", another_graph);
     if (!own_) {
       at(h).cells.push_back(cell);
     }
@@ -147,8 +146,7 @@ class layer {
   /// that fills the heads, the one with the queries.
   void expect_complete(index_t l, index_t tokens, bool attention, bool queried) const {
     expects(came.scale && (!attention || taken == tokens) && (!queried || came.queries),
-            "llama.cpp: the nodes of layer ", l,
-            "'s attention expected, not all came: ", another_graph);
+            "llama.cpp: expected all nodes of layer ", l, "'s attention, got ", another_graph);
   }
 
   /// Does a slot have log-mass, or a head fewer slots than `longest`?

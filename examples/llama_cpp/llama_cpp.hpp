@@ -48,7 +48,7 @@ class compressor {
 
   /// The context made with these parameters. `compressor` must live as long as it decodes.
   void bind(llama_context* context) {
-    expects(context != nullptr, "llama.cpp: a context expected, null came");
+    expects(context != nullptr, "llama.cpp: expected a context, got null");
     memory_ = llama_get_memory(context);
     sequences_ = static_cast<llama_seq_id>(llama_n_seq_max(context));
   }
@@ -160,7 +160,8 @@ bool compressor<P>::wants(ggml_tensor* t) {
 template <policy P>
 void compressor<P>::computed(ggml_tensor* t) {
   const std::string_view name = t->name;
-  expects(begun_, "llama.cpp: '", name, "' came before the cells of its tokens: ", another_graph);
+  expects(begun_, "llama.cpp: expected the cells of the tokens before '", name, "', got ",
+          another_graph);
   if (t->op == GGML_OP_FLASH_ATTN_EXT) {
     expect_on_host(t);
     layers_->attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
@@ -168,7 +169,7 @@ void compressor<P>::computed(ggml_tensor* t) {
     layers_->probabilities(l, t);
   } else if (const index_t k = number_behind("kq-", name); k >= 0) {
     expect_on_host(t);
-    expects(t->ne[3] == 1, "llama.cpp: one stream of cells expected, ", t->ne[3], " came");
+    expects(t->ne[3] == 1, "llama.cpp: expected 1 stream of cells, got ", t->ne[3]);
     layers_->logits(k, t, cells_);
   } else {
     finish();
@@ -189,8 +190,8 @@ void compressor<P>::note_positions(const ggml_tensor* t) {
   }
   for (std::size_t i = 0; i < at_.size(); ++i) {
     expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
-            "llama.cpp: one sequence at consecutive positions expected, ",
-            seen_ + static_cast<std::int64_t>(i), " next; ", at_[i], " came");
+            "llama.cpp: expected one sequence at consecutive positions, next ",
+            seen_ + static_cast<std::int64_t>(i), ", got ", at_[i]);
   }
 }
 
@@ -215,9 +216,9 @@ void compressor<P>::note_rows(ggml_tensor* t) {
   if (!begun_) {
     expect_on_host(root);
     expects(k >= 0 && t->src[1]->ne[0] == static_cast<std::int64_t>(at_.size()),
-            "llama.cpp: positions, then keys, then values of as many tokens expected; '",
-            root->name, "' came for ", t->src[1]->ne[0], " behind ", at_.size(),
-            " positions: ", another_graph);
+            "llama.cpp: expected keys, then values, for the ", at_.size(),
+            " positions before them, got '", root->name, "' for ", t->src[1]->ne[0],
+            " tokens: ", another_graph);
     read_indices(t->src[1], chunk_);
     begun_ = true;
     turn_known_ = false;
@@ -235,11 +236,12 @@ void compressor<P>::note_rows(ggml_tensor* t) {
 template <policy P>
 void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
                                const ggml_tensor* sinks) {
-  expects(expected && l >= 0, "llama.cpp: flash attention was switched, or another graph came");
-  expects(sinks == nullptr, "llama.cpp: cannot compress a model with attention sinks of its own");
-  expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: cannot compress a model with ALiBi");
+  expects(expected && l >= 0, "llama.cpp: expected the flash attention that was prepared, got ",
+          another_graph);
+  expects(sinks == nullptr, "llama.cpp: expected a model without attention sinks of its own");
+  expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: expected a model without ALiBi");
   expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
-          "llama.cpp: cannot compress a model with capped logits");
+          "llama.cpp: expected a model without capped logits");
   auto& of = (*layers_)[l];
   of.scale = parameter<float>(t, 0);
   of.came.scale = true;
@@ -247,7 +249,7 @@ void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
 
 template <policy P>
 void compressor<P>::finish() {
-  expects(memory_ != nullptr, "llama.cpp: bind(context) expected before llama_decode");
+  expects(memory_ != nullptr, "llama.cpp: expected bind(context) before llama_decode");
   for (const index_t cell : chunk_) {
     cells_.push_back(cell);
     positions_.push_back(static_cast<index_t>(seen_++));

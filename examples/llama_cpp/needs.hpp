@@ -99,8 +99,8 @@ void set_rope(P& p, const std::optional<rope>& r) {
       turns = !p.with_position;
     }
     expects(r.has_value() || !turns, p.name(),
-            ": a rotation of the whole head by one base, or Llama 3's, expected (it turns keys or "
-            "queries), the same in every layer that is compressed; this model's RoPE is scaled or "
+            ": expected a rotation of the whole head by one base, or Llama 3's, the same in every "
+            "layer that is compressed (it rotates keys or queries), got a RoPE that is scaled or "
             "partial, or not there in some layers (which can be left untouched)");
     p.rope = r.value_or(p.rope);
   }

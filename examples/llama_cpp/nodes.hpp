@@ -59,16 +59,16 @@ inline float* element(const ggml_tensor* t, std::int64_t i, std::int64_t j = 0,
 inline void expect_on_host(const ggml_tensor* t) {
   ggml_backend_buffer_t buffer = t->view_src != nullptr ? t->view_src->buffer : t->buffer;
   expects(t->data != nullptr && buffer != nullptr && ggml_backend_buffer_is_host(buffer),
-          "llama.cpp: '", t->name, "' expected in the processor's memory, it is on a device; ",
+          "llama.cpp: expected '", t->name, "' in the processor's memory, got a device's; ",
           "set n_gpu_layers = 0 and offload_kqv = false");
 }
 
 /// Throws unless `t` are the cells of one stream, of rows as `attach` was told.
 inline void expect_rows(const ggml_tensor* t, std::int64_t width, ggml_type type) {
-  expects(t->type == type, "llama.cpp: '", t->name, "' in ", ggml_type_name(type),
-          " expected, as attach was told; ", ggml_type_name(t->type), " came");
-  expects(t->ne[0] == width && t->ne[2] == 1, "llama.cpp: '", t->name, "' [", width,
-          ", cells] expected, [", t->ne[0], ", ", t->ne[1], ", ", t->ne[2], "] came");
+  expects(t->type == type, "llama.cpp: expected '", t->name, "' in ", ggml_type_name(type),
+          " (given to attach), got ", ggml_type_name(t->type));
+  expects(t->ne[0] == width && t->ne[2] == 1, "llama.cpp: expected '", t->name, "' [", width,
+          ", cells], got [", t->ne[0], ", ", t->ne[1], ", ", t->ne[2], "]");
 }
 
 /// The numbers of an input of indices or positions.

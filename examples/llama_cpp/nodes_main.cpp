@@ -89,7 +89,7 @@ int main(int count, char** arguments) try {
   const llama_model_ptr model(
       llama_model_load_from_file(arguments[1], llama_model_default_params()));
   if (!model) {
-    throw std::runtime_error("a GGUF file that llama.cpp loads expected");
+    throw std::runtime_error("expected a GGUF file that llama.cpp loads");
   }
   std::vector<wish> wishes = {
       {"flash attention, no callback", true, false, {}},

@@ -45,10 +45,10 @@ program_options program_options::parse(int count, const char* const* arguments) 
     throw evaluate::usage_error(e.what());
   }
   require(o.mode == "repack" || o.mode == "own",
-          "--mode: repack or own expected, '" + o.mode + "' came");
+          "--mode: expected repack or own, got '" + o.mode + "'");
   require(
       o.cache_type == "f16" || o.cache_type == "f32" || (o.cache_type == "q8_0" && o.mode == "own"),
-      "--cache-type: f16 or f32 (in mode own q8_0 too) expected, '" + o.cache_type + "' came");
+      "--cache-type: expected f16 or f32 (in mode own q8_0 too), got '" + o.cache_type + "'");
   for (const auto& [name, value, least] : {std::tuple{"--budget", o.budget, 1},
                                            {"--trigger", o.trigger, 0},
                                            {"--predict", o.predict, 0},
@@ -56,11 +56,12 @@ program_options program_options::parse(int count, const char* const* arguments) 
                                            {"--cells", o.cells, 0},
                                            {"--threads", o.threads, 1}}) {
     require(value >= least && value <= 1 << 24,
-            fmt::format("{}: {} to {} expected, {} came", name, least, 1 << 24, value));
+            fmt::format("{}: expected {} to {}, got {}", name, least, 1 << 24, value));
   }
-  require(o.policy.find_first_of("+@") == std::string::npos,
-          "--policy: a name and parameters expected (budgets and queries are the adapter's), '" +
-              o.policy + "' came");
+  require(
+      o.policy.find_first_of("+@") == std::string::npos,
+      "--policy: expected a name and parameters (budgets and queries are the adapter's), got '" +
+          o.policy + "'");
   evaluate::detail::parse_policy(o.policy);
   return o;
 }
@@ -149,11 +150,12 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   const auto model = load_model(o.model);
   const vocabulary language(model.get());
   std::ifstream in(o.prompt_file, std::ios::binary);
-  require(in.good(), "--prompt-file: a file expected, '" + o.prompt_file + "' is none");
+  require(in.good(), "--prompt-file: expected a file, got '" + o.prompt_file + "'");
   std::ostringstream text;
   text << in.rdbuf();
   const std::vector<int> prompt = language.read(text.str());
-  require(prompt.size() > 1, "--prompt-file: at least 2 tokens expected");
+  require(prompt.size() > 1,
+          "--prompt-file: expected at least 2 tokens, got " + std::to_string(prompt.size()));
   const auto named = evaluate::detail::parse_policy(o.policy);
   const auto all = static_cast<index_t>(prompt.size()) + o.predict;
   const bool bounded = named.policy.bounded() && named.policy.decodes() && o.untouched.empty();

@@ -39,7 +39,7 @@ struct model_facts {
   index_t heads = 0, kv_heads = 0, dim = 0, value_dim = 0, context = 0;
 
   static model_facts of(const llama_model* model) {
-    expects(model != nullptr, "llama.cpp: a model expected, null came");
+    expects(model != nullptr, "llama.cpp: expected a model, got null");
     std::array<char, 64> name{};
     llama_model_meta_val_str(model, "general.architecture", name.data(), name.size());
     const std::string_view arch = name.data();
@@ -72,7 +72,8 @@ struct model_facts {
 /// The shape of one layer, with the trained context as capacity. Refused: what cannot work.
 inline cache_shape shape_of(const model_facts& m) {
   const auto refuse = [&](bool ok, const char* feature) {
-    expects(ok, "llama.cpp: cannot compress ", m.architecture, ", a model with ", feature);
+    expects(ok, "llama.cpp: expected a model that can be compressed, got ", m.architecture,
+            " with ", feature);
   };
   refuse(!m.recurrent, "recurrent memory: it has no KV cache");
   refuse(!m.hybrid, "hybrid memory: attention and recurrent layers");
@@ -84,7 +85,7 @@ inline cache_shape shape_of(const model_facts& m) {
          "M-RoPE: positions of several numbers");
   refuse(!m.alibi, "ALiBi: its logits depend on the cells' positions, which compression changes");
   refuse(m.rotation != LLAMA_ROPE_TYPE_NONE,
-         "no RoPE: positions are read where queries are turned by them");
+         "no RoPE: positions are read where queries are rotated by them");
   refuse(!m.latent, "MLA: its keys and values are one latent row");
   refuse(!m.capped, "capped logits");
   refuse(m.kv_heads > 0, "no KV heads in its first layer");
@@ -97,8 +98,8 @@ inline cache_shape shape_of(const model_facts& m) {
 
 /// How the engine holds keys and values, and kvmeld too. Refused: rows that are no whole blocks.
 inline scalar_type storage_of(ggml_type type, index_t dim) {
-  expects(type != GGML_TYPE_Q8_0 || dim % q8_0::size == 0, "llama.cpp: a dim of whole blocks of ",
-          q8_0::size, " numbers expected for q8_0, ", dim, " came");
+  expects(type != GGML_TYPE_Q8_0 || dim % q8_0::size == 0,
+          "llama.cpp: expected a dim that is a multiple of ", q8_0::size, " for q8_0, got ", dim);
   return type == GGML_TYPE_F32   ? scalar_type::float32
          : type == GGML_TYPE_F16 ? scalar_type::half
                                  : scalar_type::q8_0;
@@ -115,20 +116,20 @@ inline void prepare(llama_context_params& params, mode how) {
   const bool own = how == mode::own_attention;
   expects(params.type_k == GGML_TYPE_F32 || params.type_k == GGML_TYPE_F16 ||
               (own && params.type_k == GGML_TYPE_Q8_0),
-          "llama.cpp: keys in f32 or f16 expected (in mode own in q8_0 too), quantised K (",
-          named(params.type_k), ") came");
-  expects(params.type_v == params.type_k, "llama.cpp: values in ", named(params.type_k),
-          " as the keys expected, ", named(params.type_v), " came");
+          "llama.cpp: expected keys in f32 or f16 (in mode own in q8_0 too), got quantised K (",
+          named(params.type_k), ")");
+  expects(params.type_v == params.type_k, "llama.cpp: expected values in ", named(params.type_k),
+          " as the keys, got ", named(params.type_v));
   expects(params.n_seq_max == 1 || params.kv_unified,
-          "llama.cpp: one sequence, or unified KV (kv_unified), expected; ", params.n_seq_max,
-          " sequences without unified KV came");
-  expects(params.cb_eval == nullptr, "llama.cpp: no cb_eval expected, another one came");
+          "llama.cpp: expected one sequence, or unified KV (kv_unified), got ", params.n_seq_max,
+          " sequences without unified KV");
+  expects(params.cb_eval == nullptr, "llama.cpp: expected no cb_eval, got another one");
   expects(!params.embeddings && params.attention_type != LLAMA_ATTENTION_TYPE_NON_CAUSAL,
-          "llama.cpp: causal attention that makes logits expected, embeddings came");
+          "llama.cpp: expected causal attention that makes logits, got embeddings");
   const auto wanted = own ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   expects(params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_AUTO || params.flash_attn_type == wanted,
-          "llama.cpp: flash attention ", own ? "on" : "off", " expected (or auto) in mode ",
-          own ? "own" : "repack", ", it is ", own ? "off" : "on");
+          "llama.cpp: expected flash attention ", own ? "on" : "off", " (or auto) in mode ",
+          own ? "own" : "repack", ", got ", own ? "off" : "on");
   params.flash_attn_type = wanted;
   params.offload_kqv = false;
 }
@@ -144,13 +145,14 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   }
   traits::validate(p);
   expects(traits::decodes(p) || traits::plans_on_queries(p),
-          "llama.cpp: a policy that decodes or "
-          "plans on a prompt's queries expected, ",
-          p.name(), " came, which needs a second reading of the prompt");
+          "llama.cpp: expected a policy that decodes or "
+          "plans on a prompt's queries, got ",
+          p.name(), ", which needs a second pass over the prompt");
   const auto heads = static_cast<std::size_t>(setup.shape.heads),
              layers = static_cast<std::size_t>(setup.layers), given = o.limits.size();
-  expects(given == 1 || given == layers || given == layers * heads, "llama.cpp: 1 budget, ", layers,
-          " (layers) or ", layers * heads, " (KV heads) expected, ", given, " came");
+  expects(given == 1 || given == layers || given == layers * heads,
+          "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
+          " (one per KV head), got ", given);
   for (std::size_t i = 0; i < layers * heads; ++i) {
     const budget& b = o.limits[given == 1 ? 0 : given == layers ? i / heads : i];
     kvmeld::check(p, b, std::max(b.target, 1));
@@ -158,8 +160,8 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   }
   setup.whole.assign(layers, 0);
   for (const index_t l : o.untouched) {
-    expects(l >= 0 && l < setup.layers, "llama.cpp: layers 0 to ", setup.layers - 1,
-            " to be left alone expected, ", l, " came");
+    expects(l >= 0 && l < setup.layers, "llama.cpp: expected untouched layers 0 to ",
+            setup.layers - 1, ", got ", l);
     setup.whole[static_cast<std::size_t>(l)] = 1;
   }
   return setup;
@@ -177,8 +179,8 @@ std::vector<index_t> capacities_of(const P& p, const layers_setup& setup,
   std::vector<index_t> capacities;
   for (std::size_t i = 0; i < setup.limits.size(); ++i) {
     const index_t trigger = setup.limits[i].trigger_length();
-    expects(own || !traits::bounded(p) || trigger <= cells, "llama.cpp: n_ctx of at least ",
-            trigger, " expected (the trigger), ", cells, " came");
+    expects(own || !traits::bounded(p) || trigger <= cells,
+            "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
     const bool bounded = setup.whole[i / static_cast<std::size_t>(setup.shape.heads)] == 0 &&
                          traits::bounded(p) && traits::decodes(p);
     capacities.push_back(!own      ? (cells + 255) / 256 * 256
@@ -194,8 +196,8 @@ inline void expect_one_sequence(llama_memory_t memory, llama_seq_id room) {
   llama_seq_id first = -1;
   for (llama_seq_id s = 0; memory != nullptr && s < room; ++s) {
     if (llama_memory_seq_pos_max(memory, s) >= 0) {
-      expects(first < 0, "llama.cpp: tokens of one sequence expected, of sequences ", first,
-              " and ", s, " came");
+      expects(first < 0, "llama.cpp: expected tokens of one sequence, got those of sequences ",
+              first, " and ", s);
       first = s;
     }
   }
@@ -206,8 +208,8 @@ inline void expect_one_sequence(llama_memory_t memory, llama_seq_id room) {
 inline void expect_seen(llama_memory_t memory, llama_seq_id room, std::int64_t seen) {
   for (llama_seq_id s = 0; memory != nullptr && s < room; ++s) {
     const llama_pos newest = llama_memory_seq_pos_max(memory, s);
-    expects(newest < 0 || newest + std::int64_t{1} == seen, "llama.cpp: ", seen,
-            " tokens were seen, the engine's newest is at position ", newest, ": ", another_graph);
+    expects(newest < 0 || newest + std::int64_t{1} == seen, "llama.cpp: expected ", seen,
+            " tokens in the engine, got ", newest + std::int64_t{1}, ": ", another_graph);
   }
 }
 

@@ -87,7 +87,7 @@ class session {
         compressor_->check();
       }
       if (code != 0) {
-        throw std::runtime_error(code == 1 ? "llama.cpp has no free cells; ask for a larger --cells"
+        throw std::runtime_error(code == 1 ? "llama.cpp: expected free cells: give a larger --cells"
                                            : "llama_decode failed: " + std::to_string(code));
       }
       position_ += static_cast<index_t>(part.size());
@@ -134,8 +134,8 @@ inline llama_model_ptr load_model(const std::string& file) {
   parameters.n_gpu_layers = 0;
   llama_model_ptr model(llama_model_load_from_file(file.c_str(), parameters));
   if (!model) {
-    throw std::runtime_error("--model: a GGUF file that llama.cpp loads expected, '" + file +
-                             "' came");
+    throw std::runtime_error("--model: expected a GGUF file that llama.cpp loads, got '" + file +
+                             "'");
   }
   return model;
 }

@@ -30,9 +30,9 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
   for (const auto& b : o.budgets) {
     for (const auto& p : o.policies) {
       evaluate::detail::require(p.name.find_first_of("+@") == std::string::npos,
-                                "--policies: names and parameters expected (budgets and queries "
-                                "are the adapter's), '" +
-                                    p.name + "' came");
+                                "--policies: expected names and parameters (budgets and queries "
+                                "are the adapter's), got '" +
+                                    p.name + "'");
       const index_t slots = b.slots(o.prompt);
       for (const mode how : modes) {
         contenders.push_back(
@@ -91,10 +91,10 @@ std::vector<mode> parse_modes(const std::string& list) {
   std::vector<mode> modes;
   for (const std::string& m : evaluate::detail::split(list)) {
     evaluate::detail::require(m == "repack" || m == "own",
-                              "MODES: repack, own or repack,own expected, '" + m + "' came");
+                              "MODES: expected repack, own or repack,own, got '" + m + "'");
     modes.push_back(m == "own" ? mode::own_attention : mode::repack);
   }
-  evaluate::detail::require(!modes.empty(), "MODES: repack, own or repack,own expected, none came");
+  evaluate::detail::require(!modes.empty(), "MODES: expected repack, own or repack,own");
   return modes;
 }
 
@@ -110,7 +110,7 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
   const auto length = static_cast<std::size_t>(o.prompt);
   evaluate::detail::require(
       text.size() >= length,
-      fmt::format("--text: at least {} tokens expected, {} came", length, text.size()));
+      fmt::format("--text: expected at least {} tokens, got {}", length, text.size()));
   const std::size_t apart = (text.size() - length) / std::max<std::size_t>(streams, 1);
 
   std::vector<evaluate::needle_text> needles, early;

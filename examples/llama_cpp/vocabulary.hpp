@@ -18,7 +18,7 @@ class vocabulary {
         bytes_(llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_NONE) {
     if (bytes_ && llama_vocab_n_tokens(vocab_) != 256) {
       throw evaluate::usage_error(
-          "--model: a vocabulary expected, or one of 256 bytes; this file has none");
+          "--model: expected a vocabulary, or 256 tokens (bytes) without one");
     }
   }
 
@@ -35,7 +35,7 @@ class vocabulary {
     const int n =
         llama_tokenize(vocab_, text.data(), size(text), tokens.data(), size(tokens), true, false);
     if (n < 0) {
-      throw evaluate::usage_error("--prompt-file: llama.cpp cannot tokenise it");
+      throw evaluate::usage_error("--prompt-file: expected a text that llama.cpp tokenises");
     }
     tokens.resize(static_cast<std::size_t>(n));
     return tokens;

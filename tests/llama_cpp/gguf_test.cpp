@@ -171,12 +171,12 @@ TEST_CASE("gguf: what the engine would get wrong is refused, by the file's name"
   refused(set("llama.rope.scaling.type", "yarn"), "scaling");
   refused(set("llama.rope.scaling.factor", 2.0F), "scaling");
   refused(set("llama.expert_count", 4), "llama.expert_count");
-  refused(set("llama.rope.dimension_count", 4), "turned by RoPE");
-  refused(set("llama.attention.head_count", 3), "multiple of KV heads");
-  refused(set("llama.attention.head_count", 2.0F), "one u32 expected, f32 came");
+  refused(set("llama.rope.dimension_count", 4), "rotated by RoPE");
+  refused(set("llama.attention.head_count", 3), "expected a multiple of the KV heads");
+  refused(set("llama.attention.head_count", 2.0F), "expected one u32, got f32");
   refused(set("llama.feed_forward_length", 40), "blk.0.ffn_gate.weight");
   refused([](gguf_context* out) { gguf_remove_key(out, "llama.attention.layer_norm_rms_epsilon"); },
-          "layer_norm_rms_epsilon\" expected");
+          "expected key \"llama.attention.layer_norm_rms_epsilon\"");
   refused(
       [](gguf_context* out) {
         ggml_context* const memory = ggml_init({1 << 16, nullptr, false});
@@ -185,7 +185,7 @@ TEST_CASE("gguf: what the engine would get wrong is refused, by the file's name"
         gguf_add_tensor(out, norm);  // the file is written while the memory is there
       },
       "norms of queries and keys");
-  refused({}, "\"exaone\" came", "exaone");
+  refused({}, "got \"exaone\"", "exaone");
 
   const temporary_folder folder;
   for (const std::string bytes : {"", "GGUF", "no model at all"}) {
@@ -195,6 +195,6 @@ TEST_CASE("gguf: what the engine would get wrong is refused, by the file's name"
   }
   const auto whole = engine::read_file(paths::gguf());
   folder.write("bad.gguf", whole.substr(0, whole.size() / 2));
-  expect_refusal("bad.gguf", {"the file ends at"},
+  expect_refusal("bad.gguf", {"got a file of"},
                  [&] { engine::model::load(folder.path() / "bad.gguf"); });
 }

@@ -82,7 +82,7 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
   twin models;
   // In the first graph, in a later one, in one of a single token.
   for (const index_t from : {0, 2, 3}) {
-    const std::string seen = std::to_string(64 * from) + " tokens were seen";
+    const std::string seen = "expected " + std::to_string(64 * from) + " tokens in the engine";
     const auto said = [&](mode how, const std::string& policy, auto hidden,
                           const std::vector<budget>& limits = {{.target = 48}}) {
       const auto v = behind(models, policy_named(policy), {.how = how, .limits = limits},
@@ -97,17 +97,21 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
       for (const std::string policy : {"streaming_llm", "h2o", "fold", "keepkv"}) {
         CAPTURE(from, how, policy);
         CHECK(said(how, policy, [](auto) { return false; }) == "not refused");
-        CHECK_THAT(said(how, policy, named("Qcur")), Contains("behind 0 positions"));
-        CHECK_THAT(said(how, policy, rows_of("cache_k_l")), Contains("'cache_v_l0' came"));
-        CHECK_THAT(said(how, policy, rows_of("cache_k_l1")), Contains("some did not come"));
-        CHECK_THAT(said(how, policy, rows_of("cache_v_l1")), Contains("some did not come"));
-        CHECK_THAT(said(how, policy, rows_of("cache_")), Contains("before the cells"));
+        CHECK_THAT(said(how, policy, named("Qcur")), Contains("for the 0 positions before them"));
+        CHECK_THAT(said(how, policy, rows_of("cache_k_l")), Contains("got 'cache_v_l0'"));
+        CHECK_THAT(said(how, policy, rows_of("cache_k_l1")),
+                   Contains("expected the keys and values of every layer"));
+        CHECK_THAT(said(how, policy, rows_of("cache_v_l1")),
+                   Contains("expected the keys and values of every layer"));
+        CHECK_THAT(said(how, policy, rows_of("cache_")),
+                   Contains("expected the cells of the tokens before"));
         CHECK_THAT(said(how, policy, named("result_output")), Contains(seen));
         CHECK_THAT(said(how, policy, named("")), Contains(seen));
         const auto attention = [&](ggml_tensor* t) {
           return t->op == GGML_OP_FLASH_ATTN_EXT || t->op == GGML_OP_SOFT_MAX;
         };
-        CHECK_THAT(said(how, policy, attention), Contains("of layer 0's attention expected"));
+        CHECK_THAT(said(how, policy, attention),
+                   Contains("expected all nodes of layer 0's attention"));
       }
     }
     // What a policy does not need may be called anything.
@@ -115,14 +119,14 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
       CAPTURE(from, policy);
       const bool queries = policy == "fold";
       CHECK_THAT(said(mode::repack, policy, named("kq-")),
-                 Contains(queries ? "of layer 0's attention expected" : "not refused"));
+                 Contains(queries ? "expected all nodes of layer 0's attention" : "not refused"));
       CHECK_THAT(said(mode::repack, policy, named("kq-1")),
-                 Contains(queries ? "of layer 1's attention expected" : "not refused"));
+                 Contains(queries ? "expected all nodes of layer 1's attention" : "not refused"));
     }
     // Where a head is shorter than another, it has cells to hide.
     if (from > 0) {
       CHECK_THAT(said(mode::repack, "h2o", named("kq-1"), {{.target = 48}, {.target = 40}}),
-                 Contains("of layer 1's attention expected"));
+                 Contains("expected all nodes of layer 1's attention"));
     }
   }
 }
@@ -178,8 +182,9 @@ TEST_CASE("llama.cpp: a second sequence is refused, and the first goes on") {
       int code = 0;
       decode(kv.context.get(), part(4), at, &code, sequence);
       CHECK(code == 2);
-      CHECK_THROWS_WITH(kv.kv.check(),
-                        Catch::Contains("one sequence expected, of sequences " + which + " came"));
+      CHECK_THROWS_WITH(
+          kv.kv.check(),
+          Catch::Contains("expected tokens of one sequence, got those of sequences " + which));
       const auto after = kv.kv.report();
       CHECK((after.tokens == before.tokens && after.cells == before.cells));
       CHECK((after.slots == before.slots && after.bytes == before.bytes));

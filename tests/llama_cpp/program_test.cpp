@@ -93,8 +93,8 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
   };
   using Catch::Contains;
   CHECK(said({"--mode", "own", "--cache-type", "f32", "--untouched", "0,3"}) == "not refused");
-  CHECK_THAT(said({"--mode", "both"}), Contains("--mode: repack or own"));
-  CHECK_THAT(said({"--cache-type", "q8_0"}), Contains("--cache-type: f16 or f32"));
+  CHECK_THAT(said({"--mode", "both"}), Contains("--mode: expected repack or own"));
+  CHECK_THAT(said({"--cache-type", "q8_0"}), Contains("--cache-type: expected f16 or f32"));
   CHECK(said({"--cache-type", "q8_0", "--mode", "own"}) == "not refused");
   for (const auto& [name, least] : {std::pair{"--budget", 1},
                                     {"--trigger", 0},
@@ -103,11 +103,11 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
                                     {"--cells", 0},
                                     {"--threads", 1}}) {
     CHECK_THAT(said({name, std::to_string(least - 1)}),
-               Contains(std::string(name) + ": " + std::to_string(least) + " to "));
+               Contains(std::string(name) + ": expected " + std::to_string(least) + " to "));
     CHECK(said({name, std::to_string(least)}) == "not refused");
   }
-  CHECK_THAT(said({"--policy", "h2o+ada_kv"}), Contains("--policy: a name"));
-  CHECK_THAT(said({"--policy", "h2o@window"}), Contains("--policy: a name"));
+  CHECK_THAT(said({"--policy", "h2o+ada_kv"}), Contains("--policy: expected a name"));
+  CHECK_THAT(said({"--policy", "h2o@window"}), Contains("--policy: expected a name"));
   CHECK_THAT(said({"--policy", "h3o"}), Contains("h3o"));
   CHECK_THROWS_AS(p.parse({"--help"}), evaluate::help_request);
 }

@@ -94,7 +94,7 @@ TEST_CASE(
     for (const auto& p : {by_slots(), policy_named("fold"), policy_named("expected_attention"),
                           policy_named("ems:window=8,with_position=0")}) {
       CAPTURE(p.name());
-      CHECK_THAT(said(models, p), Catch::Contains("RoPE is scaled or partial"));
+      CHECK_THAT(said(models, p), Catch::Contains("got a RoPE that is scaled or partial"));
     }
     for (const std::string name : {"streaming_llm", "h2o", "ems:window=8", "keepkv"}) {
       CAPTURE(name);

@@ -138,13 +138,13 @@ TEST_CASE("llama.cpp: the table's modes and policies are refused by what was exp
   CHECK(parse_modes("repack") == std::vector{mode::repack});
   CHECK(parse_modes("own,repack") == std::vector{mode::own_attention, mode::repack});
   CHECK_THROWS_WITH(parse_modes("repack,other"),
-                    "MODES: repack, own or repack,own expected, 'other' came");
-  CHECK_THROWS_WITH(parse_modes(""), "MODES: repack, own or repack,own expected, none came");
+                    "MODES: expected repack, own or repack,own, got 'other'");
+  CHECK_THROWS_WITH(parse_modes(""), "MODES: expected repack, own or repack,own");
   for (const std::string name : {"h2o+pyramid_kv", "fold@foresight"}) {
     CHECK_THROWS_WITH(printed(few_cases(name), "repack"),
-                      Catch::Contains("--policies: names and parameters expected"));
+                      Catch::Contains("--policies: expected names and parameters"));
   }
   auto o = few_cases("h2o");
   o.prompt = 1 << 20;
-  CHECK_THROWS_WITH(printed(o, "repack"), Catch::Contains("--text: at least"));
+  CHECK_THROWS_WITH(printed(o, "repack"), Catch::Contains("--text: expected at least"));
 }
