@@ -30,7 +30,7 @@ def counted(x, *args, all_reduce=dist.all_reduce, **options):
 
 
 def refused(*_args, **_options):
-    raise AssertionError("an all-reduce expected, another collective came")
+    raise AssertionError("expected an all-reduce, got another collective")
 
 
 def case(model, policy: str, divide: str) -> dict:

@@ -155,10 +155,10 @@ def test_bytes_follow_the_budget(model, text):
 @pytest.mark.parametrize(
     ("cache", "message"),
     [
-        (lambda: Cache("h3o"), "make_policy: one of"),
-        (lambda: Cache("h2o", budget=0), "a share up to 1 or of whole slots"),
-        (lambda: Cache("h2o", budget=10.5), "a share up to 1 or of whole slots"),
-        (lambda: Cache("h2o", queries="mine"), "own or foresight"),
+        (lambda: Cache("h3o"), "make_policy: expected one of"),
+        (lambda: Cache("h2o", budget=0), "expected a budget of a share up to 1"),
+        (lambda: Cache("h2o", budget=10.5), "expected a budget of a share up to 1"),
+        (lambda: Cache("h2o", queries="mine"), "expected queries own or foresight"),
     ],
 )
 def test_bad_caches_are_refused(cache, message):
@@ -168,11 +168,11 @@ def test_bad_caches_are_refused(cache, message):
 
 def test_what_a_model_must_not_do_is_refused(model, plain, text):
     x = torch.tensor([text[:100]])
-    with pytest.raises(RuntimeError, match='attn_implementation="kvmeld" expected'):
+    with pytest.raises(RuntimeError, match='expected attn_implementation="kvmeld"'):
         generate(plain, x, Cache("h2o"))
-    with pytest.raises(RuntimeError, match="inference expected"):
+    with pytest.raises(RuntimeError, match="expected inference"):
         model(x, past_key_values=Cache("h2o"))
-    with pytest.raises(RuntimeError, match="cannot be taken back"):
+    with pytest.raises(RuntimeError, match=r"expected at least \d+ tokens, got crop\(50\)"):
         cache = Cache("h2o")
         generate(model, x, cache)
         cache.crop(50)
@@ -184,11 +184,11 @@ def test_models_that_are_not_full_attention_are_refused(text):
     size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     x = torch.tensor([text[:100]])
     with_window = MistralConfig(**size, vocab_size=512, num_key_value_heads=1, sliding_window=16)
-    with pytest.raises(RuntimeError, match="full attention expected, sliding_window came"):
+    with pytest.raises(RuntimeError, match="expected full attention, got sliding_window"):
         generate(MistralForCausalLM._from_config(with_window, attn_implementation="kvmeld").eval(), x, Cache("h2o"))
     half_turned = PhiConfig(**size, vocab_size=512, partial_rotary_factor=0.5)
     phi = PhiForCausalLM._from_config(half_turned, attn_implementation="kvmeld").eval()
-    with pytest.raises(RuntimeError, match="fold turns keys or queries: RoPE of type default or llama3"):
+    with pytest.raises(RuntimeError, match="fold rotates keys or queries: expected RoPE of type default or llama3"):
         generate(phi, x, Cache("fold"))
     generate(phi, x, Cache("h2o", budget=0.5))  # which turns nothing
 

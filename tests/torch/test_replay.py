@@ -99,11 +99,11 @@ def test_a_second_turn_is_added(model, text):
 
 
 def test_a_prompt_that_was_not_read_again_does_not_decode(model, text):
-    with pytest.raises(RuntimeError, match=r"`with replay\(model, encode\):` expected"):
+    with pytest.raises(RuntimeError, match=r"expected `with replay\(model, encode\):`"):
         generate(model, text[:150], Cache("kvzip", 50))
     generate(model, text[:150], Cache("kvzip", 50, queries="own"))
     generate(model, text[:150], Cache("kvzip", 200))  # which evicts nothing
-    with replay(model, words), pytest.raises(RuntimeError, match="input_ids"), torch.no_grad():
+    with replay(model, words), pytest.raises(RuntimeError, match="expected input_ids"), torch.no_grad():
         model(inputs_embeds=torch.randn(1, 150, 256), past_key_values=Cache("kvzip", 50))
-    with pytest.raises(ValueError, match="own or foresight expected, replay of h2o came"):
+    with pytest.raises(ValueError, match="expected queries own or foresight of h2o, got replay"):
         Cache("h2o", queries="replay")

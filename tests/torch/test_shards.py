@@ -91,5 +91,5 @@ def test_scores_of_few_values_are_divided_exactly():
     assert divide(whole(scores), 18, 0) == [6, 6, 6]  # more than there are
     assert divide(histogram(scores, torch.tensor([4, 1, 2])), 4, 1) == [2, 1, 1]
     assert whole(torch.tensor([[float("nan"), -1.0, 0.0]]))[0, -1] == 3
-    with pytest.raises(ValueError, match="at least 3 slots for each of 3 heads expected, 8 came"):
+    with pytest.raises(ValueError, match="expected at least 3 slots for each of 3 heads, got 8 in total"):
         divide(whole(scores), 8, 3)

@@ -30,7 +30,7 @@ class selection {
   selection(index_t all, const maybe_heads& listed) : all_(!listed.has_value()), count_(all) {
     if (!all_) {
       for (const std::int64_t h : *listed) {
-        kvmeld::expects(h >= 0 && h < all, "heads: 0 to ", all - 1, " expected, ", h, " came");
+        kvmeld::expects(h >= 0 && h < all, "heads: expected 0 to ", all - 1, ", got ", h);
         list_.push_back(static_cast<index_t>(h));
       }
       count_ = static_cast<index_t>(list_.size());
@@ -52,19 +52,19 @@ class selection {
 
 /// A number above 0 that an index holds.
 inline index_t positive(const char* what, std::int64_t x) {
-  kvmeld::expects(x > 0 && x < 1'000'000'000, what, ": 1 to 1e9 expected, ", x, " came");
+  kvmeld::expects(x > 0 && x < 1'000'000'000, what, ": expected 1 to 1e9, got ", x);
   return static_cast<index_t>(x);
 }
 /// Queries of a window, or 0.
 inline index_t window_of(std::int64_t x) {
-  kvmeld::expects(x >= 0 && x < 1'000'000'000, "window: 0 to 1e9 expected, ", x, " came");
+  kvmeld::expects(x >= 0 && x < 1'000'000'000, "window: expected 0 to 1e9, got ", x);
   return static_cast<index_t>(x);
 }
 
 inline kvmeld::group_combine combine_of(const text& name) {
   using kvmeld::group_combine;
   kvmeld::expects(name == "sum" || name == "mean" || name == "max",
-                  "combine: sum, mean or max expected, ", name, " came");
+                  "combine: expected sum, mean or max, got ", name);
   return name == "sum"    ? group_combine::sum
          : name == "mean" ? group_combine::mean
                           : group_combine::max;

@@ -185,8 +185,8 @@ void apply(const text& policy, TensorList cache, TensorList plan, ints budget, s
     const tensor_cache kv = cache_of(cache, {group, scale});
     const auto& s = kv.tensors().shape;
     const std::int64_t n = s.heads, slots = s.capacity;
-    kvmeld::expects(plan.size() == 8, "plan: 8 tensors expected, ", plan.size(), " came");
-    kvmeld::expects(plan[6].dim() == 3, "plan: corrections [heads, rows, dim] expected");
+    kvmeld::expects(plan.size() == 8, "plan: expected 8 tensors, got ", plan.size());
+    kvmeld::expects(plan[6].dim() == 3, "plan: expected corrections [heads, rows, dim]");
     const std::int64_t most = plan[6].size(1);
     std::vector<kvmeld::budget> budgets;
     if (!budget.empty()) {

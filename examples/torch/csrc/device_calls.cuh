@@ -45,8 +45,8 @@ struct device_types {
                                   index_t dim) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(scalar));
     kvmeld::expects(at.element == size || dim == 1, what,
-                    ": rows [dim] without gaps expected on a GPU, a stride of ", at.element / size,
-                    " came");
+                    ": expected rows [dim] with an element stride of 1 on a GPU, got ",
+                    at.element / size);
     return {reinterpret_cast<scalar*>(at.data), at.head / size, at.row / size};
   }
 
@@ -73,12 +73,12 @@ struct device_types {
     for (const auto& column : gpu::detail::columns_of(policy)) {
       x.merges[x.count] = column.fold, x.initial[x.count] = column.initial, ++x.count;
     }
-    kvmeld::expects(x.count == at.column_count, Policy::name(), ": columns [heads, ", x.count,
-                    ", capacity] expected, ", at.column_count, " of each head came");
+    kvmeld::expects(x.count == at.column_count, Policy::name(), ": expected columns [heads, ",
+                    x.count, ", capacity], got ", at.column_count, " columns per head");
     const std::size_t floats = gpu::detail::memory_of(policy, view(call));
     kvmeld::expects(floats <= static_cast<std::size_t>(at.memory_row), Policy::name(),
-                    ": memory of at least ", floats, " floats a head expected, ", at.memory_row,
-                    " came");
+                    ": expected memory of at least ", floats, " floats per head, got ",
+                    at.memory_row);
     x.columns = at.columns, x.column_stride = at.shape.capacity;
     x.head_stride = std::ptrdiff_t{at.column_count} * at.shape.capacity;
     if (x.head_stride == 0) {
@@ -115,7 +115,7 @@ struct device_types {
         f(policy);
       } else {
         kvmeld::expects(kvmeld::errc::unsupported, false, policy.name(),
-                        ": a policy with kernels expected on a GPU (docs/cuda.md lists them)");
+                        ": expected a policy with kernels on a GPU (docs/cuda.md lists them)");
       }
     });
   }
@@ -191,9 +191,10 @@ void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call
   using scalar = typename types::scalar;
   types::visit(any, [&](const auto& policy) {
     const auto rule = gpu::detail::rule_of(policy, call.cache.shape.dim);
-    kvmeld::expects(
-        kvmeld::errc::unsupported, !gpu::shares_entries<std::remove_cvref_t<decltype(rule)>>,
-        "attend: ", policy.name(), " attends in decode steps alone on a GPU (kvmeld::step)");
+    kvmeld::expects(kvmeld::errc::unsupported,
+                    !gpu::shares_entries<std::remove_cvref_t<decltype(rule)>>,
+                    "attend: expected a policy that attends by itself on a GPU, got ",
+                    policy.name(), " (kvmeld::step alone)");
     gpu::attend(types::view(call), static_cast<const scalar*>(q), static_cast<scalar*>(out),
                 log_sum_exp, call.memory, types::stream(call));
   });

@@ -115,8 +115,8 @@ class device_work {
 
  private:
   static at::Device device_of(TensorList cache) {
-    kvmeld::expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(),
-                    " came");
+    kvmeld::expects(cache.size() == parts, "cache: expected ", parts, " tensors, got ",
+                    cache.size());
     return cache[0].device();
   }
 
@@ -254,7 +254,7 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
 
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK(false, op.operator_name().name,
-              ": tensors on the CPU expected, some on a GPU came, where compress and step make "
+              ": expected tensors on the CPU, got some on a GPU, where compress and step make "
               "plans, carry them out and observe by themselves");
 }
 

@@ -6,7 +6,7 @@ namespace {
 
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK(false, op.operator_name().name,
-              ": built without CUDA: tensors on the CPU expected, some on a GPU came");
+              ": expected tensors on the CPU (built without CUDA), got some on a GPU");
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
   tensor_states states(policy, cache, run.workers());
   const auto& shape = cache.tensors().shape;
   for (index_t h = 0; h < cache.heads(); ++h) {
-    expects(cache.head(h).length() > 0, "attend: at least 1 slot expected, head ", h, " is empty");
+    expects(cache.head(h).length() > 0, "attend: expected at least 1 slot, got 0 in head ", h);
     kvmeld::detail::expect_state(policy, cache.head(h), states[h]);
   }
   run(cache.heads(), [&](index_t h, index_t worker) {

@@ -40,8 +40,8 @@ void write(const merge_plan& plan, index_t h, index_t capacity, const plan_outpu
 /// Refused: rows and sources that lie outside of their tensors.
 merge_plan read(const plan_input& from, index_t h, const kvmeld::cache_shape& shape) {
   const index_t rows = from.rows[2 * h], length = from.rows[2 * h + 1], capacity = shape.capacity;
-  expects(rows >= 0 && rows <= length && length <= capacity, "apply: 0 to ", capacity,
-          " rows of a head expected, ", rows, " of ", length, " slots came");
+  expects(rows >= 0 && rows <= length && length <= capacity, "apply: expected 0 to ", capacity,
+          " rows per head, got ", rows, " of ", length, " slots");
   const index_t* const begin = row(from.begin, h, capacity + 1);
   const index_t* const source = row(from.source, h, capacity);
   const float* const weight = row(from.weight, h, 2 * capacity);
@@ -49,16 +49,16 @@ merge_plan read(const plan_input& from, index_t h, const kvmeld::cache_shape& sh
   plan.reset(length);
   for (index_t r = 0; r < rows; ++r) {
     expects(begin[r] >= 0 && begin[r] <= begin[r + 1] && begin[r + 1] <= capacity,
-            "apply: sources 0 to ", capacity, " expected, ", begin[r], " to ", begin[r + 1],
-            " of row ", r, " came");
+            "apply: expected sources 0 to ", capacity, ", got ", begin[r], " to ", begin[r + 1],
+            " of row ", r);
     for (index_t i = begin[r]; i < begin[r + 1]; ++i) {
       plan.add({source[i], weight[2 * i], weight[2 * i + 1]});
     }
     plan.end_row(row(from.log_mass, h, capacity)[r]);
   }
   if (from.most > 0) {
-    expects(rows <= from.most, "apply: corrections of at least ", rows, " rows expected, ",
-            from.most, " came");
+    expects(rows <= from.most, "apply: expected corrections of at least ", rows, " rows, got ",
+            from.most);
     const auto rows_of = [&](const float* all) {
       const std::ptrdiff_t first = std::ptrdiff_t{h} * from.most * shape.dim;
       return std::span(all + first,
@@ -113,9 +113,8 @@ void apply(const any_policy& policy, tensor_cache cache, const plan_input& plan,
   std::vector<merge_plan> plans;
   for (index_t h = 0; h < cache.heads(); ++h) {  // all of them, before anything is written
     plans.push_back(read(plan, h, shape));
-    expects(plans.back().length() == cache.head(h).length(), "apply: a plan of ",
-            cache.head(h).length(), " slots expected, ", plans.back().length(), " of head ", h,
-            " came");
+    expects(plans.back().length() == cache.head(h).length(), "apply: expected a plan of ",
+            cache.head(h).length(), " slots, got ", plans.back().length(), " of head ", h);
     check(plans.back());
   }
   run(cache.heads(), [&](index_t h, index_t worker) {

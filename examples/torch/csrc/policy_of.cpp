@@ -9,18 +9,19 @@ namespace kvmeld_torch {
 
 kvmeld::rope rope_of(std::span<const double> rope) {
   kvmeld::expects(rope.empty() || rope.size() == 1 || rope.size() == 5,
-                  "rope: [], [base] or [base, factor, low, high, original context] expected, ",
-                  rope.size(), " numbers came");
+                  "rope: expected [], [base] or [base, factor, low, high, original context], got ",
+                  rope.size(), " numbers");
   kvmeld::rope out;
   if (!rope.empty()) {
-    kvmeld::expects(rope[0] > 1, "rope: a base above 1 expected, ", rope[0], " came");
+    kvmeld::expects(rope[0] > 1, "rope: expected a base above 1, got ", rope[0]);
     out.base = rope[0];
   }
   if (rope.size() == 5) {
-    kvmeld::expects(rope[1] > 0 && rope[3] > rope[2] && rope[4] >= 1 && rope[4] < 1e9,
-                    "rope: a factor above 0, a high above a low factor and an original context "
-                    "expected, ",
-                    rope[1], ", ", rope[3], ", ", rope[2], ", ", rope[4], " came");
+    kvmeld::expects(
+        rope[1] > 0 && rope[3] > rope[2] && rope[4] >= 1 && rope[4] < 1e9,
+        "rope: expected a factor above 0, a high above a low factor and an original context of at "
+        "least 1, got ",
+        rope[1], ", ", rope[3], ", ", rope[2], ", ", rope[4]);
     out.llama3 = kvmeld::llama3_scaling{rope[1], rope[2], rope[3], static_cast<index_t>(rope[4])};
   }
   return out;
@@ -46,13 +47,14 @@ const kvmeld::any_policy& policy_of(std::string_view text, std::span<const doubl
 std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
                                        std::span<const std::int64_t> triggers) {
   const auto n = static_cast<std::size_t>(heads);
-  kvmeld::expects(targets.size() == 1 || targets.size() == n, "budget: one, or one for each of ",
-                  heads, " heads expected, ", targets.size(), " came");
-  kvmeld::expects(triggers.empty() || triggers.size() == targets.size(), "trigger: none, or ",
-                  targets.size(), " as of the budget expected, ", triggers.size(), " came");
+  kvmeld::expects(targets.size() == 1 || targets.size() == n,
+                  "budget: expected 1 or one for each of ", heads, " heads, got ", targets.size());
+  kvmeld::expects(triggers.empty() || triggers.size() == targets.size(),
+                  "trigger: expected none or ", targets.size(), " (one per budget), got ",
+                  triggers.size());
   const auto slots = [](const char* what, std::int64_t x) {
     kvmeld::expects(x >= 0 && x <= std::numeric_limits<index_t>::max(), what,
-                    ": slots from 0 expected, ", x, " came");
+                    ": expected at least 0 slots, got ", x);
     return static_cast<index_t>(x);
   };
   std::vector<kvmeld::budget> all;

@@ -35,11 +35,11 @@ class tensor_cache {
   /// Refused: lengths that cannot be.
   explicit tensor_cache(const cache_tensors& at) : at_(at) {
     for (index_t h = 0; h < heads(); ++h) {
-      kvmeld::expects(at.length[h] >= 0 && at.length[h] <= at.shape.capacity, "length: 0 to ",
-                      at.shape.capacity, " slots expected, ", at.length[h], " of head ", h,
-                      " came");
-      kvmeld::expects(at.seen[h] >= at.length[h], "seen: at least ", at.length[h],
-                      " tokens expected, ", at.seen[h], " of head ", h, " came");
+      kvmeld::expects(at.length[h] >= 0 && at.length[h] <= at.shape.capacity,
+                      "length: expected 0 to ", at.shape.capacity, " slots, got ", at.length[h],
+                      " of head ", h);
+      kvmeld::expects(at.seen[h] >= at.length[h], "seen: expected at least ", at.length[h],
+                      " tokens, got ", at.seen[h], " of head ", h);
     }
   }
 
@@ -103,26 +103,27 @@ class tensor_states {
     kvmeld::traits::validate(policy);
     const auto kinds = policy.columns();
     kvmeld::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
-                    ": columns [heads, ", kinds.size(), ", capacity] expected, ", at.column_count,
-                    " of each head came");
+                    ": expected columns [heads, ", kinds.size(), ", capacity], got ",
+                    at.column_count, " columns per head");
     const std::size_t floats = kinds.size() * static_cast<std::size_t>(at.shape.capacity);
     std::vector<kvmeld::head_state> all;
     all.reserve(static_cast<std::size_t>(at.shape.heads));
     for (index_t h = 0; h < at.shape.heads; ++h) {
       const std::int64_t* const row = at.measured + 3 * h;
-      kvmeld::expects(row[0] >= 0 && row[0] <= at.length[h], "measured: 0 to ", at.length[h],
-                      " slots expected, ", row[0], " of head ", h, " came");
+      kvmeld::expects(row[0] >= 0 && row[0] <= at.length[h], "measured: expected 0 to ",
+                      at.length[h], " slots, got ", row[0], " of head ", h);
       kvmeld::expects(row[2] > 0 && row[2] <= std::numeric_limits<index_t>::max(),
-                      "measured: a capacity above 0 expected, ", row[2], " of head ", h, " came");
+                      "measured: expected a capacity of at least 1 slot, got ", row[2], " of head ",
+                      h);
       const auto laid_out = static_cast<index_t>(row[2]);
       const std::size_t memory = policy.memory(at.shape.dim, at.shape.group, laid_out);
       kvmeld::expects(at.length[h] < laid_out ||
                           policy.memory(at.shape.dim, at.shape.group, at.shape.capacity) <= memory,
-                      policy.name(), ": memory laid out for more than ", at.length[h],
-                      " slots expected, for ", laid_out, " came");
+                      policy.name(), ": expected memory for more than ", at.length[h],
+                      " slots, got memory for ", laid_out);
       kvmeld::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),
-                      ": memory of at least ", memory, " floats a head expected, ", at.memory_row,
-                      " came");
+                      ": expected memory of at least ", memory, " floats per head, got ",
+                      at.memory_row);
       all.emplace_back(
           kinds,
           kvmeld::state_memory{

@@ -28,27 +28,27 @@ template <class... Parts>
 
 void expect_on(at::Device device, const char* what, const at::Tensor& x) {
   if (!x.defined() || x.device() != device) {
-    refuse(what, ": a tensor on ", device.is_cpu() ? std::string("the CPU") : device.str(),
-           " expected, one on ", x.defined() ? x.device().str() : std::string("nothing"), " came");
+    refuse(what, ": expected a tensor on ", device.is_cpu() ? std::string("the CPU") : device.str(),
+           ", got one on ", x.defined() ? x.device().str() : std::string("nothing"));
   }
 }
 
 void expect_sizes(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
   if (x.sizes() != sizes) {
-    refuse(what, " ", text_of(sizes), " expected, ", text_of(x.sizes()), " came");
+    refuse(what, ": expected ", text_of(sizes), ", got ", text_of(x.sizes()));
   }
 }
 
 void expect_type(const char* what, const at::Tensor& x, at::ScalarType type) {
-  expects(x.scalar_type() == type, what, ": ", at::toString(type), " expected, ",
-          at::toString(x.scalar_type()), " came");
+  expects(x.scalar_type() == type, what, ": expected ", at::toString(type), ", got ",
+          at::toString(x.scalar_type()));
 }
 
 kvmeld::scalar_type scalar_of(const char* what, const at::Tensor& x) {
   using kvmeld::scalar_type;
   const auto type = x.scalar_type();
   expects(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, what,
-          ": Float, Half or BFloat16 expected, ", at::toString(type), " came");
+          ": expected Float, Half or BFloat16, got ", at::toString(type));
   return type == at::kFloat  ? scalar_type::float32
          : type == at::kHalf ? scalar_type::half
                              : scalar_type::bfloat16;
@@ -61,8 +61,8 @@ kvmeld::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
   std::int64_t reach = 1;
   for (const std::size_t i : axis) {
     if (x.sizes()[i] > 1 && x.strides()[i] < reach) {
-      refuse(what, ": strides that do not overlap expected, ", text_of(x.strides()), " for ",
-             text_of(x.sizes()), " came");
+      refuse(what, ": expected strides that do not overlap, got ", text_of(x.strides()), " for ",
+             text_of(x.sizes()));
     }
     reach += (x.sizes()[i] - 1) * x.strides()[i];
   }
@@ -78,21 +78,21 @@ T* data_of(at::Device device, const char* what, const at::Tensor& x, at::ScalarT
   expect_type(what, x, type);
   expect_sizes(what, x, sizes);
   if (!x.is_contiguous()) {
-    refuse(what, ": a contiguous tensor expected, strides ", text_of(x.strides()), " came");
+    refuse(what, ": expected a contiguous tensor, got strides ", text_of(x.strides()));
   }
   return static_cast<T*>(x.data_ptr());
 }
 
 index_t index_of(const char* what, std::int64_t x, std::int64_t least) {
-  expects(x >= least && x <= std::numeric_limits<index_t>::max(), what, ": at least ", least,
-          " expected, ", x, " came");
+  expects(x >= least && x <= std::numeric_limits<index_t>::max(), what, ": expected at least ",
+          least, ", got ", x);
   return static_cast<index_t>(x);
 }
 
 }  // namespace
 
 cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Device device) {
-  expects(cache.size() == parts, "cache: ", parts, " tensors expected, ", cache.size(), " came");
+  expects(cache.size() == parts, "cache: expected ", parts, " tensors, got ", cache.size());
   const auto at = [&](part p) -> const at::Tensor& { return cache[static_cast<std::size_t>(p)]; };
   const at::Tensor &keys = at(part::keys), &values = at(part::values);
   cache_tensors out;
@@ -101,21 +101,21 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
     expect_on(device, what, x);
     out.type = scalar_of(what, x);
     if (x.dim() != 3) {
-      refuse(what, ": [heads, capacity, dim] expected, ", text_of(x.sizes()), " came");
+      refuse(what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
     }
   }
   expect_type("values", values, keys.scalar_type());
   expect_sizes("values", values, keys.sizes());
   const std::int64_t heads = keys.size(0), capacity = keys.size(1);
   expects(model.scale >= 0 && std::isfinite(model.scale),
-          "scale: a finite number from 0 expected, ", model.scale, " came");
+          "scale: expected a finite number of at least 0, got ", model.scale);
   out.shape = {.heads = index_of("heads", heads, 1),
                .group = index_of("group", model.group, 1),
                .dim = index_of("dim", keys.size(2), 1),
                .capacity = index_of("capacity", capacity, 1),
                .scale = static_cast<float>(model.scale > 0 ? model.scale
                                                            : 1 / std::sqrt(double(keys.size(2))))};
-  expects(keys.size(2) <= 4096, "dim: at most 4096 expected, ", keys.size(2), " came");
+  expects(keys.size(2) <= 4096, "dim: expected at most 4096, got ", keys.size(2));
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
   out.log_mass =
       data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
@@ -125,18 +125,18 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   out.seen = data_of<index_t>(device, "seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
   if (columns.dim() != 3) {
-    refuse("columns: [heads, columns, capacity] expected, ", text_of(columns.sizes()), " came");
+    refuse("columns: expected [heads, columns, capacity], got ", text_of(columns.sizes()));
   }
   out.column_count = index_of("columns", columns.size(1), 0);
   out.columns =
       data_of<float>(device, "columns", columns, at::kFloat, {heads, columns.size(1), capacity});
   if (memory.dim() != 2) {
-    refuse("memory: [heads, floats] expected, ", text_of(memory.sizes()), " came");
+    refuse("memory: expected [heads, floats], got ", text_of(memory.sizes()));
   }
   constexpr std::int64_t line = 16;  // floats
   expects(
       memory.size(1) % line == 0 && reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % 64 == 0,
-      "memory: rows of whole cache lines (", line, " floats) expected, ", memory.size(1), " came");
+      "memory: expected rows of whole cache lines (", line, " floats), got ", memory.size(1));
   out.memory = data_of<float>(device, "memory", memory, at::kFloat, {heads, memory.size(1)});
   out.memory_row = memory.size(1);
   out.measured =
@@ -158,12 +158,12 @@ query_tensors::query_tensors(const kvmeld::cache_shape& shape, index_t heads,
   expect_on(device, "queries", *queries);
   scalar_of("queries", *queries);
   if (queries->dim() != 4) {
-    refuse("queries: [heads, group, count, dim] expected, ", text_of(queries->sizes()), " came");
+    refuse("queries: expected [heads, group, count, dim], got ", text_of(queries->sizes()));
   }
   const std::int64_t all = queries->size(2);
   expect_sizes("queries", *queries, {heads, shape.group, all, shape.dim});
-  expects(before >= 0 && before <= all, "queries: 0 to ", all, " of them before expected, ", before,
-          " came");
+  expects(before >= 0 && before <= all, "queries: expected 0 to ", all, " queries before, got ",
+          before);
   data_ = queries->to(dtype);
   if (data_.stride(3) != 1) {
     data_ = data_.contiguous();
@@ -177,7 +177,7 @@ query_tensors::query_tensors(const kvmeld::cache_shape& shape, index_t heads,
            .position = nullptr,
            .before = static_cast<index_t>(before)};
   if (positions && positions->defined()) {
-    expects(before == 0, "queries: positions, or queries before, but not both expected");
+    expects(before == 0, "queries: expected either positions or queries before, got both");
     positions_ = *positions;
     rows_.position = data_of<index_t>(device, "positions", positions_, at::kInt, {all});
   }
@@ -188,7 +188,7 @@ void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, a
   scalar_of(what, x);
   expect_sizes(what, x, sizes);
   if (!x.is_contiguous()) {
-    refuse(what, ": a contiguous tensor expected, strides ", text_of(x.strides()), " came");
+    refuse(what, ": expected a contiguous tensor, got strides ", text_of(x.strides()));
   }
 }
 

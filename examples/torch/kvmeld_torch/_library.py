@@ -12,7 +12,7 @@ def path() -> Path:
     built = Path(__file__).parents[3] / "build/torch/extension/libkvmeld_torch.so"
     path = Path(named) if named else built
     if not path.exists():
-        raise ImportError(f"kvmeld_torch: {path} expected; `bash examples/torch/run` builds it")
+        raise ImportError(f"kvmeld_torch: expected {path}; `bash examples/torch/run` builds it")
     return path
 
 
@@ -22,7 +22,7 @@ torch.ops.load_library(str(path()))
 def _same_device(*tensors: torch.Tensor | None) -> None:
     found = {x.device.type for x in tensors if x is not None}
     if len(found) > 1:
-        raise RuntimeError(f"kvmeld: tensors on one device expected, some on {', '.join(sorted(found))} came")
+        raise RuntimeError(f"kvmeld: expected tensors on one device, got some on {', '.join(sorted(found))}")
 
 
 def _written(cache: list[torch.Tensor]) -> torch.dtype:

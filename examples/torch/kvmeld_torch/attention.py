@@ -38,11 +38,11 @@ def attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
     for name in ("sliding_window", "softcap", "s_aux"):
         if options.get(name) is not None:
-            raise RuntimeError(f"kvmeld: full attention expected, {name} came ({type(module).__name__})")
+            raise RuntimeError(f"kvmeld: expected full attention, got {name} ({type(module).__name__})")
     if dropout:
-        raise RuntimeError(f"kvmeld: no dropout expected, {dropout} came: call model.eval()")
+        raise RuntimeError(f"kvmeld: expected no dropout, got {dropout}: call model.eval()")
     if not getattr(module, "is_causal", True):
-        raise RuntimeError("kvmeld: causal attention expected")
+        raise RuntimeError("kvmeld: expected causal attention")
     return layer.attend(module, query, key, value, attention_mask, scaling), None
 
 

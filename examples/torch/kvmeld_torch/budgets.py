@@ -42,7 +42,7 @@ def divide(counts: Tensor, total: int, floor: int) -> list[int]:
     counts = counts.cpu()
     heads, held = counts.shape[0], counts.sum(1)
     if not heads * floor <= total or floor > int(held.min()):
-        raise ValueError(f"divide: at least {floor} slots for each of {heads} heads expected, {total} came")
+        raise ValueError(f"divide: expected at least {floor} slots for each of {heads} heads, got {total} in total")
     more = max(total - int(held.sum()), 0) // heads
     total = min(total, int(held.sum()))
     reached = counts.cumsum(1)

@@ -57,9 +57,9 @@ class Layer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
     ) -> tuple[Tensor, Tensor]:
         if self._waiting:
-            raise RuntimeError('kvmeld_torch.Cache: attn_implementation="kvmeld" expected, another one came')
+            raise RuntimeError('kvmeld_torch.Cache: expected attn_implementation="kvmeld", got another one')
         if key_states.requires_grad:
-            raise RuntimeError("kvmeld_torch.Cache: inference expected (torch.no_grad), a gradient came")
+            raise RuntimeError("kvmeld_torch.Cache: expected inference (torch.no_grad), got a gradient")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._waiting = True
@@ -81,8 +81,8 @@ class Layer(CacheLayerMixin):
         tokens = self.tokens + max_length if max_length < 0 else max_length
         if tokens < self.tokens:
             raise RuntimeError(
-                "kvmeld_torch.Cache: tokens cannot be taken back once rows stand for several of them "
-                f"(crop from {self.tokens} to {tokens}: no assisted or contrastive decoding)"
+                f"kvmeld_torch.Cache: expected at least {self.tokens} tokens, got crop({tokens}): no assisted or "
+                "contrastive decoding, as a compressed row stands for several tokens"
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -187,7 +187,7 @@ class Layer(CacheLayerMixin):
     def _read_again(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
         """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
         if not self.reading_again:
-            raise RuntimeError("kvmeld_torch.Cache: `with replay(model, encode):` expected around a prompt of kvzip")
+            raise RuntimeError("kvmeld_torch.Cache: expected `with replay(model, encode):` around a prompt of kvzip")
         out = torch.zeros_like(query)
         for b, heads in enumerate(self.unread):
             at = _tokens_of(real, b)
@@ -272,14 +272,14 @@ class Cache(TransformersCache):
         name = policy.partition(":")[0]
         Policy(policy).describe()  # refuses what is none
         if not budget > 0 or (budget > 1 and budget != int(budget)):
-            raise ValueError(f"Cache: a budget of a share up to 1 or of whole slots expected, {budget} came")
+            raise ValueError(f"Cache: expected a budget of a share up to 1 or of whole slots, got {budget}")
         queries = queries or {"fold": "foresight", _REPLAYED: "replay"}.get(name, "own")
         expected = ("own", "foresight", "replay") if name == _REPLAYED else ("own", "foresight")
         if queries not in expected:
-            raise ValueError(f"Cache: queries {' or '.join(expected)} expected, {queries} of {name} came")
+            raise ValueError(f"Cache: expected queries {' or '.join(expected)} of {name}, got {queries}")
         divide = divide or ("scores" if queries == "replay" else "even")
         if divide not in ("even", "scores"):
-            raise ValueError(f"Cache: divide even or scores expected, {divide} came")
+            raise ValueError(f"Cache: expected divide even or scores, got {divide}")
         super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries, divide, group))
 
     def slot_nbytes(self) -> int:

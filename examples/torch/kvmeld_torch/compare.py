@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build/results", help="for compare.csv and compare.svg")
     options = parser.parse_args(arguments)
     if not 1 <= options.needles <= len(NAMES):
-        parser.error(f"--needles: 1 to {len(NAMES)} expected, {options.needles} came")
+        parser.error(f"--needles: expected 1 to {len(NAMES)}, got {options.needles}")
     table = rows(options)
     first = ranks.is_first()
     ranks.leave()

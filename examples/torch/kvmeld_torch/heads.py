@@ -205,7 +205,7 @@ class Heads:
         """A copy with places for `capacity` tokens; with another policy, one that has measured nothing."""
         kept = int(self.length.max())
         if capacity < kept:
-            raise ValueError(f"moved: a capacity of at least {kept} slots expected, {capacity} came")
+            raise ValueError(f"moved: expected a capacity of at least {kept} slots, got {capacity}")
         dim = self.keys.shape[2]
         to = Heads.empty(
             policy or self.policy,
@@ -232,7 +232,8 @@ class Heads:
         floats = [x.policy.describe(x.keys.shape[2], x.group, x.capacity)["memory"] for x in (self, to)]
         if self.keys.device.type != "cpu" and floats[0] != floats[1]:
             raise RuntimeError(
-                f"kvmeld: {self.policy.name} on a GPU keeps its capacity of {self.capacity} slots, {to.capacity} came"
+                f"kvmeld: {self.policy.name} on a GPU: expected its capacity of {self.capacity} slots, "
+                f"got {to.capacity}"
             )
 
     @staticmethod
@@ -253,7 +254,8 @@ class Heads:
         if tokens == 0:
             return
         if int(self.length.max()) + tokens > self.capacity:
-            raise ValueError(f"append: a capacity of {int(self.length.max()) + tokens} expected, {self.capacity} came")
+            needed = int(self.length.max()) + tokens
+            raise ValueError(f"append: expected a capacity of at least {needed} slots, got {self.capacity}")
         steps = torch.arange(tokens, device=keys.device)
         slot = self.length[:, None].long() + steps
         head = torch.arange(self.heads, device=keys.device)[:, None].expand_as(slot)

@@ -64,7 +64,7 @@ def press(name: str, budget: float) -> Method:
     import kvpress
 
     if not hasattr(kvpress, name):
-        raise SystemExit(f"--presses: one of kvpress's expected (SnapKVPress, ...), {name} came")
+        raise SystemExit(f"--presses: expected one of kvpress's (SnapKVPress, ...), got {name}")
     return Method(
         name,
         budget,

@@ -13,7 +13,7 @@ def rope_of(config: PreTrainedConfig, policy: str) -> tuple[float, ...]:
         return ()
     if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise RuntimeError(
-            f"kvmeld: {policy} turns keys or queries: RoPE of type default or llama3 expected, {rope} came"
+            f"kvmeld: {policy} rotates keys or queries: expected RoPE of type default or llama3, got {rope}"
         )
     base = float(rope.get("rope_theta", 10000.0))
     if kind == "default":

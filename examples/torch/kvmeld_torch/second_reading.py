@@ -97,7 +97,7 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
         tokens = given.get("input_ids", args[0] if args else None)
         mask = given.get("attention_mask")
         if tokens is None or (mask is not None and mask.shape != tokens.shape):
-            raise RuntimeError("kvmeld: replay: input_ids and a mask [batch, tokens] or none expected, others came")
+            raise RuntimeError("kvmeld: replay: expected input_ids and a mask [batch, tokens] or none, got others")
         mask = torch.ones_like(tokens) if mask is None else mask.long()
         at = given.get("position_ids")  # a model that is told none counts padding too
         begin = [tokens.shape[1]] * len(tokens) if at is None else (at[:, -1] + 1).expand(len(tokens)).tolist()
