@@ -31,7 +31,7 @@ class Safetensors:
         first, last = entry["data_offsets"]
         kinds = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
         if entry["dtype"] not in kinds:
-            sys.exit(f"{name}: BF16, F16 or F32 expected, {entry['dtype']} came")
+            sys.exit(f"{name}: expected BF16, F16 or F32, got {entry['dtype']}")
         kind = np.dtype(kinds[entry["dtype"]])
         x = np.frombuffer(self.raw, kind, (last - first) // kind.itemsize, self.begin + first)
         if entry["dtype"] == "BF16":  # the upper half of a float: exact
@@ -64,7 +64,7 @@ def fields(data: bytes):
             size, at = varint(data, at)
             value, at = data[at : at + size], at + size
         else:
-            sys.exit(f"tokenizer.model: a SentencePiece model expected, wire type {kind} came")
+            sys.exit(f"tokenizer.model: expected a SentencePiece model, got wire type {kind}")
         yield key >> 3, value
 
 
@@ -72,7 +72,7 @@ def add_tokenizer(out: gguf.GGUFWriter, path: Path, vocab: int) -> None:
     out.add_tokenizer_model("llama")  # SentencePiece
     if not path.exists():
         if vocab != 256:
-            sys.exit(f"{path} expected, or a vocabulary of 256 bytes; there is none and it has {vocab}")
+            sys.exit(f"expected {path} or a vocabulary of 256 bytes, got none and {vocab} tokens")
         byte = gguf.TokenType.BYTE
         out.add_token_list(["\u2581" if b == 32 else f"<0x{b:02X}>" for b in range(256)])
         out.add_token_scores([0.0] * 256)
@@ -97,7 +97,7 @@ def add_tokenizer(out: gguf.GGUFWriter, path: Path, vocab: int) -> None:
         elif number == 3:  # normalizer_spec
             prefix = dict(fields(value)).get(3, 1) != 0
     if not bpe:
-        sys.exit(f"{path}: a BPE model expected; llama.cpp merges as BPE does")
+        sys.exit(f"{path}: expected a BPE model; llama.cpp merges as BPE does")
     for i in range(len(pieces), vocab):  # rows of the embedding that no piece has
         pieces.append(f"<unused{i}>")
         scores.append(0.0)
@@ -126,7 +126,7 @@ def main() -> None:
     a = arguments.parse_args()
     c = json.loads((a.folder / "config.json").read_text())
     if c["model_type"] != "llama" or c.get("rope_scaling") or c.get("attention_bias"):
-        sys.exit("config.json: a llama without rope_scaling and attention_bias expected")
+        sys.exit("config.json: expected a llama without rope_scaling and attention_bias")
     tensor = Safetensors(a.folder / "model.safetensors")
     heads, kv_heads = c["num_attention_heads"], c.get("num_key_value_heads", c["num_attention_heads"])
     dim = c.get("head_dim", c["hidden_size"] // heads)

@@ -131,7 +131,7 @@ struct attention_matching {
     if (queries.empty()) throw std::invalid_argument("oracle: expected reference queries");
     const std::vector<bool> safe = protected_slots(h, sinks, recent);
     if (static_cast<int>(std::count(safe.begin(), safe.end(), true)) > target)
-      throw std::invalid_argument("oracle: more protected slots than the budget");
+      throw std::invalid_argument("oracle: expected a budget of at least the protected slots");
     const target_mass m = measured(h, queries);
     const auto room = static_cast<std::size_t>(target);
     std::vector<std::size_t> kept = omp ? choose_omp(m, safe, room) : choose_basic(m, safe, room);

@@ -15,7 +15,7 @@ namespace oracle {
 inline std::vector<int> proportional(const vec& weights, int total, int least, int most) {
   const int n = static_cast<int>(weights.size());
   if (n == 0 || n * least > total || static_cast<long long>(n) * most < total)
-    throw std::invalid_argument("oracle: the budgets cannot sum to the total");
+    throw std::invalid_argument("oracle: expected a total that the budgets can sum to");
   auto filled = [&](double c) {
     double sum = 0;
     for (const double w : weights) sum += std::clamp(c * w, double(least), double(most));
@@ -79,7 +79,8 @@ inline std::vector<int> layer_budgets(const mat& variances, int length, int tota
     others.push_back(l);
   }
   if (others.empty()) {
-    if (total != 0) throw std::invalid_argument("oracle: the budgets cannot sum to the total");
+    if (total != 0)
+      throw std::invalid_argument("oracle: expected a total that the budgets can sum to");
     return budget;
   }
   const std::vector<int> shared = proportional(weights, total, (length + 99) / 100, length);
@@ -134,7 +135,7 @@ inline std::vector<int> ada_budgets(const mat& scores, int total, double floor_a
   }
   const int left = total - std::accumulate(budget.begin(), budget.end(), 0);
   if (left < 0 || left > static_cast<int>(rest.size()))
-    throw std::invalid_argument("oracle: the budgets cannot sum to the total");
+    throw std::invalid_argument("oracle: expected a total that the budgets can sum to");
   for (const std::size_t j : top(flat, rest, static_cast<std::size_t>(left))) ++budget[head_of[j]];
   return budget;
 }
@@ -156,7 +157,7 @@ inline std::vector<int> global_budgets(const mat& scores, int total, int most) {
       candidates.push_back(j);
   }
   if (total < 0 || total > static_cast<int>(candidates.size()))
-    throw std::invalid_argument("oracle: the budgets cannot sum to the total");
+    throw std::invalid_argument("oracle: expected a total that the budgets can sum to");
   std::sort(candidates.begin(), candidates.end());
   std::vector<int> budget(scores.size(), 0);
   for (const std::size_t j : top(flat, candidates, static_cast<std::size_t>(total)))

@@ -58,7 +58,7 @@ struct centroids {
   }
   int clusters(const head& h, int target, std::size_t others) const {
     const int count = target - static_cast<int>(h.slots.size() - others);
-    if (count < 1) throw std::invalid_argument("oracle: no room for a centroid");
+    if (count < 1) throw std::invalid_argument("oracle: expected a slot for a centroid");
     return count;
   }
 

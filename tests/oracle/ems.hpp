@@ -52,7 +52,7 @@ struct ems {
   /// Every slot lists its tokens.
   static void list_members(head& h) {
     for (slot& s : h.slots) {
-      if (s.log_mass != 0) throw std::invalid_argument("oracle: ems expects no log-mass");
+      if (s.log_mass != 0) throw std::invalid_argument("oracle: ems: expected no log-mass");
       if (s.members.empty()) s.members.push_back({s.position, norm(s.key), 0, 0, 0});
     }
   }
@@ -159,7 +159,8 @@ struct ems {
         if (!safe[j]) candidates.push_back(j);
       }
       const int centres = target - static_cast<int>(n - candidates.size());
-      if (centres < 1) throw std::invalid_argument("oracle: ems has no room for a class centre");
+      if (centres < 1)
+        throw std::invalid_argument("oracle: ems: expected a slot for a class centre");
       const std::vector<std::size_t> ranked = top(weight, candidates, n);
       const auto first = static_cast<std::size_t>(centres);
       const auto cut = [&](std::size_t at) {

@@ -114,7 +114,7 @@ struct fold {
   }
   static int outlier_count(double share, int target, int sinks, int recent) {
     if (target < sinks + recent)
-      throw std::invalid_argument("oracle: more protected slots than the budget");
+      throw std::invalid_argument("oracle: expected a budget of at least the protected slots");
     return static_cast<int>(share * (target - sinks - recent));
   }
 
@@ -231,7 +231,7 @@ struct fold {
       }
     }
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
-    if (pins >= target) throw std::invalid_argument("oracle: no slot is left for clusters");
+    if (pins >= target) throw std::invalid_argument("oracle: expected a slot for clusters");
     const mat x = fold_clusters::points(h, rows);
     std::vector<bool> apart = pin;  // of the clusters
     for (std::size_t j = 0; j < n; ++j) apart[j] = pin[j] || gone[j];

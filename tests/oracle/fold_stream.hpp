@@ -101,7 +101,7 @@ inline void fold::compress_step(head& h, int budget, int keep) const {
   }
   const int removed = static_cast<int>(n) - keep;
   if (keep < 1 || removed >= static_cast<int>(free.size()))
-    throw std::invalid_argument("oracle: too few slots that may be folded away");
+    throw std::invalid_argument("oracle: expected more slots that may be merged");
   std::vector<bool> is_removed(n, false);
   for (std::size_t i : top(gain, free, static_cast<std::size_t>(removed))) is_removed[i] = true;
   // Each goes to the kept slot of least cost.

@@ -38,7 +38,7 @@ struct kvmerger {
          top(scores_of(h), where(is, false), static_cast<std::size_t>(std::max(places, 0))))
       is[j] = true;
     if (static_cast<int>(where(is, true).size()) > target)
-      throw std::invalid_argument("oracle: more protected slots than the budget");
+      throw std::invalid_argument("oracle: expected a budget of at least the protected slots");
     return is;
   }
 

@@ -58,7 +58,7 @@ struct kvzip {
     evict_to(h, score, target);
   }
   mat step(head&, const mat&, const vec&, const vec&, int, int) const {
-    throw std::logic_error("oracle: kvzip compresses prompts only");
+    throw std::logic_error("oracle: kvzip: expected a prompt, got a step");
   }
 };
 

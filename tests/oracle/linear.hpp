@@ -43,7 +43,7 @@ inline mat solve(mat a, mat b) {
     std::size_t pivot = c;
     for (std::size_t r = c; r < n; ++r)
       if (std::abs(a[r][c]) > std::abs(a[pivot][c])) pivot = r;
-    if (a[pivot][c] == 0) throw std::invalid_argument("oracle: the matrix is singular");
+    if (a[pivot][c] == 0) throw std::invalid_argument("oracle: expected a regular matrix");
     std::swap(a[c], a[pivot]);
     std::swap(b[c], b[pivot]);
     for (std::size_t r = c + 1; r < n; ++r) {
@@ -77,7 +77,8 @@ inline mat cholesky(const mat& a) {
     for (std::size_t j = 0; j <= i; ++j) {
       double sum = a[i][j];
       for (std::size_t t = 0; t < j; ++t) sum -= l[i][t] * l[j][t];
-      if (i == j && sum <= 0) throw std::invalid_argument("oracle: not positive definite");
+      if (i == j && sum <= 0)
+        throw std::invalid_argument("oracle: expected a positive definite matrix");
       l[i][j] = i == j ? std::sqrt(sum) : sum / l[j][j];
     }
   return l;

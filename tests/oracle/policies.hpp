@@ -53,7 +53,8 @@ inline std::vector<bool> kept_slots(std::vector<bool> keep, const vec& score, in
   for (std::size_t j = 0; j < keep.size(); ++j)
     if (!keep[j]) rest.push_back(j);
   const int places = target - static_cast<int>(keep.size() - rest.size());
-  if (places < 0) throw std::invalid_argument("oracle: more protected slots than the budget");
+  if (places < 0)
+    throw std::invalid_argument("oracle: expected a budget of at least the protected slots");
   for (std::size_t j : top(score, rest, static_cast<std::size_t>(places), unit)) keep[j] = true;
   return keep;
 }

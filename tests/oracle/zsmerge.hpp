@@ -23,7 +23,7 @@ struct zsmerge {
   regions split(int target) const {
     const int ring = std::max(2, share(proximity, target));
     const int context = target - ring - residual;
-    if (context < 1) throw std::invalid_argument("oracle: zsmerge has no room for context");
+    if (context < 1) throw std::invalid_argument("oracle: zsmerge: expected a slot for context");
     return {ring, context, residual};
   }
 

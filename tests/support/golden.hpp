@@ -67,7 +67,7 @@ class record {
 inline record load(const std::string& name) {
   const std::string path = folder() + "/" + name + ".json";
   std::ifstream file(path);
-  if (!file) throw std::runtime_error("expected a golden file at " + path + ", found none");
+  if (!file) throw std::runtime_error("golden: expected a file at " + path);
   return record(nlohmann::json::parse(file));
 }
 
