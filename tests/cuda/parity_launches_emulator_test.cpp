@@ -1,4 +1,4 @@
-// How many launches a plan and a step take: the table "Launches and bytes" of docs/cuda.md.
+// How many launches a plan and a step take: the table "Launches and bytes" of cuda/INTERNALS.md.
 #include <catch2/catch.hpp>
 
 #include "cuda/device_cache.hpp"
