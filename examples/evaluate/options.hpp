@@ -63,7 +63,7 @@ struct options {
   index_t threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::uint64_t seed = 1;
   std::filesystem::path profile = {};  ///< empty: none
-  std::filesystem::path csv = "build/results/evaluate.csv";
+  std::filesystem::path csv = "build/results/evaluation.csv";
   std::filesystem::path plots = "build/results";
   bool terminal = false;  ///< is the output a terminal?
 
