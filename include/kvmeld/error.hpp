@@ -21,7 +21,8 @@ enum class errc {
 };
 
 /// A call was refused. The message is "kvmeld: call: expected X, got Y", or only what was expected
-/// where nothing was given. Strong exception guarantee: nothing has changed.
+/// where nothing was given. Nothing has changed, but for the cases that docs/reference/errors.md
+/// lists: numbers that no one checked may let `apply` refuse a plan in the middle of a step.
 class error : public std::invalid_argument {
  public:
   error(errc code, const std::string& message) : std::invalid_argument(message), code_(code) {}
