@@ -1,4 +1,5 @@
-/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything.
+/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything but
+/// openmp.hpp, which needs OpenMP.
 #pragma once
 
 #include "kvmeld/any_policy.hpp"           // IWYU pragma: export

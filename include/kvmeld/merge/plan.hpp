@@ -22,8 +22,8 @@ inline namespace v0 {
 /// The first source of a row is its anchor: its position survives. Laws (`check`): sources are
 /// unique, anchors ascend, so that `apply` needs no scratch. A slot that is no source is evicted.
 ///
-///     slots 0 1 2 3 4 5 → rows {0} {2: 1, 3} {5}      W = | 1 . . . . . |
-///                                                         | . ⅓ ⅔ . . . |   (anchor 2, 1 into it)
+///     slots 0 1 2 3 4 5 → rows {0} {2, 1, 3} {5}      W = | 1 . . . . . |
+///                                                         | . ⅓ ⅓ ⅓ . . |   (anchor 2)
 ///                                                         | . . . . . 1 |   (4 is evicted)
 class merge_plan {
  public:
