@@ -1,5 +1,5 @@
 // Compresses one prompt's cache on the GPU and decodes a token on it. The middle of main is the
-// snippet of docs/cuda.md. Without a device it says so and exits with 77.
+// snippet of docs/how-to/cuda.md. Without a device it says so and exits with 77.
 #include <cstdio>
 #include <new>
 #include <random>

@@ -7,7 +7,7 @@ from kvmeld_torch import Cache, Heads, Policy, _library
 from kvmeld_torch import heads as heads_module
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
-# Those with kernels (docs/cuda.md).
+# Those with kernels (docs/how-to/cuda.md).
 KERNELS = "full_cache streaming_llm h2o tova snapkv:window=8 zsmerge d2o kvmerger keepkv ems fold".split()
 
 

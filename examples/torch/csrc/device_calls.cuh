@@ -114,8 +114,9 @@ struct device_types {
       if constexpr (gpu::on_device<policy_type>) {
         f(policy);
       } else {
-        kvmeld::expects(kvmeld::errc::unsupported, false, policy.name(),
-                        ": expected a policy with kernels on a GPU (docs/cuda.md lists them)");
+        kvmeld::expects(
+            kvmeld::errc::unsupported, false, policy.name(),
+            ": expected a policy with kernels on a GPU (docs/how-to/cuda.md lists them)");
       }
     });
   }

@@ -153,7 +153,7 @@ class scores_twin {
     CHECK((work.intact() && device.intact() && position.intact()));
   }
 
-  /// As `docs/cuda.md` has it, by the device's scores: pins of each head, by one threshold.
+  /// As `docs/how-to/cuda.md` has it, by the device's scores: pins of each head, by one threshold.
   std::vector<index_t> pins_of_all(index_t slots, bool device) {
     std::vector<float> scores;
     const index_t n = kv.head(0).length();
