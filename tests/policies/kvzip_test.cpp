@@ -26,7 +26,7 @@ struct reading {
         values(fixtures::normal(tokens * dim)),
         queries(tokens, group, dim, scale) {}
 
-  /// As policies.md tells an engine to do it.
+  /// As docs/reference/policies.md tells an engine to do it.
   void observe(const kvzip& policy, kvmeld::cache<float>& kv, kvmeld::state& state) const {
     const auto head = kv.head(0);
     const index_t tokens = head.length(), seen = head.tokens_total();

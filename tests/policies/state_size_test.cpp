@@ -1,4 +1,4 @@
-/// What policies keep of a head beside its slots: the table of docs/performance.md.
+/// What policies keep of a head in addition to its slots: docs/lab/2026-11-22-cpu.md.
 #include <catch2/catch.hpp>
 #include <map>
 #include <string>
