@@ -245,7 +245,7 @@ TEST_CASE("a stream that fails, and a state ahead of its cache, are refused", "[
   refuses("save: expected a stream that takes all bytes",
           [&] { kvmeld::save(out, one.policy, one.kv, one.state); });
   one.state[0].extend(3);
-  refuses("save: expected a state of at most 1 slots, got one of 3",
+  refuses("save: expected a state of at most 1 slots, got 3",
           [&] { (void)saved(one.policy, one.kv, one.state); });
 }
 
