@@ -179,13 +179,15 @@ TEST_CASE("decoder: refuses tokens it does not have") {
   row_major_matrix logits;
   for (const int token : {-1, 64}) {
     const std::vector<int> tokens{0, token};
-    CHECK_THROWS_WITH(r.model.forward(tokens, 0, lists, logits),
-                      Catch::Contains("tokens 0 to 63") && Catch::Contains(std::to_string(token)));
+    CHECK_THROWS_WITH(
+        r.model.forward(tokens, 0, lists, logits),
+        Catch::Contains("expected tokens 0 to 63") && Catch::Contains(std::to_string(token)));
   }
-  CHECK_THROWS_WITH(r.model.forward({}, 0, lists, logits), Catch::Contains("at least one token"));
-  CHECK_THROWS_WITH(engine::prefill(r.model, {}), Catch::Contains("at least one token"));
+  CHECK_THROWS_WITH(r.model.forward({}, 0, lists, logits),
+                    Catch::Contains("expected at least 1 token"));
+  CHECK_THROWS_WITH(engine::prefill(r.model, {}), Catch::Contains("expected at least 1 token"));
   CHECK_THROWS_WITH(engine::prefill(r.model, r.tokens, engine::logits_of::last, 0),
-                    Catch::Contains("positive chunk"));
+                    Catch::Contains("expected a chunk of at least 1 token, got 0"));
   engine::decoder::scratch scratch;
   CHECK_THROWS_WITH(r.model.forward(scratch, r.tokens, std::vector<index_t>{1, 2}, lists, logits),
                     Catch::Contains("expected 48 positions") && Catch::Contains("got 2"));
@@ -263,7 +265,7 @@ TEST_CASE("causal_attention: refuses shapes that do not fit") {
     return engine::causal_attention(q, k, k, heads, kv_heads, dim, first);
   };
   CHECK(attend(4, 2, 2, 2).isZero());
-  CHECK_THROWS_WITH(attend(4, 3, 2, 2), Catch::Contains("multiple of 3"));
+  CHECK_THROWS_WITH(attend(4, 3, 2, 2), Catch::Contains("got 4 heads for 3 KV heads"));
   CHECK_THROWS_WITH(attend(4, 2, 4, 2), Catch::Contains("expected q [3, 16]"));
   CHECK_THROWS_WITH(attend(4, 2, 2, 3), Catch::Contains("expected k and v [6, 4], got [5, 4]"));
   CHECK_THROWS_WITH(attend(4, 1, 2, 2), Catch::Contains("expected k and v [5, 2]"));

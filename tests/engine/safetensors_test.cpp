@@ -122,7 +122,7 @@ TEST_CASE("safetensors: refuses offsets that cannot be") {
   refuses(x("[2]", "[8, 0]"), {"\"x\"", "expected ascending", "got [8, 0]"});
   refuses(x("[2]", "[4, 12]"), {"\"x\"", "8 bytes of data", "got [4, 12]"});
   refuses(x("[2]", "[18446744073709551608, 18446744073709551615]"), {"\"x\"", "8 bytes of data"});
-  refuses(x("[3]", "[0, 8]"), {"\"x\"", "shape [3] of F32", "got [0, 8]"});
+  refuses(x("[3]", "[0, 8]"), {"\"x\"", "shape [3] of F32", "got data_offsets [0, 8]"});
   refuses(x("[4294967296, 4294967296]", "[0, 0]"), {"shape [4294967296, 4294967296]"});
   refuses(x("[4611686018427387905]", "[0, 4]"), {"shape [4611686018427387905]"});
   refuses(x("[1]", "[4, 8]"), {"expected offset 0", "got 4", "hole"});
