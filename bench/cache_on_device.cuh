@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "card.cuh"
+#include "kvmeld/attention_spec.hpp"
 #include "kvmeld/cuda/state.cuh"
 
 namespace card {
@@ -40,6 +41,7 @@ struct cache_on_device {
   buffer<char> memory;  // of the state
   cuda::state_view state_of_policy;
   buffer<index_t> position, length, tokens_total;
+  attention_spec spec;
 
   explicit cache_on_device(const cache_shape& s)
       : shape(s),
@@ -54,7 +56,10 @@ struct cache_on_device {
         memory(1),
         position(slots()),
         length(lengths),
-        tokens_total(lengths) {
+        tokens_total(lengths),
+        spec(attention_spec{
+            .kv_heads = s.heads, .group = s.group, .key_dim = s.dim, .rope = rotary::halves(10'000)}
+                 .checked()) {
     reset();
   }
   static std::size_t n(index_t x) { return static_cast<std::size_t>(x); }
@@ -81,7 +86,8 @@ struct cache_on_device {
             shape.capacity,
             shape.dim,
             shape.group,
-            1 / std::sqrt(static_cast<float>(shape.dim))};
+            spec.scale,
+            &spec};
   }
   /// The state of a policy, as it is before anything was observed, also after `reset`.
   template <class Policy>

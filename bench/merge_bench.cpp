@@ -104,7 +104,7 @@ void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache<float>
     if (policy.pins == kvmeld::fold::pin_rule::scores) {
       kvmeld::observe(policy, kv, memory, p.own());
     }
-    const auto foreseen = kvmeld::foresight(kv, p.own(), policy.rope, {.count = count});
+    const auto foreseen = kvmeld::foresight(kv, p.own(), {.count = count});
     kvmeld::compress(policy, kv, memory, foreseen.view(), p.budget());
   } else if constexpr (std::same_as<Policy, kvmeld::attention_matching>) {
     kvmeld::compress(policy, kv, memory, kvmeld::spread(kv, p.own()).view(), p.budget());

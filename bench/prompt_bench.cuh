@@ -60,7 +60,7 @@ inline void leverage(benchmark::State& state) {
   prompt p(heads, n, 4);
   const auto columns = p.kv.state(fold{});
   const auto view = p.kv.view();
-  const auto rule = cuda::device_policy<fold>::rule(fold{}, view.dim);
+  const auto rule = cuda::detail::rule_of(fold{}, view);
   cuda::detail::leverage_scratch work{};
   cuda::workspace_allocator count;
   work.allocate(count, cuda::detail::shape_of(view));

@@ -32,7 +32,7 @@ inline void select_half(benchmark::State& state) {
   const buffer<float> mass(kv.slots());
   const cuda::plan_view plan{rows.data(), begin.data(), sources.data(), mass.data()};
   const budget limit{.target = n / 2};
-  const auto rule = cuda::device_policy<h2o>::rule(policy, 128);
+  const auto rule = cuda::detail::rule_of(policy, kv.view());
   const auto run = [&] { cuda::select(rule, kv.view(), columns, limit, plan, nullptr); };
   run();
   const auto kept = sources.host();

@@ -7,8 +7,8 @@
 
 namespace {
 
+using fixtures::cache;
 using fixtures::normal;
-using kvmeld::cache;
 using kvmeld::index_t;
 using kvmeld::layout;
 
@@ -69,7 +69,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const std::vector<float>& 
 template <class Scalar>
 struct engine {
   std::vector<Scalar> keys, values;
-  kvmeld::strided_view<Scalar> kv;
+  fixtures::strided_view<Scalar> kv;
 
   engine(const kvmeld::cache_shape& shape, int of_keys, int of_values, std::ptrdiff_t offset = 0)
       : keys(at(offset + shape.heads * shape.capacity * shape.dim)),

@@ -7,11 +7,11 @@
 namespace {
 
 using fixtures::bad_floats;
+using fixtures::cache;
 using fixtures::decode;
 using fixtures::first_ones;
 using kvmeld::any_policy;
 using kvmeld::budget;
-using kvmeld::cache;
 using kvmeld::index_t;
 using kvmeld::merge_plan;
 

@@ -9,10 +9,10 @@
 
 namespace {
 
+using fixtures::cache;
 using fixtures::normal;
 using kvmeld::any_policy;
 using kvmeld::budget;
-using kvmeld::cache;
 using kvmeld::errc;
 using kvmeld::index_t;
 
@@ -59,8 +59,8 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
     code(errc::no_capacity,
          [&] { check_step(any_policy(kvmeld::streaming_llm{.sinks = 1}), kv.head(0), budget{2}); });
     std::vector<float> rows(20);
-    kvmeld::strided_view<float> view({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 8, 2},
-                                     {rows.data() + 8, 8, 2});
+    fixtures::strided_view<float> view({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 8, 2},
+                                       {rows.data() + 8, 8, 2});
     code(errc::no_capacity, [&] { view.adopt(0, 5); });
     code(errc::invalid_argument, [&] { view.adopt(0, -1); });
   }
@@ -74,8 +74,8 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
   SECTION("a missing page") {
     std::vector<float> rows(8);
     index_t table[] = {0, -1};
-    kvmeld::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 4, 0, 2},
-                                    {rows.data() + 4, 4, 0, 2}, {table, 2});
+    fixtures::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 4, 0, 2},
+                                      {rows.data() + 4, 4, 0, 2}, {table, 2});
     code(errc::no_page, [&] { pages.append(0, all.first(6), all.first(6)); });
     code(errc::no_page, [&] { pages.adopt(0, 3); });
     pages.append(0, all.first(4), all.first(4));

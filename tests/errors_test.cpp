@@ -6,13 +6,14 @@
 
 namespace {
 
+using fixtures::cache;
 using fixtures::normal;
-using kvmeld::cache;
+using fixtures::strided_view;
+using kvmeld::attention_spec;
 using kvmeld::cache_shape;
 using kvmeld::index_t;
 using kvmeld::layout;
 using kvmeld::merge_plan;
-using kvmeld::strided_view;
 
 constexpr index_t most = std::numeric_limits<index_t>::max();
 const float bad_floats[] = {std::nanf(""), INFINITY, -INFINITY};
@@ -36,29 +37,29 @@ TEST_CASE("shapes that no cache can have are refused", "[errors]") {
     std::string message;
   };
   const bad table[] = {
-      {{.heads = 0, .dim = 4, .capacity = 8}, "expected at least 1 head, got 0"},
+      {{.heads = 0, .dim = 4, .capacity = 8}, "expected at least 1 KV head, got 0"},
       {{.heads = -2, .dim = 4, .capacity = 8}, "got -2"},
-      {{.heads = 1, .dim = 0, .capacity = 8}, "expected a dim of 1 to 4096, got 0"},
+      {{.heads = 1, .dim = 0, .capacity = 8}, "expected a key_dim of 1 to 4096, got 0"},
       {{.heads = 1, .dim = -4, .capacity = 8}, "got -4"},
       {{.heads = 1, .dim = 4097, .capacity = 8}, "got 4097"},
       {{.heads = 1, .group = 0, .dim = 4, .capacity = 8},
-       "a group of at least 1 query head, got 0"},
-      {{.heads = 1, .dim = 4, .capacity = 0}, "a capacity of at least 1 slot, got 0"},
+       "expected a group of at least 1 query head, got 0"},
+      {{.heads = 1, .dim = 4, .capacity = 0}, "expected a capacity of at least 1 slot, got 0"},
       {{.heads = 1, .dim = 4, .capacity = -1}, "got -1"},
-      {{.heads = 1, .dim = 4, .capacity = 8, .scale = -1},
-       "expected a finite scale of at least 0 (0: 1/sqrt(dim)), got -1"},
+      {{.heads = 1, .dim = 4, .capacity = 8, .scale = -1}, "expected a finite scale above 0"},
       {{.heads = 1, .dim = 4, .capacity = 8, .scale = INFINITY}, "got inf"},
-      {{.heads = 1, .dim = 4, .capacity = 8, .scale = bad_floats[0]}, "got nan"}};
+      {{.heads = 1, .dim = 4, .capacity = 8, .scale = bad_floats[0]}, "got nan"},
+      {{.heads = 1, .dim = 4, .capacity = 8, .rope = kvmeld::rotary::halves(9).dims(6)},
+       "expected at most 4 rotated dimensions, got 6"}};
   float x = 0;
   for (const bad& row : table) {
     refuses(row.message, [&] { cache<float>{row.shape}; });
     refuses(row.message, [&] { strided_view<float>(row.shape, {&x, 4, 4}, {&x, 4, 4}); });
   }
-  refuses("expected a multiple of the KV heads, got 7 query heads for 2 KV heads",
-          [] { (void)cache_shape::group_of(7, 2); });
+  refuses("got 7 on 2", [] { (void)attention_spec::group_of(7, 2); });
   for (const auto& [q, k] : {std::pair{0, 1}, {4, 0}, {-4, -2}, {2, 4}}) {
-    refuses("got " + std::to_string(q) + " query heads for " + std::to_string(k) + " KV heads",
-            [&, a = q, b = k] { (void)cache_shape::group_of(a, b); });
+    refuses("got " + std::to_string(q) + " on " + std::to_string(k),
+            [&, a = q, b = k] { (void)attention_spec::group_of(a, b); });
   }
 }
 

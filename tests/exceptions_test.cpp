@@ -66,7 +66,7 @@ struct failing {
 
 struct fixture {
   std::vector<moody> policies = std::vector<moody>(heads);
-  kvmeld::cache<float> kv = fixtures::random_cache(tokens, dim, group, tokens + 2, heads);
+  fixtures::cache<float> kv = fixtures::random_cache(tokens, dim, group, tokens + 2, heads);
   kvmeld::state state = kvmeld::make_state(std::span<const moody>(policies), kv);
   std::vector<float> queries = fixtures::normal(tokens * heads * group * dim),
                      row = fixtures::normal(heads * dim),

@@ -10,6 +10,7 @@
 
 #include "kvmeld/kvmeld.hpp"
 #include "kvmeld/openmp.hpp"
+#include "support/typed_cache.hpp"
 
 using kvmeld::budget;
 using kvmeld::index_t;
@@ -70,7 +71,8 @@ std::vector<float> normal(std::size_t n, unsigned seed) {
 std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on) {
   constexpr index_t heads = 5, group = 2, dim = 16, tokens = 160, steps = 24;
   constexpr std::size_t row = heads * dim;
-  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = tokens + steps}};
+  fixtures::cache<float> kv{
+      {.heads = heads, .group = group, .dim = dim, .capacity = tokens + steps}};
   for (index_t h = 0; h < heads; ++h) {
     kv.append(h, normal(tokens * dim, 10 + static_cast<unsigned>(h)),
               normal(tokens * dim, 20 + static_cast<unsigned>(h)));
@@ -122,7 +124,7 @@ TEST_CASE("any number of threads gives the same bits", "[executor]") {
 
 TEST_CASE("a state serves the workers that it was made for, and no more", "[executor]") {
   const kvmeld::snapkv policy;
-  kvmeld::cache<float> kv{{.heads = 2, .dim = 4, .capacity = 64}};
+  fixtures::cache<float> kv{{.heads = 2, .dim = 4, .capacity = 64}};
   auto state = kvmeld::make_state(policy, kv, threads{2});
   const std::vector<float> x(2 * 4);
   std::vector<float> out(2 * 4);

@@ -31,7 +31,7 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
     for (const float size : {1e10F, 1e19F, 4e34F}) {
       for (const index_t every : {1, 7}) {  // all keys, or some
         CAPTURE(example.name, size, every);
-        kvmeld::cache<float> kv(
+        fixtures::cache<float> kv(
             {.heads = 1, .group = group, .dim = dim, .capacity = 40, .check_finite = true});
         auto state = kvmeld::make_state(p, kv);
         const auto token = [&](index_t t) {
@@ -60,7 +60,8 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
 }
 
 TEST_CASE("fuzz: values fitted where slots have no mass are finite", "[errors]") {
-  kvmeld::cache<float> kv({.heads = 1, .group = 1, .dim = 1, .capacity = 40, .check_finite = true});
+  fixtures::cache<float> kv(
+      {.heads = 1, .group = 1, .dim = 1, .capacity = 40, .check_finite = true});
   const std::vector<float> keys = {-1.625F, 0,        3.6e-43F, 2.8e20F,  6.25F,
                                    6.8125F, 3.6e-43F, 2.8e20F,  -2.3125F, 6.6875F},
                            values = {6.8125F, 7.125F,  6.3125F,  6.9375F, 6.3125F,

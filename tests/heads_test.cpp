@@ -31,7 +31,7 @@ std::vector<float> rows(const std::vector<float>& all, const head_selection& cho
 /// One cache, called for all heads at once or for some after the other.
 struct run {
   kvmeld::any_policy policy;
-  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
+  fixtures::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   budget limit{std::max(target, policy.min_budget())};
   std::vector<float> out = std::vector<float>(heads * group * dim);

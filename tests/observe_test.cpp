@@ -18,7 +18,7 @@ constexpr index_t group = 2, dim = 8;
 /// One head under a policy.
 struct one {
   kvmeld::any_policy policy;
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 60}};
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 60}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
 
   void append(index_t n) { kv.append(0, normal(n * dim), normal(n * dim)); }

@@ -17,7 +17,7 @@ using kvmeld::any_policy;
 /// One head with one token and what snapkv keeps of it.
 struct tiny {
   kvmeld::snapkv policy{.window = 2, .sinks = 0};
-  kvmeld::cache<Eigen::half> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 3, .scale = 0.5F}};
+  fixtures::cache<Eigen::half> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 3, .scale = 0.5F}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
 
   tiny() {
@@ -192,7 +192,7 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
   tiny one;
   const auto into = [&](const kvmeld::cache_shape& shape, const any_policy& policy) {
     return [=] {
-      kvmeld::cache<Eigen::half> kv(shape);
+      fixtures::cache<Eigen::half> kv(shape);
       auto state = kvmeld::make_state(policy, kv);
       std::istringstream in(tiny_bytes());
       kvmeld::load(in, policy, kv, state);
@@ -210,7 +210,7 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
   shape = same, shape.capacity = 4;
   refuses("expected capacity 4, got 3", into(shape, one.policy));
 
-  kvmeld::cache<float> floats(same);
+  fixtures::cache<float> floats(same);
   auto state = kvmeld::make_state(one.policy, floats);
   refuses(" 0, got 1", [&] {
     std::istringstream in(tiny_bytes());
@@ -224,7 +224,7 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
   refuses("snapkv: expected a state for snapkv, got one for zsmerge",
           [&] { (void)saved(one.policy, one.kv, wrong); });
   // One policy, two column layouts: what its parameters decide is compared too.
-  kvmeld::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});
+  fixtures::cache<float> kv({.heads = 1, .dim = 2, .capacity = 3});
   const auto swap = [&](const auto& from, const auto& to) {
     auto state_from = kvmeld::make_state(from, kv), state_to = kvmeld::make_state(to, kv);
     std::istringstream in(saved(from, kv, state_from));
@@ -252,7 +252,7 @@ TEST_CASE("a stream that fails, and a state ahead of its cache, are refused", "[
 TEST_CASE("a cache saved from one layout loads into another", "[serialize]") {
   small one(4);
   std::vector<Eigen::half> keys(36), values(36);
-  kvmeld::strided_view<Eigen::half> view(
+  fixtures::strided_view<Eigen::half> view(
       one.kv.shape(), kvmeld::layout<Eigen::half>::head_token_dim(keys.data(), 6, 3),
       kvmeld::layout<Eigen::half>::head_dim_token(values.data(), 6, 3));
   auto state = kvmeld::make_state(one.policies, view);

@@ -26,7 +26,7 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
                    float, Eigen::half, Eigen::bfloat16) {
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
-    kvmeld::cache<TestType> one({.heads = 2, .group = 2, .dim = 8, .capacity = 32}), other = one;
+    fixtures::cache<TestType> one({.heads = 2, .group = 2, .dim = 8, .capacity = 32}), other = one;
     auto state = kvmeld::make_state(example.policy, one);
     auto loaded = kvmeld::make_state(example.policy, other);
     for (index_t h = 0; h < 2; ++h) {

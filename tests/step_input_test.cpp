@@ -49,17 +49,17 @@ TEMPLATE_TEST_CASE("a step's rows in 16 bits are the floats that they stand for"
   for (const auto& p : kvmeld::any_policy::every()) {
     if (p.decodes()) {
       INFO(p.name());
-      CHECK(decoded<kvmeld::cache<float>, TestType, TestType>(p) ==
-            decoded<kvmeld::cache<float>, TestType, float>(p));
-      CHECK(decoded<kvmeld::cache<TestType>, TestType, TestType>(p) ==
-            decoded<kvmeld::cache<TestType>, TestType, float>(p));
+      CHECK(decoded<fixtures::cache<float>, TestType, TestType>(p) ==
+            decoded<fixtures::cache<float>, TestType, float>(p));
+      CHECK(decoded<fixtures::cache<TestType>, TestType, TestType>(p) ==
+            decoded<fixtures::cache<TestType>, TestType, float>(p));
     }
   }
 }
 
 TEST_CASE("keys and values of the cache's scalar are stored as they came", "[step][half]") {
   using half = Eigen::half;
-  kvmeld::cache<half> kv({.heads = 1, .dim = 5, .capacity = 3});
+  fixtures::cache<half> kv({.heads = 1, .dim = 5, .capacity = 3});
   auto state = kvmeld::make_state(kvmeld::full_cache{}, kv);
   const std::vector<half> k = {half(1e-7F), half(-0.0F), half(65504), half(1) / half(3), half(2)},
                           v = {half(6e-8F), half(0.1F), half(-65504), half(-7), half(0)};

@@ -12,28 +12,32 @@ namespace engine {
 namespace {
 
 /// `rope_theta` with `rope_scaling`, or all of it in the newer `rope_parameters`.
-kvmeld::rope read_rope(const json_fields& model, const std::filesystem::path& file) {
-  kvmeld::rope rope{.base = model.positive("rope_theta", 10'000.0)};
+kvmeld::rotary read_rope(const json_fields& model, const std::filesystem::path& file) {
+  const auto base_of = [](const json_fields& from, double otherwise) {
+    const double base = from.positive("rope_theta", otherwise);
+    from.expect(base > 1, "rope_theta", "more than 1");
+    return base;
+  };
+  const double base = base_of(model, 10'000.0);
   const char* const name = model.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!model.has(name)) {
-    return rope;
+    return kvmeld::rotary::halves(base);
   }
   const json_fields scaling(model.object(name), file);
-  rope.base = scaling.positive("rope_theta", rope.base);
+  const auto rope = kvmeld::rotary::halves(base_of(scaling, base));
   const char* const type_name = scaling.has("rope_type") ? "rope_type" : "type";
   const std::string type = scaling.has(type_name) ? scaling.word(type_name) : "default";
   if (type == "llama3") {
-    rope.llama3 = {
+    const kvmeld::llama3_scaling llama3{
         .factor = scaling.positive("factor"),
         .low = scaling.positive("low_freq_factor"),
         .high = scaling.positive("high_freq_factor"),
         .original_context = scaling.count("original_max_position_embeddings"),
     };
-    scaling.expect(rope.llama3->high > rope.llama3->low, "high_freq_factor",
-                   "more than low_freq_factor");
-  } else {
-    scaling.expect(type == "default", type_name, "\"llama3\" or \"default\"");
+    scaling.expect(llama3.high > llama3.low, "high_freq_factor", "more than low_freq_factor");
+    return rope.llama3(llama3);
   }
+  scaling.expect(type == "default", type_name, "\"llama3\" or \"default\"");
   return rope;
 }
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "kvmeld/config.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotary.hpp"
 
 namespace engine {
 
@@ -25,7 +25,7 @@ struct config {
   bool tied = false;          ///< tie_word_embeddings: logits from the embedding matrix
   bool qkv_bias = false;      ///< biases on the q, k and v projections
   bool o_bias = false;        ///< a bias on the output projection
-  kvmeld::rope rope;
+  kvmeld::rotary rope = kvmeld::rotary::halves(10'000);  ///< rope_theta, rope_scaling
 
   index_t group() const { return heads / kv_heads; }
 

@@ -5,14 +5,14 @@
 #include <span>
 
 #include "engine/matrix.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotary.hpp"
 
 namespace engine {
 
 /// In float, as Hugging Face computes it. Keeps its memory from block to block.
 class rotation {
  public:
-  void prepare(const kvmeld::rope& rope, index_t dim, std::span<const index_t> positions) {
+  void prepare(const kvmeld::rotary& rope, index_t dim, std::span<const index_t> positions) {
     frequency_.resize(dim / 2);
     for (index_t p = 0; p < dim / 2; ++p) {
       frequency_[p] = static_cast<float>(rope.frequency(p, dim));

@@ -64,7 +64,6 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   const engine::tokenizer& tokens = loaded.tokens;
   const auto text = tokens.encode(engine::read_file(o.text));
   plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape());
-  todo.set_rope(model.shape().rope);
   todo.set_replay_words(replay_words_of(tokens, chat_turn_of(o, tokens)));
   const index_t kv_heads = model.shape().layers * model.shape().kv_heads;
   const bool has_profile = load_profile(todo, o.profile, kv_heads, o.prompt),

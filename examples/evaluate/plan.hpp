@@ -52,10 +52,6 @@ struct plan {
   /// Heads that keep all, for budget_allocations that need them: KV heads in the order
   /// `by_retrieval` `[layers · KV heads]`, after a prompt of `tokens`.
   void set_whole_heads(const std::vector<index_t>& order, index_t tokens);
-  /// The model's rotation, to all policies that turn keys or queries.
-  void set_rope(const kvmeld::rope& rope) {
-    for_each_policy([&](any_policy& p) { evaluate::set_rope(p, rope); });
-  }
   /// What asks the model to read a prompt again.
   void set_replay_words(const replay_words& words) {
     for (named_policy& p : policies) {

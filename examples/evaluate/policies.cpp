@@ -34,14 +34,6 @@ std::vector<named_policy> all_policies() {
   return list;
 }
 
-void set_rope(any_policy& policy, const kvmeld::rope& rope) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.rope = rope; }) {
-      p.rope = rope;
-    }
-  });
-}
-
 void set_table(any_policy& policy, index_t slots) {
   policy.visit([&](auto& p) {
     if constexpr (requires { p.table = slots; }) {

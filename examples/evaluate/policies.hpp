@@ -62,9 +62,6 @@ std::vector<named_policy> all_policies();
 /// The one that all others are compared with.
 inline any_policy full_cache() { return kvmeld::full_cache{}; }
 
-/// The engine's rotation, for policies that turn keys or queries.
-void set_rope(any_policy& policy, const kvmeld::rope& rope);
-
 /// No more memory for tokens that share entries than a budget of `slots` can use.
 void set_table(any_policy& policy, index_t slots);
 

@@ -36,7 +36,8 @@ prompt_body::prompt_body(const engine::config& shape, const engine::record& r, i
     append(layers.emplace_back(kvmeld::cache_shape{.heads = shape.kv_heads,
                                                    .group = shape.group(),
                                                    .dim = shape.dim,
-                                                   .capacity = capacity}),
+                                                   .capacity = capacity,
+                                                   .rope = shape.rope}),
            layer, 0, length);
   }
 }
@@ -61,8 +62,8 @@ namespace {
 
 /// The queries that `p` measures a layer on, if not the prompt's own; `again`: a second reading's.
 std::shared_ptr<const kvmeld::reference_queries> reference_of(
-    const named_policy& p, const kvmeld::rope& rope, kvmeld::cache<float>& kv,
-    const kvmeld::query_view<float>& own, const kvmeld::query_view<float>& again) {
+    const named_policy& p, kvmeld::cache<float>& kv, const kvmeld::query_view<float>& own,
+    const kvmeld::query_view<float>& again) {
   using kvmeld::reference_queries;
   const auto count = [&](index_t by_default) {
     return p.queries_taken > 0 ? p.queries_taken : by_default;
@@ -81,7 +82,7 @@ std::shared_ptr<const kvmeld::reference_queries> reference_of(
       break;
   }
   return std::make_shared<const reference_queries>(
-      kvmeld::foresight(kv, own, rope, {.count = count(256), .ahead = p.ahead}));
+      kvmeld::foresight(kv, own, {.count = count(256), .ahead = p.ahead}));
 }
 
 /// The states of a layer's heads after a second reading: each part is appended behind the prompt,
@@ -95,7 +96,8 @@ std::vector<kvmeld::head_state> observe_replay(const any_policy& policy,
   kvmeld::cache<float> kv({.heads = shape.kv_heads,
                            .group = shape.group(),
                            .dim = shape.dim,
-                           .capacity = tokens + std::ranges::max(parts)});
+                           .capacity = tokens + std::ranges::max(parts),
+                           .rope = shape.rope});
   append(kv, read, 0, tokens);
   auto state = kvmeld::make_state(policy, kv);
   std::vector<kvmeld::head_state> heads;
@@ -128,7 +130,7 @@ measured_layer measure_layer(const named_policy& p, const engine::config& shape,
     return {observe_replay(p.policy, shape, r.layers[l], again.layers[l], again.parts), nullptr};
   }
   const auto own = queries_of(shape, r.layers[l]);
-  measured_layer m{{}, reference_of(p, shape.rope, kv, own, again.queries(shape, l))};
+  measured_layer m{{}, reference_of(p, kv, own, again.queries(shape, l))};
   const auto queries = m.chosen ? m.chosen->view() : own;
   for (index_t h = 0; h < kv.heads(); ++h) {
     m.heads.push_back(kvmeld::make_head_state(p.policy, kv.head(h)));
@@ -234,7 +236,8 @@ compressed_layer::compressed_layer(const contender& c, const engine::config& sha
           .dim = shape.dim,
           .capacity = c.policy.bounded()
                           ? std::ranges::max_element(budgets, {}, &budget::target)->target + 1
-                          : capacity},
+                          : capacity,
+          .rope = shape.rope},
          c.storage),
       state(kvmeld::make_state(c.policy, kv)) {
   for (index_t h = 0; h < shape.kv_heads; ++h) {

@@ -18,7 +18,11 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const index_t most =
         allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].target;
     const budget limit = c.in_decode(layer, head, shape.kv_heads, most);
-    stored_cache kv({.heads = 1, .group = shape.group(), .dim = shape.dim, .capacity = most + 1},
+    stored_cache kv({.heads = 1,
+                     .group = shape.group(),
+                     .dim = shape.dim,
+                     .capacity = most + 1,
+                     .rope = shape.rope},
                     c.storage);
     auto state = kvmeld::make_state(policy, kv);
     std::vector<float> out(static_cast<std::size_t>(width));

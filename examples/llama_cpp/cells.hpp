@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>  // std::copy
+#include <memory>     // std::shared_ptr
 #include <vector>
 
 #include "kvmeld/compress.hpp"
@@ -86,7 +87,12 @@ class layer {
   template <policy P>
   layer(const P& p, const cache_shape& shape, scalar_type storage, std::span<const budget> limits,
         std::span<const index_t> capacities, bool own)
-      : shape_(shape), storage_(storage), own_(own) {
+      : model_(std::make_shared<attention_spec>(
+            attention_spec{.kv_heads = shape.heads, .group = shape.group, .key_dim = shape.dim}
+                .checked())),
+        shape_(shape),
+        storage_(storage),
+        own_(own) {
     for (std::size_t h = 0; h < limits.size(); ++h) {
       cache_shape one = shape;
       one.heads = 1;
@@ -107,9 +113,7 @@ class layer {
   slots& at(index_t h) { return heads_[static_cast<std::size_t>(h)]; }
   cell_head head(index_t h) {
     slots& s = at(h);
-    auto extent = s.records.extent();
-    extent.scale = scale;
-    const head_base base(s.records.of(0), extent);
+    const head_base base(s.records.of(0), s.records.shape().capacity, *model_);
     if (own_) {
       const auto row = static_cast<std::ptrdiff_t>(row_bytes(storage_, shape_.dim));
       const std::ptrdiff_t element =
@@ -123,6 +127,8 @@ class layer {
             s.cells.data()};
   }
   const cache_shape& shape() const { return shape_; }
+  /// What the engine computes in this layer, as far as its graphs have said so far.
+  attention_spec& model() { return *model_; }
 
   /// A token that the engine has in `cell`.
   void adopt(index_t h, index_t cell) {
@@ -166,13 +172,13 @@ class layer {
 
   engine_rows engine;
   arrivals came;
-  float scale = 0;             ///< of the engine's logits
   bool whole = false;          ///< left alone: keeps all, measures nothing
   bool edited = false;         ///< do log-mass or holes have to go into the engine's logits?
   index_t taken = 0;           ///< tokens of the present micro-batch that the heads hold
   std::vector<float> queries;  ///< of the present micro-batch [tokens, heads · group, dim]
 
  private:
+  std::shared_ptr<attention_spec> model_;  // heads point to it, wherever the layer is moved to
   cache_shape shape_;
   scalar_type storage_;
   bool own_;

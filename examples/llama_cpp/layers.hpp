@@ -35,7 +35,7 @@ class layers {
 
   index_t count() const { return static_cast<index_t>(layers_.size()); }
   layer& operator[](index_t l) { return layers_[static_cast<std::size_t>(l)]; }
-  P& rules() { return policy_; }
+  const P& rules() const { return policy_; }
   const times& spent() const { return times_; }
 
   /// A micro-batch begins, whose tokens the engine has in `cells`.
@@ -79,7 +79,7 @@ class layers {
       with_mass(policy_, head.ref(), of.at(h).state, [&](const auto& mass, bool own) {
         for (index_t s = 0; s < head.length(); ++s) {
           if (own || head.log_mass(s) != 0) {
-            each(head.cell(s), [&](float dot) { return mass(s, dot) / of.scale; });
+            each(head.cell(s), [&](float dot) { return mass(s, dot) / head.scale(); });
           }
         }
       });

@@ -80,7 +80,7 @@ class compressor {
   bool wants(ggml_tensor* t);
   void computed(ggml_tensor* t);
   void note_positions(const ggml_tensor* t);
-  void note_rotation(const ggml_tensor* rows);
+  void note_rotation(index_t l, const ggml_tensor* rows);
   void note_rows(ggml_tensor* t);
   void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
 
@@ -196,13 +196,14 @@ void compressor<P>::note_positions(const ggml_tensor* t) {
 }
 
 template <policy P>
-void compressor<P>::note_rotation(const ggml_tensor* rows) {
+void compressor<P>::note_rotation(index_t l, const ggml_tensor* rows) {
   const ggml_tensor* const turn = rotation_behind(rows);
   if (!std::exchange(turn_known_, true)) {
     turn_ = turn;
   }
   const auto known = same_rotation(turn, turn_) ? rope_of(turn, setup_.shape.dim) : std::nullopt;
-  set_rope(layers_->rules(), known);
+  expect_rotation(layers_->rules(), known);
+  (*layers_)[l].model().rope = known.value_or(rotary());
 }
 
 template <policy P>
@@ -225,7 +226,7 @@ void compressor<P>::note_rows(ggml_tensor* t) {
     layers_->begin(chunk_);
   }
   if (k >= 0 && seen_ == 0 && setup_.whole[static_cast<std::size_t>(k)] == 0) {
-    note_rotation(t);
+    note_rotation(k, t);
   }
   auto& of = (*layers_)[std::max(k, v)];
   (k >= 0 ? of.engine.keys : of.engine.values) = root;
@@ -243,7 +244,7 @@ void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
   expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
           "llama.cpp: expected a model without capped logits");
   auto& of = (*layers_)[l];
-  of.scale = parameter<float>(t, 0);
+  of.model().scale = parameter<float>(t, 0);
   of.came.scale = true;
 }
 

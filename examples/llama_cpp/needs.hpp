@@ -86,24 +86,27 @@ bool has_mass(const P& p) {
   }
 }
 
-/// Hands the engine's rotation to a policy that turns keys or queries. Refused: none to hand over.
+/// Does the policy move keys or queries in position?
 template <policy P>
-void set_rope(P& p, const std::optional<rope>& r) {
+bool rotates(const P& p) {
   if constexpr (detail::one_of_several<P>) {
-    p.visit([&](auto& one) { set_rope(one, r); });
-  } else if constexpr (requires { p.rope = *r; }) {
-    bool turns = true;
-    if constexpr (requires { p.positions; }) {
-      turns = p.positions != P::position_mode::original;
-    } else if constexpr (requires { p.with_position; }) {
-      turns = !p.with_position;
-    }
-    expects(r.has_value() || !turns, p.name(),
-            ": expected a rotation of the whole head by one base, or Llama 3's, the same in every "
-            "layer that is compressed (it rotates keys or queries), got a RoPE that is scaled or "
-            "partial, or not there in some layers (which can be left untouched)");
-    p.rope = r.value_or(p.rope);
+    return p.visit([](const auto& one) { return rotates(one); });
+  } else if constexpr (std::same_as<P, streaming_llm>) {
+    return p.positions != streaming_llm::position_mode::original;
+  } else if constexpr (std::same_as<P, ems>) {
+    return !p.with_position;
+  } else {
+    return detail::one_of<P, fold, compactor, expected_attention>;
   }
+}
+
+/// Refuses a policy that moves keys or queries, where the engine's rotation is not known.
+template <policy P>
+void expect_rotation(const P& p, const std::optional<rotary>& known) {
+  expects(known.has_value() || !rotates(p), p.name(),
+          ": expected a rotation of the whole head by one base, or Llama 3's, the same in every "
+          "layer that is compressed (it rotates keys or queries), got a RoPE that is scaled or "
+          "partial, or not there in some layers (which can be left untouched)");
 }
 
 /// What a policy that plans on queries measures a micro-batch's slots on, made of the micro-batch's
@@ -114,7 +117,7 @@ std::optional<reference_queries> reference_of(const P& p, kv_cache auto& kv,
   if constexpr (detail::one_of_several<P>) {
     return p.visit([&](const auto& one) { return reference_of(one, kv, own); });
   } else if constexpr (std::same_as<P, fold>) {
-    return foresight(kv, own, p.rope, {.ahead = p.decode.ahead});
+    return foresight(kv, own, {.ahead = p.decode.ahead});
   } else if constexpr (std::same_as<P, attention_matching>) {
     return spread(kv, own);
   } else {

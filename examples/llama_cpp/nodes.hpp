@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/gguf/config.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotary.hpp"
 
 namespace kvmeld::llama {
 
@@ -109,9 +109,9 @@ inline bool same_rotation(const ggml_tensor* a, const ggml_tensor* b) {
   return std::memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
 }
 
-/// The rotation of a ROPE node; none where there is no node or `kvmeld::rope` has no words for it:
+/// The rotation of a ROPE node; none where there is no node or it is not said here:
 /// part of a head turned, YaRN, linear scaling, or frequency factors that are not Llama 3's.
-inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
+inline std::optional<rotary> rope_of(const ggml_tensor* t, index_t dim) {
   if (t == nullptr) {
     return {};
   }
@@ -122,9 +122,11 @@ inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
       (mode != GGML_ROPE_TYPE_NORMAL && mode != GGML_ROPE_TYPE_NEOX)) {
     return {};
   }
-  const rope plain{.base = base,
-                   .layout = mode == GGML_ROPE_TYPE_NEOX ? rope::pairing::half_split
-                                                         : rope::pairing::interleaved};
+  if (!(base > 1.0F)) {
+    return {};
+  }
+  const rotary plain =
+      mode == GGML_ROPE_TYPE_NEOX ? rotary::halves(base) : rotary::interleaved(base);
   const ggml_tensor* const factors = t->src[2];
   if (factors == nullptr) {
     return plain;
@@ -134,12 +136,7 @@ inline std::optional<rope> rope_of(const ggml_tensor* t, index_t dim) {
   for (index_t p = 0; p < dim / 2; ++p) {
     factor[static_cast<std::size_t>(p)] = *element(factors, p);
   }
-  if (const auto scaling = engine::gguf::llama3_of(plain, factor.data(), dim)) {
-    rope r = plain;
-    r.llama3 = scaling;
-    return r;
-  }
-  return {};
+  return engine::gguf::llama3_of(plain, factor.data(), dim);
 }
 
 }  // namespace kvmeld::llama

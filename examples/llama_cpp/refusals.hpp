@@ -91,7 +91,7 @@ inline cache_shape shape_of(const model_facts& m) {
   refuse(m.kv_heads > 0, "no KV heads in its first layer");
   refuse(m.value_dim == m.dim, "keys and values of different lengths");
   return {.heads = m.kv_heads,
-          .group = cache_shape::group_of(m.heads, m.kv_heads),
+          .group = attention_spec::group_of(m.heads, m.kv_heads),
           .dim = m.dim,
           .capacity = m.context};
 }

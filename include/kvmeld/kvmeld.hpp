@@ -11,7 +11,7 @@
 #include "kvmeld/memory/cache.hpp"         // IWYU pragma: export
 #include "kvmeld/memory/paged.hpp"         // IWYU pragma: export
 #include "kvmeld/memory/q8_0.hpp"          // IWYU pragma: export
-#include "kvmeld/memory/rope.hpp"          // IWYU pragma: export
+#include "kvmeld/memory/rotation.hpp"      // IWYU pragma: export
 #include "kvmeld/memory/view.hpp"          // IWYU pragma: export
 #include "kvmeld/merge/append_only.hpp"    // IWYU pragma: export
 #include "kvmeld/merge/apply.hpp"          // IWYU pragma: export

@@ -39,7 +39,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
   constexpr index_t dim = 8, heads = 3, capacity = 70;
   const index_t group = what.group;
   const cache_case c{.heads = heads, .capacity = capacity, .dim = dim, .group = group};
-  cache<float> kv(
+  fixtures::cache<float> kv(
       {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .scale = c.scale});
   auto state = make_state(p, kv);
   mirror<float> twin(p, kv, state, c);

@@ -30,12 +30,12 @@ TEST_CASE("compress: ems a second time, on entries that are shared") {
 }
 
 TEST_CASE("compress: ems compares keys as they were before RoPE") {
-  ems p{.window = 5, .threshold = 0.05F, .with_position = false, .rope = {.base = 500}};
+  const ems p{.window = 5, .threshold = 0.05F, .with_position = false};
+  const rotary halves = rotary::halves(500), adjacent = rotary::interleaved(500);
   const prompt_case what{.queries = 40, .target = 20, .random = true, .steps = 3, .again = 16};
-  check_compress<float>(p, {.heads = 2, .dim = 9}, what, 1e-5, 341);
-  p.rope.layout = rope::pairing::interleaved;
-  check_compress<Eigen::half>(p, {.heads = 1, .dim = 16, .group = 2, .paged = true}, what, 1e-3,
-                              342);
+  check_compress<float>(p, {.heads = 2, .dim = 9, .rope = &halves}, what, 1e-5, 341);
+  check_compress<Eigen::half>(
+      p, {.heads = 1, .dim = 16, .group = 2, .paged = true, .rope = &adjacent}, what, 1e-3, 342);
 }
 
 TEST_CASE("compress: ems on few directions, whose likeness ties") {

@@ -67,11 +67,9 @@ TEST_CASE("a prompt's scores take every scalar, dim and group") {
 
 TEST_CASE(
     "a prompt's scores with other ropes and ridges, of some heads, of a head without values") {
-  const fold p{.rope = {.base = 500'000,
-                        .layout = rope::pairing::interleaved,
-                        .llama3 = llama3_scaling{.original_context = 64}},
-               .leverage_ridge = 0.01F};
-  check_scores<float>({.shape = {.heads = 2, .dim = 33}, .seed = 731}, p);
+  const rotary rope = rotary::interleaved(500'000).llama3({.original_context = 64});
+  check_scores<float>({.shape = {.heads = 2, .dim = 33, .rope = &rope}, .seed = 731},
+                      {.leverage_ridge = 0.01F});
   check_scores<float>(
       {.shape = {.heads = 4, .dim = 16, .group = 2}, .active = {3, 1}, .seed = 732});
   check_scores<Eigen::half>({.shape = {.heads = 4, .dim = 64}, .active = {2, 0}, .seed = 733});

@@ -41,23 +41,20 @@ TEST_CASE("step: fold of keys in few directions, whose costs tie") {
 }
 
 TEST_CASE("step: fold with other ropes, strides and shapes") {
-  const rope llama{.base = 500'000,
-                   .layout = rope::pairing::interleaved,
-                   .llama3 = llama3_scaling{.original_context = 64}};
-  const fold p{.rope = llama,
-               .sinks = 0,
+  const rotary llama = rotary::interleaved(500'000).llama3({.original_context = 64});
+  const fold p{.sinks = 0,
                .recent = 3,
                .share = 0.25F,
                .decode = {.ahead = {.fade = std::numeric_limits<float>::infinity()},
                           .queries = 5,
                           .stride = 1,
                           .period = 3}};
-  check_steps<float>(p, {.heads = 2, .capacity = 21, .dim = 33}, 16, {16, 19}, 9, data::integers,
-                     1e-5, 211);
-  check_steps<Eigen::half>(p, {.heads = 1, .capacity = 21, .dim = 160}, 16, {16, 19}, 4,
-                           data::integers, 1e-3, 212);
-  check_steps<float>(p, {.heads = 1, .capacity = 21, .dim = 256}, 16, {16, 19}, 4, data::integers,
-                     1e-5, 213);
+  check_steps<float>(p, {.heads = 2, .capacity = 21, .dim = 33, .rope = &llama}, 16, {16, 19}, 9,
+                     data::integers, 1e-5, 211);
+  check_steps<Eigen::half>(p, {.heads = 1, .capacity = 21, .dim = 160, .rope = &llama}, 16,
+                           {16, 19}, 4, data::integers, 1e-3, 212);
+  check_steps<float>(p, {.heads = 1, .capacity = 21, .dim = 256, .rope = &llama}, 16, {16, 19}, 4,
+                     data::integers, 1e-5, 213);
   check_steps<float>(fold{}, {.heads = 2, .capacity = 290, .dim = 8}, 284, {256, 286}, 6,
                      data::integers, 1e-5, 214);  // several tiles
 }
@@ -90,16 +87,16 @@ TEST_CASE("compress and step: fold that remembers no query") {
 }
 
 TEST_CASE("compress: fold with other parameters and shapes") {
-  const fold p{.rope = {.layout = rope::pairing::interleaved},
-               .sinks = 0,
+  const rotary adjacent = rotary::interleaved(10'000);
+  const fold p{.sinks = 0,
                .recent = 3,
                .share = 0.25F,
                .prompt = {.pool = 1, .outlier = 0, .rounds = 1, .floor = 0, .ridge = 0}};
   check_compress<float>(
-      p, {.heads = 1, .dim = 33},
+      p, {.heads = 1, .dim = 33, .rope = &adjacent},
       {.length = 50, .queries = 20, .target = 16, .random = true, .rounding = 2e-5F}, 1e-5, 231);
   check_compress<Eigen::half>(
-      p, {.heads = 1, .dim = 160},
+      p, {.heads = 1, .dim = 160, .rope = &adjacent},
       {.length = 50, .queries = 20, .target = 16, .random = true, .rounding = 2e-5F}, 1e-3, 232);
   check_compress<float>(
       fold{}, {.heads = 1, .dim = 8},

@@ -11,7 +11,7 @@ namespace {
 
 struct foresight_case {
   index_t tokens, count, dim, group;
-  rope turn = {};
+  rotary turn = rotary::halves(10'000);
   double tolerance = 1e-5;
 };
 
@@ -21,8 +21,9 @@ void check_foresight(const foresight_case& x) {
   using device_type = typename device_scalar<Host>::type;
   INFO(x.tokens << " tokens, " << x.count << " queries, dim " << x.dim << ", group " << x.group);
   constexpr index_t heads = 3;
-  const cache_case c{.heads = heads, .capacity = x.tokens + 5, .dim = x.dim, .group = x.group};
-  cache<Host> kv({.heads = heads, .group = x.group, .dim = x.dim, .capacity = c.capacity});
+  const cache_case c{
+      .heads = heads, .capacity = x.tokens + 5, .dim = x.dim, .group = x.group, .rope = &x.turn};
+  auto kv = cache_of<Host>(c);
   emulator::chance random{7};
   const auto numbers = [&](std::size_t n) {
     std::vector<float> all(n);
@@ -47,7 +48,7 @@ void check_foresight(const foresight_case& x) {
   device_buffer<device_type> queries(stored);
 
   const auto own = prompt_queries(q.data(), x.tokens, heads, x.group, x.dim);
-  auto wanted = foresight(kv, own, x.turn, {.count = x.count});
+  auto wanted = foresight(kv, own, {.count = x.count});
   const foresight_options options{.count = x.count};
   const index_t n = foresight_count(x.tokens, options);
   REQUIRE(n == wanted.count());
@@ -59,7 +60,7 @@ void check_foresight(const foresight_case& x) {
     device_buffer<device_type> out(places * static_cast<std::size_t>(x.group * n * x.dim));
     device_buffer<index_t> position(static_cast<std::size_t>(n));
     foresight(view, query_rows<device_type>{queries.data(), x.tokens, own.head, own.group, own.row},
-              rope_params_of(x.turn, x.dim), options, out.data(), position.data(), order(3));
+              options, out.data(), position.data(), order(3));
     double worst = 0;
     for (std::size_t place = 0; place < places; ++place) {
       const auto h = static_cast<index_t>(place);  // queries are by place
@@ -88,9 +89,7 @@ TEST_CASE("foresight") {
                           .count = 256,
                           .dim = 32,
                           .group = 3,
-                          .turn = {.base = 500'000,
-                                   .layout = rope::pairing::interleaved,
-                                   .llama3 = llama3_scaling{.original_context = 16}}});
+                          .turn = rotary::interleaved(500'000).llama3({.original_context = 16})});
   check_foresight<float>({.tokens = 1, .count = 4, .dim = 8, .group = 1});
   check_foresight<Eigen::half>(
       {.tokens = 40, .count = 16, .dim = 16, .group = 2, .tolerance = 1e-3});
@@ -104,7 +103,7 @@ TEST_CASE("foresight refuses what it cannot move") {
   CHECK_THROWS_WITH(foresight_count(5, {.count = 0}),
                     "kvmeld: cuda foresight: expected at least 1 query, got 0");
   CHECK_THROWS_WITH(
-      foresight<float>(kv.view(), query_rows<float>{.count = 3}, {}, {}, nullptr, nullptr, {}),
+      foresight<float>(kv.view(), query_rows<float>{.count = 3}, {}, nullptr, nullptr, {}),
       "kvmeld: cuda foresight: expected queries, positions and an output, got null");
 }
 

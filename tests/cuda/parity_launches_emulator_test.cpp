@@ -23,7 +23,7 @@ index_t launches_of_plan(const Policy& policy, Plan plan) {
   const auto view = kv.view();
   device_buffer<unsigned char> state(state_bytes(policy, view));
   const auto columns = make_state_view(policy, view, {state.data(), state.size()}, order());
-  const auto rule = device_policy<Policy>::rule(policy, view.dim);
+  const auto rule = detail::rule_of(policy, view);
   using plan_memory = typename detail::plan_memory_of<std::decay_t<decltype(rule)>>::type;
   plan_memory work;
   workspace_allocator count;

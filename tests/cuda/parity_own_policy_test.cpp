@@ -47,7 +47,7 @@ struct oldest_rule : kvmeld::cuda::no_rule {
 
 template <>
 struct kvmeld::cuda::device_policy<oldest> : kvmeld::cuda::evicting_policy {
-  static oldest_rule rule(const oldest&, index_t) { return {}; }
+  static oldest_rule rule(const oldest&, const attention_spec&) { return {}; }
 };
 
 namespace kvmeld::cuda {

@@ -32,8 +32,8 @@ void check_made(const Policy& p) {
   const state_view state = make_state_view(p, kv.view(), {memory.data(), memory.size()}, order());
   const auto columns = traits::columns(p);
   REQUIRE(state.count == static_cast<index_t>(columns.size()));
-  const auto rule = detail::rule_of(p, shape.dim);
-  CHECK(decltype(detail::rule_of(p, 0))::columns == state.count);
+  const auto rule = detail::rule_of(p, kv.view());
+  CHECK(std::remove_const_t<decltype(rule)>::columns == state.count);
   CHECK(static_cast<std::size_t>(state.floats) ==
         traits::memory(p, shape.dim, shape.group, shape.capacity));
   if constexpr (requires { rule.memory(shape.dim, shape.group, shape.capacity); }) {
@@ -59,7 +59,7 @@ void check_made(const Policy& p) {
     }
   }
   CHECK(same);
-  CHECK((state.predicted != nullptr) == predicts_evicted<decltype(detail::rule_of(p, 0))>);
+  CHECK((state.predicted != nullptr) == predicts_evicted<std::remove_const_t<decltype(rule)>>);
   CHECK(memory.intact());
 }
 

@@ -52,9 +52,7 @@ TEST_CASE("config: a llama as Hugging Face writes it") {
   CHECK(c.dim == 10);
   CHECK(c.vocab == 64);
   CHECK(c.norm_epsilon == 1e-5F);
-  CHECK(c.rope.base == 500000);
-  CHECK(c.rope.layout == kvmeld::rope::pairing::half_split);
-  CHECK_FALSE(c.rope.llama3.has_value());
+  CHECK(c.rope == kvmeld::rotary::halves(500'000));
   CHECK(c.tied);
   CHECK_FALSE(c.qkv_bias);
   CHECK_FALSE(c.o_bias);
@@ -74,7 +72,7 @@ TEST_CASE("config: absent and null fields take their defaults") {
     const auto c = read(with(json, fields));
     CHECK(c.kv_heads == 4);
     CHECK(c.dim == 8);
-    CHECK(c.rope.base == 10000);
+    CHECK(c.rope == kvmeld::rotary::halves(10'000));
     CHECK_FALSE(c.tied);
   }
 }
@@ -97,20 +95,16 @@ TEST_CASE("config: rope scaling in its three spellings") {
   for (const auto& [json, base] : {std::pair{with(llama(), {{"rope_scaling", llama3}}), 500000.0},
                                    {with(llama(), {{"rope_scaling", old_name}}), 500000.0},
                                    {parameters, 7.0}}) {
-    const auto rope = read(json).rope;
-    CHECK(rope.base == base);
-    REQUIRE(rope.llama3.has_value());
-    CHECK(rope.llama3->factor == 8);
-    CHECK(rope.llama3->low == 1);
-    CHECK(rope.llama3->high == 4);
-    CHECK(rope.llama3->original_context == 32);
+    CHECK(read(json).rope == kvmeld::rotary::halves(base).llama3(
+                                 {.factor = 8, .low = 1, .high = 4, .original_context = 32}));
   }
   const nlohmann::json plain = {{"rope_type", "default"}, {"rope_theta", 9.0}};
-  CHECK(read(with(llama(), {{"rope_parameters", plain}})).rope.base == 9);
-  CHECK_FALSE(read(with(llama(), {{"rope_scaling", plain}})).rope.llama3.has_value());
+  CHECK(read(with(llama(), {{"rope_parameters", plain}})).rope == kvmeld::rotary::halves(9));
+  CHECK(read(with(llama(), {{"rope_scaling", plain}})).rope == kvmeld::rotary::halves(9));
 }
 
 TEST_CASE("config: refuses what it would compute wrongly") {
+  refuses({{"rope_theta", 1.0}}, {"rope_theta", "more than 1"});
   refuses({{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}}, {"llama3", "default", "yarn"});
   refuses({{"rope_scaling", with(llama3, {{"factor", nullptr}})}}, {"expected \"factor\""});
   refuses({{"rope_scaling", with(llama3, {{"high_freq_factor", 1.0}})}}, {"high_freq_factor"});

@@ -217,8 +217,8 @@ TEST_CASE("decoder: refuses weights of another shape than config.json says") {
                        [&] { engine::decoder::load(folder.path() / "nowhere"); });
 }
 
-TEST_CASE("rotation: turns as kvmeld::rope does") {
-  const kvmeld::rope rope{.base = 100, .llama3 = kvmeld::llama3_scaling{.original_context = 32}};
+TEST_CASE("rotation: turns as kvmeld::rotary does") {
+  const auto rope = kvmeld::rotary::halves(100).llama3({.original_context = 32});
   constexpr index_t dim = 12, heads = 3;
   const std::vector<index_t> positions{0, 1, 77, 1000, 5};
   const auto tokens = static_cast<Eigen::Index>(positions.size());

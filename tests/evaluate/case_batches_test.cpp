@@ -47,7 +47,6 @@ TEST_CASE("needle cases in batches are answered as all at once, and heads are lo
     o.memory = memory;
     auto todo =
         evaluate::make_plan(o, static_cast<kvmeld::index_t>(text.size()), loaded.network.shape());
-    todo.set_rope(loaded.network.shape().rope);
     evaluate::dataset m;
     auto asked = evaluate::read_cases(m, o, todo, loaded.network, loaded.tokens, needles, on, bar);
     CHECK(m.looking.size() == needles.size());

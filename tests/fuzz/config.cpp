@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fuzz::must(c.heads > 0 && c.kv_heads > 0 && c.heads % c.kv_heads == 0 && c.group() > 0,
                "heads");
     fuzz::must(c.dim > 0 && c.dim % 2 == 0 && c.max_positions >= 0, "dim");
-    fuzz::must(c.norm_epsilon >= 0 && c.rope.base > 0, "numbers");
+    fuzz::must(c.norm_epsilon >= 0 && c.rope.base() > 1, "numbers");
   } catch (const engine::format_error&) {
   }
   return 0;

@@ -7,6 +7,7 @@
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/merge/apply.hpp"
 #include "kvmeld/merge/compose.hpp"
+#include "support/typed_cache.hpp"
 
 namespace {
 
@@ -72,7 +73,7 @@ struct expected_rows {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::bytes in(data, size);
-  kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = capacity}};
+  fixtures::cache<float> kv{{.heads = 1, .dim = dim, .capacity = capacity}};
   const auto head = kv.head(0);
   for (int t = in.below(capacity + 1); t > 0; --t) {
     const auto x = static_cast<float>(t);

@@ -10,6 +10,7 @@
 #include "kvmeld/compress.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/memory/paged.hpp"
+#include "support/typed_cache.hpp"
 
 namespace {
 
@@ -172,8 +173,8 @@ void live_in_pages(const kvmeld::cache_shape& shape, fuzz::bytes& in) {
   const auto layout = [&](std::vector<half>& x) {
     return kvmeld::layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
   };
-  kvmeld::paged_view<half> kv(shape, layout(keys), layout(values),
-                              {.pages = table.data(), .slots = slots, .head = pages});
+  fixtures::paged_view<half> kv(shape, layout(keys), layout(values),
+                                {.pages = table.data(), .slots = slots, .head = pages});
   constexpr float most = 1e4F, most_query = 1e3F;
   switch (in.below(3)) {
     case 0:
@@ -200,13 +201,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                   .check_finite = in.below(2) == 0};
   switch (in.below(3)) {
     case 0: {
-      kvmeld::cache<float> kv(shape);
+      fixtures::cache<float> kv(shape);
       live(policy, kv, in, most, most_query);
       break;
     }
     case 1: {  // an engine's: keys [token, head, dim], values transposed
       std::vector<float> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
-      kvmeld::strided_view<float> kv(
+      fixtures::strided_view<float> kv(
           shape, kvmeld::layout<float>::token_head_dim(keys.data(), heads, shape.dim),
           kvmeld::layout<float>::head_dim_token(values.data(), capacity, shape.dim));
       live(policy, kv, in, most, most_query);

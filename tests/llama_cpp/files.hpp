@@ -75,7 +75,7 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
   count("attention.head_count", c.heads), count("attention.head_count_kv", c.kv_heads);
   count("attention.key_length", c.dim), count("attention.value_length", c.dim);
   count("rope.dimension_count", c.dim);
-  gguf_set_val_f32(out, name("rope.freq_base").c_str(), static_cast<float>(c.rope.base));
+  gguf_set_val_f32(out, name("rope.freq_base").c_str(), static_cast<float>(c.rope.base()));
   gguf_set_val_f32(out, name("attention.layer_norm_rms_epsilon").c_str(), c.norm_epsilon);
   gguf_set_val_str(out, "tokenizer.ggml.model", "no_vocab");
   if (edit) {
@@ -104,10 +104,10 @@ inline void write_gguf(const std::filesystem::path& path, const engine::config& 
   };
   add("token_embd.weight", w.embedding.weight), add("output_norm.weight", w.norm);
   add("output.weight", w.output.weight);
-  if (c.rope.llama3) {
+  if (c.rope != kvmeld::rotary::halves(c.rope.base())) {
     engine::row_vector factors(c.dim / 2);
     for (index_t p = 0; p < c.dim / 2; ++p) {
-      const double plain = std::pow(c.rope.base, -2.0 * p / c.dim);
+      const double plain = std::pow(c.rope.base(), -2.0 * p / c.dim);
       factors[p] = static_cast<float>(plain / c.rope.frequency(p, c.dim));
     }
     add("rope_freqs.weight", factors);

@@ -134,7 +134,7 @@ TEST_CASE("gguf: random models of every shape that is read have llama.cpp's logi
         shape.vocab = 256;
         shape.qkv_bias = biases;
         if (scaled) {
-          shape.rope = {.base = 500'000, .llama3 = kvmeld::llama3_scaling{.factor = 32}};
+          shape.rope = kvmeld::rotary::halves(500'000).llama3({.factor = 32});
         }
         const twin models(11, shape, {}, arch);
         const auto ours = engine::model::load(models.folder.path() / "twin.gguf");

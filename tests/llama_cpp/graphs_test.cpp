@@ -133,7 +133,7 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
 
 TEST_CASE("llama.cpp: a layer that is turned by another base is refused in the decode itself") {
   twin models;
-  const float known = static_cast<float>(models.shape.rope.base);
+  const float known = static_cast<float>(models.shape.rope.base());
   // Layer 1's keys, of the first micro-batch and all others.
   const auto turned_by = [](float base) {
     return [base](ggml_tensor* t, index_t) {

@@ -79,11 +79,13 @@ chunked_engine::chunked_engine(const engine::decoder& model, policy p,
       whole_(std::move(whole)),
       turned_(turned) {
   const auto& c = model.shape();
-  evaluate::set_rope(policy_, c.rope);
   whole_.resize(static_cast<std::size_t>(c.layers));
   for (index_t l = 0; l < c.layers; ++l) {
-    caches_.push_back(kvmeld::cache<float>(
-        {.heads = c.kv_heads, .group = c.group(), .dim = c.dim, .capacity = capacity}));
+    caches_.push_back(kvmeld::cache<float>({.heads = c.kv_heads,
+                                            .group = c.group(),
+                                            .dim = c.dim,
+                                            .capacity = capacity,
+                                            .rope = c.rope}));
     states_.push_back(kvmeld::make_state(policy_, caches_.back()));
   }
 }
@@ -101,7 +103,7 @@ engine::row_major_matrix chunked_engine::decode(std::span<const int> tokens) {
   } else {  // at position 0 the engine turns nothing
     const auto& c = model_.shape();
     const auto turn = [&](const auto& x) {
-      return turned_as_llama_cpp(x, position_, c.dim, c.rope.base);
+      return turned_as_llama_cpp(x, position_, c.dim, c.rope.base());
     };
     engine::decoder::scratch memory;
     model_.forward(
@@ -145,11 +147,14 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
       kvmeld::prompt_queries(q.data(), tokens, kv.heads(), head.group(), head.dim()).of(h);
   if (prompt) {
     if (policy_.name() == "fold" || policy_.name() == "attention_matching") {
-      kvmeld::cache<float> one(
-          {.heads = 1, .group = head.group(), .dim = head.dim(), .capacity = head.capacity()});
+      kvmeld::cache<float> one({.heads = 1,
+                                .group = head.group(),
+                                .dim = head.dim(),
+                                .capacity = head.capacity(),
+                                .rope = head.spec().rope});
       one.head(0).restore(0, head.tokens_total());  // foresight and spread look at `seen` alone
-      chosen = policy_.name() == "fold" ? kvmeld::foresight(one, queries, model_.shape().rope)
-                                        : kvmeld::spread(one, queries);
+      chosen =
+          policy_.name() == "fold" ? kvmeld::foresight(one, queries) : kvmeld::spread(one, queries);
       queries = chosen->view();
     }
     kvmeld::observe(policy_, head, state[h], queries);

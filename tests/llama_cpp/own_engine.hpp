@@ -21,8 +21,7 @@ inline engine::config small_shape() {
           .dim = 16,
           .vocab = 2048,
           .max_positions = 4096,
-          .norm_epsilon = 1e-5F,
-          .rope = {}};
+          .norm_epsilon = 1e-5F};
 }
 
 /// The policies of the tests: every one, with windows that 96 slots hold.

@@ -13,7 +13,7 @@ using kvmeld::llama::options;
 
 constexpr index_t chunk = 64;
 
-engine::config rotated(const kvmeld::rope& r) {
+engine::config rotated(const kvmeld::rotary& r) {
   auto shape = small_shape();
   shape.rope = r;
   return shape;
@@ -44,20 +44,18 @@ std::string said(twin& models, const evaluate::any_policy& p,
 }  // namespace
 
 TEST_CASE("llama.cpp: keys are turned by the model's own rotation") {
-  using kvmeld::llama3_scaling;
-  using kvmeld::rope;
+  using kvmeld::rotary;
   struct kind {
     const char* arch;
-    rope rope_params;
+    rotary rope;
   };
-  for (const auto& [arch, rope_params] :
-       {kind{"llama", {.base = 500'000}},
-        {"exaone", {}},
-        {"llama", {.base = 10'000, .llama3 = llama3_scaling{.factor = 8}}},
-        {"llama", {.base = 10'000, .llama3 = llama3_scaling{.factor = 32}}}}) {
-    const double factor = rope_params.llama3 ? rope_params.llama3->factor : 1;
-    CAPTURE(arch, rope_params.base, factor);
-    twin models(7, rotated(rope_params), {}, arch);
+  const auto plain = rotary::halves(10'000);
+  for (const auto& [arch, rope] : {kind{"llama", rotary::halves(500'000)},
+                                   {"exaone", plain},
+                                   {"llama", plain.llama3({.factor = 8})},
+                                   {"llama", plain.llama3({.factor = 32})}}) {
+    CAPTURE(arch, rope.base(), rope.frequency(7, 16));
+    twin models(7, rotated(rope), {}, arch);
     const auto text = draw_tokens(1024, models.shape.vocab);
     const auto p = by_slots();
     const kvmeld::budget limit{.target = 96};
@@ -88,7 +86,7 @@ TEST_CASE(
     };
   };
   auto unknown = small_shape();
-  unknown.rope.llama3 = kvmeld::llama3_scaling{.factor = 5};
+  unknown.rope = unknown.rope.llama3({.factor = 5});
   for (const gguf_edit& edit : {gguf_edit(scaling("linear")), gguf_edit(scaling("yarn")), {}}) {
     twin models(7, edit ? small_shape() : unknown, edit);
     for (const auto& p : {by_slots(), policy_named("fold"), policy_named("expected_attention"),
@@ -184,12 +182,12 @@ TEST_CASE("llama.cpp: a rotation of part of a head, or by YaRN alone, is none") 
         ggml_rope_ext(memory, x, positions, nullptr, turned, mode, 4096, 100, 1, yarn, 1, 32, 1),
         16);
   };
-  using kvmeld::rope;
+  using kvmeld::rotary;
   REQUIRE(read(16, GGML_ROPE_TYPE_NORMAL).has_value());
-  CHECK(read(16, GGML_ROPE_TYPE_NORMAL)->base == 100);
-  CHECK(read(16, GGML_ROPE_TYPE_NORMAL)->layout == rope::pairing::interleaved);
+  CHECK(read(16, GGML_ROPE_TYPE_NORMAL)->base() == 100);
+  CHECK(read(16, GGML_ROPE_TYPE_NORMAL)->pairs_as() == rotary::pairing::interleaved);
   REQUIRE(read(16, GGML_ROPE_TYPE_NEOX).has_value());
-  CHECK(read(16, GGML_ROPE_TYPE_NEOX)->layout == rope::pairing::half_split);
+  CHECK(read(16, GGML_ROPE_TYPE_NEOX)->pairs_as() == rotary::pairing::halves);
   CHECK_FALSE(read(8, GGML_ROPE_TYPE_NORMAL).has_value());
   CHECK_FALSE(read(16, GGML_ROPE_TYPE_NORMAL, 1).has_value());
   ggml_free(memory);

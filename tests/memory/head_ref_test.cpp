@@ -71,14 +71,14 @@ TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, E
   const auto keys = fixtures::normal(tokens * dim), values = fixtures::normal(tokens * dim);
   const kvmeld::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
   SECTION("contiguous") {
-    kvmeld::cache<TestType> kv(shape);
+    fixtures::cache<TestType> kv(shape);
     kv.append(1, std::span<const float>(keys), std::span<const float>(values));
     stands_for(kv.head(1));
   }
   SECTION("values transposed") {
     std::vector<TestType> k(static_cast<std::size_t>(heads * capacity * dim)), v(k.size());
-    kvmeld::strided_view<TestType> kv(shape, {k.data(), capacity * dim, dim, 1},
-                                      {v.data(), capacity * dim, 1, capacity});
+    fixtures::strided_view<TestType> kv(shape, {k.data(), capacity * dim, dim, 1},
+                                        {v.data(), capacity * dim, 1, capacity});
     kv.append(1, std::span<const float>(keys), std::span<const float>(values));
     stands_for(kv.head(1));
   }
@@ -87,10 +87,40 @@ TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, E
     std::vector<TestType> k(static_cast<std::size_t>(pages * slots * heads * dim)), v(k.size());
     std::vector<index_t> table{5, 0, 3};
     using layout = kvmeld::layout<TestType>;
-    kvmeld::paged_view<TestType> kv(shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
-                                    layout::page_head_slot_dim(v.data(), slots, heads, dim),
-                                    {table.data(), slots, 0});
+    fixtures::paged_view<TestType> kv(
+        shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
+        layout::page_head_slot_dim(v.data(), slots, heads, dim), {table.data(), slots, 0});
     kv.append(1, std::span<const float>(keys), std::span<const float>(values));
     stands_for(kv.head(1));
   }
+}
+
+TEST_CASE("heads know what the model computes, wherever their cache is moved to", "[views]") {
+  const auto rope = kvmeld::rotary::interleaved(500).dims(2);
+  const kvmeld::cache_shape shape{.heads = 2, .group = 3, .dim = 4, .capacity = 8, .rope = rope};
+  std::vector<float> rows(2 * 8 * 4);
+  index_t pages[2] = {0, 1};
+  const auto l = kvmeld::layout<float>::token_head_dim(rows.data(), 2, 4);
+  const auto check = [&](auto kv) {
+    const auto head = kv.head(1);
+    const auto moved = std::move(kv);
+    for (const kvmeld::attention_spec* spec : {&head.spec(), &head.ref().spec()}) {
+      CHECK((spec->kv_heads == 2 && spec->group == 3 && spec->key_dim == 4));
+      CHECK((spec->scale == 0.5F && spec->value_dim == 4 && spec->rope == rope));
+    }
+    CHECK((head.group() == 3 && head.dim() == 4 && head.scale() == 0.5F));
+  };
+  check(kvmeld::cache<float>(shape));
+  check(kvmeld::strided_view<float>(shape, l, l));
+  check(kvmeld::paged_view<float>(shape, l, l, {pages, 4}));
+  CHECK_FALSE(
+      kvmeld::cache<float>({.heads = 1, .dim = 4, .capacity = 1}).head(0).spec().rope.rotates());
+}
+
+TEST_CASE("the scale is 1/sqrt(dim) unless it is given, and groups divide", "[views]") {
+  CHECK(kvmeld::cache<float>({.heads = 1, .dim = 64, .capacity = 1}).head(0).scale() == 0.125F);
+  CHECK(kvmeld::cache<float>({.heads = 1, .dim = 64, .capacity = 1, .scale = 3}).head(0).scale() ==
+        3);
+  CHECK(kvmeld::attention_spec::group_of(32, 8) == 4);
+  CHECK(kvmeld::attention_spec::group_of(8, 8) == 1);
 }

@@ -10,10 +10,10 @@
 
 namespace {
 
+using fixtures::paged_view;
 using kvmeld::cache_shape;
 using kvmeld::index_t;
 using kvmeld::merge_plan;
-using kvmeld::paged_view;
 
 constexpr index_t heads = 2, dim = 6, slots = 4, pages = 8, pool = 23;
 constexpr cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = slots * pages};
@@ -61,7 +61,7 @@ std::vector<index_t> list(std::span<const index_t> x) { return {x.begin(), x.end
 TEMPLATE_TEST_CASE("a paged view does what a cache does", "[paged]", float, Eigen::half) {
   const bool own_tables = GENERATE(false, true), slots_first = GENERATE(false, true);
   engine<TestType> e(own_tables, slots_first);
-  kvmeld::cache<TestType> owning(shape);
+  fixtures::cache<TestType> owning(shape);
   const kvmeld::h2o policy{.recent = 0.25F, .sinks = 1};
   auto a = make_state(policy, e.kv), b = make_state(policy, owning);
   for (index_t h = 0; h < heads; ++h) {
@@ -135,7 +135,7 @@ TEST_CASE("a plan rounded to whole pages keeps the pages in which it keeps most"
 TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
   const bool own_tables = GENERATE(false, true);
   engine<float> e(own_tables, false);
-  kvmeld::cache<float> owning(shape);
+  fixtures::cache<float> owning(shape);
   const kvmeld::h2o policy{};
   auto a = make_state(policy, e.kv), b = make_state(policy, owning);
   for (index_t h = 0; h < heads; ++h) {

@@ -47,8 +47,8 @@ bool rounded(const auto& a, const auto& b, index_t dim, float rounding) {
 
 /// A cache of Q8_0 and one of floats that hold the same numbers.
 struct pair_of_caches {
-  kvmeld::cache<q8_0> blocks;
-  kvmeld::cache<float> floats;
+  fixtures::cache<q8_0> blocks;
+  fixtures::cache<float> floats;
 
   explicit pair_of_caches(index_t tokens, index_t dim = 64, index_t group = 2)
       : blocks(fixtures::random_cache<float, q8_0>(tokens, dim, group, tokens + 40)),
@@ -198,15 +198,15 @@ TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
       }
     }
   };
-  kvmeld::strided_view<q8_0> strided(shape, layout::token_head_dim(k.data(), heads, dim),
-                                     layout::head_token_dim(v.data(), capacity, dim));
+  fixtures::strided_view<q8_0> strided(shape, layout::token_head_dim(k.data(), heads, dim),
+                                       layout::head_token_dim(v.data(), capacity, dim));
   holds(strided);
   std::vector<index_t> table{5, 0, 3};
-  kvmeld::paged_view<q8_0> paged(shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
-                                 layout::page_head_slot_dim(v.data(), slots, heads, dim),
-                                 {table.data(), slots, 0});
+  fixtures::paged_view<q8_0> paged(shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
+                                   layout::page_head_slot_dim(v.data(), slots, heads, dim),
+                                   {table.data(), slots, 0});
   holds(paged);
-  kvmeld::cache<q8_0> own(shape);
+  fixtures::cache<q8_0> own(shape);
   holds(own);
   CHECK(own.bytes() == tokens * (2 * 68 + 8));  // of 264 in float and log-mass and position beside
 }
@@ -214,25 +214,26 @@ TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
 TEST_CASE("rows that are no whole blocks are refused", "[q8_0][errors]") {
   const kvmeld::cache_shape shape{.heads = 1, .dim = 40, .capacity = 4};
   const char* const said = "expected a dim that is a multiple of 32, got 40";
-  CHECK_THROWS_WITH(kvmeld::cache<q8_0>(shape), Catch::Contains(said));
+  CHECK_THROWS_WITH(fixtures::cache<q8_0>(shape), Catch::Contains(said));
   std::vector<q8_0> x(64);
   const kvmeld::layout<q8_0> rows{x.data(), 16, 4, 1}, apart{x.data(), 16, 4, 2};
-  CHECK_THROWS_WITH(kvmeld::strided_view<q8_0>(shape, rows, rows), Catch::Contains(said));
+  CHECK_THROWS_WITH(fixtures::strided_view<q8_0>(shape, rows, rows), Catch::Contains(said));
   index_t page = 0;
-  CHECK_THROWS_WITH(kvmeld::paged_view<q8_0>(shape, rows, rows, {&page, 4, 0}),
+  CHECK_THROWS_WITH(fixtures::paged_view<q8_0>(shape, rows, rows, {&page, 4, 0}),
                     Catch::Contains(said));
   const kvmeld::cache_shape whole{.heads = 1, .dim = 64, .capacity = 4};
   CHECK_THROWS_WITH(
-      kvmeld::strided_view<q8_0>(whole, rows, apart),
+      fixtures::strided_view<q8_0>(whole, rows, apart),
       Catch::Contains("expected values of blocks with an element stride of 1, got 2"));
   CHECK_THROWS_WITH(
-      kvmeld::paged_view<q8_0>(whole, apart, rows, {&page, 4, 0}),
+      fixtures::paged_view<q8_0>(whole, apart, rows, {&page, 4, 0}),
       Catch::Contains("expected rows of blocks with element strides of 1, got 2 and 1"));
 }
 
 TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   const kvmeld::any_policy policy = kvmeld::h2o{};
-  kvmeld::cache<q8_0> one({.heads = 2, .group = 1, .dim = 32, .capacity = 20}), other(one.shape());
+  fixtures::cache<q8_0> one({.heads = 2, .group = 1, .dim = 32, .capacity = 20}),
+      other(one.shape());
   auto state = kvmeld::make_state(policy, one), loaded = kvmeld::make_state(policy, other);
   std::vector<float> out(64), again(64);
   for (int t = 0; t < 25; ++t) {
@@ -248,7 +249,7 @@ TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   kvmeld::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
   kvmeld::step(policy, other, loaded, {x, x, x}, kvmeld::budget{12}, again);
   CHECK(out == again);
-  kvmeld::cache<float> floats(one.shape());
+  fixtures::cache<float> floats(one.shape());
   auto unlike = kvmeld::make_state(policy, floats);
   std::istringstream in_floats(bytes);
   CHECK_THROWS_WITH(kvmeld::load(in_floats, policy, floats, unlike),

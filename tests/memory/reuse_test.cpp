@@ -9,15 +9,15 @@
 namespace {
 
 using fixtures::bytes_of;
+using fixtures::cache;
 using fixtures::every_policy;
 using fixtures::everything;
 using fixtures::normal;
+using fixtures::paged_view;
+using fixtures::strided_view;
 using kvmeld::budget;
-using kvmeld::cache;
 using kvmeld::errc;
 using kvmeld::index_t;
-using kvmeld::paged_view;
-using kvmeld::strided_view;
 
 template <class View>
 constexpr bool moves_only =
@@ -262,8 +262,8 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
     return kvmeld::layout<float>{x.data(), 0, dim, 1, slots * dim};
   };
   std::vector<index_t> table = {5, 2, 7, -1, /* head 1 */ 5, 3, -1, -1};
-  kvmeld::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
-                               layout(values), {table.data(), slots, 4});
+  fixtures::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
+                                 layout(values), {table.data(), slots, 4});
   auto state = make_state(kvmeld::streaming_llm{}, kv);
   const auto x = normal(5 * dim), y = normal(3 * dim);
   kv.append(0, std::span(x), std::span(x));

@@ -8,12 +8,12 @@
 
 namespace {
 
-using kvmeld::cache;
+using fixtures::cache;
+using fixtures::strided_view;
 using kvmeld::head_view;
 using kvmeld::index_t;
 using kvmeld::layout;
 using kvmeld::row;
-using kvmeld::strided_view;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
@@ -23,6 +23,7 @@ struct least_head {
   index_t length() const, capacity() const, dim() const, group() const, tokens_total() const;
   float scale() const;
   bool check_finite() const;
+  const kvmeld::attention_spec& spec() const;
   row<float> key(index_t) const, value(index_t) const;
   float& log_mass(index_t) const;
   index_t& position(index_t) const;
@@ -30,6 +31,9 @@ struct least_head {
 };
 struct without_log_mass : least_head {
   void log_mass(index_t) const = delete;
+};
+struct without_spec : least_head {
+  void spec() const = delete;
 };
 struct read_only_position : least_head {
   index_t position(index_t) const;
@@ -57,8 +61,8 @@ using kvmeld::kv_head;
 static_assert(kv_head<least_head> && kv_head<head_view<float>> && kv_head<head_view<Eigen::half>> &&
               kv_head<head_view<Eigen::bfloat16>>);
 static_assert(!kv_head<int> && !kv_head<cache<float>> && !kv_head<without_log_mass> &&
-              !kv_head<read_only_position> && !kv_head<double_keys> && !kv_head<other_rows> &&
-              !kv_head<long_length>);
+              !kv_head<without_spec> && !kv_head<read_only_position> && !kv_head<double_keys> &&
+              !kv_head<other_rows> && !kv_head<long_length>);
 static_assert(kv_cache<one_head> && kv_cache<cache<float>> && kv_cache<strided_view<Eigen::half>>);
 static_assert(!kv_cache<int> && !kv_cache<no_heads> && !kv_cache<head_view<float>> &&
               !kv_cache<std::vector<least_head>>);
@@ -262,13 +266,6 @@ TEST_CASE("a copy of a cache owns its own memory", "[views]") {
   CHECK(fixtures::bytes_of(copy.head(0)) == before);
   copy.head(0).key(1)[2] = 9, copy.head(0).log_mass(0) = 9, copy.head(0).truncate(2);
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
-}
-
-TEST_CASE("the scale is 1/sqrt(dim) unless it is given, and groups divide", "[views]") {
-  CHECK(cache<float>({.heads = 1, .dim = 64, .capacity = 1}).head(0).scale() == 0.125F);
-  CHECK(cache<float>({.heads = 1, .dim = 64, .capacity = 1, .scale = 3}).head(0).scale() == 3);
-  CHECK(kvmeld::cache_shape::group_of(32, 8) == 4);
-  CHECK(kvmeld::cache_shape::group_of(8, 8) == 1);
 }
 
 TEST_CASE("query views find every query, and know the positions of the last", "[views]") {

@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("apply in place is the matrix product", "[plan]", float, Eige
 }
 
 TEST_CASE("means of the largest halves do not overflow", "[plan]") {
-  kvmeld::cache<Eigen::half> kv{{.heads = 1, .dim = 3, .capacity = 7}};
+  fixtures::cache<Eigen::half> kv{{.heads = 1, .dim = 3, .capacity = 7}};
   kv.append(0, std::vector<float>(21, 65504.0F), std::vector<float>(21, -65504.0F));
   merge_plan plan;
   plan.reset(7);

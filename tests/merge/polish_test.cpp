@@ -137,7 +137,7 @@ TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]"
     policy.prompt.polish = steps;
     const auto fitted = kvmeld::any_policy(policy);
     auto state = kvmeld::make_state(fitted, copy);
-    const auto reference = kvmeld::foresight(copy, prompt.view(), policy.rope, {.count = tokens});
+    const auto reference = kvmeld::foresight(copy, prompt.view(), {.count = tokens});
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
     const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};

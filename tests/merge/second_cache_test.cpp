@@ -13,8 +13,8 @@ using kvmeld::merge_plan;
 using kvmeld::q8_0;
 
 /// What a head holds, in Q8_0.
-kvmeld::cache<q8_0> in_q8_0(kvmeld::cache<float>& from) {
-  kvmeld::cache<q8_0> kv(from.shape());
+fixtures::cache<q8_0> in_q8_0(fixtures::cache<float>& from) {
+  fixtures::cache<q8_0> kv(from.shape());
   kvmeld::detail::copy_slots(from.head(0), kv.head(0));
   return kv;
 }
@@ -58,7 +58,7 @@ TEST_CASE("a plan that merges costs rows of Q8_0 one more rounding", "[second][q
     auto kv = fixtures::random_cache(128, 64, 1);
     auto second = in_q8_0(kv);
     const merge_plan plan = plan_of(policy, kv.head(0), 48);
-    kvmeld::cache<float> floats(kv.shape());  // what the plan makes of the rounded rows, in float
+    fixtures::cache<float> floats(kv.shape());  // what the plan makes of the rounded rows, in float
     kvmeld::detail::copy_slots(second.head(0), floats.head(0));
     apply(plan, floats.head(0));
     apply(plan, second.head(0));

@@ -118,7 +118,7 @@ TEST_CASE("centroids takes more than half a budget of new tokens for a prompt", 
 TEST_CASE("a removal's key weights are its values' unless they are given, whatever they are",
           "[plan]") {
   const auto merged = [](const kvmeld::slot_removal& d) {
-    kvmeld::cache<float> kv{{.heads = 1, .dim = 1, .capacity = 2}};
+    fixtures::cache<float> kv{{.heads = 1, .dim = 1, .capacity = 2}};
     kv.append(0, std::vector<float>{1, 3}, std::vector<float>{8, 16});
     apply(d, kv.head(0));
     REQUIRE(kv.head(0).length() == 1);

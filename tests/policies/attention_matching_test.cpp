@@ -57,7 +57,7 @@ double squared_error(const oracle::mat& a, const oracle::mat& b) {
 /// A head, some of it with log-mass, queries, and what the oracle makes of them.
 template <class Scalar = float>
 struct compared {
-  kvmeld::cache<Scalar> kv;
+  fixtures::cache<Scalar> kv;
   fixtures::queries queries;
   oracle::head expected;
 

@@ -103,7 +103,7 @@ TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would wi
       GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
   constexpr index_t tokens = 90, odd = 70, kept = 40;
   auto with = fixtures::random_cache(tokens, 8, 1);
-  kvmeld::cache<float> without({.heads = 1, .group = 1, .dim = 8, .capacity = tokens});
+  fixtures::cache<float> without({.heads = 1, .group = 1, .dim = 8, .capacity = tokens});
   const auto head = with.head(0);
   for (index_t s = 0; s < tokens; ++s) {
     if (s != odd) {
@@ -127,7 +127,7 @@ TEST_CASE("a broken key spoils no other's score: key_diff keeps what it would wi
 }
 
 TEST_CASE("key_diff drops what is like the rest, and zero keys are like nothing", "[key_diff]") {
-  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 8}};
+  fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = 2, .capacity = 8}};
   const std::vector<float> keys = {1, 0, 3, 1, 0, 0, 0, -2, 9, -1, -1, 3};
   kv.append(0, keys, keys);
   const kvmeld::key_diff policy{.sinks = 0};
@@ -166,12 +166,11 @@ TEST_CASE("scissorhands is its oracle", "[oracle]") {
 }
 
 TEST_CASE("expected_attention is its oracle", "[oracle]") {
-  for (const auto& s : settings) {
+  const kvmeld::expected_attention policy{.window = 2, .future = 20};
+  for (fixtures::setting s : settings) {
     for (const bool interleaved : {false, true}) {
-      kvmeld::expected_attention policy{.window = 2, .future = 20};
       oracle::expected_attention o{.window = 2, .future = 20};
-      policy.rope.layout =
-          interleaved ? kvmeld::rope::pairing::interleaved : kvmeld::rope::pairing::half_split;
+      s.rope = interleaved ? kvmeld::rotary::interleaved(10'000) : kvmeld::rotary::halves(10'000);
       o.rotation.interleaved = interleaved;
       agree(policy, o, s);
     }
@@ -207,7 +206,7 @@ TEST_CASE("centroids is its oracle", "[oracle]") {
 TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that slots stand for",
           "[oracle]") {
   const kvmeld::centroids policy{.window = 8};
-  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = 8, .capacity = 200}};
+  fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = 8, .capacity = 200}};
   auto state = kvmeld::make_state(policy, kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 3; ++round) {

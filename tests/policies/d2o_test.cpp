@@ -46,7 +46,7 @@ TEST_CASE("a removal of d2o is its plan", "[laws]") {
 
 TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   // Keys in the plane; slot 2 is like slot 0, slot 3 is against all that stay.
-  kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+  fixtures::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 4}};
   kv.append(0, std::vector<float>{1, 0, 0, 1, 3, 0, -1, -1},
             std::vector<float>{1, 1, 2, 2, 3, 3, 4, 4});
   const d2o policy{.recent = 0, .sinks = 2};

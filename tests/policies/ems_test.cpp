@@ -19,16 +19,17 @@ using kvmeld::detail::ems_table;
 
 namespace {
 
-const ems table[] = {
-    {.window = 8, .threshold = 0.1F},
-    {.window = 8, .kernel = 1, .sinks = 0, .gamma = 1.5F, .threshold = 0.3F},
-    {.window = 5, .gamma = 2.25F, .threshold = 0, .combine = kvmeld::group_combine::max},
-    {.window = 8, .gamma = 1, .threshold = 0.2F, .combine = kvmeld::group_combine::mean},
-    {.window = 8, .gamma = 8, .threshold = 0.05F, .with_position = false},
-    {.window = 3,
-     .threshold = 0.1F,
-     .with_position = false,
-     .rope = {.base = 500, .layout = kvmeld::rope::pairing::interleaved}}};
+struct example {
+  ems policy;
+  kvmeld::rotary rope = fixtures::default_rope;
+};
+const example table[] = {
+    {{.window = 8, .threshold = 0.1F}},
+    {{.window = 8, .kernel = 1, .sinks = 0, .gamma = 1.5F, .threshold = 0.3F}},
+    {{.window = 5, .gamma = 2.25F, .threshold = 0, .combine = kvmeld::group_combine::max}},
+    {{.window = 8, .gamma = 1, .threshold = 0.2F, .combine = kvmeld::group_combine::mean}},
+    {{.window = 8, .gamma = 8, .threshold = 0.05F, .with_position = false}},
+    {{.window = 3, .threshold = 0.1F, .with_position = false}, kvmeld::rotary::interleaved(500)}};
 
 }  // namespace
 
@@ -37,27 +38,28 @@ TEST_CASE("ems is the oracle that expands every token", "[oracle]") {
       {100, 8, 1, 40, 220}, {100, 33, 2, 41, 60},    {257, 16, 4, 64, 40},
       {30, 5, 3, 48, 100},  {1, 3, 4, 24, 250},      {60, 1, 2, 30, 60},
       {50, 2, 1, 20, 220},  {100, 8, 2, 40, 60, 50}, {1, 7, 2, 24, 210, 31}};
-  for (const ems& p : table) {
+  for (const auto& [p, rope] : table) {
     INFO("gamma " << p.gamma << ", threshold " << p.threshold << ", window " << p.window);
-    const auto [policy, o] = both(p);
-    for (const auto& s : settings) {
+    const auto [policy, o] = both(p, rope);
+    for (fixtures::setting s : settings) {
+      s.rope = rope;
       fixtures::agree(policy, o, s, 1e-5, same_table());
     }
   }
-  const auto [policy, o] = both(table[0]);
+  const auto [policy, o] = both(table[0].policy);
   fixtures::agree<Eigen::half>(policy, o, {100, 4, 2, 40, 20, 0, 2e-3}, 1e-2, same_table(1e-2));
   fixtures::agree<Eigen::bfloat16>(policy, o, {100, 4, 2, 40, 20, 0, 1e-2}, 5e-2, same_table(5e-2));
 }
 
 TEST_CASE("ems is its oracle where most tokens share entries, in several prompts", "[oracle]") {
-  for (const ems& p : table) {
+  for (const auto& [p, rope] : table) {
     ems policy = p;
     policy.threshold = 0.6F;
     INFO("gamma " << p.gamma << ", window " << p.window);
     for (const auto& [dim, group, trigger] : {std::tuple{6, 1, 0}, {9, 2, 0}, {16, 4, 36}}) {
       INFO("dim " << dim << ", group " << group);
-      const alike_tokens data{7, dim};
-      ems_pair both_ways(policy, dim, group, 30);
+      const alike_tokens data{7, dim, rope};
+      ems_pair both_ways(policy, dim, group, 30, rope);
       both_ways.prompt(data, 120);
       const index_t after_prompt = both_ways.sharing();
       both_ways.steps(data, 120, trigger);
@@ -113,8 +115,8 @@ TEST_CASE("ems loses nothing of tokens that are equal but for their lengths", "[
   // Six kinds, keys and values at right angles: every kind shares an entry, whatever the scores.
   const index_t dim = 8, group = 2;
   const ems policy{.window = 4, .sinks = 1, .gamma = 12};
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 17}};
-  kvmeld::cache<float> whole{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 17}};
+  fixtures::cache<float> whole{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
   auto state = kvmeld::make_state(policy, kv);
   auto whole_state = kvmeld::make_state(kvmeld::full_cache{}, whole);
   std::vector<float> out(16), full(16);
@@ -146,7 +148,7 @@ TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]"
     auto [key, value] = data.token({}, t);
     k.push_back(key), v.push_back(value);
   }
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 57}};
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 57}};
   auto state = kvmeld::make_state(policy, kv);
   const ems_table tokens(state[0], group);
   const auto most = std::min(static_cast<index_t>((gamma - 1) * target + 0.5F), tokens.places());
@@ -192,7 +194,7 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
   }
   SECTION("ties: the higher slot joins the lower one, and the later token is dropped") {
     const ems one{.window = 1, .sinks = 0, .table = 1};
-    kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 6}};
+    fixtures::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 6}};
     kv.append(0, std::vector<float>(12, 1.0F), std::vector<float>(12, 2.0F));
     auto state = kvmeld::make_state(one, kv);
     const auto head = kv.head(0);

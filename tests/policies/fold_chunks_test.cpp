@@ -24,7 +24,7 @@ TEST_CASE("a prompt's chunks are scored by one pass where all its queries are th
   // [tokens] after a first chunk of `first` tokens, and behind a second one whose queries begin
   // `before` tokens earlier
   const auto scores = [&](index_t first, index_t before) {
-    kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+    fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
     auto state = kvmeld::make_state(any, kv);
     const auto from = [&](const std::vector<float>& rows, index_t begin, index_t end) {
       return std::vector(rows.begin() + begin * dim, rows.begin() + end * dim);

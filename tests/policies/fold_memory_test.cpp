@@ -15,7 +15,7 @@ TEST_CASE("fold that remembers no query has no state beside its columns, and dec
   auto kv = fixtures::random_cache(60, 8, 2, 80);
   auto state = kvmeld::make_state(policy, kv);
   const fixtures::queries own(60, 2, 8);
-  const auto reference = kvmeld::foresight(kv, own.view(), policy.rope);
+  const auto reference = kvmeld::foresight(kv, own.view());
   kvmeld::compress(policy, kv, state, reference.view(), budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::vector<float> out(16);

@@ -17,7 +17,7 @@ constexpr index_t heads = 5, group = 2, dim = 8, tokens = 150;
 
 /// A model's heads, some of them with keys that their queries tell apart well.
 struct model {
-  kvmeld::cache<float> kv;
+  fixtures::cache<float> kv;
   std::vector<float> q;  // [tokens, heads · group, dim]
 
   explicit model(index_t capacity = tokens + 20)
@@ -43,7 +43,7 @@ std::vector<float> candidates(const kvmeld::state& state, const fold& policy) {
   return all;
 }
 
-std::vector<float> bytes_of(kvmeld::cache<float>& kv) {
+std::vector<float> bytes_of(fixtures::cache<float>& kv) {
   std::vector<float> all;
   for (index_t h = 0; h < heads; ++h) {
     const auto own = fixtures::bytes_of(kv.head(h));
@@ -60,7 +60,7 @@ void compress(const Policy& policy, const fold& shared, model& m, kvmeld::state&
   for (const index_t p : pins) {
     budgets.push_back({shared.slots_beside_pins() + p});
   }
-  const auto reference = kvmeld::foresight(m.kv, m.queries(), shared.rope, {.count = 40});
+  const auto reference = kvmeld::foresight(m.kv, m.queries(), {.count = 40});
   kvmeld::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
 }
 
@@ -81,7 +81,8 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .by_scores = true,
                        .clusters = clusters,
                        .evicted = evicted};
-  kvmeld::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
+  fixtures::cache<float> kv{
+      {.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
   auto state = kvmeld::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
@@ -94,7 +95,7 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
     }
     const fixtures::queries queries(chunk, of_group, width);
     kvmeld::observe(any_policy(policy), kv, state, queries.view());
-    const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+    const auto reference = kvmeld::foresight(kv, queries.view());
     kvmeld::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
     o.score(expected, queries.tensor());
     o.prompt(expected, queries.tensor(), {}, slots);
@@ -158,7 +159,7 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
   profile.add(pins);
   auto again = kvmeld::make_state(any, b.kv);
   const auto by_profile = profile.budgets(total, most);
-  const auto reference = kvmeld::foresight(b.kv, b.queries(), policy.rope, {.count = 40});
+  const auto reference = kvmeld::foresight(b.kv, b.queries(), {.count = 40});
   for (index_t h = 0; h < heads; ++h) {  // a layer is done before the next one is read
     std::vector<budget> budgets(heads, {slots});
     budgets[static_cast<std::size_t>(h)] = {policy.slots_beside_pins() +
@@ -190,7 +191,7 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
       }
     }
     std::vector<float> s(tokens);
-    kvmeld::prompt_scores(head, view, {}, {.log_sum_exp = log_sum_exp}, s);
+    kvmeld::prompt_scores(head, view, {.log_sum_exp = log_sum_exp}, s);
     const auto column = state[h].column(fold::prompt_score);
     for (std::size_t j = 0; j < s.size(); ++j) {
       CHECK(s[j] == Approx(column[j]).epsilon(1e-4));

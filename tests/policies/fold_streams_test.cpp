@@ -27,7 +27,7 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
                        .period = 4,
                        .stride = 1,
                        .decode_recent = 10};
-  kvmeld::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1}};
+  fixtures::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1}};
   auto state = kvmeld::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   const budget most = kvmeld::budget_within(any_policy(policy), slots);
@@ -48,7 +48,7 @@ TEST_CASE("in a stream a head with more slots has more of what stands out, by th
   const fold policy = fold{}.sharing(40);
   constexpr index_t dim = 8;
   const index_t more = 60, slots = policy.slots_beside_pins() + more, steps = 4 * slots;
-  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
+  fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
   const any_policy any = policy;
   auto state = kvmeld::make_state(any, kv);
   std::vector<float> out(dim);

@@ -70,7 +70,7 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
   for (const auto& g : load("fold_prompt").cases()) {
     INFO(g.text("name"));
     const index_t tokens = g.number("prompt"), dim = g.dim(), group = g.number("group");
-    kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+    fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
     kv.append(0, floats(g.of_head("k", 0, 1, dim)), floats(g.of_head("v", 0, 1, dim)));
     fold policy{.sinks = g.number("sinks"),
                 .recent = g.number("recent"),
@@ -84,7 +84,7 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
-        kvmeld::foresight(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim), policy.rope,
+        kvmeld::foresight(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim),
                           {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
     kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(),
                      budget{g.number("budget")});
@@ -96,7 +96,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
   for (const auto& g : load("fold_stream").cases()) {
     INFO(g.text("name"));
     const index_t dim = g.dim(), group = g.number("group"), slots = g.number("budget");
-    kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + 1}};
+    fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + 1}};
     fold policy{.sinks = g.number("sinks"),
                 .recent = g.number("recent"),
                 .recent_share = 1,
@@ -150,7 +150,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .leverage_ridge = 1,
                        .outlying = 1.6,
                        .period = 4};
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
   auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
@@ -165,7 +165,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
              fixtures::to_mat(&v[static_cast<std::size_t>(t * dim)], 1, dim)[0], round * chunk + t);
     }
     const fixtures::queries queries(chunk, group, dim);
-    const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+    const auto reference = kvmeld::foresight(kv, queries.view());
     kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
@@ -187,7 +187,7 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
   const fold policy;
   auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   const fixtures::queries queries(100, 1, dim);
-  const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+  const auto reference = kvmeld::foresight(kv, queries.view());
   kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
   index_t same = 0, outlying = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
@@ -207,7 +207,7 @@ TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", 
   auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
-  const auto reference = kvmeld::foresight(kv, queries.view(), policy.rope);
+  const auto reference = kvmeld::foresight(kv, queries.view());
   kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();

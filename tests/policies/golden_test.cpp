@@ -16,7 +16,7 @@ namespace {
 template <class Policy>
 struct replay {
   oracle::mat q, k, v;
-  kvmeld::cache<float> kv;
+  fixtures::cache<float> kv;
   kvmeld::state state;
   index_t prompt;
 

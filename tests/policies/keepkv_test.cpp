@@ -94,7 +94,7 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
                       .epsilon = static_cast<float>(g.real("epsilon"))};
   for (int h = 0; h < g.heads(); ++h) {
     const oracle::replay r(g, h);
-    kvmeld::cache<float> kv{{.heads = 1, .dim = g.dim(), .capacity = 64}};
+    fixtures::cache<float> kv{{.heads = 1, .dim = g.dim(), .capacity = 64}};
     auto state = kvmeld::make_state(policy, kv);
     kv.append(0, floats(r.k, 0, prompt), floats(r.v, 0, prompt));
     const auto q = floats(r.q, 0, prompt);
@@ -149,7 +149,7 @@ TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[
         x *= static_cast<double>(wanted) / largest;
       }
     }
-    kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = slots, .scale = 1}};
+    fixtures::cache<float> kv{{.heads = 1, .dim = dim, .capacity = slots, .scale = 1}};
     kv.append(0, floats(keys, 0, slots - 1), fixtures::normal((slots - 1) * dim));
     const auto head = kv.head(0);
     for (index_t s = 0; s + 1 < slots; ++s) {

@@ -65,7 +65,7 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
 TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never keeps too much",
           "[kvmerger]") {
   // Two runs of four equal keys between unlike ones; only the last token is protected.
-  kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 12}};
+  fixtures::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 12}};
   std::vector<float> k, v;
   for (const float angle : {0.0F, 2.0F, 2.0F, 2.0F, 2.0F, 4.0F, 1.0F, 1.0F, 1.0F, 1.0F, 3.0F}) {
     k.insert(k.end(), {std::cos(angle), std::sin(angle)});
@@ -85,7 +85,7 @@ TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never ke
 }
 
 TEST_CASE("kvmerger's weights are a Gaussian around the pivot", "[kvmerger]") {
-  kvmeld::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 3}};
+  fixtures::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 3}};
   kv.append(0, std::vector<float>{1, 0, 1, 1, 3, 0}, std::vector<float>{1, 1, 2, 2, 3, 3});
   kvmerger policy{.recent = 0, .heavy = 0, .sinks = 0};
   auto state = kvmeld::make_state(policy, kv);

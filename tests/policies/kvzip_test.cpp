@@ -27,7 +27,7 @@ struct reading {
         queries(tokens, group, dim, scale) {}
 
   /// As docs/reference/policies.md tells an engine to do it.
-  void observe(const kvzip& policy, kvmeld::cache<float>& kv, kvmeld::state& state) const {
+  void observe(const kvzip& policy, fixtures::cache<float>& kv, kvmeld::state& state) const {
     const auto head = kv.head(0);
     const index_t tokens = head.length(), seen = head.tokens_total();
     kv.append(0, keys, values);

@@ -15,7 +15,7 @@ namespace {
 
 /// A head with `tokens` random tokens that has been observed with all its prompt's queries.
 struct observed {
-  kvmeld::cache<float> kv;
+  fixtures::cache<float> kv;
   fixtures::queries queries;
   kvmeld::state state;
 

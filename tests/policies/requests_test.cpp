@@ -18,7 +18,7 @@ constexpr index_t dim = 8, group = 2;
 /// A stream of one head.
 struct stream {
   kvmeld::any_policy policy;
-  kvmeld::cache<float> kv;
+  fixtures::cache<float> kv;
   kvmeld::head_state state;
   kvmeld::workspace work;
 

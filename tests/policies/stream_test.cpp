@@ -96,7 +96,7 @@ std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, 
                              const std::vector<std::vector<double>>& full) {
   const kvmeld::budget budget =
       trigger == 0 ? kvmeld::budget_within(policy, slots) : kvmeld::budget{slots, trigger};
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 72}};
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 72}};
   auto state = kvmeld::make_state(policy, kv);
   std::vector<float> out(group * dim);
   std::size_t before = 0;
@@ -172,7 +172,7 @@ TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
   const numbers from;
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
-    kvmeld::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 72}};
+    fixtures::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 72}};
     auto state = kvmeld::make_state(example.policy, kv);
     for (index_t t = 0; t < 50; ++t) {
       kv.head(0).push(from.key(t).data(), from.value(t).data());
@@ -190,7 +190,7 @@ TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
   const numbers from;
   const std::vector<index_t> active = {3, 1};
   const kvmeld::any_policy policy(kvmeld::h2o{});
-  kvmeld::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
+  fixtures::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
   auto state = kvmeld::make_state(policy, kv);
   std::vector<float> out(2 * group * dim);
   std::size_t before = 0;

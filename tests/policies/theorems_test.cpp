@@ -80,17 +80,17 @@ TEST_CASE("streaming_llm by cache index is the paper's re-rotation of every key"
   // The oracle keeps un-rotated keys and rotates each by its index at every step; the library turns
   // the sinks only. The outputs must be the same.
   using mode = kvmeld::streaming_llm::position_mode;
-  const auto pairing =
-      GENERATE(kvmeld::rope::pairing::half_split, kvmeld::rope::pairing::interleaved);
+  const bool interleaved = GENERATE(false, true);
   const index_t prompt = GENERATE(3, 20, 90), dim = 16, group = 2, target = 24;
-  const kvmeld::rope rope{.base = 1000, .layout = pairing};
-  const kvmeld::streaming_llm policy{.positions = mode::cache_index, .rope = rope};
+  const auto rope = interleaved ? kvmeld::rotary::interleaved(1000) : kvmeld::rotary::halves(1000);
+  const kvmeld::streaming_llm policy{.positions = mode::cache_index};
   oracle::streaming_llm reference;
   reference.cache_index = true;
   reference.rotation.base = 1000;
-  reference.rotation.interleaved = pairing == kvmeld::rope::pairing::interleaved;
+  reference.rotation.interleaved = interleaved;
 
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
+  fixtures::cache<float> kv{
+      {.heads = 1, .group = group, .dim = dim, .capacity = 200, .rope = rope}};
   oracle::head expected = oracle::make_head(dim, group);
   const auto turned = [&](std::vector<float> x, index_t position) {
     for (std::size_t r = 0; r < x.size(); r += static_cast<std::size_t>(dim)) {

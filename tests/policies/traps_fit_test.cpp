@@ -35,7 +35,7 @@ struct fitted {
 };
 
 /// Compressed to 40 slots, fitted on fewer queries.
-fitted fit_on(const any_policy& policy, kvmeld::cache<float> kv, const fixtures::queries& few,
+fitted fit_on(const any_policy& policy, fixtures::cache<float> kv, const fixtures::queries& few,
               const fixtures::queries& others) {
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   auto state = kvmeld::make_state(policy, kv);
@@ -104,7 +104,7 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
   for (const auto& example : policies) {
     for (const float gap : {10.0F, 20.0F, 25.0F, 30.0F, 60.0F, 120.0F}) {
       INFO(example.name << ", logits apart by " << gap);
-      kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
+      fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
       auto state = kvmeld::make_state(example.policy, kv);
       kv.append(0, numbers_of(sinks, gap / kv.head(0).scale(), 1), fixtures::normal(sinks * dim));
       const index_t rest = tokens - sinks;
@@ -135,12 +135,11 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
 
 TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   // After a compaction slot 4 holds token 64: its key has to be turned back by 64 positions.
-  const kvmeld::rope rope;
-  kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = 100}};
+  fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = 100}};
   const auto content = fixtures::normal(90 * dim);
   for (index_t t = 0; t < 90; ++t) {
     std::vector<float> k(content.begin() + t * dim, content.begin() + (t + 1) * dim);
-    rope.rotate(kvmeld::row<float>{k.data()}, dim, t);
+    fixtures::default_rope.rotate(kvmeld::row<float>{k.data()}, dim, t);
     kv.append(0, k, fixtures::normal(dim));
   }
   const kvmeld::streaming_llm policy;
@@ -149,7 +148,7 @@ TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   const auto head = kv.head(0);
   REQUIRE(head.position(4) == 64);
   kvmeld::dense::matrix keys(dim, 30);
-  kvmeld::score::unrotated_keys(head, rope, keys);
+  kvmeld::score::unrotated_keys(head, keys);
   for (index_t s = 0; s < 30; ++s) {
     for (index_t i = 0; i < dim; ++i) {
       CHECK(keys(i, s) ==

@@ -80,8 +80,8 @@ std::vector<windowed> windowed_policies() {
 }
 
 /// The same head with its slots in another order: slot `s` is what slot `order[s]` was.
-kvmeld::cache<float> reordered(kvmeld::cache<float>& kv, const std::vector<index_t>& order) {
-  kvmeld::cache<float> other = kv;
+fixtures::cache<float> reordered(fixtures::cache<float>& kv, const std::vector<index_t>& order) {
+  fixtures::cache<float> other = kv;
   const auto from = kv.head(0), to = other.head(0);
   for (index_t s = 0; s < from.length(); ++s) {
     const index_t o = order[static_cast<std::size_t>(s)];

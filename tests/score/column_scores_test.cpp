@@ -93,7 +93,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& q
 
 /// A head after compression: positions in any order, some of the tokens evicted.
 template <class Scalar = float>
-kvmeld::cache<Scalar> compressed_cache(index_t length, index_t dim, index_t group) {
+fixtures::cache<Scalar> compressed_cache(index_t length, index_t dim, index_t group) {
   auto kv = fixtures::random_cache<Scalar>(2 * length, dim, group);
   std::vector<index_t> positions(at(2 * length));
   std::iota(positions.begin(), positions.end(), 0);
@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("column sums are the oracle's for every scalar, of queries an
     is_the_oracles(compressed_cache<TestType>(40, dim, group).head(0), q, options);
     const auto x = normal(80 * dim), y = normal(80 * dim);  // keys transposed, two heads
     std::vector<TestType> keys(at(2 * 50 * dim)), values = keys;
-    kvmeld::strided_view<TestType> kv(
+    fixtures::strided_view<TestType> kv(
         {.heads = 2, .group = group, .dim = dim, .capacity = 50},
         kvmeld::layout<TestType>::head_dim_token(keys.data(), 50, dim),
         kvmeld::layout<TestType>::token_head_dim(values.data(), 2, dim));
@@ -186,7 +186,7 @@ TEST_CASE("a prompt observed in chunks is the prompt observed at once", "[column
     for (index_t begin = 0; begin < length; begin += chunk) {
       const index_t n = std::min(chunk, length - begin);
       // The engine has appended this chunk's tokens only.
-      kvmeld::cache<float> part{{.heads = 1, .group = group, .dim = dim, .capacity = length}};
+      fixtures::cache<float> part{{.heads = 1, .group = group, .dim = dim, .capacity = length}};
       for (index_t s = 0; s < begin + n; ++s) {
         part.head(0).push(kv.head(0).key(s).data, kv.head(0).value(s).data);
       }
@@ -237,7 +237,7 @@ TEST_CASE("a log-sum-exp that attention left gives the same sums", "[column_scor
 TEST_CASE("column sums of hard logits", "[column_scores]") {
   const index_t length = 70, dim = 2;
   for (const float size : {1e4F, -1e4F}) {  // whole numbers: exact logits
-    kvmeld::cache<float> kv{{.heads = 1, .group = 2, .dim = dim, .capacity = length, .scale = 1}};
+    fixtures::cache<float> kv{{.heads = 1, .group = 2, .dim = dim, .capacity = length, .scale = 1}};
     std::vector<float> keys, queries;
     for (index_t s = 0; s < length; ++s) {
       keys.insert(keys.end(), {100, static_cast<float>(s % 3)});
@@ -267,7 +267,7 @@ TEST_CASE("NaN in a key spoils the queries that see it, and no others", "[column
 
 TEST_CASE("column_scores refuses what it cannot do", "[column_scores][errors]") {
   auto kv = fixtures::random_cache(5, 3, 2);
-  kvmeld::cache<float> empty{{.heads = 1, .group = 2, .dim = 3, .capacity = 5}};
+  fixtures::cache<float> empty{{.heads = 1, .group = 2, .dim = 3, .capacity = 5}};
   const fixtures::queries q(4, 2, 3);
   std::vector<float> five(5, 7.0F), six(6, 7.0F);
   const auto refuses = [&](auto& c, const query_view<float>& queries, const column_options& o,

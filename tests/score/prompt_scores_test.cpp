@@ -17,9 +17,9 @@ std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
 template <class Query>
 std::vector<float> scores(const kvmeld::kv_head auto& head, const query_view<Query>& queries,
-                          const prompt_score_options& options = {}, const kvmeld::rope& rope = {}) {
+                          const prompt_score_options& options = {}) {
   std::vector<float> s(at(head.length()), 7.0F);
-  kvmeld::prompt_scores(head, queries, rope, options, s);
+  kvmeld::prompt_scores(head, queries, options, s);
   return s;
 }
 
@@ -73,7 +73,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& q
 }
 
 /// A chunk of a prompt behind what earlier ones became: positions with gaps, log-mass.
-kvmeld::cache<float> chunked_cache(index_t before, index_t chunk, index_t dim, index_t group) {
+fixtures::cache<float> chunked_cache(index_t before, index_t chunk, index_t dim, index_t group) {
   auto kv = fixtures::random_cache(2 * before, dim, group, 2 * before + chunk);
   const auto head = kv.head(0);
   for (index_t s = 0; s < before; ++s) {
@@ -165,12 +165,11 @@ TEST_CASE("a token that its successor looks up is scored, and no other pass is n
   const index_t tokens = 200, dim = 16, fact = 100, asking = 150;
   auto kv = fixtures::random_cache(tokens, dim, 1);
   fixtures::queries queries(tokens, 1, dim, 0.1F);
-  const kvmeld::rope rope;
   std::vector<float> key(at(dim));
   for (index_t i = 0; i < dim; ++i) {
     key[at(i)] = 30 * kv.head(0).key(fact)[i];
   }
-  kvmeld::rotation turn(rope, dim);
+  kvmeld::rotation turn(fixtures::default_rope, dim);
   turn.by(asking - (tokens + 64.0 * asking / tokens));
   turn(key.data());
   std::ranges::copy(key, &queries.data[at(asking * dim)]);
@@ -184,16 +183,16 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
   const auto head = kv.head(0);
   const fixtures::queries queries(9, 2, 4);
   std::vector<float> s(9), other(8);
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {}, other),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, other),
                     Contains("expected scores [9], got 8 floats"));
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, kvmeld::no_queries, {}, {}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, kvmeld::no_queries, {}, s),
                     Contains("expected at least 1 query, got 0"));
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {.log_sum_exp = other}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {.log_sum_exp = other}, s),
                     Contains("expected log_sum_exp [2, 9], got 8 floats"));
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, {.horizon = -1}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {.horizon = -1}, s),
                     Contains("expected a horizon of at least 0 positions, got -1"));
   auto empty = kv;
   empty.head(0).restore(0, 0);
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(empty.head(0), queries.view(), {}, {}, s),
+  CHECK_THROWS_WITH(kvmeld::prompt_scores(empty.head(0), queries.view(), {}, s),
                     Contains("got an empty head"));
 }

@@ -15,7 +15,7 @@ namespace {
 using kvmeld::index_t;
 
 /// A head of whole numbers, `span` above zero at most, with zero keys and duplicates among them.
-kvmeld::cache<float> whole_numbers(index_t n, index_t dim, int span) {
+fixtures::cache<float> whole_numbers(index_t n, index_t dim, int span) {
   auto kv = fixtures::random_cache(n, dim, 1);
   const auto head = kv.head(0);
   for (index_t s = 0; s < n; ++s) {

@@ -15,6 +15,7 @@ struct setting {
   index_t tokens, dim, group, target, steps;
   index_t trigger = 0;
   double clear = 1e-4;  ///< margin of decisions in decode; more where merged rows are rounded
+  kvmeld::rotary rope = default_rope;
 };
 
 /// Prompts and decode runs of several shapes; the last ones compress now and then.
@@ -44,7 +45,7 @@ using looks = std::function<void(const kvmeld::head_state&, const oracle::head&,
 
 /// `kvmeld::compress`, compiled once for each scalar.
 template <class Scalar>
-void compress(const kvmeld::any_policy& policy, kvmeld::cache<Scalar>& kv, kvmeld::state& state,
+void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, kvmeld::state& state,
               const queries& prompt, index_t target);
 
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.

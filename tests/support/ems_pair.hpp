@@ -13,13 +13,13 @@ using kvmeld::head_state;
 using kvmeld::detail::ems_table;
 
 /// Policy and oracle with the same parameters.
-inline std::pair<ems, oracle::ems> both(const ems& p) {
+inline std::pair<ems, oracle::ems> both(const ems& p, const kvmeld::rotary& rope = default_rope) {
   oracle::ems o{.window = p.window, .kernel = p.kernel, .sinks = p.sinks};
   o.gamma = static_cast<double>(p.gamma);
   o.threshold = static_cast<double>(p.threshold);
   o.with_position = p.with_position;
-  o.rotation = {.base = p.rope.base,
-                .interleaved = p.rope.layout == kvmeld::rope::pairing::interleaved};
+  o.rotation = {.base = rope.base(),
+                .interleaved = rope.pairs_as() == kvmeld::rotary::pairing::interleaved};
   o.group = p.combine == kvmeld::group_combine::max    ? oracle::combine::max
             : p.combine == kvmeld::group_combine::mean ? oracle::combine::mean
                                                        : oracle::combine::sum;
@@ -63,6 +63,7 @@ inline auto same_table(double tolerance = 1e-5) {
 /// Keys and values around a few directions, in lengths of their own: tokens that like to share.
 struct alike_tokens {
   index_t kinds, dim;
+  kvmeld::rotary rope = default_rope;
   float noise = 0.3F;
   std::vector<float> k = normal(kinds * dim), v = normal(kinds * dim);
 
@@ -72,7 +73,7 @@ struct alike_tokens {
     const auto kind = std::uniform_int_distribution<index_t>(0, kinds - 1)(random_bits());
     auto key = near(k, kind), value = near(v, kind);
     if (!policy.with_position) {
-      policy.rope.rotate(kvmeld::row<float>{key.data()}, dim, position);
+      rope.rotate(kvmeld::row<float>{key.data()}, dim, position);
     }
     return {key, value};
   }
@@ -99,15 +100,16 @@ struct ems_pair {
   ems policy;
   oracle::ems slow;
   index_t target;
-  kvmeld::cache<float> kv;
+  fixtures::cache<float> kv;
   kvmeld::state state;
   oracle::head expected;
 
-  ems_pair(const ems& p, index_t dim, index_t group, index_t slots)
+  ems_pair(const ems& p, index_t dim, index_t group, index_t slots,
+           const kvmeld::rotary& rope = default_rope)
       : policy(p),
-        slow(both(p).second),
+        slow(both(p, rope).second),
         target(slots),
-        kv({.heads = 1, .group = group, .dim = dim, .capacity = 400}),
+        kv({.heads = 1, .group = group, .dim = dim, .capacity = 400, .rope = rope}),
         state(kvmeld::make_state(policy, kv)),
         expected(oracle::make_head(dim, group)) {}
 

@@ -8,7 +8,7 @@
 namespace fixtures {
 
 template <class Scalar>
-void compress(const kvmeld::any_policy& policy, kvmeld::cache<Scalar>& kv, kvmeld::state& state,
+void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, kvmeld::state& state,
               const queries& prompt, index_t target) {
   kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
 }
@@ -19,7 +19,7 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
   INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
                      << ", target " << s.target << ", trigger " << s.trigger);
   struct begun {
-    kvmeld::cache<Scalar> kv;
+    fixtures::cache<Scalar> kv;
     queries prompt;
     oracle::head expected;
   };
@@ -34,7 +34,7 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
   for (int tries = 0; !start || steps.size() < count; ++tries) {
     REQUIRE(tries < 20);
     start = clearly([&] {
-      begun b{random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1),
+      begun b{random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1, 1, s.rope),
               queries(s.tokens, s.group, s.dim),
               {}};
       b.expected = to_oracle(b.kv.head(0));
@@ -81,7 +81,7 @@ namespace {
 template <class Scalar>
 struct session {
   kvmeld::any_policy policy;
-  kvmeld::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
+  fixtures::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
 
   void prompt(std::span<const float> numbers) {
@@ -131,7 +131,7 @@ void goes_on(const kvmeld::any_policy& policy) {
 
 template void agree<KVMELD_SCALAR>(const kvmeld::any_policy&, const any_oracle&, const setting&,
                                    double, const looks<KVMELD_SCALAR>&);
-template void compress(const kvmeld::any_policy&, kvmeld::cache<KVMELD_SCALAR>&, kvmeld::state&,
+template void compress(const kvmeld::any_policy&, fixtures::cache<KVMELD_SCALAR>&, kvmeld::state&,
                        const queries&, index_t);
 template void goes_on<KVMELD_SCALAR>(const kvmeld::any_policy&);
 

@@ -9,6 +9,7 @@
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/random.hpp"
+#include "support/typed_cache.hpp"
 
 namespace fixtures {
 
@@ -59,12 +60,14 @@ oracle::head to_oracle(const kvmeld::kv_head auto& head) {
 
 /// One head with `tokens` random tokens, drawn as `Scalar` and held in `Storage`.
 template <class Scalar = float, class Storage = Scalar>
-kvmeld::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
-                                    index_t capacity = 0, index_t heads = 1) {
-  kvmeld::cache<Storage> kv{{.heads = heads,
-                             .group = group,
-                             .dim = dim,
-                             .capacity = capacity == 0 ? tokens + 1 : capacity}};
+fixtures::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
+                                      index_t capacity = 0, index_t heads = 1,
+                                      const kvmeld::rotary& rope = default_rope) {
+  fixtures::cache<Storage> kv{{.heads = heads,
+                               .group = group,
+                               .dim = dim,
+                               .capacity = capacity == 0 ? tokens + 1 : capacity,
+                               .rope = rope}};
   for (index_t h = 0; h < heads; ++h) {
     kv.append(h, normal<Scalar>(tokens * dim), normal<Scalar>(tokens * dim));
   }

@@ -15,7 +15,7 @@ struct one_head {
   static constexpr index_t dim = 8, group = 2;
 
   kvmeld::any_policy policy;
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   std::vector<float> out = std::vector<float>(group * dim);
 

@@ -19,7 +19,7 @@ struct decode {
   static constexpr index_t heads = 3, group = 2, dim = 4, capacity = 24;
 
   Policy policy;
-  kvmeld::cache<float> kv{
+  fixtures::cache<float> kv{
       {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .check_finite = true}};
   kvmeld::state state;
   std::vector<float> data = normal(20 * heads * group * dim);

@@ -55,7 +55,7 @@ struct small {
   std::vector<kvmeld::any_policy> each = {kvmeld::snapkv{.window = 2, .sinks = 0},
                                           kvmeld::zsmerge{}};
   std::span<const kvmeld::any_policy> policies = each;
-  kvmeld::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
+  fixtures::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
   kvmeld::state state = kvmeld::make_state(policies, kv);
 
   explicit small(index_t tokens) {

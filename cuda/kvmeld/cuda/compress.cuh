@@ -18,7 +18,7 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
               const query_rows<Scalar>& queries, const Budgets& limits, workspace memory,
               stream stream) {
   check(cache), check(queries, 0, "cuda compress");
-  const auto rule = detail::rule_of(policy, cache.dim);
+  const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {

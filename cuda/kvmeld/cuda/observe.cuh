@@ -16,7 +16,7 @@ template <class Policy, class Scalar>
 void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
              const query_rows<Scalar>& queries, workspace memory, stream stream) {
   check(cache), check(queries, 1, "cuda observe");
-  const auto rule = detail::rule_of(policy, cache.dim);
+  const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {

@@ -29,7 +29,7 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
   state.column_stride = static_cast<std::ptrdiff_t>(slots);
   state.memory = from.take<float>(shape_of(cache).all_heads() * floats);
   state.floats = static_cast<index_t>(floats), state.memory_stride = state.floats;
-  if constexpr (predicts_evicted<decltype(device_policy<Policy>::rule(policy, cache.dim))>) {
+  if constexpr (predicts_evicted<decltype(detail::rule_of(policy, cache))>) {
     state.predicted = from.take<index_t>(shape_of(cache).all_heads() * compared_rows);
   }
   return state;

@@ -32,7 +32,7 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   check(cache);
   expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: expected keys and values [",
           cache.heads, ", ", cache.dim, "] of the new tokens, got null");
-  const auto rule = detail::rule_of(policy, cache.dim);
+  const auto rule = detail::rule_of(policy, cache);
   detail::check_state(policy, rule, cache, state, "cuda step");
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;

@@ -19,7 +19,7 @@ std::size_t workspace_bytes(const cache_view<Scalar>& cache) {
 template <class Policy, class Scalar>
 std::size_t observe_workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                                     index_t queries, index_t before = 0) {
-  const auto rule = detail::rule_of(policy, cache.dim);
+  const auto rule = detail::rule_of(policy, cache);
   workspace_allocator count;
   detail::allocate_prompt(
       count, rule, detail::shape_of(cache, detail::measured_queries(rule, queries), 0, before));
@@ -32,7 +32,7 @@ std::size_t observe_workspace_bytes(const Policy& policy, const cache_view<Scala
 template <class Policy, class Scalar>
 std::size_t workspace_bytes(const Policy& policy, const cache_view<Scalar>& cache,
                             index_t queries = 0, index_t target = 0, index_t before = 0) {
-  const auto rule = detail::rule_of(policy, cache.dim);
+  const auto rule = detail::rule_of(policy, cache);
   workspace_allocator prompt;
   detail::allocate_prompt(prompt, rule,
                           detail::shape_of(cache, detail::measured_queries(rule, queries),

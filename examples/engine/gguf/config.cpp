@@ -1,21 +1,20 @@
 #include "engine/gguf/config.hpp"
 
-#include <cmath>  // std::abs
+#include <cmath>  // std::abs, std::isfinite
 
 namespace engine::gguf {
 
-std::optional<kvmeld::llama3_scaling> llama3_of(const kvmeld::rope& plain, const float* factors,
-                                                index_t dim) {
+std::optional<kvmeld::rotary> llama3_of(const kvmeld::rotary& plain, const float* factors,
+                                        index_t dim) {
   for (const double factor : {8.0, 32.0}) {  // Llama 3.1, Llama 3.2
-    kvmeld::rope r = plain;
-    r.llama3 = kvmeld::llama3_scaling{.factor = factor};
+    const kvmeld::rotary r = plain.llama3({.factor = factor});
     bool same = true;
     for (index_t p = 0; p < dim / 2; ++p) {
       const double f = plain.frequency(p, dim) / double{factors[p]};
       same = same && std::abs(f / r.frequency(p, dim) - 1) < 1e-4;
     }
     if (same) {
-      return r.llama3;
+      return r;
     }
   }
   return {};
@@ -46,7 +45,11 @@ architecture read_architecture(const file& from) {
   c.tied = !from.has_tensor("output.weight");
   c.qkv_bias = from.has_tensor("blk.0.attn_q.bias");
   c.o_bias = from.has_tensor("blk.0.attn_output.bias");
-  c.rope.base = from.number(at + "rope.freq_base", 10'000);
+  const double base = from.number(at + "rope.freq_base", 10'000);
+  if (!(base > 1 && std::isfinite(base))) {
+    from.refuse("rope.freq_base: expected a base above 1, got ", base);
+  }
+  c.rope = kvmeld::rotary::halves(base);
   if (c.heads % c.kv_heads != 0) {
     from.refuse("expected a multiple of the KV heads, got ", c.heads, " heads for ", c.kv_heads,
                 " KV heads");
@@ -64,10 +67,11 @@ architecture read_architecture(const file& from) {
   }
   if (from.has_tensor("rope_freqs.weight")) {
     const auto factors = from.vector("rope_freqs.weight", c.dim / 2);
-    c.rope.llama3 = llama3_of(c.rope, factors.data(), c.dim);
-    if (!c.rope.llama3) {
+    const auto scaled = llama3_of(c.rope, factors.data(), c.dim);
+    if (!scaled) {
       from.refuse("rope_freqs.weight: expected the factors of Llama 3.1 or 3.2, got others");
     }
+    c.rope = *scaled;
   }
   return a;
 }

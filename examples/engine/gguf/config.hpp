@@ -19,7 +19,7 @@ architecture read_architecture(const file& from);
 
 /// Llama 3.1's or 3.2's scaling, if dividing the frequencies of `plain` by `factors [dim / 2]`
 /// gives it.
-std::optional<kvmeld::llama3_scaling> llama3_of(const kvmeld::rope& plain, const float* factors,
-                                                index_t dim);
+std::optional<kvmeld::rotary> llama3_of(const kvmeld::rotary& plain, const float* factors,
+                                        index_t dim);
 
 }  // namespace engine::gguf

@@ -63,7 +63,7 @@ weights read_weights(const file& from, const architecture& a) {
         .down = r.layer(at + "ffn_down", c.hidden, c.intermediate),
     });
   }
-  from.expect_tensors(r.read + (c.rope.llama3 ? 1 : 0));
+  from.expect_tensors(r.read + (c.rope == kvmeld::rotary::halves(c.rope.base()) ? 0 : 1));
   return w;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>  // std::ptrdiff_t
 #include <cstdint>  // std::int64_t
+#include <memory>   // std::shared_ptr
 
 #include "kvmeld/memory/cache.hpp"
 
@@ -13,6 +14,7 @@ using kvmeld::index_t;
 /// Where the numbers of a cache lie. All but keys and values is contiguous.
 struct cache_tensors {
   kvmeld::cache_shape shape;
+  std::shared_ptr<const kvmeld::attention_spec> spec;  ///< heads point to it
   kvmeld::scalar_type type = kvmeld::scalar_type::float32;
   kvmeld::layout<std::byte> keys, values;  ///< [heads, capacity, dim], strides in bytes
   float* log_mass = nullptr;               ///< [heads, capacity]

@@ -56,8 +56,8 @@ void compress(const text& policy, TensorList cache, const maybe& queries, ints b
               const maybe& positions, std::int64_t before, maybe_heads heads, std::int64_t group,
               double scale, numbers rope) {
   guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const selection chosen(kv.heads(), heads);
     const float_queries reference(kv, chosen.count(), queries, positions, before);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
@@ -69,8 +69,8 @@ void observe(const text& policy, TensorList cache, const Tensor& queries, const 
              std::int64_t before, maybe_heads heads, std::int64_t group, double scale,
              numbers rope) {
   guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const selection chosen(kv.heads(), heads);
     const float_queries reference(kv, chosen.count(), queries, positions, before);
     kvmeld_torch::observe(p, kv, reference.view(), chosen, torch_threads());
@@ -81,8 +81,8 @@ void observe_step(const text& policy, TensorList cache, const Tensor& probabilit
                   const maybe& log_sum_exp, const maybe& query, std::int64_t group, double scale,
                   numbers rope) {
   guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
     const auto given = [&](const char* what, const maybe& x, ints sizes) {
       return x ? floats_of(what, *x, sizes) : nullptr;
@@ -98,8 +98,8 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
             ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
             numbers rope) {
   return guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
     const selection chosen(kv.heads(), heads);
     const std::int64_t count = chosen.count();
@@ -120,8 +120,8 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
                                           bool probabilities, std::int64_t group, double scale,
                                           numbers rope) {
   return guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
     const float* const query = floats_of("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.dim}, at::kFloat);
@@ -154,8 +154,8 @@ using plan_list = std::vector<Tensor>;
 plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& queries,
                const maybe& positions, std::int64_t group, double scale, numbers rope) {
   return guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
     const float_queries reference(kv, s.heads, queries, positions, 0);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), {});
@@ -181,8 +181,8 @@ plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& q
 void apply(const text& policy, TensorList cache, TensorList plan, ints budget, std::int64_t group,
            double scale, numbers rope) {
   guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    const tensor_cache kv = cache_of(cache, {group, scale});
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
     const std::int64_t n = s.heads, slots = s.capacity;
     kvmeld::expects(plan.size() == 8, "plan: expected 8 tensors, got ", plan.size());
@@ -210,11 +210,10 @@ void apply(const text& policy, TensorList cache, TensorList plan, ints budget, s
 std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, std::int64_t count,
                                      std::int64_t group, numbers rope) {
   return guarded([&] {
-    tensor_cache kv = cache_of(cache, {group, 0});
+    tensor_cache kv = cache_of(cache, {group, 0, span_of(rope)});
     const auto& s = kv.tensors().shape;
     const float_queries own(kv, s.heads, queries, {}, 0);
-    auto made = kvmeld::foresight(kv, own.view(), rope_of(span_of(rope)),
-                                  {.count = positive("count", count)});
+    auto made = kvmeld::foresight(kv, own.view(), {.count = positive("count", count)});
     const std::int64_t n = made.count();
     Tensor out = at::empty({s.heads, s.group, n, s.dim}, at::kFloat),
            position = at::empty({n}, at::kInt);

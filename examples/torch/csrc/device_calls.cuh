@@ -62,7 +62,8 @@ struct device_types {
                               at.shape.capacity,
                               at.shape.dim,
                               at.shape.group,
-                              at.shape.scale};
+                              at.shape.scale,
+                              at.spec.get()};
     return call.active == nullptr ? x : x.with_active(call.active, call.active_count);
   }
 
@@ -86,7 +87,7 @@ struct device_types {
     }
     x.memory = at.memory, x.floats = static_cast<index_t>(floats);
     x.memory_stride = at.memory_row;
-    using rule = decltype(gpu::detail::rule_of(policy, at.shape.dim));
+    using rule = decltype(gpu::detail::rule_of(policy, view(call)));
     if constexpr (gpu::predicts_evicted<rule>) {
       if (at.memory_row - x.floats >= gpu::compared_rows) {  // behind the policy's own
         x.predicted = reinterpret_cast<index_t*>(at.memory + x.floats);
@@ -191,7 +192,7 @@ void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call
   using types = device_types<Type>;
   using scalar = typename types::scalar;
   types::visit(any, [&](const auto& policy) {
-    const auto rule = gpu::detail::rule_of(policy, call.cache.shape.dim);
+    const auto rule = gpu::detail::rule_of(policy, types::view(call));
     kvmeld::expects(kvmeld::errc::unsupported,
                     !gpu::shares_entries<std::remove_cvref_t<decltype(rule)>>,
                     "attend: expected a policy that attends by itself on a GPU, got ",
@@ -216,11 +217,9 @@ void device_calls<Type>::column_scores(const device_call& call, const query_layo
 
 template <kvmeld::scalar_type Type>
 void device_calls<Type>::foresight(const device_call& call, const query_layout& queries,
-                                   const kvmeld::rope& rope, index_t count, void* out,
-                                   index_t* position) {
+                                   index_t count, void* out, index_t* position) {
   using types = device_types<Type>;
-  gpu::foresight(types::view(call), types::queries(queries),
-                 gpu::rope_params_of(rope, call.cache.shape.dim), {.count = count},
+  gpu::foresight(types::view(call), types::queries(queries), {.count = count},
                  static_cast<typename types::scalar*>(out), position, types::stream(call));
 }
 

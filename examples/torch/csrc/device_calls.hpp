@@ -54,8 +54,8 @@ struct device_calls {
   static void column_scores(const device_call& call, const query_layout& queries, index_t window,
                             float decay, kvmeld::group_combine combine, float* out);
   /// `out [heads, group, n, dim]`, `position [n]`.
-  static void foresight(const device_call& call, const query_layout& queries,
-                        const kvmeld::rope& rope, index_t count, void* out, index_t* position);
+  static void foresight(const device_call& call, const query_layout& queries, index_t count,
+                        void* out, index_t* position);
 };
 /// How many queries `foresight` makes of so many.
 index_t device_foresight_count(index_t queries, index_t count);

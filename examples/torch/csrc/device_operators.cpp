@@ -132,9 +132,9 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
               ints trigger, const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
               std::int64_t group, double scale, numbers rope) {
   guarded([&] {
-    device_work work(cache, {group, scale}, heads);
+    device_work work(cache, {group, scale, span_of(rope)}, heads);
     const query_tensors reference = work.queries(queries, positions, before);
-    const auto& p = policy_of(policy, span_of(rope));
+    const auto& p = policy_of(policy);
     const auto budgets = budgets_of(work.shape().heads, span_of(budget), span_of(trigger));
     index_t most = 0;
     for (const kvmeld::budget& x : budgets) {
@@ -152,9 +152,9 @@ void observe(const text& policy, TensorList cache, const Tensor& queries,
              const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
              std::int64_t group, double scale, numbers rope) {
   guarded([&] {
-    device_work work(cache, {group, scale}, heads);
+    device_work work(cache, {group, scale, span_of(rope)}, heads);
     const query_tensors reference = work.queries(queries, positions, before);
-    const auto& p = policy_of(policy, span_of(rope));
+    const auto& p = policy_of(policy);
     with_calls(work.type(), [&](auto calls) {
       const query_layout& rows = reference.rows();
       work.allocate(calls.observe_bytes(p, work.call(), rows.count, rows.before));
@@ -167,8 +167,8 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
             ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
             numbers rope) {
   return guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    device_work work(cache, {group, scale}, heads);
+    const auto& p = policy_of(policy);
+    device_work work(cache, {group, scale, span_of(rope)}, heads);
     const auto& s = work.shape();
     const std::int64_t count = work.count();
     const Tensor query = work.rows("q", q, {count, s.group, s.dim}),
@@ -200,8 +200,8 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
                                           bool probabilities, std::int64_t group, double scale,
                                           numbers rope) {
   return guarded([&] {
-    const auto& p = policy_of(policy, span_of(rope));
-    device_work work(cache, {group, scale}, {});
+    const auto& p = policy_of(policy);
+    device_work work(cache, {group, scale, span_of(rope)}, {});
     const auto& s = work.shape();
     const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.dim}, work.of(work.dtype()));
@@ -237,7 +237,7 @@ Tensor column_scores(TensorList cache, const Tensor& queries, const maybe_tensor
 std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, std::int64_t count,
                                      std::int64_t group, numbers rope) {
   return guarded([&] {
-    device_work work(cache, {group, 0}, {});
+    device_work work(cache, {group, 0, span_of(rope)}, {});
     const query_tensors own = work.queries(queries, {}, 0);
     const auto& s = work.shape();
     const index_t wanted = positive("count", count),
@@ -245,8 +245,8 @@ std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, st
     Tensor out = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
            position = at::empty({n}, work.of(at::kInt));
     with_calls(work.type(), [&](auto calls) {
-      calls.foresight(work.call(), own.rows(), rope_of(span_of(rope)), wanted,
-                      out.mutable_data_ptr(), position.mutable_data_ptr<index_t>());
+      calls.foresight(work.call(), own.rows(), wanted, out.mutable_data_ptr(),
+                      position.mutable_data_ptr<index_t>());
     });
     return std::tuple(out, position);
   });

@@ -26,11 +26,11 @@ struct threads {
 
 static_assert(kvmeld::executor<threads>);
 
-/// The policy of that text (kvmeld/make_policy.hpp) with the model's RoPE: none, `[base]`, or
-/// `[base, factor, low_freq_factor, high_freq_factor, original_context]` as Llama 3.1 scales it.
-/// What was made before is remembered.
-const kvmeld::any_policy& policy_of(std::string_view text, std::span<const double> rope);
-kvmeld::rope rope_of(std::span<const double> rope);
+/// The policy of that text (kvmeld/make_policy.hpp). What was made before is remembered.
+const kvmeld::any_policy& policy_of(std::string_view text);
+/// The model's RoPE: `[]` (none), `[base]`, or `[base, factor, low_freq_factor, high_freq_factor,
+/// original_context]` as Llama 3.1 scales it.
+kvmeld::rotary rope_of(std::span<const double> rope);
 
 /// One for all heads, or one for each. `triggers`: none is `target + 1`.
 std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,

@@ -1,45 +1,33 @@
 // Policies from their text, and budgets from lists.
+#include <functional>  // std::less
 #include <map>
 #include <string>
-#include <utility>  // std::pair
 
 #include "operators.hpp"
 
 namespace kvmeld_torch {
 
-kvmeld::rope rope_of(std::span<const double> rope) {
+kvmeld::rotary rope_of(std::span<const double> rope) {
   kvmeld::expects(rope.empty() || rope.size() == 1 || rope.size() == 5,
                   "rope: expected [], [base] or [base, factor, low, high, original context], got ",
                   rope.size(), " numbers");
-  kvmeld::rope out;
-  if (!rope.empty()) {
-    kvmeld::expects(rope[0] > 1, "rope: expected a base above 1, got ", rope[0]);
-    out.base = rope[0];
+  if (rope.empty()) {
+    return {};
   }
-  if (rope.size() == 5) {
-    kvmeld::expects(
-        rope[1] > 0 && rope[3] > rope[2] && rope[4] >= 1 && rope[4] < 1e9,
-        "rope: expected a factor above 0, a high above a low factor and an original context of at "
-        "least 1, got ",
-        rope[1], ", ", rope[3], ", ", rope[2], ", ", rope[4]);
-    out.llama3 = kvmeld::llama3_scaling{rope[1], rope[2], rope[3], static_cast<index_t>(rope[4])};
+  const auto plain = kvmeld::rotary::halves(rope[0]);
+  if (rope.size() == 1) {
+    return plain;
   }
-  return out;
+  kvmeld::expects(rope[4] >= 1 && rope[4] < 1e9,
+                  "rope: expected an original context of 1 to 1e9, got ", rope[4]);
+  return plain.llama3({rope[1], rope[2], rope[3], static_cast<index_t>(rope[4])});
 }
 
-const kvmeld::any_policy& policy_of(std::string_view text, std::span<const double> rope) {
-  using key = std::pair<std::string, std::vector<double>>;
-  thread_local std::map<key, kvmeld::any_policy> made;
-  key wanted(std::string(text), std::vector<double>(rope.begin(), rope.end()));
-  auto at = made.find(wanted);
+const kvmeld::any_policy& policy_of(std::string_view text) {
+  thread_local std::map<std::string, kvmeld::any_policy, std::less<>> made;
+  auto at = made.find(text);
   if (at == made.end()) {
-    auto policy = kvmeld::make_policy(text);
-    policy.visit([&](auto& p) {
-      if constexpr (requires { p.rope = rope_of(rope); }) {
-        p.rope = rope_of(rope);
-      }
-    });
-    at = made.emplace(std::move(wanted), std::move(policy)).first;
+    at = made.emplace(std::string(text), kvmeld::make_policy(text)).first;
   }
   return at->second;
 }

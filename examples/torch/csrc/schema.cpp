@@ -13,7 +13,7 @@ namespace {
 std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::int64_t group,
                                    std::int64_t capacity) {
   return guarded([&]() -> std::vector<std::int64_t> {
-    const auto& p = policy_of(policy, {});
+    const auto& p = policy_of(policy);
     return {p.column_count(),
             static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
                                                positive("capacity", capacity))),
@@ -28,7 +28,7 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
 /// `[target, trigger]` of a head that holds at most `slots` between steps.
 std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) {
   return guarded([&]() -> std::vector<std::int64_t> {
-    const auto b = kvmeld::budget_within(policy_of(policy, {}), positive("slots", slots));
+    const auto b = kvmeld::budget_within(policy_of(policy), positive("slots", slots));
     return {b.target, b.trigger};
   });
 }
@@ -37,7 +37,7 @@ std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) 
 std::vector<double> initial_columns(const text& policy) {
   return guarded([&] {
     std::vector<double> all;
-    for (const auto& column : policy_of(policy, {}).columns()) {
+    for (const auto& column : policy_of(policy).columns()) {
       all.push_back(double{column.initial});
     }
     return all;

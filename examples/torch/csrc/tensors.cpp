@@ -116,6 +116,13 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
                .scale = static_cast<float>(model.scale > 0 ? model.scale
                                                            : 1 / std::sqrt(double(keys.size(2))))};
   expects(keys.size(2) <= 4096, "dim: expected at most 4096, got ", keys.size(2));
+  out.spec = std::make_shared<const kvmeld::attention_spec>(
+      kvmeld::attention_spec{.kv_heads = out.shape.heads,
+                             .group = out.shape.group,
+                             .key_dim = out.shape.dim,
+                             .scale = out.shape.scale,
+                             .rope = rope_of(model.rope)}
+          .checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
   out.log_mass =
       data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});

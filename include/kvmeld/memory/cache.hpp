@@ -4,6 +4,7 @@
 #include <algorithm>  // std::ranges::sort
 #include <cstddef>    // std::size_t
 #include <limits>     // std::numeric_limits
+#include <memory>     // std::shared_ptr
 #include <span>
 #include <vector>
 
@@ -20,15 +21,8 @@ struct cache_shape {
   index_t dim = 0;            ///< of a head
   index_t capacity = 0;       ///< slots per head
   float scale = 0;            ///< of the logits; 0: 1/sqrt(dim)
+  rotary rope = {};           ///< of keys and queries; none by default
   bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
-
-  /// The group size for `query_heads` on `kv_heads`; refused when they do not divide.
-  static index_t group_of(index_t query_heads, index_t kv_heads) {
-    expects(kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0,
-            "group: expected a multiple of the KV heads, got ", query_heads, " query heads for ",
-            kv_heads, " KV heads");
-    return query_heads / kv_heads;
-  }
 };
 
 namespace detail {
@@ -46,7 +40,9 @@ const cache_shape& in_whole_blocks(const cache_shape& shape) {
 /// The parts of a cache that an engine has no place for: log-mass, position, lengths.
 class cache_metadata {
  public:
-  explicit cache_metadata(const cache_shape& shape) : shape_(checked(shape)) {
+  explicit cache_metadata(const cache_shape& shape)
+      : shape_(checked(shape)), spec_(spec_of(shape_)) {
+    shape_.scale = spec_->scale;
     const auto heads = static_cast<std::size_t>(shape.heads);
     const std::size_t slots = heads * static_cast<std::size_t>(shape.capacity);
     log_mass_.resize(slots);
@@ -79,27 +75,26 @@ class cache_metadata {
     }
   }
 
-  head_shape extent() const {
-    return {shape_.capacity, shape_.dim, shape_.group, shape_.scale, shape_.check_finite};
-  }
+  /// What the model computes in the layers of these heads; stays where it is when this moves.
+  const attention_spec& spec() const { return *spec_; }
 
  private:
-  static cache_shape checked(cache_shape s) {
-    expects(s.heads > 0, "cache: expected at least 1 head, got ", s.heads);
-    expects(s.dim > 0 && s.dim <= max_dim, "cache: expected a dim of 1 to ", max_dim, ", got ",
-            s.dim);
-    expects(s.group > 0, "cache: expected a group of at least 1 query head, got ", s.group);
+  static cache_shape checked(const cache_shape& s) {
     expects(s.capacity > 0, "cache: expected a capacity of at least 1 slot, got ", s.capacity);
-    expects(s.scale >= 0 && std::isfinite(s.scale),
-            "cache: expected a finite scale of at least 0 (0: 1/sqrt(dim)), got ", s.scale);
-    if (s.scale == 0) {
-      s.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
-    }
     return s;
   }
+  static std::shared_ptr<const attention_spec> spec_of(const cache_shape& s) {
+    return std::make_shared<const attention_spec>(attention_spec{.kv_heads = s.heads,
+                                                                 .group = s.group,
+                                                                 .key_dim = s.dim,
+                                                                 .scale = s.scale,
+                                                                 .rope = s.rope,
+                                                                 .check_finite = s.check_finite}
+                                                      .checked());
+  }
 
-  static constexpr index_t max_dim = 4096;
   cache_shape shape_;
+  std::shared_ptr<const attention_spec> spec_;
   std::vector<float> log_mass_;
   std::vector<index_t> position_, length_, seen_;
 };
@@ -121,7 +116,7 @@ class cache {
 
   head_view<Scalar> head(index_t h) {
     const auto slots = slots_.of(h);
-    return {rows_of(keys_, h), rows_of(values_, h), slots, slots_.extent()};
+    return {rows_of(keys_, h), rows_of(values_, h), slots, shape().capacity, slots_.spec()};
   }
 
   /// Appends tokens `[tokens, dim]` to head `h` at its next positions.
@@ -203,7 +198,7 @@ class strided_view {
 
   head_view<Scalar> head(index_t h) {
     const auto slots = slots_.of(h);
-    return {keys_.of(h), values_.of(h), slots, slots_.extent()};
+    return {keys_.of(h), values_.of(h), slots, shape().capacity, slots_.spec()};
   }
 
   template <class T>

@@ -5,6 +5,7 @@
 #include <cstddef>    // std::ptrdiff_t
 #include <limits>     // std::numeric_limits
 
+#include "kvmeld/attention_spec.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/row.hpp"
 
@@ -19,27 +20,29 @@ struct slot_metadata {
   index_t* tokens_total = nullptr;  ///< tokens ever appended: the next token's position
 };
 
-struct head_shape {
-  index_t capacity = 0;
-  index_t dim = 0;
-  index_t group = 1;          ///< query heads that share this KV head
-  float scale = 1;            ///< logit = scale · q·k + log-mass
-  bool check_finite = false;  ///< refuse NaN and Inf in what comes in, for one more pass over it
-};
-
 /// A KV head without its rows, wherever these lie: a log-mass and a position per slot, lengths, and
-/// its shape. A view, as those of heads are that start from it.
+/// what the model computes with it. A view, as those of heads are that start from it.
 class head_base {
  public:
-  head_base(const slot_metadata& slots, const head_shape& shape) : slots_(slots), shape_(shape) {}
+  /// `spec`: of the head's layer, checked. It is not copied and must outlive the view.
+  head_base(const slot_metadata& slots, index_t capacity, const attention_spec& spec)
+      : slots_(slots),
+        spec_(&spec),
+        capacity_(capacity),
+        dim_(spec.key_dim),
+        group_(spec.group),
+        scale_(spec.scale) {}
+
+  /// What the model computes in this head's layer.
+  const attention_spec& spec() const { return *spec_; }
 
   index_t length() const { return *slots_.length; }
   index_t tokens_total() const { return *slots_.tokens_total; }
-  index_t capacity() const { return shape_.capacity; }
-  index_t dim() const { return shape_.dim; }
-  index_t group() const { return shape_.group; }
-  float scale() const { return shape_.scale; }
-  bool check_finite() const { return shape_.check_finite; }
+  index_t capacity() const { return capacity_; }
+  index_t dim() const { return dim_; }
+  index_t group() const { return group_; }
+  float scale() const { return scale_; }
+  bool check_finite() const { return spec_->check_finite; }
 
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   index_t& position(index_t s) const { return slots_.position[s]; }
@@ -74,7 +77,9 @@ class head_base {
 
  private:
   slot_metadata slots_;
-  head_shape shape_;
+  const attention_spec* spec_;
+  index_t capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
+  float scale_;
 };
 
 /// One KV head by strides in bytes, or by a table of pages, and its scalar at run time. `head_view`

@@ -17,8 +17,8 @@ class paged_head : public head_base {
   using scalar = Scalar;
 
   paged_head(const layout<Scalar>& keys, const layout<Scalar>& values, const page_table& table,
-             const slot_metadata& slots, const head_shape& shape)
-      : head_base(slots, shape), keys_(keys), values_(values), table_(table) {}
+             const slot_metadata& slots, index_t capacity, const attention_spec& spec)
+      : head_base(slots, capacity, spec), keys_(keys), values_(values), table_(table) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
   row<Scalar> value(index_t s) const { return at(values_, s); }
@@ -91,7 +91,7 @@ class paged_view {
   index_t heads() const { return shape().heads; }
 
   paged_head<Scalar> head(index_t h) {
-    return {keys_.of(h), values_.of(h), table(h), slots_.of(h), slots_.extent()};
+    return {keys_.of(h), values_.of(h), table(h), slots_.of(h), shape().capacity, slots_.spec()};
   }
 
   template <class T>

@@ -82,8 +82,9 @@ class rotary {
             s.high, ", ", s.low, " and ", s.original_context);
     return scaled_by("llama3", s.factor, s);
   }
-  /// Refused: a factor not above 0, `fast` not above `slow`.
+  /// Refused: a factor not above 0, `fast` not above `slow`, a table (its base is not known).
   rotary yarn(const yarn_scaling& s) const {
+    expects(table_.empty(), "rotary::yarn: expected a base, got a table");
     expects(s.fast > s.slow && s.slow > 0 && s.original_context > 0,
             "rotary::yarn: expected fast above slow above 0 and a context above 0, got ", s.fast,
             ", ", s.slow, " and ", s.original_context);
@@ -117,8 +118,17 @@ class rotary {
     if (!table_.empty()) {
       return scaled(table_[static_cast<std::size_t>(p)], p, rotated(dim));
     }
+    return scaled(std::pow(base_, -2.0 * p / of_base(dim)), p, rotated(dim));
+  }
+
+  /// Those of all pairs, `out [rotated(dim)/2]`, faster than one by one.
+  void frequencies(index_t dim, std::span<double> out) const {
     const index_t turned = rotated(dim);
-    return scaled(std::pow(base_, -2.0 * p / turned), p, turned);
+    const double ratio = table_.empty() && turned > 0 ? std::pow(base_, -2.0 / of_base(dim)) : 0;
+    double f = 1;
+    for (std::size_t p = 0; p < out.size(); ++p, f *= ratio) {
+      out[p] = scaled(table_.empty() ? f : table_[p], static_cast<index_t>(p), turned);
+    }
   }
 
   /// Rotates `x [dim]` on by `positions` (may be negative), in place.
@@ -157,6 +167,9 @@ class rotary {
     r.scaling_ = s;
     return r;
   }
+
+  /// The dimensions that the base's exponents run over.
+  index_t of_base(index_t dim) const { return dims_ > 0 ? dims_ : dim; }
 
   /// The frequency `f` of pair `p` of `turned` dimensions after the scaling.
   double scaled(double f, index_t p, index_t turned) const {

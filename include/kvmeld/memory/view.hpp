@@ -27,8 +27,8 @@ class head_view : public head_base {
 
   /// `keys`, `values`: of this head alone.
   head_view(const layout<Scalar>& keys, const layout<Scalar>& values, const slot_metadata& slots,
-            const head_shape& shape)
-      : head_base(slots, shape), keys_(keys), values_(values) {}
+            index_t capacity, const attention_spec& spec)
+      : head_base(slots, capacity, spec), keys_(keys), values_(values) {}
 
   row<Scalar> key(index_t s) const { return at(keys_, s); }
   row<Scalar> value(index_t s) const { return at(values_, s); }
@@ -64,6 +64,7 @@ concept kv_head = (storage_scalar<typename H::scalar> ||
   { head.tokens_total() } -> std::same_as<index_t>;
   { head.scale() } -> std::same_as<float>;
   { head.check_finite() } -> std::same_as<bool>;
+  { head.spec() } -> std::same_as<const attention_spec&>;
   { head.key(s) } -> std::same_as<row<typename H::scalar>>;
   { head.value(s) } -> std::same_as<row<typename H::scalar>>;
   { head.log_mass(s) } -> std::same_as<float&>;

@@ -30,7 +30,6 @@ inline namespace v0 {
 /// Leverage is of the slots that may be evicted, in position order. Queries that are not the slots'
 /// own (foresight) measure nothing here: give the prompt's.
 struct compactor {
-  kvmeld::rope rope = {};  ///< the engine's
   index_t sinks = 4;
   index_t window = 4;
   index_t chunk = 256;  ///< slots that attend to each other
@@ -108,7 +107,7 @@ struct compactor {
     auto key = scratch.column(dim);
     auto upper = scratch.rows(dim, dim);  // row by row: column by column, it is the lower triangle
     Eigen::Map<Eigen::MatrixXf> covariance(upper.data(), dim, dim);
-    rotation turn(rope, dim);
+    rotation turn(head.spec().rope, dim);
     for (index_t j = 0; j < m; ++j) {
       const index_t s = others[static_cast<std::size_t>(j)];
       to_floats(head.key(s), dim, key.data());

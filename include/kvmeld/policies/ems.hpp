@@ -48,7 +48,6 @@ struct ems {
   float gamma = 4;            ///< γ: tokens a slot of the budget, at least 1
   float threshold = 0.6F;     ///< τ in [−1, 1]
   bool with_position = true;  ///< are keys compared as rotated, or as they were before?
-  kvmeld::rope rope = {};     ///< the engine's; without position only
   index_t table = 0;          ///< tokens that may share entries; 0: (γ − 1) times the capacity
   group_combine combine = group_combine::sum;
 
@@ -261,7 +260,7 @@ struct ems {
       centres -= alone(s) ? 1 : 0;
     }
     if (!with_position) {
-      detail::unrotate_keys(head, rope, keys);
+      detail::unrotate_keys(head, keys);
     }
     const auto merged = static_cast<index_t>(
         std::min(rounded(double{band} * centres), static_cast<double>(n - target)));

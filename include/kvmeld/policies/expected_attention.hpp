@@ -29,7 +29,6 @@ inline namespace v0 {
 ///   match   none: the others are evicted
 /// O(length · group · dim²) a plan.
 struct expected_attention {
-  kvmeld::rope rope = {};  ///< the engine's
   index_t sinks = 4;
   index_t window = 0;    ///< latest tokens that are never evicted
   index_t future = 512;  ///< positions to come
@@ -55,7 +54,7 @@ struct expected_attention {
       const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
       moments(head, state)
           .count(
-              head.group(), head.tokens_total() - 1, rope,
+              head.group(), head.tokens_total() - 1, head.spec().rope,
               [&](index_t g) { return observed.query + std::ptrdiff_t{g} * head.dim(); },
               scratch.data());
     }
@@ -64,7 +63,7 @@ struct expected_attention {
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     constexpr index_t most = 256;  // queries at a time
     const index_t group = head.group(), dim = head.dim();
-    rotation turn(rope, dim);
+    rotation turn(head.spec().rope, dim);
     dense::matrix x;
     for (index_t first = 0; first < queries.count; first += most) {
       const index_t end = std::min(first + most, queries.count);
@@ -92,6 +91,7 @@ struct expected_attention {
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim();
+    const rotary& rope = head.spec().rope;
     const auto is_protected = protected_slots(head, sinks, window);
     const score::query_moments<const float> moments(state.memory(), dim);
     const index_t group = head.group();
@@ -103,7 +103,7 @@ struct expected_attention {
          sine = scratch.column(dim / 2);
     auto logit = scratch.rows(group, n), sigma = scratch.rows(group * dim, dim),
          key = scratch.rows(tile_slots, dim), spread = scratch.rows(tile_slots, dim);
-    mean_rotation(newest_position(head), dim, cosine, sine);
+    mean_rotation(rope, newest_position(head), dim, cosine, sine);
     for (index_t g = 0; g < group; ++g) {
       const auto mean = moments.mean(g);
       auto own = sigma.middleRows(Eigen::Index{g} * dim, dim);
@@ -116,7 +116,8 @@ struct expected_attention {
       const index_t slots = std::min(tile_slots, n - first);
       for (index_t i = 0; i < slots; ++i) {
         to_floats(head.key(first + i), dim, &key(i, 0));
-        for (index_t p = 0; p < dim / 2; ++p) {  // Rᵀ k, so that moments stay as they are
+        for (index_t p = 0; p < rope.rotated(dim) / 2;
+             ++p) {  // Rᵀ k, so that moments stay as they are
           rope.turn_pair(row<float>{&key(i, 0)}, dim, p, cosine[p], -sine[p]);
         }
       }
@@ -161,8 +162,9 @@ struct expected_attention {
 
   /// Means of cos and sin over `future` positions, pair by pair: the sum of a geometric series.
   template <class Column>
-  void mean_rotation(index_t newest, index_t dim, Column& cosine, Column& sine) const {
-    for (index_t p = 0; p < dim / 2; ++p) {
+  void mean_rotation(const rotary& rope, index_t newest, index_t dim, Column& cosine,
+                     Column& sine) const {
+    for (index_t p = 0; p < rope.rotated(dim) / 2; ++p) {
       const double turn = rope.frequency(p, dim), half = std::sin(turn / 2), n = future;
       const double shrink = half == 0 ? 1 : std::sin(n * turn / 2) / (n * half);
       const double middle = (newest + (n + 1) / 2) * turn;

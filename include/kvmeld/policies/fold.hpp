@@ -36,7 +36,6 @@ inline namespace v0 {
 ///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
 ///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
 struct fold {
-  kvmeld::rope rope = {};  ///< the engine's, so that keys and queries can be moved in position
   index_t sinks = 4;
   index_t recent = 24;         ///< latest tokens that stay unmerged ...
   float recent_share = 0.25F;  ///< ... at most this share of the slots (of those that heads share)
@@ -155,7 +154,7 @@ struct fold {
       // slot keeps the largest that it had.
       const auto score = state.column(prompt_score);
       std::vector<float> now(score.size());
-      prompt_scores(head, queries.last(queries.count + queries.before), rope,
+      prompt_scores(head, queries.last(queries.count + queries.before),
                     {.leverage_ridge = leverage_ridge}, now);
       const index_t begin = head.tokens_total() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();
@@ -178,7 +177,7 @@ struct fold {
       fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
                                 work.marks);
     } else {
-      const auto of_slots = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
+      const auto of_slots = score::leverage_of_keys(head, leverage_ridge, work.numbers);
       score::average_pool(
           head, [](index_t) { return true; }, prompt.pool, false, of_slots);
       const float least =
@@ -219,7 +218,7 @@ struct fold {
              !(by_scores && scored.has(head.position(s))) && !kept(s);
     };
     if (most > 0 || !by_scores) {
-      const auto leverage = score::leverage_of_keys(head, rope, leverage_ridge, work.numbers);
+      const auto leverage = score::leverage_of_keys(head, leverage_ridge, work.numbers);
       pin(
           head, most, kept,
           [&](index_t s) {
@@ -227,7 +226,7 @@ struct fold {
           },
           work);
     }
-    decode.plan(head, memory, rope, target, work, out);
+    decode.plan(head, memory, target, work, out);
   }
 
  private:

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
@@ -28,7 +28,6 @@ struct streaming_llm {
 
   index_t sinks = 4;
   position_mode positions = position_mode::original;
-  kvmeld::rope rope = {};  ///< used by `cache_index` only
 
   static constexpr std::string_view name() { return "streaming_llm"; }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
@@ -70,7 +69,7 @@ struct streaming_llm {
       if (position != head.position(s)) {
         float turned[rotation::max_dim];
         std::copy_n(own, head.dim(), turned);
-        rope.rotate(row<float>{turned}, head.dim(), position - s);
+        head.spec().rope.rotate(row<float>{turned}, head.dim(), position - s);
         detail::store_row(turned, key, head.dim());
         head.position(s) = position;
       }

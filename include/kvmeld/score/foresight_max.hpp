@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kvmeld/detail/product.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/memory/tile.hpp"
 #include "kvmeld/score/dot.hpp"
 #include "kvmeld/score/queries.hpp"
@@ -32,8 +32,8 @@ namespace score {
 /// `log_sum_exp`, where the prefill has it; computed if empty. All queries count: a fact is looked
 /// up by the one token before it. Blocked: memory `O(length)`.
 template <kv_head Head, class Query>
-void foresight_max(const Head& head, const query_view<Query>& queries, const rope& rope,
-                   index_t horizon, std::span<const float> log_sum_exp, std::span<float> out) {
+void foresight_max(const Head& head, const query_view<Query>& queries, index_t horizon,
+                   std::span<const float> log_sum_exp, std::span<float> out) {
   using matrix = dense::matrix_of<float>;
   constexpr index_t slots_a_tile = 512, padding = 16;
   constexpr float lowest = -std::numeric_limits<float>::infinity();
@@ -43,7 +43,7 @@ void foresight_max(const Head& head, const query_view<Query>& queries, const rop
   matrix q(most, dim), e(most, padded), best = matrix::Zero(group, padded);
   Eigen::ArrayXf own(most);  // of each row, its first reading's log-sum-exp
   std::vector<float> buffer(static_cast<std::size_t>(slots_a_tile) * static_cast<std::size_t>(dim));
-  rotation turn(rope, dim);
+  rotation turn(head.spec().rope, dim);
   const auto multiply = [&](index_t rows, index_t slots) {
     for (index_t s0 = 0; s0 < slots; s0 += slots_a_tile) {
       const index_t width = std::min(slots_a_tile, slots - s0);

@@ -8,7 +8,7 @@
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/dense.hpp"
 
 namespace kvmeld {
@@ -28,11 +28,11 @@ void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge
 }
 
 /// Keys as they were before RoPE, a column each: `x [dim, length]`.
-inline void unrotated_keys(const kv_head auto& head, const rope& rope, dense::stored auto& x) {
+inline void unrotated_keys(const kv_head auto& head, dense::stored auto& x) {
   constexpr index_t some = 16;  // keys transposed at a time, a line of each element
   float keys[some * rotation::max_dim];
   const index_t n = head.length(), dim = head.dim();
-  rotation turn(rope, dim);
+  rotation turn(head.spec().rope, dim);
   for (index_t first = 0; first < n; first += some) {
     const index_t count = std::min(some, n - first);
     for (index_t r = 0; r < count; ++r) {
@@ -47,14 +47,14 @@ inline void unrotated_keys(const kv_head auto& head, const rope& rope, dense::st
 
 /// Leverage `[length]` of a head's keys as they were before RoPE, centred: `x_iᵀ (XᵀX + λI)⁻¹ x_i`.
 /// Every slot counts once, whatever it stands for. A view of `scratch`, which grows at first use.
-inline std::span<float> leverage_of_keys(const kv_head auto& head, const rope& rope, float ridge,
+inline std::span<float> leverage_of_keys(const kv_head auto& head, float ridge,
                                          std::vector<float>& scratch) {
   const index_t n = head.length(), dim = head.dim();
   const auto slots = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim);
   detail::arena parts(scratch, slots + (slots + d) * d);
   auto leverage = parts.column(n);
   auto x = parts.rows(dim, n), products = parts.rows(dim, dim);
-  unrotated_keys(head, rope, x);
+  unrotated_keys(head, x);
   for (index_t i = 0; i < dim; ++i) {
     x.row(i).array() -= x.row(i).mean();
   }

@@ -22,11 +22,11 @@ struct prompt_score_options {
 /// Foresight-max (ours; `score/foresight_max.hpp` has the formula) times leverage, of one KV head's
 /// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
 /// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
-/// chunks, the chunk's. `rope`: the engine's. Where the prefill has its rows' log-sum-exp, half of
+/// chunks, the chunk's. Where the prefill has its rows' log-sum-exp, half of
 /// the work is saved.
 /// Refused: an empty head, no queries, spans of another size, a horizon below 0.
 template <class Query>
-void prompt_scores(const kv_head auto& any, const query_view<Query>& queries, const rope& rope,
+void prompt_scores(const kv_head auto& any, const query_view<Query>& queries,
                    const prompt_score_options& options, std::span<float> out) {
   const auto& head = detail::erased(any);
   const index_t n = head.length(), count = queries.count;
@@ -42,12 +42,12 @@ void prompt_scores(const kv_head auto& any, const query_view<Query>& queries, co
           options.log_sum_exp.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
           options.horizon);
-  score::foresight_max(head, queries, rope, options.horizon, options.log_sum_exp, out);
+  score::foresight_max(head, queries, options.horizon, options.log_sum_exp, out);
   if (!options.leverage) {
     return;
   }
   std::vector<float> scratch;
-  const auto leverage = score::leverage_of_keys(head, rope, options.leverage_ridge, scratch);
+  const auto leverage = score::leverage_of_keys(head, options.leverage_ridge, scratch);
   const float mean = Eigen::Map<const dense::vector>(leverage.data(), n).mean();
   for (std::size_t s = 0; mean > 0 && s < out.size(); ++s) {  // 0: all keys are alike
     out[s] *= leverage[s] / mean;

@@ -4,7 +4,7 @@
 #include <algorithm>  // std::transform
 #include <span>
 
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/dense.hpp"
 
 namespace kvmeld {
@@ -29,7 +29,7 @@ class query_moments {
   /// Adds one query's group; `query(g)` is head `g`'s `[dim]`, rotated to `position`. `scratch
   /// [dim]`.
   template <class Query>
-  void count(index_t group, index_t position, const rope& rope, Query query, float* scratch) {
+  void count(index_t group, index_t position, const rotary& rope, Query query, float* scratch) {
     const float n = counted(1);
     rotation turn(rope, dim_);
     turn.by(-position);

@@ -6,7 +6,7 @@
 #include <cstddef>    // std::size_t
 #include <vector>
 
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/future_positions.hpp"
 #include "kvmeld/score/queries.hpp"
 
@@ -69,21 +69,23 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
 /// to come, `N … N + horizon − 1` (see `future_positions`). A query's content repeats; its rotation
 /// does not.
 template <class T>
-reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries, const rope& rope,
+reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries,
                             const foresight_options& options = {}) {
   options.ahead.validate("foresight");
   const auto head = kv.head(0);
   reference_queries out = spread(kv, queries, options.count);
-  rotation turn(rope, head.dim());
-  for (index_t i = 0; i < out.count(); ++i) {
-    const index_t to = head.tokens_total() + options.ahead(i, out.count());
-    turn.by(to - out.position(i));
-    out.position(i) = to;
-    for (index_t h = 0; h < kv.heads(); ++h) {
+  const auto moved = [&](index_t i) { return head.tokens_total() + options.ahead(i, out.count()); };
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    rotation turn(kv.head(h).spec().rope, head.dim());
+    for (index_t i = 0; i < out.count(); ++i) {
+      turn.by(moved(i) - out.position(i));
       for (index_t g = 0; g < head.group(); ++g) {
         turn(out.at(h, g, i));
       }
     }
+  }
+  for (index_t i = 0; i < out.count(); ++i) {
+    out.position(i) = moved(i);
   }
   return out;
 }

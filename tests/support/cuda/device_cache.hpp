@@ -11,6 +11,12 @@
 #include "cuda/order.hpp"
 #include "kvmeld/cuda/view.cuh"
 
+namespace kvmeld {
+inline namespace v0 {
+class rotary;
+}
+}  // namespace kvmeld
+
 namespace kvmeld::cuda {
 
 /// `n` elements on both sides: in a heap block of their own (AddressSanitizer sees the first byte
@@ -85,7 +91,8 @@ struct cache_case {
   index_t odd = 0;         ///< elements between rows, so that they are not aligned
   bool sequences = false;  ///< as `paged` in any case: heads of a sequence lie side by side
   float scale = 0.125F;
-  index_t page = 4;  ///< slots of a page
+  index_t page = 4;              ///< slots of a page
+  const rotary* rope = nullptr;  ///< of the keys, for the CPU's library; null: as the fixtures
 
   /// Heads that share a sequence's slots, or its pages: all, or two of an even number.
   index_t together() const { return !paged && !sequences ? 1 : heads % 2 == 0 ? 2 : heads; }
@@ -111,6 +118,7 @@ struct device_cache {
   static constexpr index_t predicted_stride = compared_rows + 3;  // another than by default
   device_buffer<index_t> predicted;
   state_view state;
+  const attention_spec* spec = nullptr;  ///< as of `cache_view`
 
   device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
                std::vector<column_merge> folds = {}, index_t floats = 0)
@@ -205,7 +213,8 @@ struct device_cache {
             shape.capacity,
             shape.dim,
             shape.group,
-            shape.scale};
+            shape.scale,
+            spec};
   }
 
   void check_guards() const {

@@ -10,6 +10,7 @@
 #include "kvmeld/compress.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/ems.hpp"
+#include "support/typed_cache.hpp"
 
 namespace kvmeld::cuda {
 
@@ -31,6 +32,17 @@ using host_scalar = std::conditional_t<
     std::is_same_v<Scalar, half>, Eigen::half,
     std::conditional_t<std::is_same_v<Scalar, bfloat16>, Eigen::bfloat16, Scalar>>;
 
+/// An empty cache of that shape.
+template <class Scalar>
+fixtures::cache<Scalar> cache_of(const cache_case& c) {
+  return fixtures::cache<Scalar>{{.heads = c.heads,
+                                  .group = c.group,
+                                  .dim = c.dim,
+                                  .capacity = c.capacity,
+                                  .scale = c.scale,
+                                  .rope = c.rope == nullptr ? rotary() : *c.rope}};
+}
+
 /// The device's copy of `kv` and `state`, for a policy `p`.
 template <class Scalar>
 struct mirror {
@@ -40,8 +52,10 @@ struct mirror {
   std::size_t places = 0;  ///< EMS: where in a state's memory the places of tokens begin
 
   template <class Policy>
-  mirror(const Policy& p, cache<Scalar>& kv, const kvmeld::state& state, const cache_case& c)
+  mirror(const Policy& p, fixtures::cache<Scalar>& kv, const kvmeld::state& state,
+         const cache_case& c)
       : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
+    device.spec = &kv.head(0).spec();
     if constexpr (std::is_same_v<Policy, ems>) {  // behind counts and scratch
       places = counts + 1 + 2 * static_cast<std::size_t>(c.group);
     }
@@ -69,7 +83,7 @@ struct mirror {
   }
 
   /// Slot by slot the same positions, and everything else within `tolerance`.
-  void check_same(cache<Scalar>& kv, const kvmeld::state& state, double tolerance) {
+  void check_same(fixtures::cache<Scalar>& kv, const kvmeld::state& state, double tolerance) {
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
       REQUIRE(device.length[h] == head.length());
@@ -111,7 +125,7 @@ struct mirror {
   }
 
   /// |A ∩ B| / |A ∪ B| of the positions kept, all heads.
-  double jaccard(cache<Scalar>& kv) {
+  double jaccard(fixtures::cache<Scalar>& kv) {
     std::size_t both = 0, either = 0;
     for (index_t h = 0; h < kv.heads(); ++h) {
       std::set<index_t> a, b;
@@ -160,7 +174,7 @@ struct mirror {
     }
     return true;
   }
-  static std::vector<index_t> lengths(cache<Scalar>& kv) {
+  static std::vector<index_t> lengths(fixtures::cache<Scalar>& kv) {
     std::vector<index_t> n;
     for (index_t h = 0; h < kv.heads(); ++h) {
       n.push_back(kv.head(h).length());

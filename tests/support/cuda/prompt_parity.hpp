@@ -59,8 +59,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
                 << ", target " << what.target << ", seed " << seed);
   emulator::chance random{seed};
   c.capacity = std::max(what.length, what.target) + 3;
-  cache<Scalar> kv{
-      {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
+  auto kv = cache_of<Scalar>(c);
   auto state = make_state(p, kv);
   const auto number = [&] {
     return static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
@@ -132,10 +131,11 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
                     order(seed));
     workspace_allocator from(space);
     const auto made = detail::allocate_prompt(
-        from, detail::rule_of(p, c.dim),
-        detail::shape_of(twin.device.view(),
-                         detail::measured_queries(detail::rule_of(p, c.dim), device.count),
-                         budgets.limits().most_target()));
+        from, detail::rule_of(p, twin.device.view()),
+        detail::shape_of(
+            twin.device.view(),
+            detail::measured_queries(detail::rule_of(p, twin.device.view()), device.count),
+            budgets.limits().most_target()));
     for (index_t h = 0; h < c.heads; ++h) {
       const auto head = kv.head(h);
       if (head.length() == 0) {

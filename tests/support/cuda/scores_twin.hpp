@@ -35,11 +35,7 @@ class scores_twin {
         what_(what),
         c_(sized(what)),
         random_{what.seed},
-        kv({.heads = c_.heads,
-            .group = c_.group,
-            .dim = c_.dim,
-            .capacity = c_.capacity,
-            .scale = c_.scale}),
+        kv(cache_of<Scalar>(c_)),
         state(make_state(p, kv)),
         twin(p, kv, state, c_),
         heads_(run(what)),
@@ -129,7 +125,7 @@ class scores_twin {
                     {device.data(), count, asked.head, asked.group, asked.row, position.data()},
                     budgets.limits(), space, order(what_.seed));
     workspace_allocator from(space);
-    const auto made = detail::allocate_prompt(from, detail::rule_of(policy, c_.dim),
+    const auto made = detail::allocate_prompt(from, detail::rule_of(policy, view()),
                                               detail::shape_of(view(), count, most));
     for (std::size_t i = 0; i < heads_.size(); ++i) {
       const index_t h = heads_[i], n = kv.head(h).length();
@@ -281,7 +277,7 @@ class scores_twin {
   emulator::chance random_;
 
  public:
-  cache<Scalar> kv;
+  fixtures::cache<Scalar> kv;
   kvmeld::state state;
   mirror<Scalar> twin;
 

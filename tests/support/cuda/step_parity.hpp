@@ -37,8 +37,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
                 << ", target " << limit.target << ", seed " << seed);
   uneven_budgets budgets(limit, what.apart, c.heads);
   emulator::chance random{seed};
-  cache<Scalar> kv{
-      {.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity, .scale = c.scale}};
+  auto kv = cache_of<Scalar>(c);
   auto state = make_state(p, kv);
   const auto scalars = [&](index_t n) {
     std::vector<Scalar> x(static_cast<std::size_t>(n));

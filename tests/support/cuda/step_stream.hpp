@@ -28,7 +28,7 @@ struct device_stream {
   const Policy& policy;
   cache_case shape;
   budget limit;
-  cache<float> empty;
+  fixtures::cache<float> empty;
   kvmeld::state state;
   mirror<float> twin;
   device_buffer<unsigned char> memory;

@@ -63,12 +63,16 @@ struct rope_params {
   KVMELD_DEVICE static index_t pairs(index_t dim) { return (dim + 1) / 2; }
 };
 
-/// The rope_params of a `kvmeld::rope`.
+/// The rope_params of a `kvmeld::rotary`, for rows of `dim`. Without a rotation rows stay as they
+/// are. Refused: a rotation of part of a row.
 template <class Rope>
 rope_params rope_params_of(const Rope& rope, index_t dim) {
+  const index_t pairs = rope.rotated(dim) / 2;
+  expects(errc::unsupported, !rope.rotates() || pairs == dim / 2,
+          "cuda: expected a rotation of all ", dim, " dimensions, got one of ", 2 * pairs);
   rope_params x;
-  x.halves = rope.layout == decltype(rope.layout)::half_split;
-  for (index_t p = 0; p < dim / 2 && p < max_dim / 2; ++p) {
+  x.halves = rope.pairs_as() == decltype(rope.pairs_as())::halves;
+  for (index_t p = 0; p < pairs && p < max_dim / 2; ++p) {
     x.frequency[p] = rope.frequency(p, dim);
   }
   return x;

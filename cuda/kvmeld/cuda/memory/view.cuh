@@ -8,6 +8,12 @@
 #include "kvmeld/cuda/memory/plane.cuh"
 #include "kvmeld/merge/merge_source.hpp"
 
+namespace kvmeld {
+inline namespace v0 {
+struct attention_spec;
+}
+}  // namespace kvmeld
+
 namespace kvmeld::cuda {
 
 /// This block's place among the heads that a call runs.
@@ -37,6 +43,9 @@ struct cache_view {
   index_t dim = 0;    ///< 1 to 256
   index_t group = 1;  ///< 1 to 16 query heads share a KV head
   float scale = 1;    ///< logit = scale · q·k + log-mass
+  /// What the model computes in the layer, for policies that ask it. On the host, checked, alive as
+  /// long as calls are made. Null: a model without rotation.
+  const attention_spec* spec = nullptr;
 
   /// `[active_count]` heads on the device, each once, that calls run; null: all. Others stay as
   /// they are. Queries, new tokens and outputs are by place in the list; everything else is by

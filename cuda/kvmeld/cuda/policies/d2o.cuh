@@ -10,7 +10,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<d2o> : evicting_policy {
-  static d2o_rule rule(const d2o& policy, index_t) {
+  static d2o_rule rule(const d2o& policy, const attention_spec&) {
     return {{policy.combine, policy.sinks, policy.recent}, policy.beta};
   }
   /// Six launches.

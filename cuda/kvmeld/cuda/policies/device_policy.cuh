@@ -20,15 +20,15 @@ namespace kvmeld::cuda {
 ///
 ///     template <>
 ///     struct kvmeld::cuda::device_policy<my_policy> : kvmeld::cuda::evicting_policy {
-///       static sum_rule rule(const my_policy& policy, index_t dim) {
+///       static sum_rule rule(const my_policy& policy, const attention_spec& spec) {
 ///         return {policy.combine, policy.sinks, policy.recent};
 ///       }
 ///     };
 ///
 /// Static members, those of `evicting_policy` unless said otherwise:
 ///
-///     rule(policy, dim)             the rule (score/rule.cuh); `kvmeld::error` for modes without a
-///                                   CUDA path. Required
+///     rule(policy, spec)            the rule (score/rule.cuh) for a model that computes `spec`;
+///                                   `kvmeld::error` for modes without a CUDA path. Required
 ///     observe(policy, rule, cache, state, queries, prompt_memory, stream)
 ///                                   a prompt's attention into the state's columns, for rules that
 ///                                   observe, or that say `observes_prompts`
@@ -57,11 +57,19 @@ constexpr void expect_on_device() {
                 "kvmeld/cuda/policies/<its name>.cuh, or specialise kvmeld::cuda::device_policy");
 }
 
-/// The rule of `policy`, for rows of `dim`.
-template <class Policy>
-auto rule_of(const Policy& policy, index_t dim) {
+/// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape.
+template <class Policy, class Scalar, class Spec = attention_spec>
+auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
   expect_on_device<Policy>();
-  return device_policy<Policy>::rule(policy, dim);
+  if (cache.spec == nullptr) {
+    return device_policy<Policy>::rule(
+        policy, Spec{.kv_heads = cache.heads, .group = cache.group, .key_dim = cache.dim});
+  }
+  const Spec& spec = *cache.spec;
+  expects(spec.key_dim == cache.dim && spec.group == cache.group,
+          "cuda: expected an attention_spec with key_dim ", cache.dim, " and group ", cache.group,
+          ", got ", spec.key_dim, " and ", spec.group);
+  return device_policy<Policy>::rule(policy, spec);
 }
 
 /// A policy's columns; without any an empty array.

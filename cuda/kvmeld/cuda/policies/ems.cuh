@@ -10,7 +10,8 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<ems> {
-  static ems_rule rule(const ems& policy, index_t dim) {
+  /// Refused: without position, a rotation of part of a head.
+  static ems_rule rule(const ems& policy, const attention_spec& spec) {
     return {policy.combine,
             policy.sinks,
             policy.window,
@@ -19,7 +20,7 @@ struct device_policy<ems> {
             policy.threshold,
             policy.with_position,
             policy.table,
-            policy.with_position ? rope_params{} : rope_params_of(policy.rope, dim)};
+            policy.with_position ? rope_params{} : rope_params_of(spec.rope, spec.key_dim)};
   }
   template <class Scalar>
   static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,

@@ -10,8 +10,8 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<fold> {
-  /// Refused: a polish.
-  static fold_rule rule(const fold& policy, index_t dim) {
+  /// Refused: a polish, a rotation of part of a head.
+  static fold_rule rule(const fold& policy, const attention_spec& spec) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
     expects(errc::unsupported, p.polish == 0, "cuda fold: expected no polish, got ", p.polish,
@@ -28,7 +28,7 @@ struct device_policy<fold> {
             decode.ahead.horizon,
             double{decode.ahead.fade},
             {p.pool, p.outlier, p.rounds, p.floor, p.ridge},
-            rope_params_of(policy.rope, dim)};
+            rope_params_of(spec.rope, spec.key_dim)};
   }
   /// Of a prompt: by scores, what its own queries will look up; and what is remembered of them with
   /// those before them.

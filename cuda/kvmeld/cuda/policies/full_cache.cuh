@@ -8,7 +8,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<full_cache> {
-  static no_rule rule(const full_cache&, index_t) { return {}; }
+  static no_rule rule(const full_cache&, const attention_spec&) { return {}; }
 };
 
 }  // namespace kvmeld::cuda

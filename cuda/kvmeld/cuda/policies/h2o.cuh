@@ -9,7 +9,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<h2o> : evicting_policy {
-  static sum_rule rule(const h2o& policy, index_t) {
+  static sum_rule rule(const h2o& policy, const attention_spec&) {
     return {policy.combine, policy.sinks, policy.recent};
   }
 };

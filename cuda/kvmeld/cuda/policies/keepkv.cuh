@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<keepkv> {
-  static keepkv_rule rule(const keepkv& policy, index_t) {
+  static keepkv_rule rule(const keepkv& policy, const attention_spec&) {
     expects(policy.variant == keepkv::mode::paper,
             "cuda keepkv: expected the paper's mode, got the code's");
     return {group_combine::sum, policy.sinks, policy.recent, policy.similarity, policy.decay};

@@ -13,7 +13,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<kvmerger> : evicting_policy {
-  static kvmerger_rule rule(const kvmerger& policy, index_t) {
+  static kvmerger_rule rule(const kvmerger& policy, const attention_spec&) {
     return {{policy.combine, policy.sinks, policy.recent},
             policy.heavy,
             policy.joins == decltype(policy.joins)::threshold,

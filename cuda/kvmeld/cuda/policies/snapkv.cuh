@@ -9,7 +9,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<snapkv> : evicting_policy {
-  static window_rule rule(const snapkv& policy, index_t) {
+  static window_rule rule(const snapkv& policy, const attention_spec&) {
     return {policy.combine, policy.sinks, policy.window};
   }
   template <class Scalar>

@@ -9,7 +9,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<streaming_llm> : evicting_policy {
-  static position_rule rule(const streaming_llm& policy, index_t) {
+  static position_rule rule(const streaming_llm& policy, const attention_spec&) {
     expects(policy.positions == streaming_llm::position_mode::original,
             "cuda streaming_llm: expected original positions, got cache_index");
     return {{}, policy.sinks};

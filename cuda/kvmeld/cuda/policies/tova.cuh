@@ -9,7 +9,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<tova> : evicting_policy {
-  static sum_rule rule(const tova& policy, index_t) {
+  static sum_rule rule(const tova& policy, const attention_spec&) {
     return {policy.combine, policy.sinks, 0, 0.0F};
   }
   /// The latest query alone.

@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<zsmerge> {
-  static zsmerge_rule rule(const zsmerge& policy, index_t) {
+  static zsmerge_rule rule(const zsmerge& policy, const attention_spec&) {
     return {policy.combine,
             policy.sinks,
             policy.proximity,

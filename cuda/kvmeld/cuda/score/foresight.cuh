@@ -64,12 +64,14 @@ inline index_t foresight_count(index_t queries, const foresight_options& options
 
 /// `kvmeld::foresight`: queries spread over the prompt, turned to the positions to come, into
 /// `out [heads, group, foresight_count, dim]` and `position [foresight_count]`, which `compress`
-/// takes. All heads have seen as many tokens. One launch.
+/// takes. All heads have seen as many tokens. One launch. Refused: a
+/// rotation of part of a head.
 template <class Scalar>
 void foresight(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
-               const rope_params& rope, const foresight_options& options, Scalar* out,
-               index_t* position, stream stream) {
+               const foresight_options& options, Scalar* out, index_t* position, stream stream) {
   check(cache);
+  const rope_params rope =
+      cache.spec == nullptr ? rope_params{} : rope_params_of(cache.spec->rope, cache.dim);
   options.ahead.validate("cuda foresight");
   const index_t count = foresight_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,

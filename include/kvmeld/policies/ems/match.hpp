@@ -4,7 +4,7 @@
 #include <span>
 
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/ems/table.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -15,9 +15,9 @@ inline namespace v0 {
 namespace detail {
 
 /// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
-void unrotate_keys(const kv_head auto& head, const rope& rope, std::span<float> keys) {
+void unrotate_keys(const kv_head auto& head, std::span<float> keys) {
   const index_t n = head.length(), dim = head.dim();
-  rotation turn(rope, dim);
+  rotation turn(head.spec().rope, dim);
   for (index_t s = 0; s < n; ++s) {
     float* const key = keys.data() + std::ptrdiff_t{s} * dim;
     to_floats(head.key(s), dim, key);

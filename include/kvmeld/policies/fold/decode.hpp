@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/memory/tile.hpp"
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/merge/plan.hpp"
@@ -39,8 +40,8 @@ struct fold_decode {
 
   /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
   template <class Memory>
-  void plan(const kv_head auto& head, const Memory& memory, const rope& rope, index_t target,
-            slot_scratch& work, merge_plan& out) const {
+  void plan(const kv_head auto& head, const Memory& memory, index_t target, slot_scratch& work,
+            merge_plan& out) const {
     const index_t n = head.length(), dim = head.dim(), count = memory.count() * head.group();
     const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
                q = static_cast<std::size_t>(count);
@@ -51,7 +52,7 @@ struct fold_decode {
     auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
          logit = scratch.column(count), key = scratch.column(dim);
     auto foreseen = scratch.rows(count, dim);
-    foresee(head, memory, rope, foreseen);
+    foresee(head, memory, foreseen);
     measure(head, foreseen, scratch, sum, log_sum_exp);
     const auto mass = [&sum, each = static_cast<float>(std::max(count, 1))](index_t s) {
       return sum[s] / each + 1e-6F;
@@ -108,10 +109,10 @@ struct fold_decode {
 
   /// The remembered queries at the positions to come, `[group · count, dim]`.
   template <class Memory>
-  void foresee(const kv_head auto& head, const Memory& memory, const rope& rope,
+  void foresee(const kv_head auto& head, const Memory& memory,
                Eigen::Map<dense::matrix>& foreseen) const {
     const index_t count = memory.count();
-    rotation turn(rope, head.dim());
+    rotation turn(head.spec().rope, head.dim());
     for (index_t i = 0; i < count; ++i) {
       turn.by(head.tokens_total() + ahead(i, count) - memory.position(i));
       for (index_t g = 0; g < head.group(); ++g) {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/memory/rope.hpp"
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/score/queries.hpp"
 

@@ -6,25 +6,24 @@
 namespace {
 
 using kvmeld::index_t;
-using kvmeld::rope;
+using kvmeld::rotary;
 using kvmeld::row;
 using oracle::vec;
 
 struct both {
-  rope ours;
+  rotary ours;
   oracle::rope theirs;
 };
 
-/// Every pairing, base and scaling, for the library and for the oracle.
+/// Every pairing, base and scaling that the oracle has, for the library and for the oracle.
 std::vector<both> ropes() {
   std::vector<both> all;
   for (const bool interleaved : {false, true}) {
     for (const double base : {10'000.0, 500'000.0, 100.0}) {
-      const auto layout = interleaved ? rope::pairing::interleaved : rope::pairing::half_split;
-      all.push_back({{.base = base, .layout = layout}, {base, interleaved}});
-      all.push_back({{base, layout, kvmeld::llama3_scaling{}},
-                     {base, interleaved, oracle::llama3_scaling{}}});
-      all.push_back({{base, layout, kvmeld::llama3_scaling{32, 2, 3, 1024}},
+      const auto plain = interleaved ? rotary::interleaved(base) : rotary::halves(base);
+      all.push_back({plain, {base, interleaved}});
+      all.push_back({plain.llama3({}), {base, interleaved, oracle::llama3_scaling{}}});
+      all.push_back({plain.llama3({32, 2, 3, 1024}),
                      {base, interleaved, oracle::llama3_scaling{32, 2, 3, 1024}}});
     }
   }
@@ -42,14 +41,14 @@ std::vector<float> to_floats(const std::vector<Scalar>& x) {
   return y;
 }
 
-std::vector<float> rotated(std::vector<float> x, double positions, const rope& r) {
+std::vector<float> rotated(std::vector<float> x, double positions, const rotary& r) {
   r.rotate(row<float>{x.data()}, static_cast<index_t>(x.size()), positions);
   return x;
 }
 
 }  // namespace
 
-TEST_CASE("frequencies are the oracle's, scaled as Llama 3 scales them", "[rope]") {
+TEST_CASE("frequencies are the oracle's, scaled as Llama 3 scales them", "[rotary]") {
   for (const both& r : ropes()) {
     for (const index_t dim : {2, 7, 64, 128}) {
       for (index_t p = 0; p < dim / 2; ++p) {
@@ -58,12 +57,12 @@ TEST_CASE("frequencies are the oracle's, scaled as Llama 3 scales them", "[rope]
     }
   }
   // Llama 3.1: the fastest as it was, the slowest an eighth.
-  const rope llama{.base = 500'000, .llama3 = kvmeld::llama3_scaling{}};
+  const rotary llama = rotary::halves(500'000).llama3({});
   CHECK(llama.frequency(0, 128) == 1);
   CHECK(llama.frequency(63, 128) == Approx(std::pow(500'000.0, -126.0 / 128) / 8));
 }
 
-TEMPLATE_TEST_CASE("rotation is the oracle's at any position", "[rope]", float, Eigen::half,
+TEMPLATE_TEST_CASE("rotation is the oracle's at any position", "[rotary]", float, Eigen::half,
                    Eigen::bfloat16) {
   const double tolerance = std::same_as<TestType, float>         ? 1e-6
                            : std::same_as<TestType, Eigen::half> ? 0x1.01p-11
@@ -99,7 +98,7 @@ TEMPLATE_TEST_CASE("rotation is the oracle's at any position", "[rope]", float, 
   }
 }
 
-TEST_CASE("rotations add up, and undo each other", "[rope]") {
+TEST_CASE("rotations add up, and undo each other", "[rotary]") {
   for (const both& r : ropes()) {
     for (const double a : {3.0, -700.0, 1e6}) {
       for (const double b : {1.0, -1e5, -a}) {
@@ -112,7 +111,7 @@ TEST_CASE("rotations add up, and undo each other", "[rope]") {
   }
 }
 
-TEST_CASE("rotated queries and keys know their distance only", "[rope]") {
+TEST_CASE("rotated queries and keys know their distance only", "[rotary]") {
   for (const both& r : ropes()) {
     const auto q = fixtures::normal(64), k = fixtures::normal(64);
     const auto logit = [&](double of_q, double of_k) {
@@ -129,7 +128,7 @@ TEST_CASE("rotated queries and keys know their distance only", "[rope]") {
   }
 }
 
-TEST_CASE("the two pairings are one rotation of reordered elements", "[rope]") {
+TEST_CASE("the two pairings are one rotation of reordered elements", "[rotary]") {
   const index_t dim = 10;
   const auto split = fixtures::normal(dim);
   const auto weave = [](const std::vector<float>& from) {
@@ -139,6 +138,6 @@ TEST_CASE("the two pairings are one rotation of reordered elements", "[rope]") {
     }
     return to;
   };
-  const rope a{.layout = rope::pairing::half_split}, b{.layout = rope::pairing::interleaved};
+  const auto a = rotary::halves(10'000), b = rotary::interleaved(10'000);
   CHECK(weave(rotated(split, 5, a)) == rotated(weave(split), 5, b));
 }
