@@ -47,7 +47,8 @@ struct stream {
 template <class Policy>
 void step(const Policy& policy) {
   stream s;
-  kvmeld::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots + tokens});
+  kvmeld::cache<float> kv(
+      {.heads = 1, .dim = dim, .capacity = slots + tokens, .rope = kvmeld::rotary::halves(10'000)});
   auto memory = kvmeld::make_state(policy, kv);
   const auto budget = kvmeld::budget_within(policy, slots);
   const auto decode = [&](index_t first, index_t last) {
@@ -65,7 +66,8 @@ void step(const Policy& policy) {
 
 void attend() {
   stream s;
-  kvmeld::cache<float> kv({.heads = 1, .dim = dim, .capacity = slots});
+  kvmeld::cache<float> kv(
+      {.heads = 1, .dim = dim, .capacity = slots, .rope = kvmeld::rotary::halves(10'000)});
   for (index_t t = 0; t < slots; ++t) {
     kv.head(0).push(s.at(s.k, t).data(), s.at(s.v, t).data());
   }

@@ -23,7 +23,11 @@ struct prompt {
         dim(static_cast<index_t>(state.range(2))),
         group(static_cast<index_t>(state.range(3))),
         queries(bench::gaussian(size(tokens) * size(heads * group * dim), 1)),
-        full({.heads = heads, .group = group, .dim = dim, .capacity = tokens}) {
+        full({.heads = heads,
+              .group = group,
+              .dim = dim,
+              .capacity = tokens,
+              .rope = kvmeld::rotary::halves(10'000)}) {
     for (index_t h = 0; h < heads; ++h) {
       const auto seed = static_cast<unsigned>(2 * h);
       full.append(h, bench::gaussian(size(tokens) * size(dim), seed + 2),

@@ -50,7 +50,8 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
                            .group = group,
                            .dim = dim,
                            .capacity = slots + 1,
-                           .scale = 1 / std::sqrt(static_cast<float>(dim))}};
+                           .scale = 1 / std::sqrt(static_cast<float>(dim)),
+                           .rope = kvmeld::rotary::halves(10'000)}};
   auto state = kvmeld::make_state(policy, kv);
   auto head = kv.head(0);
   std::mt19937 generator(6);

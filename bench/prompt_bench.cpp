@@ -38,7 +38,7 @@ struct scene {
         dim(static_cast<index_t>(state.range(1))),
         queries(bench::gaussian(size(n) * size(dim), 1)),
         keys(bench::gaussian(size(n) * size(dim), 2)),
-        kv({.heads = 1, .dim = dim, .capacity = n}),
+        kv({.heads = 1, .dim = dim, .capacity = n, .rope = kvmeld::rotary::halves(10'000)}),
         q(queries.data(), n, dim),
         k(keys.data(), n, dim),
         product(n, n) {

@@ -156,7 +156,11 @@ struct drift {
 bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
           const std::vector<truth>& right) {
   const kvmeld::budget budget = budget_within(policy, slots);
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = by.dim, .capacity = slots + 1}};
+  kvmeld::cache<float> kv{{.heads = 1,
+                           .group = group,
+                           .dim = by.dim,
+                           .capacity = slots + 1,
+                           .rope = kvmeld::rotary::halves(10'000)}};
   kvmeld::state state = make_state(policy, kv);
   const auto head = kv.head(0);
   auto x = by.stream();

@@ -19,7 +19,11 @@ const kvmeld::openmp two{2};
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
 kvmeld::cache<float> filled(index_t heads, index_t of_group, index_t slots, index_t room) {
-  kvmeld::cache<float> kv({.heads = heads, .group = of_group, .dim = dim, .capacity = room});
+  kvmeld::cache<float> kv({.heads = heads,
+                           .group = of_group,
+                           .dim = dim,
+                           .capacity = room,
+                           .rope = kvmeld::rotary::halves(10'000)});
   for (index_t h = 0; h < heads; ++h) {
     const auto seed = static_cast<unsigned>(2 * h);
     kv.append(h, bench::gaussian(size(slots) * size(dim), seed),
