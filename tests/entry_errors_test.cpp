@@ -248,10 +248,11 @@ TEST_CASE("a step beyond the last position is refused", "[errors]") {
     std::vector<float> x = std::vector<float>(16);
     index_t length[2] = {}, seen[2] = {0, most}, position[2] = {};  // the second has seen it all
     float mass[2] = {};
+    kvmeld::attention_spec spec{.kv_heads = 2, .key_dim = 4, .scale = 1};
     index_t heads() const { return 2; }
     kvmeld::head_view<float> head(index_t h) {
       float* rows = x.data() + h * 8;
-      return {{rows, 4}, {rows, 4}, {mass, position, &length[h], &seen[h]}, {2, 4}};
+      return {{rows, 4}, {rows, 4}, {mass, position, &length[h], &seen[h]}, 2, spec};
     }
   } kv;
   const std::vector<float> x(8, 1.0F);

@@ -133,8 +133,9 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
       [&] { view.head(1).push(x.data(), x.data()); }, everything);
   index_t length = 0, seen = most - 1, position[2] = {};
   float mass[2] = {};
+  const attention_spec spec{.kv_heads = 1, .key_dim = 4, .scale = 1};
   const kvmeld::head_view<float> old({x.data(), 0, 4}, {x.data(), 0, 4},
-                                     {mass, position, &length, &seen}, {2, 4});
+                                     {mass, position, &length, &seen}, 2, spec);
   refuses(
       "append: expected at most 2147483647 tokens in total, got 2147483648",
       [&] { append_rows(old, all.last(8), all.last(8)); }, everything);

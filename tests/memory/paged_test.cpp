@@ -16,7 +16,7 @@ using kvmeld::index_t;
 using kvmeld::merge_plan;
 
 constexpr index_t heads = 2, dim = 6, slots = 4, pages = 8, pool = 23;
-constexpr cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = slots * pages};
+const cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = slots * pages};
 
 /// An engine's pool of pages, and tables that take them in no order.
 template <class Scalar>
