@@ -90,7 +90,7 @@ struct points_on_device {
             begin.data()};
   }
   cuda::detail::seed_lists of_seeds() const {
-    return {seeds.data(), gain.data(), cuda::head_budgets({.target = target})};
+    return {seeds.data(), gain.data(), cuda::head_budgets({.slots = target})};
   }
 
  private:

@@ -183,7 +183,7 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
       make_room(h);
     }
   };
-  const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
+  const index_t cycle = std::max(budget.trigger_length() - budget.slots, 1);
   bench::versus(
       state, "vs_attention", one_token, [&] { s.attend(); }, bench::nothing{}, cycle);
   state.counters["state_to_cache"] =

@@ -38,7 +38,7 @@ struct prompt {
   kvmeld::query_view<float> own() const {
     return kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim);
   }
-  kvmeld::budget budget() const { return {.target = tokens / 10}; }
+  kvmeld::budget budget() const { return {.slots = tokens / 10}; }
   std::size_t bytes() const { return sizeof(float) * 2 * size(tokens) * size(heads * dim); }
 
   bench::rows_in_place rows(const kvmeld::row<float>& first) const {
@@ -121,7 +121,7 @@ void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache<float>
 template <class Policy>
 Policy fitted(Policy policy, const prompt& p) {
   if constexpr (requires { policy.table; }) {
-    policy.table = static_cast<index_t>(policy.gamma * static_cast<float>(p.budget().target));
+    policy.table = static_cast<index_t>(policy.gamma * static_cast<float>(p.budget().slots));
   }
   return policy;
 }
@@ -187,7 +187,7 @@ void apply(benchmark::State& state, const Policy& policy) {
   for (index_t h = 0; h < p.heads; ++h) {
     auto& plan = plans[size(h)];
     kvmeld::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
-    kvmeld::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().target,
+    kvmeld::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().slots,
                  s.memory.workspace().scratch, plan);
     for (index_t r = 0; r < plan.rows(); ++r) {
       rows += plan.row(r).size();

@@ -81,7 +81,7 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
     }
     std::sort(first.begin(), first.end());
     kvmeld::step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(),
-                 {.target = slots}, out.data());
+                 {.slots = slots}, out.data());
     if (t < 3 * slots) {
       continue;
     }

@@ -71,7 +71,7 @@ inline void leverage(benchmark::State& state) {
   const buffer<index_t> planned(cache_on_device::n(heads));
   work.leverage = out.data();
   const auto run = [&] {
-    cuda::detail::leverage_of_keys(view, columns, rule, kvmeld::budget{.target = 0}, false, nullptr,
+    cuda::detail::leverage_of_keys(view, columns, rule, kvmeld::budget{.slots = 0}, false, nullptr,
                                    planned.data(), work, nullptr);
   };
   run();
@@ -101,7 +101,7 @@ void compress(benchmark::State& state, const Policy& policy, bool asks = true) {
   const buffer<char> memory(workspace_bytes(policy, view, queries.count, target));
   const cuda::workspace work{memory.data(), memory.size()};
   const auto run = [&] {
-    cuda::compress(policy, view, columns, queries, {.target = target}, work, nullptr);
+    cuda::compress(policy, view, columns, queries, {.slots = target}, work, nullptr);
   };
   run();
   const index_t left = p.kv.length.host()[0];

@@ -31,7 +31,7 @@ inline void select_half(benchmark::State& state) {
   const buffer<merge_source> sources(kv.slots());
   const buffer<float> mass(kv.slots());
   const cuda::plan_view plan{rows.data(), begin.data(), sources.data(), mass.data()};
-  const budget limit{.target = n / 2};
+  const budget limit{.slots = n / 2};
   const auto rule = cuda::detail::rule_of(policy, kv.view());
   const auto run = [&] { cuda::select(rule, kv.view(), columns, limit, plan, nullptr); };
   run();

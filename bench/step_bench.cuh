@@ -87,7 +87,7 @@ void step(benchmark::State& state, const Policy& policy) {
     const std::size_t i = t++ % tokens;
     cuda::step(policy, view, columns, q.data() + i * query,
                cuda::new_tokens<bfloat16>{k.data() + i * row, v.data() + i * row},
-               {.target = target}, kv.out.data(), work, nullptr);
+               {.slots = target}, kv.out.data(), work, nullptr);
   };
   for (int i = 0; i < 3; ++i) {
     run();
@@ -103,7 +103,7 @@ template <class Policy>
 void steps(benchmark::State& state, const Policy& policy) {
   const auto slots = static_cast<index_t>(state.range(1));
   const budget limit = budget_within(policy, slots);
-  const index_t round = limit.trigger_length() - limit.target;
+  const index_t round = limit.trigger_length() - limit.slots;
   cache_on_device kv({static_cast<index_t>(state.range(0)), slots, slots + 1, 128,
                       static_cast<index_t>(state.range(2))});
   const auto columns = kv.state(policy);
@@ -118,7 +118,7 @@ void steps(benchmark::State& state, const Policy& policy) {
   };
   run(), run();
   const index_t left = kv.length.host()[0];
-  if (left < limit.target || left > slots) {
+  if (left < limit.slots || left > slots) {
     return state.SkipWithError("a head is not at its budget after steps");
   }
   const double one = measure(state, run) / round;

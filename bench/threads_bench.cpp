@@ -55,7 +55,7 @@ void step(benchmark::State& state, const Policy& policy) {
   auto one_kv = filled(heads, 1, slots, slots + 1), two_kv = one_kv;
   auto one_memory = kvmeld::make_state(policy, one_kv);
   auto two_memory = kvmeld::make_state(policy, two_kv, two);
-  const index_t cycle = std::max(budget.trigger_length() - budget.target, 1);
+  const index_t cycle = std::max(budget.trigger_length() - budget.slots, 1);
   bench::versus(
       state, ratio,
       [&] {
@@ -70,7 +70,7 @@ void step(benchmark::State& state, const Policy& policy) {
 template <class Policy>
 void compress(benchmark::State& state, const Policy& policy) {
   const auto tokens = static_cast<index_t>(state.range(0)), heads = index_t{8};
-  const kvmeld::budget budget{.target = tokens / 10};
+  const kvmeld::budget budget{.slots = tokens / 10};
   const auto full = filled(heads, group, tokens, tokens);
   const auto queries = bench::gaussian(size(tokens) * size(heads * group * dim), 99);
   const auto own = kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim);

@@ -28,7 +28,7 @@ int main() {
     kv.append(h, numbers(prompt * dim), numbers(prompt * dim));       // keys, values [tokens, dim]
   }
   kvmeld::h2o policy{.recent = 0.25F};                                // any policy; they are values
-  kvmeld::budget budget{.target = 205};                               // slots a head
+  kvmeld::budget budget{.slots = 205};                               // slots a head
   auto state = kvmeld::make_state(policy, kv);
 
   auto reference = kvmeld::prompt_queries(queries.data(), prompt, heads, group, dim);

@@ -78,8 +78,8 @@ int main() {
   const on_device<char> memory(workspace_bytes(policy, kv, prompt));
   const cuda::workspace work{memory.data, workspace_bytes(policy, kv, prompt)};
 
-  compress(policy, kv, state, queries, {.target = 205}, work, stream);                // 2048 → 205 slots a head
-  step(policy, kv, state, q.data, cuda::new_tokens<half>{k.data, v.data}, {.target = 205}, out.data,
+  compress(policy, kv, state, queries, {.slots = 205}, work, stream);                // 2048 → 205 slots a head
+  step(policy, kv, state, q.data, cuda::new_tokens<half>{k.data, v.data}, {.slots = 205}, out.data,
        work, stream);                                                                 // one token
   // clang-format on
   int left = 0, tokens = 0;

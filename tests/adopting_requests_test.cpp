@@ -15,7 +15,7 @@ TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
   kvmeld::cache<float> kv(  // heads: [layer, request, head]
       {.heads = layers * requests * heads, .group = group, .dim = dim, .capacity = 26});
   const kvmeld::h2o policy{.recent = 0.25F};
-  const kvmeld::budget budget{.target = 24};
+  const kvmeld::budget budget{.slots = 24};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   std::vector<float> out(2 * heads * group * dim);
   for (int t = 0; t < steps; ++t) {

@@ -33,7 +33,7 @@ std::vector<float> cells_engine(const text& x) {
     kv.adopt(h, tokens);
   }
   const kvmeld::h2o policy{.recent = 0.25F};
-  const kvmeld::budget budget{.target = 24, .trigger = 32};
+  const kvmeld::budget budget{.slots = 24, .trigger = 32};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto prompt = kvmeld::prompt_queries(queries, tokens, heads, group, dim);
   kvmeld::compress(policy, kv, state, prompt, budget);
@@ -75,7 +75,7 @@ std::vector<float> head_token_dim_engine(const text& x) {
   kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = capacity},
                                  layout(k), layout(v));
   const kvmeld::zsmerge policy{.residual = 2};
-  const kvmeld::budget budget{.target = 24};
+  const kvmeld::budget budget{.slots = 24};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
   for (int h = 0; h < heads; ++h) {
@@ -128,7 +128,7 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
     }
   }
   const kvmeld::h2o policy{.recent = 0.25F};
-  const kvmeld::budget budget{.target = 24, .trigger = 32};  // whole pages
+  const kvmeld::budget budget{.slots = 24, .trigger = 32};  // whole pages
   kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
   kvmeld::compress(policy, kv, state, prompt, budget);
@@ -170,7 +170,7 @@ std::vector<float> transposed_engine(const text& x) {
     }
   }
   const kvmeld::h2o policy{.recent = 0.25F};
-  const kvmeld::budget budget{.target = 24, .trigger = 32};
+  const kvmeld::budget budget{.slots = 24, .trigger = 32};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
   kvmeld::compress(policy, kv, state, prompt, budget);
@@ -198,10 +198,10 @@ std::vector<float> transposed_engine(const text& x) {
 TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]") {
   const text x;
   const kvmeld::h2o policy{.recent = 0.25F};
-  const auto evicted = expected(x, policy, {.target = 24, .trigger = 32});
+  const auto evicted = expected(x, policy, {.slots = 24, .trigger = 32});
   same(cells_engine(x), evicted);
   same(transposed_engine(x), evicted);
-  same(head_token_dim_engine(x), expected(x, kvmeld::zsmerge{.residual = 2}, {.target = 24}));
+  same(head_token_dim_engine(x), expected(x, kvmeld::zsmerge{.residual = 2}, {.slots = 24}));
   std::vector<int> pool(40);
   std::iota(pool.begin(), pool.end(), 0);
   same(paged_engine(x, pool), evicted);
@@ -258,7 +258,7 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
     kvmeld::step(policy, kv, state,
                  {std::span(x.query(t, 0), heads * group * dim),
                   std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
-                 kvmeld::budget{.target = capacity - 1}, std::span(out));
+                 kvmeld::budget{.slots = capacity - 1}, std::span(out));
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
       kvmeld::plan(policy, head, state[h], target, scratch, plan);

@@ -45,7 +45,7 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
           kv.append(0, token(t), token(t));
         }
         const fixtures::queries queries(prompt, group, dim);
-        const kvmeld::budget b{.target = 24, .trigger = 26};
+        const kvmeld::budget b{.slots = 24, .trigger = 26};
         CHECK_NOTHROW(
             kvmeld::compress(p, kv.head(0), state[0], state.workspace(), b, queries.view()));
         std::vector<float> out(group * dim);

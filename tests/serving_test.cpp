@@ -13,7 +13,7 @@ namespace {
 
 constexpr int layers = 2, kv_heads = 2, group = 2, dim = 8, width = kv_heads * group * dim;
 constexpr int capacity = 64;
-const kvmeld::budget budget{.target = 24};
+const kvmeld::budget budget{.slots = 24};
 
 using vector = std::vector<float>;
 

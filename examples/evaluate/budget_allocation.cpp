@@ -71,7 +71,7 @@ std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
   for (const any_policy& p : c.of_heads) {
     alone = std::max(alone, shared_slots::of(p).alone);
   }
-  const index_t mean = c.limit.target - shared.alone, most = tokens - alone - 1;
+  const index_t mean = c.limit.slots - shared.alone, most = tokens - alone - 1;
   if (c.budgets == budget_allocation::profile) {
     return c.profile->budgets(c.profile->heads() * mean, most);
   }
@@ -92,7 +92,7 @@ std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
 
 std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
                                      const measured_heads& measured, std::size_t layer) {
-  const index_t slots = c.limit.target;
+  const index_t slots = c.limit.slots;
   const auto layers = static_cast<index_t>(measured.size());
   const auto heads = static_cast<index_t>(measured[layer].size());
   const index_t alone = c.policy.min_budget() - 1, total = layers * (slots - alone);
@@ -155,8 +155,8 @@ std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
 
 std::vector<budget> allocate_budgets(const contender& c, index_t tokens, index_t heads,
                                      std::size_t layer) {
-  if (c.budgets == budget_allocation::uniform || c.limit.target >= tokens) {
-    return std::vector<budget>(static_cast<std::size_t>(heads), budget{c.limit.target});
+  if (c.budgets == budget_allocation::uniform || c.limit.slots >= tokens) {
+    return std::vector<budget>(static_cast<std::size_t>(heads), budget{c.limit.slots});
   }
   return shared_by_heads(c, shared_budgets(c, tokens, {}), layer, heads);
 }

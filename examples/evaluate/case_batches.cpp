@@ -37,7 +37,7 @@ std::vector<needle_recall> read_cases(dataset& m, const options& o, plan& todo,
     for (const group& g : todo.groups) {
       for (const entry& e : g.entries) {
         if (e.refusal.empty()) {
-          bar.stage(fmt::format("{}, {} slots: needle", e.name, e.chosen.limit.target),
+          bar.stage(fmt::format("{}, {} slots: needle", e.name, e.chosen.limit.slots),
                     weight::needle * static_cast<double>(m.cases.size()));
           recall->after += needle(e.chosen, model, tokens, m.cases, false, on);
           recall->inside += needle(e.chosen, model, tokens, m.cases, true, on);

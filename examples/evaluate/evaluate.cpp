@@ -107,7 +107,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
       try {
         for (const entry& e : g.entries) {
           const needle_recall& before = *asked_of_entry++;
-          row r{.policy = e.name, .budget = e.given, .slots = e.chosen.limit.target};
+          row r{.policy = e.name, .budget = e.given, .slots = e.chosen.limit.slots};
           if (e.refusal.empty()) {
             outcomes.push_back(measure_row(e, o, todo, model, tokens, m, before, on, bar));
             r = outcomes.back().result;

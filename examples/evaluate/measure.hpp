@@ -33,12 +33,12 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const dataset& m, needle_recall asked, const workers& on,
                            progress& bar) {
   const contender& c = e.chosen;
-  outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.target},
+  outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.slots},
             .needle_after = {},
             .stream_error = {}};
   row& r = x.result;
   const auto stage = [&](const char* task, double weight) {
-    bar.stage(fmt::format("{}, {} slots: {}", e.name, c.limit.target, task), weight);
+    bar.stage(fmt::format("{}, {} slots: {}", e.name, c.limit.slots, task), weight);
   };
   const auto give = [](const estimate& of, auto& mean, auto& error) {
     mean = of.mean, error = of.error;

@@ -44,7 +44,7 @@ void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
   for (group& g : groups) {
     for (entry& e : g.entries) {
       if (e.chosen.budgets == budget_allocation::duo_attention && e.refusal.empty()) {
-        const index_t slots = e.chosen.limit.target;
+        const index_t slots = e.chosen.limit.slots;
         const index_t count = whole_heads(static_cast<index_t>(order.size()), slots, tokens,
                                           e.chosen.policy.min_budget());
         e.chosen.whole.assign(order.size(), 0);

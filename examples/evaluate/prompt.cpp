@@ -213,7 +213,7 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
     // A head that holds nearly all of its prompt has no room for more than the cache has.
     limits.push_back(
         c.in_decode(layer, h, kv.heads(),
-                    std::max(b.target, std::min(b.target + c.room, kv.shape().capacity - 1))));
+                    std::max(b.slots, std::min(b.slots + c.room, kv.shape().capacity - 1))));
     if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
       state[h] = kvmeld::make_head_state(decoding.back(), kv.head(h));
     }
@@ -235,14 +235,14 @@ compressed_layer::compressed_layer(const contender& c, const engine::config& sha
           .group = shape.group(),
           .dim = shape.dim,
           .capacity = c.policy.bounded()
-                          ? std::ranges::max_element(budgets, {}, &budget::target)->target + 1
+                          ? std::ranges::max_element(budgets, {}, &budget::slots)->target + 1
                           : capacity,
           .rope = shape.rope},
          c.storage),
       state(kvmeld::make_state(c.policy, kv)) {
   for (index_t h = 0; h < shape.kv_heads; ++h) {
     limits.push_back(
-        c.in_decode(layer, h, shape.kv_heads, budgets[static_cast<std::size_t>(h)].target));
+        c.in_decode(layer, h, shape.kv_heads, budgets[static_cast<std::size_t>(h)].slots));
     decoding.push_back(c.of_head(layer, h, shape.kv_heads));
   }
 }

@@ -29,7 +29,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     kvmeld::observe(p, head, state[0], work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
     if (b.reached(head.length())) {
-      kvmeld::plan(p, head, state[0], b.target, work.scratch, work.plan);
+      kvmeld::plan(p, head, state[0], b.slots, work.scratch, work.plan);
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {
         auto& slot = rows[static_cast<std::size_t>(r)];
@@ -41,8 +41,8 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
       members = std::move(rows);
       kvmeld::apply(p, work.plan, head, state[0], work.scratch);
     }
-    if (head.length() <= b.target) {
-      kvmeld::traits::after_compress(p, head, state[0], b.target);
+    if (head.length() <= b.slots) {
+      kvmeld::traits::after_compress(p, head, state[0], b.slots);
     }
 
     auto& now = fates.emplace_back(static_cast<std::size_t>(steps), fate::to_come);

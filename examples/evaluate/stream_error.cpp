@@ -5,7 +5,7 @@ namespace evaluate {
 std::vector<double> stream_error(const contender& c, const engine::config& shape,
                                  const std::vector<stream_record>& streams, const workers& on) {
   const index_t parts = shape.layers * shape.kv_heads;
-  const index_t slots = c.limit.target, steps = stream_budgets * slots;
+  const index_t slots = c.limit.slots, steps = stream_budgets * slots;
   const index_t count = static_cast<index_t>(streams.size()) * parts;
   const auto all = on.map(count, [&](index_t i) {
     const stream_record& s = streams[static_cast<std::size_t>(i / parts)];
@@ -16,7 +16,7 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
 
     const any_policy& policy = c.of_head(layer, head, shape.kv_heads);
     const index_t most =
-        allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].target;
+        allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].slots;
     const budget limit = c.in_decode(layer, head, shape.kv_heads, most);
     stored_cache kv({.heads = 1,
                      .group = shape.group(),

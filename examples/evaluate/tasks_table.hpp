@@ -34,7 +34,7 @@ inline void write_tasks_csv(std::ostream& out, const plan& todo, const task_outc
     for (const entry& e : g.entries) {
       if (const auto& s = *result++) {
         out << fmt::format("{},{},{},{},{},{},{},{},{}\n", csv_field(e.name), e.given,
-                           e.chosen.limit.target, t.name, t.samples, field(t.full.after),
+                           e.chosen.limit.slots, t.name, t.samples, field(t.full.after),
                            field(s->after), field(t.full.inside), field(s->inside));
       }
     }
@@ -126,7 +126,7 @@ inline std::string tasks_table(const plan& todo, const std::vector<task_outcome>
     text += "\n" + g.title + "\n";
     for (std::size_t i = 0; i < g.entries.size(); ++i) {
       const entry& e = g.entries[i];
-      text += line(e.name, fmt::format("{}", e.chosen.limit.target), [&](const task_outcome& t) {
+      text += line(e.name, fmt::format("{}", e.chosen.limit.slots), [&](const task_outcome& t) {
         std::vector<detail::task_cell> group;
         for (std::size_t j = 0; j < g.entries.size(); ++j) {
           group.push_back(detail::cell_of(t, t.entries[first + j]));

@@ -261,20 +261,20 @@ class layers {
         observe(policy_, head, state, queries.of(h));
       }
       if (limit.reached(head.length()) && (prompt_ || traits::decodes(policy_))) {
-        const auto one = !prompt_ && head.length() == limit.target + 1
-                             ? traits::choose_victim(policy_, head, state, limit.target)
+        const auto one = !prompt_ && head.length() == limit.slots + 1
+                             ? traits::choose_victim(policy_, head, state, limit.slots)
                              : std::nullopt;
         if (one) {
           apply(policy_, *one, head, state, work_.scratch);
         } else {
-          plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.target,
+          plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.slots,
                work_.scratch, work_.plan);
           apply(policy_, work_.plan, head, state, work_.scratch);
         }
       }
       cells.resize(std::min(cells.size(), static_cast<std::size_t>(head.length())));
-      if (head.length() <= limit.target) {
-        traits::after_compress(policy_, head, state, limit.target);
+      if (head.length() <= limit.slots) {
+        traits::after_compress(policy_, head, state, limit.slots);
       }
     }
   }

@@ -1,6 +1,6 @@
 /// KV-cache compression for an unpatched llama.cpp, through its evaluation callback:
 ///
-///     kvmeld::llama::compressor kv(model, kvmeld::fold{}, {.limits = {{.target = 512}}});
+///     kvmeld::llama::compressor kv(model, kvmeld::fold{}, {.limits = {{.slots = 512}}});
 ///     kv.attach(params);                                    // llama_context_params
 ///     llama_context* ctx = llama_init_from_model(model, params);
 ///     kv.bind(ctx);

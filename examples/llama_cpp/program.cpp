@@ -160,7 +160,7 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   const auto all = static_cast<index_t>(prompt.size()) + o.predict;
   const bool bounded = named.policy.bounded() && named.policy.decodes() && o.untouched.empty();
   const bool own = o.mode == "own";
-  const budget limit = o.trigger > 0 ? budget{.target = o.budget, .trigger = o.trigger}
+  const budget limit = o.trigger > 0 ? budget{.slots = o.budget, .trigger = o.trigger}
                                      : budget_within(named.policy, o.budget);
   const index_t cells = o.cells > 0 ? o.cells
                         : own       ? o.chunk + 1

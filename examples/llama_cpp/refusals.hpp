@@ -155,7 +155,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
           " (one per KV head), got ", given);
   for (std::size_t i = 0; i < layers * heads; ++i) {
     const budget& b = o.limits[given == 1 ? 0 : given == layers ? i / heads : i];
-    kvmeld::check(p, b, std::max(b.target, 1));
+    kvmeld::check(p, b, std::max(b.slots, 1));
     setup.limits.push_back(b);
   }
   setup.whole.assign(layers, 0);

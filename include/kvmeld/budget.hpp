@@ -6,14 +6,14 @@
 namespace kvmeld {
 inline namespace v0 {
 
-/// Slots a head may hold: compressed to `target` as soon as it holds `trigger`.
+/// Slots a head may hold: compressed to `slots` as soon as it holds `trigger`.
 struct budget {
-  index_t target = 0;
-  index_t trigger = 0;  ///< 0: target + 1, so every decode step; more: now and then
+  index_t slots = 0;
+  index_t trigger = 0;  ///< 0: slots + 1, so every decode step; more: now and then
 
-  index_t trigger_length() const { return trigger == 0 ? target + 1 : trigger; }
+  index_t trigger_length() const { return trigger == 0 ? slots + 1 : trigger; }
   /// Does a head of `length` slots have to be compressed?
-  KVMELD_HD bool reached(index_t length) const { return length > target && length >= trigger; }
+  KVMELD_HD bool reached(index_t length) const { return length > slots && length >= trigger; }
 };
 
 }  // namespace v0

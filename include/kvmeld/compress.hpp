@@ -122,7 +122,7 @@ void observe(const P& p, kv_cache auto& kv, state& state, const query_view<Query
 
 // ---------------------------------------------------------------------------- compress
 
-/// Brings one head to `b.target` slots, as it is measured so far; `queries` are for policies that
+/// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
 /// plan on them.
 template <policy P, class Query = float>
 void compress(const P& p, const kv_head auto& any, head_state& state, workspace& work,
@@ -133,17 +133,17 @@ void compress(const P& p, const kv_head auto& any, head_state& state, workspace&
   detail::expect_measured(p, head, state, queries.count > 0, b);
   detail::undo unless_planned(state);
   state.extend(head.length());
-  if (head.length() > b.target) {
-    plan(p, head, state, queries, b.target, work.scratch, work.plan);
+  if (head.length() > b.slots) {
+    plan(p, head, state, queries, b.slots, work.scratch, work.plan);
     unless_planned.release();
     apply(p, work.plan, head, state, work.scratch);
   }
   unless_planned.release();
-  traits::after_compress(p, head, state, b.target);
+  traits::after_compress(p, head, state, b.slots);
 }
 
 /// After a prompt: measures the heads chosen on `queries`, `[heads, ...]` in their order, and
-/// brings each to `b.target` slots. `p` and `b`: one for all heads, or a span with one per head of
+/// brings each to `b.slots` slots. `p` and `b`: one for all heads, or a span with one per head of
 /// the cache. `queries`: `no_queries` for policies that measure nothing, or when `observe` was
 /// called before. `run`: the caller's executor; any number of workers gives the same bits. Refused,
 /// with nothing changed: heads that are not there or come twice, budgets that do not fit, missing
@@ -199,10 +199,10 @@ void step(const P& p, const kv_head auto& any, head_state& state, workspace& wor
       std::span(work.log_sum_exp)
           .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
   const bool full = traits::bounded(p) && b.reached(head.length());
-  const bool removes_one = full && head.length() == b.target + 1;
+  const bool removes_one = full && head.length() == b.slots + 1;
   work.comparison.reset();
   if (removes_one) {
-    traits::predict_victim(p, head, state, b.target, work.comparison);
+    traits::predict_victim(p, head, state, b.slots, work.comparison);
   }
   traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
   if (!probabilities.empty()) {
@@ -210,17 +210,17 @@ void step(const P& p, const kv_head auto& any, head_state& state, workspace& wor
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (full) {
-    const auto one = removes_one ? traits::choose_victim(p, head, state, b.target, work.comparison)
+    const auto one = removes_one ? traits::choose_victim(p, head, state, b.slots, work.comparison)
                                  : std::nullopt;
     if (one) {
       apply(p, *one, head, state, work.scratch);
     } else {
-      plan(p, head, state, b.target, work.scratch, work.plan);
+      plan(p, head, state, b.slots, work.scratch, work.plan);
       apply(p, work.plan, head, state, work.scratch);
     }
   }
-  if (head.length() <= b.target) {
-    traits::after_compress(p, head, state, b.target);
+  if (head.length() <= b.slots) {
+    traits::after_compress(p, head, state, b.slots);
   }
 }
 

@@ -213,7 +213,7 @@ void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
 template <policy P>
 void expect_measured(const P& p, const kv_head auto& head, const head_state& state, bool queries,
                      const budget& b) {
-  if (head.length() > b.target && traits::bounded(p)) {
+  if (head.length() > b.slots && traits::bounded(p)) {
     expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
             ": expected reference queries or observed attention");
     expects(!traits::plans_on_queries(p) || traits::decodes(p) || queries, p.name(),

@@ -125,12 +125,12 @@ void check(const P& p, const budget& b, index_t capacity) {
   if (!traits::bounded(p)) {
     return;
   }
-  expects(b.target > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.target);
-  expects(b.target >= traits::min_budget(p), p.name(), ": expected a budget of at least ",
-          traits::min_budget(p), " slots (protected tokens and one more), got ", b.target);
-  expects(b.target <= capacity, p.name(), ": expected a capacity of at least ", b.target,
+  expects(b.slots > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.slots);
+  expects(b.slots >= traits::min_budget(p), p.name(), ": expected a budget of at least ",
+          traits::min_budget(p), " slots (protected tokens and one more), got ", b.slots);
+  expects(b.slots <= capacity, p.name(), ": expected a capacity of at least ", b.slots,
           " slots (the budget), got ", capacity);
-  expects(b.trigger == 0 || b.trigger > b.target, p.name(), ": expected a trigger above ", b.target,
+  expects(b.trigger == 0 || b.trigger > b.slots, p.name(), ": expected a trigger above ", b.slots,
           " slots (the target), got ", b.trigger);
 }
 

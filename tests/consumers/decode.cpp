@@ -21,7 +21,7 @@ double decode_by(const auto& policy, int tokens) {
   };
   kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = prompt}};
   auto state = kvmeld::make_state(policy, kv);
-  const kvmeld::budget budget{.target = 24};
+  const kvmeld::budget budget{.slots = 24};
   for (kvmeld::index_t h = 0; h < heads; ++h) {
     const auto k = numbers(prompt * dim), v = numbers(prompt * dim);
     kv.append(h, k, v);

@@ -36,7 +36,7 @@ void check_scores(const cache_case& c) {
   std::int64_t conflicts = 0, mmas = 0;  // leverage's, not of the passes over queries
   {
     const emulator::traffic counted;
-    detail::leverage_of_keys(kv.view(), kv.state, rule, budget{.target = 0}, false, nullptr,
+    detail::leverage_of_keys(kv.view(), kv.state, rule, budget{.slots = 0}, false, nullptr,
                              work.planned, work.leverage, launches);
     conflicts = counted.bank_conflicts, mmas = counted.mmas;
   }

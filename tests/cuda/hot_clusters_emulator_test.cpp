@@ -55,7 +55,7 @@ struct scene {
     return {centres(), members.data(), spare.data(), by_slot.data(), begin.data()};
   }
   detail::seed_lists of_seeds(index_t target) {
-    return {seeds.data(), gain.data(), head_budgets({.target = target})};
+    return {seeds.data(), gain.data(), head_budgets({.slots = target})};
   }
   /// Rows of points, or of means, that were moved.
   double rows_of(std::int64_t bytes) const { return static_cast<double>(bytes) / (2.0 * depth); }

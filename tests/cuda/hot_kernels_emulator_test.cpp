@@ -160,7 +160,7 @@ TEST_CASE("selecting reads scores twice, and more often only of heads that regis
   device_buffer<float> log_mass(kv.slots());
   const emulator::traffic counted;
   counted_scores::looks = 0;
-  select(counted_scores{}, kv.view(), kv.state, budget{.target = n / 2},
+  select(counted_scores{}, kv.view(), kv.state, budget{.slots = n / 2},
          {rows.data(), begin.data(), sources.data(), log_mass.data()}, order());
   REQUIRE(rows[0] == n / 2);
   CHECK(counted_scores::looks <= (n <= 4096 ? 2 : 5) * n);

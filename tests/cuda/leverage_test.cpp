@@ -105,7 +105,7 @@ void check_leverage(const leverage_case& of, std::uint64_t seed) {
   device_buffer<index_t> planned(static_cast<std::size_t>(c.heads), 0);
   work.leverage = out.data();
   const auto run = [&](std::uint64_t order_seed) {
-    detail::leverage_of_keys(kv.view(), kv.state, rule, budget{.target = of.target}, of.single,
+    detail::leverage_of_keys(kv.view(), kv.state, rule, budget{.slots = of.slots}, of.single,
                              nullptr, planned.data(), work, order(order_seed));
     return out.bytes();
   };
@@ -118,8 +118,8 @@ void check_leverage(const leverage_case& of, std::uint64_t seed) {
     const index_t n = of.lengths[static_cast<std::size_t>(h)];
     const auto d = static_cast<std::size_t>(c.dim);
     INFO("head " << h << " of " << n << " slots");
-    CHECK(planned[h] == (n > of.target ? 0 : -1));
-    if (n <= of.target) {
+    CHECK(planned[h] == (n > of.slots ? 0 : -1));
+    if (n <= of.slots) {
       continue;
     }
     matrix keys;
@@ -198,8 +198,7 @@ TEST_CASE("leverage takes every dim, any length, pages, and slots that hold one 
 
 TEST_CASE("leverage of heads that are split into parts, and of those that have none to free") {
   check_leverage<half>(
-      {.shape = {.heads = 2, .capacity = 700, .dim = 64}, .lengths = {700, 130}, .target = 130},
-      31);
+      {.shape = {.heads = 2, .capacity = 700, .dim = 64}, .lengths = {700, 130}, .slots = 130}, 31);
   check_leverage<bfloat16>({.shape = {.heads = 9, .capacity = 300, .dim = 24},
                             .lengths = {300, 0, 1, 256, 128, 129, 7, 250, 33}},
                            32);
@@ -262,7 +261,7 @@ TEST_CASE("keys that are all alike have leverage 0") {
   device_buffer<float> out(40);
   device_buffer<index_t> planned(1);
   work.leverage = out.data();
-  detail::leverage_of_keys(kv.view(), kv.state, fold_rule{}, budget{.target = 0}, false, nullptr,
+  detail::leverage_of_keys(kv.view(), kv.state, fold_rule{}, budget{.slots = 0}, false, nullptr,
                            planned.data(), work, order());
   for (index_t s = 0; s < 40; ++s) {
     CHECK(out[s] == 0);

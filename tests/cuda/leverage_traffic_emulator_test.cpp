@@ -21,7 +21,7 @@ void check_leverage(const cache_case& c) {
   workspace_allocator from({memory.data(), memory.size()});
   work.allocate(from, detail::shape_of(kv.view()));
   device_buffer<index_t> planned(static_cast<std::size_t>(c.heads));
-  const detail::unrotated_keys<half> keys{kv.view(), {}, budget{.target = 0}, nullptr};
+  const detail::unrotated_keys<half> keys{kv.view(), {}, budget{.slots = 0}, nullptr};
   const index_t parts = ceiling(n, 512), cleared = dim < depth ? 1 : 0;
   const stream launches = order();
   {

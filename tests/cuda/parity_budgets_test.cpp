@@ -27,7 +27,7 @@ void check_uneven(const Policy& p, std::uint64_t seed, bool exact = true) {
   check_compress<float>(p, {.heads = 3, .dim = 32},
                         {.length = 90,
                          .queries = 30,
-                         .target = 64,
+                         .slots = 64,
                          .apart = apart,
                          .random = true,
                          .rounding = 2e-5F,
@@ -37,7 +37,7 @@ void check_uneven(const Policy& p, std::uint64_t seed, bool exact = true) {
   check_compress<Eigen::half>(p, {.heads = 3, .dim = 40, .group = 4, .paged = true},
                               {.length = 90,
                                .queries = 30,
-                               .target = 16,
+                               .slots = 16,
                                .apart = -30,  // the last has a target above its length
                                .random = !exact,
                                .shuffled = true,
@@ -90,16 +90,16 @@ TEST_CASE("budgets of heads that do not fit are refused") {
                     Catch::Contains("expected the budgets on the device too, got null"));
   CHECK_THROWS_WITH(prompt({std::span(host).first(1), device.data()}),
                     Catch::Contains("expected 2 budgets (one per head), got 1"));
-  host[1].target = 3;
+  host[1].slots = 3;
   CHECK_THROWS_WITH(prompt({host, device.data()}),
                     Catch::Contains("expected h2o with a target of 8 to 40 slots, got 3"));
-  host[1].target = 41;
+  host[1].slots = 41;
   CHECK_THROWS_WITH(prompt({host, device.data()}),
                     Catch::Contains("expected h2o with a target of 8 to 40 slots, got 41"));
   CHECK_THROWS_WITH(
       one_step({host, device.data()}),
       Catch::Contains("expected a target of 1 to 39 slots (one fewer than the capacity)"));
-  host[1] = {.target = 30, .trigger = 41};
+  host[1] = {.slots = 30, .trigger = 41};
   CHECK_THROWS_WITH(one_step({host, device.data()}),
                     Catch::Contains("expected a trigger of 31 to 40 slots, got 41"));
 }

@@ -35,7 +35,7 @@ const fold scored{.recent = 4,
 /// more, before the first chunk's queries.
 template <class Policy>
 void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 17) {
-  INFO(p.name() << ", group " << what.group << ", target " << what.target << ", seed " << seed);
+  INFO(p.name() << ", group " << what.group << ", target " << what.slots << ", seed " << seed);
   constexpr index_t dim = 8, heads = 3, capacity = 70;
   const index_t group = what.group;
   const cache_case c{.heads = heads, .capacity = capacity, .dim = dim, .group = group};
@@ -97,7 +97,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
     kvmeld::workspace plans;
     for (index_t h = 0; h < heads; ++h) {
       observe(p, kv.head(h), state[h], own.of(h));
-      kvmeld::compress(p, kv.head(h), state[h], plans, budget{what.target},
+      kvmeld::compress(p, kv.head(h), state[h], plans, budget{what.slots},
                        what.apart ? query_view<float>{} : own.of(h));
     }
     const workspace memory{work.data(), work.size()};
@@ -105,7 +105,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
       calls::observe(p, twin.device.view(), twin.device.state, device, memory, order(seed));
     }
     calls::compress(p, twin.device.view(), twin.device.state,
-                    what.apart ? query_rows<float>{} : device, budget{what.target}, memory,
+                    what.apart ? query_rows<float>{} : device, budget{what.slots}, memory,
                     order(seed));
     twin.check_same(kv, state, 1e-5);
     begin += n;
@@ -127,7 +127,7 @@ TEST_CASE("prompts in chunks: ems, shorter than its window") {
   for (const index_t group : {1, 4}) {
     // Tokens alone until the last chunk, whose window reaches back too; then entries are shared.
     check_chunks(ems{.window = 6},
-                 {.chunks = {12, 3, 1, 5}, .target = 19, .group = group, .random = true});
+                 {.chunks = {12, 3, 1, 5}, .slots = 19, .group = group, .random = true});
     ems p{.window = 6, .threshold = -1};
     check_chunks(p, {.chunks = {30, 3, 1, 9, 4}, .group = group, .random = true});
     p.combine = group_combine::max, p.table = 9;

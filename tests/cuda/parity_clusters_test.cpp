@@ -32,7 +32,7 @@ class clusters_twin {
   }
 
   void check(std::uint64_t seed) {
-    uneven_budgets budgets({what_.target}, what_.apart, heads_);
+    uneven_budgets budgets({what_.slots}, what_.apart, heads_);
     const detail::clustered_points x{{points_.data(), square_.data(), what_.capacity, depth_},
                                      weight_.data(),
                                      {rows_.data(),
@@ -58,7 +58,7 @@ class clusters_twin {
                      : run(std::integral_constant<index_t, 512>{});
     for (index_t h = 0; h < heads_; ++h) {
       INFO("head " << h);
-      check(h, budgets[h].target);
+      check(h, budgets[h].slots);
     }
   }
 
@@ -129,7 +129,7 @@ class clusters_twin {
 };
 
 void check_clusters(const clusters_case& what, index_t heads, std::uint64_t seed) {
-  INFO("dim " << what.dim << ", " << what.capacity << " slots, target " << what.target
+  INFO("dim " << what.dim << ", " << what.capacity << " slots, target " << what.slots
               << ", a pin of " << what.pins << ", seed " << seed);
   clusters_twin(what, heads, seed).check(seed);
 }
@@ -137,22 +137,22 @@ void check_clusters(const clusters_case& what, index_t heads, std::uint64_t seed
 }  // namespace
 
 TEST_CASE("clusters on the device are the library's") {
-  check_clusters({.dim = 4, .capacity = 600, .target = 190}, 2, 401);  // a pool of a part
-  check_clusters({.dim = 4, .capacity = 600, .target = 330, .apart = 100, .span = 1}, 2, 402);
-  check_clusters({.dim = 33, .capacity = 300, .target = 60, .even = true, .rounds = 1}, 2, 403);
-  check_clusters({.dim = 130, .capacity = 130, .target = 40, .rounds = 2}, 1, 404);
+  check_clusters({.dim = 4, .capacity = 600, .slots = 190}, 2, 401);  // a pool of a part
+  check_clusters({.dim = 4, .capacity = 600, .slots = 330, .apart = 100, .span = 1}, 2, 402);
+  check_clusters({.dim = 33, .capacity = 300, .slots = 60, .even = true, .rounds = 1}, 2, 403);
+  check_clusters({.dim = 130, .capacity = 130, .slots = 40, .rounds = 2}, 1, 404);
 }
 
 TEST_CASE("clusters on the device with nothing pinned, with few slots, with equal ones") {
-  check_clusters({.dim = 8, .capacity = 400, .target = 70, .pins = 0}, 2, 411);
-  check_clusters({.dim = 8, .capacity = 400, .target = 70, .pins = 0, .even = true}, 1, 412);
-  check_clusters({.dim = 8, .capacity = 12, .target = 11, .pins = 4}, 1, 413);
-  check_clusters({.dim = 1, .capacity = 300, .target = 200, .span = 2}, 1, 414);
-  check_clusters({.dim = 8, .capacity = 3, .target = 1, .pins = 0}, 1, 415);
+  check_clusters({.dim = 8, .capacity = 400, .slots = 70, .pins = 0}, 2, 411);
+  check_clusters({.dim = 8, .capacity = 400, .slots = 70, .pins = 0, .even = true}, 1, 412);
+  check_clusters({.dim = 8, .capacity = 12, .slots = 11, .pins = 4}, 1, 413);
+  check_clusters({.dim = 1, .capacity = 300, .slots = 200, .span = 2}, 1, 414);
+  check_clusters({.dim = 8, .capacity = 3, .slots = 1, .pins = 0}, 1, 415);
 }
 
 TEST_CASE("clusters on the device of more slots than a block has threads for at once") {
-  check_clusters({.dim = 2, .capacity = 4300, .target = 450, .pins = 40, .span = 300, .rounds = 1},
+  check_clusters({.dim = 2, .capacity = 4300, .slots = 450, .pins = 40, .span = 300, .rounds = 1},
                  1, 421);
 }
 

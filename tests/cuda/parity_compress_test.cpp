@@ -30,18 +30,18 @@ TEST_CASE("compress: snapkv") {
 TEST_CASE("compress: zsmerge") {
   check_policy_once(zsmerge{}, 24, 61);
   check_compress<float>(zsmerge{.residual = 3}, {.heads = 2, .dim = 32},  // none is evicted
-                        {.length = 24, .queries = 20, .target = 24, .steps = 3}, 1e-5, 69);
+                        {.length = 24, .queries = 20, .slots = 24, .steps = 3}, 1e-5, 69);
   check_policy(zsmerge{.residual = 3, .prompt = zsmerge::prompt_mode::nearest}, 24, 71);
   check_policy(zsmerge{.residual = 5, .sinks = 0, .new_token_competes = false}, 24, 81);
 }
 
 TEST_CASE("compress takes prompts of several blocks") {
   check_compress<Eigen::half>(zsmerge{.residual = 4}, {.heads = 1, .dim = 8, .group = 1},
-                              {.length = 2100, .queries = 20, .target = 600, .random = true}, 1e-3,
+                              {.length = 2100, .queries = 20, .slots = 600, .random = true}, 1e-3,
                               91);
   check_compress<float>(
       snapkv{}, {.heads = 1, .dim = 8, .group = 1},
-      {.length = 1500, .queries = 40, .target = 600, .random = true, .shuffled = true}, 1e-5, 92);
+      {.length = 1500, .queries = 40, .slots = 600, .random = true, .shuffled = true}, 1e-5, 92);
 }
 
 TEST_CASE("compress refuses what it cannot do") {

@@ -18,7 +18,7 @@ TEST_CASE("compress: ems") {
 TEST_CASE("compress: ems a second time, on entries that are shared") {
   ems p{.window = 8, .threshold = 0};
   const cache_case c{.heads = 2, .dim = 8, .group = 2};
-  prompt_case what{.queries = 40, .target = 30, .random = true, .steps = 3, .again = 20};
+  prompt_case what{.queries = 40, .slots = 30, .random = true, .steps = 3, .again = 20};
   check_compress<float>(p, c, what, 1e-5, 331);
   p.combine = group_combine::mean, p.table = 9;
   check_compress<float>(p, c, what, 1e-5, 332);
@@ -32,7 +32,7 @@ TEST_CASE("compress: ems a second time, on entries that are shared") {
 TEST_CASE("compress: ems compares keys as they were before RoPE") {
   const ems p{.window = 5, .threshold = 0.05F, .with_position = false};
   const rotary halves = rotary::halves(500), adjacent = rotary::interleaved(500);
-  const prompt_case what{.queries = 40, .target = 20, .random = true, .steps = 3, .again = 16};
+  const prompt_case what{.queries = 40, .slots = 20, .random = true, .steps = 3, .again = 16};
   check_compress<float>(p, {.heads = 2, .dim = 9, .rope = &halves}, what, 1e-5, 341);
   check_compress<Eigen::half>(
       p, {.heads = 1, .dim = 16, .group = 2, .paged = true, .rope = &adjacent}, what, 1e-3, 342);
@@ -42,33 +42,33 @@ TEST_CASE("compress: ems on few directions, whose likeness ties") {
   ems p{.window = 5, .threshold = 0.5F};
   for (const index_t dim : {1, 2}) {
     check_compress<float>(p, {.heads = 2, .dim = dim},
-                          {.queries = 0, .target = 20, .shuffled = true}, 1e-5, 345);
+                          {.queries = 0, .slots = 20, .shuffled = true}, 1e-5, 345);
     check_compress<float>(p, {.heads = 2, .dim = dim},
-                          {.queries = 40, .target = 20, .shuffled = true}, 1e-5, 346);
+                          {.queries = 40, .slots = 20, .shuffled = true}, 1e-5, 346);
   }
 }
 
 TEST_CASE("compress: ems over several tiles") {
   check_compress<float>(
       ems{.threshold = 0}, {.heads = 1, .dim = 8},
-      {.length = 700, .queries = 40, .target = 200, .random = true, .shuffled = true, .again = 90},
+      {.length = 700, .queries = 40, .slots = 200, .random = true, .shuffled = true, .again = 90},
       1e-5, 351);
   check_compress<Eigen::half>(
       ems{.threshold = 0}, {.heads = 1, .dim = 8},
-      {.length = 700, .queries = 40, .target = 200, .random = true, .rounding = 2e-5F, .again = 90},
+      {.length = 700, .queries = 40, .slots = 200, .random = true, .rounding = 2e-5F, .again = 90},
       1e-3, 352);
   check_compress<Eigen::half>(ems{.threshold = 0}, {.heads = 1, .dim = 72},
-                              {.length = 300, .queries = 20, .target = 80, .random = true}, 1e-3,
+                              {.length = 300, .queries = 20, .slots = 80, .random = true}, 1e-3,
                               354);
   check_compress<float>(ems{.threshold = -1}, {.heads = 1, .dim = 256},
-                        {.length = 160, .queries = 20, .target = 60, .random = true}, 1e-5, 353);
+                        {.length = 160, .queries = 20, .slots = 60, .random = true}, 1e-5, 353);
 }
 
 TEST_CASE("compress: ems where scores are no numbers, and where there are none") {
   const ems p{.window = 4, .threshold = 0};
   const cache_case c{.heads = 1, .dim = 8};
-  check_compress<float>(p, c, {.target = 24, .nan = true}, 1e-5, 361);
-  check_compress<float>(p, c, {.queries = 0, .target = 24, .nan = true}, 1e-5, 362);
+  check_compress<float>(p, c, {.slots = 24, .nan = true}, 1e-5, 361);
+  check_compress<float>(p, c, {.queries = 0, .slots = 24, .nan = true}, 1e-5, 362);
 }
 
 TEST_CASE("step: ems") {
@@ -118,7 +118,7 @@ TEST_CASE("step refuses a state without ems's memory") {
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
       (policy_calls<ems, float>::step({.window = 8}, kv.view(), kv.state, x.data(),
-                                      {x.data(), x.data()}, budget{.target = 32}, x.data(), {},
+                                      {x.data(), x.data()}, budget{.slots = 32}, x.data(), {},
                                       order())),
       Catch::Contains("cuda ems: expected a state of 726 floats of memory per head, got 7"));
 }

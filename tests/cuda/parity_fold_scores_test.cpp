@@ -112,7 +112,7 @@ std::unique_ptr<scores_twin<Scalar>> clear_twin(const fold& p, scores_case what,
 template <class Scalar>
 void check_pins(const fold& p, const scores_case& what, const budget& first, index_t apart = 0,
                 index_t steps = 0, double tolerance = -1) {
-  INFO("dim " << what.shape.dim << ", group " << what.shape.group << ", target " << first.target
+  INFO("dim " << what.shape.dim << ", group " << what.shape.group << ", target " << first.slots
               << ", seed " << what.seed);
   uneven_budgets budgets(first, apart, what.shape.heads);
   const auto twin = clear_twin<Scalar>(p, what, budgets);

@@ -62,7 +62,7 @@ TEST_CASE("step: fold with other ropes, strides and shapes") {
 TEST_CASE("compress: fold") {
   const fold p{.recent = 6, .decode = {.queries = 8}};
   const cache_case c{.heads = 2, .dim = 32, .group = 2};
-  prompt_case what{.queries = 40, .target = 24, .random = true, .rounding = 2e-5F, .steps = 6};
+  prompt_case what{.queries = 40, .slots = 24, .random = true, .rounding = 2e-5F, .steps = 6};
   check_compress<float>(p, c, what, 1e-5, 221);
   what.shuffled = true, what.positions = true, what.steps = 0;
   check_compress<float>(p, c, what, 1e-5, 222);
@@ -82,8 +82,7 @@ TEST_CASE("compress and step: fold that remembers no query") {
   const cache_case c{.heads = 2, .capacity = 30, .dim = 32, .group = 2};
   check_steps<float>(p, c, 20, {24, 27}, 8, data::integers, 1e-5, 227);
   check_compress<float>(p, {.heads = 2, .dim = 32, .group = 2},
-                        {.queries = 40, .target = 24, .random = true, .rounding = 2e-5F}, 1e-5,
-                        228);
+                        {.queries = 40, .slots = 24, .random = true, .rounding = 2e-5F}, 1e-5, 228);
 }
 
 TEST_CASE("compress: fold with other parameters and shapes") {
@@ -94,13 +93,13 @@ TEST_CASE("compress: fold with other parameters and shapes") {
                .prompt = {.pool = 1, .outlier = 0, .rounds = 1, .floor = 0, .ridge = 0}};
   check_compress<float>(
       p, {.heads = 1, .dim = 33, .rope = &adjacent},
-      {.length = 50, .queries = 20, .target = 16, .random = true, .rounding = 2e-5F}, 1e-5, 231);
+      {.length = 50, .queries = 20, .slots = 16, .random = true, .rounding = 2e-5F}, 1e-5, 231);
   check_compress<Eigen::half>(
       p, {.heads = 1, .dim = 160, .rope = &adjacent},
-      {.length = 50, .queries = 20, .target = 16, .random = true, .rounding = 2e-5F}, 1e-3, 232);
+      {.length = 50, .queries = 20, .slots = 16, .random = true, .rounding = 2e-5F}, 1e-3, 232);
   check_compress<float>(
       fold{}, {.heads = 1, .dim = 8},
-      {.length = 700, .queries = 70, .target = 200, .random = true, .rounding = 2e-5F}, 1e-5, 233);
+      {.length = 700, .queries = 70, .slots = 200, .random = true, .rounding = 2e-5F}, 1e-5, 233);
 }
 
 /// Four sinks have all but e^-gap of every query's attention. What outputs lack is then what
@@ -168,7 +167,7 @@ TEST_CASE("step refuses a state without fold's memory") {
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
       (policy_calls<fold, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()},
-                                       budget{.target = 32}, x.data(), {}, order())),
+                                       budget{.slots = 32}, x.data(), {}, order())),
       Catch::Contains("cuda fold: expected a state of " + std::to_string(fold{}.memory(8, 1, 40)) +
                       " floats of memory per head"));
 }

@@ -32,7 +32,7 @@ index_t launches_of_plan(const Policy& policy, Plan plan) {
   workspace_allocator from({memory.data(), memory.size()});
   work.allocate(from, rule, detail::shape_of(view));
   const emulator::traffic counted;
-  plan(rule, view, columns, head_budgets(budget{.target = 24}), work, order());
+  plan(rule, view, columns, head_budgets(budget{.slots = 24}), work, order());
   return counted.launches;
 }
 template <class Policy>
@@ -76,7 +76,7 @@ TEST_CASE("a step of heads that a block each attends takes one launch, of others
   const cache_case split{.heads = 2, .capacity = 301, .dim = 32, .group = 4};
   const cache_case wide{.heads = 2, .capacity = 65, .dim = 32, .group = 12};
   const cache_case odd{.heads = 2, .capacity = 65, .dim = 30, .group = 4};
-  const auto at = [](const cache_case& c) { return budget{.target = c.capacity - 1}; };
+  const auto at = [](const cache_case& c) { return budget{.slots = c.capacity - 1}; };
   const auto check = [&](const auto& policy, index_t behind) {
     CHECK(launches_of_step<half>(policy, whole, at(whole)) == 1 + behind);
     CHECK(launches_of_step<half>(policy, split, at(split)) == 2 + behind);

@@ -16,13 +16,13 @@ TEST_CASE("compress: keepkv") {
   check_policy_once(keepkv{.similarity = 0.4F}, 24, 111, false);
   const keepkv evicts_first{.sinks = 0, .similarity = 0.6F, .window = 8, .merge_first = false};
   const cache_case c{.heads = 2, .dim = 32, .group = 2};
-  check_compress<float>(evicts_first, c, {.target = 24}, 1e-5, 121);
+  check_compress<float>(evicts_first, c, {.slots = 24}, 1e-5, 121);
   check_compress<float>(evicts_first, c,
-                        {.queries = 20, .target = 24, .shuffled = true, .positions = true}, 1e-5,
+                        {.queries = 20, .slots = 24, .shuffled = true, .positions = true}, 1e-5,
                         122);
-  check_compress<float>(evicts_first, c, {.target = 24, .random = true, .steps = 4}, 1e-5, 123);
+  check_compress<float>(evicts_first, c, {.slots = 24, .random = true, .steps = 4}, 1e-5, 123);
   // A second prompt's estimates begin anew.
-  check_compress<float>(evicts_first, c, {.target = 24, .random = true, .again = 20}, 1e-5, 124);
+  check_compress<float>(evicts_first, c, {.slots = 24, .random = true, .again = 20}, 1e-5, 124);
 }
 TEST_CASE("compress: kvmerger") {
   check_policy_once(kvmerger{}, 24, 131);
@@ -35,14 +35,14 @@ TEST_CASE("compress: kvmerger") {
 
 TEST_CASE("compress: keepkv walks several tiles of walkers") {
   check_compress<Eigen::half>(keepkv{.similarity = 0.6F}, {.heads = 1, .dim = 8, .group = 1},
-                              {.length = 500, .queries = 10, .target = 100, .random = true}, 1e-3,
+                              {.length = 500, .queries = 10, .slots = 100, .random = true}, 1e-3,
                               93);
 }
 
 TEST_CASE("compress: rows and runs of hundreds of slots") {
   const cache_case c{.heads = 1, .dim = 8, .group = 1};
   const prompt_case many{
-      .length = 700, .queries = 10, .target = 24, .random = true, .rounding = 1e-5F};
+      .length = 700, .queries = 10, .slots = 24, .random = true, .rounding = 1e-5F};
   check_compress<float>(d2o{}, c, many, 1e-5, 161);
   check_compress<float>(kvmerger{.gaps_break = false}, c, many, 1e-5, 162);
   check_compress<float>(kvmerger{}, {.heads = 2, .dim = 40, .group = 1}, many, 1e-5, 163);
@@ -52,7 +52,7 @@ TEST_CASE("compress: rows and runs of hundreds of slots") {
 // 64 heads: a warp weighs several rows.
 TEST_CASE("compress: rows of many heads") {
   const cache_case c{.heads = 64, .dim = 8, .group = 1};
-  const prompt_case some{.length = 80, .queries = 10, .target = 40, .random = true};
+  const prompt_case some{.length = 80, .queries = 10, .slots = 40, .random = true};
   check_compress<float>(d2o{}, c, some, 1e-5, 171);
   check_compress<float>(kvmerger{}, c, some, 1e-5, 172);
 }

@@ -147,7 +147,7 @@ TEST_CASE("pages of any size") {
                        30, {24, 37}, 20, data::integers, 1e-5, 401);
     check_compress<Eigen::half>(d2o{},
                                 {.heads = 1, .dim = 40, .group = 4, .paged = true, .page = page},
-                                {.length = 100, .queries = 33, .target = 24}, 1e-3, 402);
+                                {.length = 100, .queries = 33, .slots = 24}, 1e-3, 402);
   }
   for (const index_t n : {1, 2, 3, 5, 7, 12, 100, 641, 65535, 1 << 30, 0x7fffffff}) {
     const page_slots pages = n;

@@ -100,16 +100,16 @@ TEST_CASE("step refuses what it cannot do") {
                                       order());
   };
   CHECK_THROWS_WITH(
-      step_with(h2o{}, budget{.target = 9}),
+      step_with(h2o{}, budget{.slots = 9}),
       Catch::Contains("expected a target of 1 to 8 slots (one fewer than the capacity), got 9"));
-  CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 4, .trigger = 10}),
+  CHECK_THROWS_WITH(step_with(h2o{}, budget{.slots = 4, .trigger = 10}),
                     Catch::Contains("expected a trigger of 5 to 9 slots, got 10"));
-  CHECK_THROWS_WITH(step_with(h2o{}, budget{.target = 7}),
+  CHECK_THROWS_WITH(step_with(h2o{}, budget{.slots = 7}),
                     Catch::Contains("expected h2o with a target of at least 8 slots, got 7"));
-  CHECK_THROWS_WITH(step_with(h2o{.sinks = -1}, budget{.target = 8}),
+  CHECK_THROWS_WITH(step_with(h2o{.sinks = -1}, budget{.slots = 8}),
                     Catch::Contains("sinks, got -1"));
   CHECK_THROWS_WITH(step_with(streaming_llm{.positions = streaming_llm::position_mode::cache_index},
-                              budget{.target = 8}),
+                              budget{.slots = 8}),
                     Catch::Contains("expected original positions, got cache_index"));
 }
 
@@ -119,7 +119,7 @@ TEST_CASE("step: a head without room gives NaN and stays as it is") {
   device_buffer<float> x(32, 0), out(32, 0);
   device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()));
   policy_calls<h2o, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()},
-                                 budget{.target = 8}, out.data(), {memory.data(), memory.size()},
+                                 budget{.slots = 8}, out.data(), {memory.data(), memory.size()},
                                  order());
   CHECK(out[0] != out[0]);
   CHECK(kv.keys.bytes() == keys);

@@ -106,7 +106,7 @@ TEST_CASE("runs are named and rows are made with a barrier for every 4096 slots"
   {
     // Four to count pairs, four a digit of the cut, one between cut and runs, one behind.
     const emulator::traffic counted;
-    launch(detail::name_runs<float>{kv.view(), kv.state, of, budget{.target = n - pairs / 2}, false,
+    launch(detail::name_runs<float>{kv.view(), kv.state, of, budget{.slots = n - pairs / 2}, false,
                                     0.0F},
            {1}, order());
     CHECK(counted.barriers == 4 + 4 * 4 + 2 + 2 * (n / 4096));

@@ -87,8 +87,8 @@ void check_runs(index_t n, std::uint32_t of_ten, bool cut, std::uint64_t seed) {
       expected[size_of(slots[size_of(i)])] = pivot;
     }
   }
-  launch(detail::name_runs<float>{kv.view(), kv.state, d.view(), budget{.target = n - wanted},
-                                  false, 0.0F},
+  launch(detail::name_runs<float>{kv.view(), kv.state, d.view(), budget{.slots = n - wanted}, false,
+                                  0.0F},
          {1}, order(seed));
   CHECK(std::equal(expected.begin(), expected.end(), d.into.host()));
 }

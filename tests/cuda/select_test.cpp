@@ -70,9 +70,9 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
   const sum_rule rule{
       .sinks = sinks,
       .recent = static_cast<float>(recent) / static_cast<float>(std::max(target, 1))};
-  select(rule, kv.view(), kv.state, {.target = target}, plan.view(), order(seed));
+  select(rule, kv.view(), kv.state, {.slots = target}, plan.view(), order(seed));
   if (twice) {
-    select(rule, kv.view(), kv.state, {.target = target}, again.view(), order(seed + 5));
+    select(rule, kv.view(), kv.state, {.slots = target}, again.view(), order(seed + 5));
     CHECK(plan.sources.bytes() == again.sources.bytes());
     CHECK(plan.begin.bytes() == again.begin.bytes());
   }
@@ -136,7 +136,7 @@ TEST_CASE("select waits for the trigger, and apply carries its plan out") {
   device_cache<half> kv(c, {40, 30, 20}, 5, {column_merge::sum});
   device_cache<half> before(c, {40, 30, 20}, 5, {column_merge::sum});
   device_plan plan(3, 40);
-  const budget limit{.target = 20, .trigger = 32};
+  const budget limit{.slots = 20, .trigger = 32};
   select(position_rule{{}, 4}, kv.view(), kv.state, limit, plan.view(), order());
   CHECK(plan.rows[0] == 20);
   CHECK(plan.rows[1] == -1);
@@ -154,7 +154,7 @@ TEST_CASE("select waits for the trigger, and apply carries its plan out") {
 TEST_CASE("select gives heads with budgets of their own what one for all gives") {
   const cache_case c{.heads = 3, .capacity = 600, .dim = 8};
   device_cache<float> kv(c, {600, 590, 31}, 9, {column_merge::sum});
-  const std::vector<budget> host{{.target = 500}, {.target = 9}, {.target = 30}};
+  const std::vector<budget> host{{.slots = 500}, {.slots = 9}, {.slots = 30}};
   device_buffer<budget> device(host);
   const sum_rule rule{.recent = 0.25F};
   device_plan own(3, c.capacity);
@@ -162,7 +162,7 @@ TEST_CASE("select gives heads with budgets of their own what one for all gives")
   for (index_t h = 0; h < c.heads; ++h) {
     device_plan one(3, c.capacity);
     select(rule, kv.view(), kv.state, host[static_cast<std::size_t>(h)], one.view(), order());
-    REQUIRE(own.rows[h] == host[static_cast<std::size_t>(h)].target);
+    REQUIRE(own.rows[h] == host[static_cast<std::size_t>(h)].slots);
     REQUIRE(one.rows[h] == own.rows[h]);
     bool same = true;
     for (index_t r = 0; r < own.rows[h]; ++r) {

@@ -231,7 +231,7 @@ TEST_CASE("from an empty cache every head holds what its own policy protects") {
   REQUIRE(c.of_heads[0].min_budget() > c.policy.min_budget());
   for (std::size_t l = 0; l < 2; ++l) {
     const evaluate::compressed_layer layer(c, shape, l, 400);
-    CHECK(layer.limits[0].target >= c.of_heads[l].min_budget());
+    CHECK(layer.limits[0].slots >= c.of_heads[l].min_budget());
     CHECK(layer.limits[0].trigger <= layer.kv.shape().capacity);
   }
 }

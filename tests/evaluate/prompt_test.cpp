@@ -42,11 +42,11 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
       for (std::size_t l = 0; l < prompt.tail.size(); ++l) {
         for (const kvmeld::budget& b :
              evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], l)) {
-          slots += b.target;
-          CHECK(b.target >= policies[i].policy.min_budget());
+          slots += b.slots;
+          CHECK(b.slots >= policies[i].policy.min_budget());
         }
       }
-      CHECK(slots == limit.target * model.shape().layers * model.shape().kv_heads);
+      CHECK(slots == limit.slots * model.shape().layers * model.shape().kv_heads);
       evaluate::compressed_layer ours(chosen, prompt, 1);
       const auto limits = evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], 1);
       auto kv = prompt.layer(1);

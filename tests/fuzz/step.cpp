@@ -131,7 +131,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
           const auto q = numbers(n * heads * group * dim, most_query);
           compress(policy, kv, one.state, kvmeld::prompt_queries(q.data(), n, heads, group, dim),
                    b);
-          one.check_lengths(b.target);
+          one.check_lengths(b.slots);
           break;
         }
         default: {

@@ -84,7 +84,7 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
   for (const index_t from : {0, 2, 3}) {
     const std::string seen = "expected " + std::to_string(64 * from) + " tokens in the engine";
     const auto said = [&](mode how, const std::string& policy, auto hidden,
-                          const std::vector<budget>& limits = {{.target = 48}}) {
+                          const std::vector<budget>& limits = {{.slots = 48}}) {
       const auto v = behind(models, policy_named(policy), {.how = how, .limits = limits},
                             [&](ggml_tensor* t, index_t at) { return at >= from && hidden(t); });
       if (v.batch >= 0) {
@@ -125,7 +125,7 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
     }
     // Where a head is shorter than another, it has cells to hide.
     if (from > 0) {
-      CHECK_THAT(said(mode::repack, "h2o", named("kq-1"), {{.target = 48}, {.target = 40}}),
+      CHECK_THAT(said(mode::repack, "h2o", named("kq-1"), {{.slots = 48}, {.slots = 40}}),
                  Contains("expected all nodes of layer 1's attention"));
     }
   }
@@ -144,9 +144,9 @@ TEST_CASE("llama.cpp: a layer that is turned by another base is refused in the d
     };
   };
   for (const mode how : {mode::repack, mode::own_attention}) {
-    const options o{.how = how, .limits = {{.target = 48}}},
-        first{.how = how, .limits = {{.target = 48}}, .untouched = {1}, .capacity = 256},
-        second{.how = how, .limits = {{.target = 48}}, .untouched = {0}, .capacity = 256};
+    const options o{.how = how, .limits = {{.slots = 48}}},
+        first{.how = how, .limits = {{.slots = 48}}, .untouched = {1}, .capacity = 256},
+        second{.how = how, .limits = {{.slots = 48}}, .untouched = {0}, .capacity = 256};
     for (const auto& p : {by_slots(), policy_named("fold"), policy_named("expected_attention")}) {
       CAPTURE(how, p.name());
       CHECK(behind(models, p, o, turned_by(known)).said == "not refused");
@@ -173,7 +173,7 @@ TEST_CASE("llama.cpp: a second sequence is refused, and the first goes on") {
     auto parameters = exact_parameters(512, 64);
     parameters.n_seq_max = 3;
     parameters.kv_unified = true;
-    const options o{.how = how, .limits = {{.target = 96}}};
+    const options o{.how = how, .limits = {{.slots = 96}}};
     compressed_llama alone(models.theirs.get(), policy_named("h2o"), o, parameters),
         kv(models.theirs.get(), policy_named("h2o"), o, parameters);
     const auto memory = llama_get_memory(kv.context.get());

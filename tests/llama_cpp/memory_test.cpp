@@ -26,8 +26,7 @@ TEST_CASE(
     "rows are all cells") {
   twin models;
   const auto text = draw_tokens(192, models.shape.vocab);
-  const std::vector<budget> limits = {
-      {.target = 24}, {.target = 96}, {.target = 64}, {.target = 32}};
+  const std::vector<budget> limits = {{.slots = 24}, {.slots = 96}, {.slots = 64}, {.slots = 32}};
   for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16}) {
     const std::size_t row = 2 * 16 * ggml_type_size(type);  // a key and a value
     for (const mode how : {mode::repack, mode::own_attention}) {
@@ -57,7 +56,7 @@ TEST_CASE("llama.cpp: 20,000 tokens in constant memory") {
   for (const auto& [how, name] : {std::pair{mode::repack, "h2o"}, {mode::own_attention, "fold"}}) {
     CAPTURE(name);
     compressed_llama kv(models.theirs.get(), policy_named(name),
-                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, chunk));
+                        {.how = how, .limits = {{.slots = 96}}}, exact_parameters(256, chunk));
     std::size_t bytes = 0, heap = 0;
     bool finite = true, flat = true;
     for (std::size_t at = 0; at < text.size(); at += chunk) {

@@ -23,7 +23,7 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
     const auto p = policy_named(name);
     for (const bool whole : {false, true}) {
       // The first prompt is one token over the first layer's budget.
-      const std::vector<budget> limits = {{.target = 63}, {.target = 80, .trigger = 200}};
+      const std::vector<budget> limits = {{.slots = 63}, {.slots = 80, .trigger = 200}};
       chunked_engine ours(models.ours, p, limits, 512, {static_cast<char>(whole), 0});
       std::vector<engine::row_major_matrix> wanted;
       for (std::size_t at = 0; at < text.size(); at += chunk) {
@@ -59,8 +59,7 @@ TEST_CASE(
   twin models;
   const auto text = draw_tokens(448, models.shape.vocab);
   // One of them has a slot less than the longest.
-  const std::vector<budget> limits = {
-      {.target = 24}, {.target = 96}, {.target = 95}, {.target = 32}};
+  const std::vector<budget> limits = {{.slots = 24}, {.slots = 96}, {.slots = 95}, {.slots = 32}};
   std::vector<std::vector<engine::row_major_matrix>> logits;
   for (const mode how : {mode::repack, mode::own_attention}) {
     compressed_llama kv(models.theirs.get(), policy_named("fold"), {.how = how, .limits = limits},
@@ -70,7 +69,7 @@ TEST_CASE(
     for (index_t l = 0; l < 2; ++l) {
       for (index_t h = 0; h < 2; ++h) {
         const auto head = kv.kv.held()[l].head(h);
-        CHECK(head.length() == limits[static_cast<std::size_t>(2 * l + h)].target);
+        CHECK(head.length() == limits[static_cast<std::size_t>(2 * l + h)].slots);
         CHECK(head.tokens_total() == 448);
         slots += head.length();
       }
@@ -86,7 +85,7 @@ TEST_CASE("llama.cpp: a policy that never compresses gives the engine's own logi
   const auto wanted = full_logits(models.ours, text);
   for (const mode how : {mode::repack, mode::own_attention}) {
     compressed_llama kv(models.theirs.get(), policy_named("full_cache"),
-                        {.how = how, .limits = {{.target = 16}}}, exact_parameters(256, chunk));
+                        {.how = how, .limits = {{.slots = 16}}}, exact_parameters(256, chunk));
     const auto got = run(kv, text);
     for (std::size_t i = 0; i < got.size(); ++i) {
       CHECK(difference(got[i], wanted.middleRows(static_cast<Eigen::Index>(i) * chunk, chunk)) <
@@ -101,7 +100,7 @@ TEST_CASE("llama.cpp: single tokens pile up under a policy that compresses promp
   const auto text = draw_tokens(165, models.shape.vocab);
   for (const mode how : {mode::repack, mode::own_attention}) {
     compressed_llama kv(models.theirs.get(), policy_named("attention_matching:recent=4"),
-                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, chunk));
+                        {.how = how, .limits = {{.slots = 96}}}, exact_parameters(256, chunk));
     const auto part = [&](std::size_t at, std::size_t n) {
       for (std::size_t i = at; i < at + n; i += std::min<std::size_t>(n, chunk)) {
         kv.decode(std::span(text).subspan(i, std::min<std::size_t>(n, chunk)));
@@ -119,7 +118,7 @@ TEST_CASE("llama.cpp: single tokens pile up under a policy that compresses promp
 TEST_CASE("llama.cpp: cells that the engine adds to n_ctx can be used") {
   twin models;
   const auto text = draw_tokens(384, models.shape.vocab);
-  const options o{.limits = {{.target = 80}}};
+  const options o{.limits = {{.slots = 80}}};
   compressed_llama few(models.theirs.get(), policy_named("h2o"), o, exact_parameters(100, chunk)),
       more(models.theirs.get(), policy_named("h2o"), o, exact_parameters(256, chunk));
   CHECK(llama_n_ctx(few.context.get()) == 256);  // a multiple of it
@@ -132,7 +131,7 @@ TEST_CASE("llama.cpp: micro-batches, threads and sequences' flags do not change 
   for (const mode how : {mode::repack, mode::own_attention}) {
     for (const std::string name : {"h2o", "keepkv", "fold"}) {
       CAPTURE(name);
-      const options o{.how = how, .limits = {{.target = 96}}};
+      const options o{.how = how, .limits = {{.slots = 96}}};
       compressed_llama one(models.theirs.get(), policy_named(name), o, exact_parameters(256, 32));
       const auto wanted = run(one, text, 32);
       auto parameters = exact_parameters(256, 32);
@@ -167,14 +166,14 @@ TEST_CASE("llama.cpp: half rows in both modes") {
   const auto text = draw_tokens(448, models.shape.vocab);
   for (const std::string name : {"streaming_llm", "random:window=8"}) {  // rounding decides nothing
     CAPTURE(name);
-    const options exact{.limits = {{.target = 96}}};
+    const options exact{.limits = {{.slots = 96}}};
     compressed_llama wanted(models.theirs.get(), policy_named(name), exact,
                             exact_parameters(256, chunk));
     const auto logits = run(wanted, text);
     for (const mode how : {mode::repack, mode::own_attention}) {
       auto parameters = exact_parameters(256, chunk);
       parameters.type_k = parameters.type_v = GGML_TYPE_F16;
-      const options o{.how = how, .limits = {{.target = 96}}};
+      const options o{.how = how, .limits = {{.slots = 96}}};
       compressed_llama kv(models.theirs.get(), policy_named(name), o, parameters);
       const float d = apart(run(kv, text), logits);
       CHECK(d < 0.1F);
@@ -189,14 +188,14 @@ TEST_CASE("llama.cpp: half rows under policies that measure and merge") {
   const auto text = draw_tokens(192, models.shape.vocab, 4);  // rounding decides nothing in it
   for (const std::string name : {"h2o", "keepkv", "fold", "ems:window=8", "snapkv:window=8"}) {
     CAPTURE(name);
-    compressed_llama exact(models.theirs.get(), policy_named(name), {.limits = {{.target = 96}}},
+    compressed_llama exact(models.theirs.get(), policy_named(name), {.limits = {{.slots = 96}}},
                            exact_parameters(256, chunk));
     const auto wanted = run(exact, text);
     for (const mode how : {mode::repack, mode::own_attention}) {
       auto parameters = exact_parameters(256, chunk);
       parameters.type_k = parameters.type_v = GGML_TYPE_F16;
       compressed_llama kv(models.theirs.get(), policy_named(name),
-                          {.how = how, .limits = {{.target = 96}}}, parameters);
+                          {.how = how, .limits = {{.slots = 96}}}, parameters);
       const float d = apart(run(kv, text), wanted);
       CHECK(d < 0.05F);
       CHECK(d > 0);
@@ -207,7 +206,7 @@ TEST_CASE("llama.cpp: half rows under policies that measure and merge") {
 TEST_CASE("llama.cpp: a batch that asks for no logits is compressed all the same") {
   twin models;
   const auto text = draw_tokens(192, models.shape.vocab);
-  const options o{.limits = {{.target = 96}}};
+  const options o{.limits = {{.slots = 96}}};
   compressed_llama quiet(models.theirs.get(), policy_named("h2o"), o, exact_parameters(256, chunk)),
       asked(models.theirs.get(), policy_named("h2o"), o, exact_parameters(256, chunk));
   for (index_t at = 0; at < 128; at += chunk) {

@@ -160,12 +160,12 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
     kvmeld::observe(policy_, head, state[h], queries);
   }
   if (b.reached(head.length()) && (prompt || policy_.decodes())) {
-    kvmeld::plan(policy_, head, state[h], prompt ? queries : kvmeld::no_queries, b.target,
+    kvmeld::plan(policy_, head, state[h], prompt ? queries : kvmeld::no_queries, b.slots,
                  state.workspace().scratch, state.workspace().plan);
     kvmeld::apply(policy_, state.workspace().plan, head, state[h], state.workspace().scratch);
   }
-  if (head.length() <= b.target) {
-    policy_.after_compress(head, state[h], b.target);
+  if (head.length() <= b.slots) {
+    policy_.after_compress(head, state[h], b.slots);
   }
 }
 

@@ -57,7 +57,7 @@ TEST_CASE("llama.cpp: a policy of one's own is shown probabilities, log-sum-exp 
     index_t shown = 0;
     double farthest = 0;
     kvmeld::llama::compressor kv(models.theirs.get(), onlooker{&shown, &farthest},
-                                 {.how = how, .limits = {{.target = 96}}});
+                                 {.how = how, .limits = {{.slots = 96}}});
     auto parameters = exact_parameters(256, 64);
     kv.attach(parameters);
     const llama_context_ptr context(llama_init_from_model(models.theirs.get(), parameters));

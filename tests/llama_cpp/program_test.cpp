@@ -269,7 +269,7 @@ TEST_CASE("llama.cpp: a session begins again, and tells tokens by where they sta
   for (const bool compressed : {false, true}) {
     std::optional<kvmeld::llama::compression> by;
     if (compressed) {
-      by = {policy_named("fold"), {.limits = {{.target = 200}}}};
+      by = {policy_named("fold"), {.limits = {{.slots = 200}}}};
     }
     kvmeld::llama::session s(models.theirs.get(), exact_parameters(256, 64), by);
     for (int time = 0; time < 2; ++time) {

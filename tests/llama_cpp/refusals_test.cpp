@@ -98,7 +98,7 @@ TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
 
 TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and nothing is changed") {
   twin models;
-  const auto said = [&](auto change, options o = {.limits = {{.target = 96}}},
+  const auto said = [&](auto change, options o = {.limits = {{.slots = 96}}},
                         const std::string& name = "h2o") {
     return refusal([&] {
       adapter kv(models.theirs.get(), policy_named(name), o);
@@ -121,7 +121,7 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
   CHECK(said([](auto& p) { p.n_seq_max = 4, p.kv_unified = true; }) == "not refused");
   CHECK_THAT(said([](auto& p) { p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; }),
              Contains("expected flash attention off"));
-  const options own{.how = mode::own_attention, .limits = {{.target = 96}}};
+  const options own{.how = mode::own_attention, .limits = {{.slots = 96}}};
   const auto in_q8_0 = [](auto& p) { p.type_k = p.type_v = GGML_TYPE_Q8_0; };
   CHECK_THAT(said(in_q8_0, own),
              Contains("expected a dim that is a multiple of 32 for q8_0, got 16"));
@@ -135,9 +135,9 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
   CHECK_THAT(said([](auto& p) { p.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL; }),
              Contains("expected causal attention"));
   const auto nothing = [](auto&) {};
-  CHECK_THAT(said(nothing, {.limits = {{.target = 300}}}),
+  CHECK_THAT(said(nothing, {.limits = {{.slots = 300}}}),
              Contains("expected an n_ctx of at least 301"));
-  CHECK_THAT(said(nothing, {.limits = {{.target = 3}}}), Contains("budget of at least"));
+  CHECK_THAT(said(nothing, {.limits = {{.slots = 3}}}), Contains("budget of at least"));
   CHECK_THAT(said(nothing, {.limits = {{96}, {96}, {96}}}),
              Contains("expected 1 budget, 2 (one per layer) or 4 (one per KV head), got 3"));
   CHECK_THAT(said(nothing, {.limits = {{96}}, .untouched = {2}}),
@@ -158,7 +158,7 @@ TEST_CASE(
   twin models;
   const auto text = draw_tokens(64, models.shape.vocab);
   const auto said = [&](mode how, auto change, bool bound = true) {
-    adapter kv(models.theirs.get(), policy_named("h2o"), {.how = how, .limits = {{.target = 96}}});
+    adapter kv(models.theirs.get(), policy_named("h2o"), {.how = how, .limits = {{.slots = 96}}});
     auto p = exact_parameters(256, 64);
     kv.attach(p);
     change(p);
@@ -187,7 +187,7 @@ TEST_CASE(
     CHECK_THAT(said(how, [](auto& p) { p.type_k = p.type_v = GGML_TYPE_F16; }), Contains("in f32"));
     CHECK_THAT(said(how, [](auto& p) { p.n_seq_max = 2; }), Contains("cells]"));
   }
-  adapter kv(models.theirs.get(), policy_named("h2o"), {.limits = {{.target = 96}}});
+  adapter kv(models.theirs.get(), policy_named("h2o"), {.limits = {{.slots = 96}}});
   CHECK_THAT(refusal([&] { kv.bind(nullptr); }), Contains("expected a context"));
   // Wrong at the end of a graph, whose tokens are forgotten: only the next one can be stopped.
   auto p = exact_parameters(256, 64);
@@ -213,7 +213,7 @@ TEST_CASE("llama.cpp: an error within the callback stops llama_decode, and reset
   for (const mode how : {mode::repack, mode::own_attention}) {
     for (const auto& p : {policy_named("h2o"), policy_named("fold"), by_slots()}) {
       CAPTURE(p.name());
-      compressed_llama kv(models.theirs.get(), p, {.how = how, .limits = {{.target = 96}}},
+      compressed_llama kv(models.theirs.get(), p, {.how = how, .limits = {{.slots = 96}}},
                           exact_parameters(256, 64));
       const auto chunks = [&] {
         kv.position = 0;
@@ -259,7 +259,7 @@ TEST_CASE("llama.cpp: a report before the first graph says that nothing is held"
   twin models;
   for (const mode how : {mode::repack, mode::own_attention}) {
     compressed_llama kv(models.theirs.get(), policy_named("h2o"),
-                        {.how = how, .limits = {{.target = 96}}}, exact_parameters(256, 64));
+                        {.how = how, .limits = {{.slots = 96}}}, exact_parameters(256, 64));
     const auto r = kv.kv.report();
     CHECK((r.tokens == 0 && r.cells == 0 && r.slots == 0 && r.bytes == 0 && r.full_bytes == 0));
     // Of its own: h2o's records, and in own attention rows.

@@ -22,7 +22,7 @@ engine::config rotated(const kvmeld::rotary& r) {
 /// What decoding says: nothing, or why it was stopped.
 std::string said(twin& models, const evaluate::any_policy& p,
                  const std::vector<index_t>& untouched = {}) {
-  compressed_llama kv(models.theirs.get(), p, {.limits = {{.target = 96}}, .untouched = untouched},
+  compressed_llama kv(models.theirs.get(), p, {.limits = {{.slots = 96}}, .untouched = untouched},
                       exact_parameters(256, chunk));
   const auto text = draw_tokens(192, models.shape.vocab);
   for (index_t at = 0; at < 192; at += chunk) {
@@ -58,7 +58,7 @@ TEST_CASE("llama.cpp: keys are turned by the model's own rotation") {
     twin models(7, rotated(rope), {}, arch);
     const auto text = draw_tokens(1024, models.shape.vocab);
     const auto p = by_slots();
-    const kvmeld::budget limit{.target = 96};
+    const kvmeld::budget limit{.slots = 96};
     chunked_engine ours(models.ours, p, {limit, limit}, 96 + chunk);
     compressed_llama repack(models.theirs.get(), p, {.limits = {limit}},
                             exact_parameters(256, chunk)),
@@ -115,8 +115,8 @@ TEST_CASE("llama.cpp: layers that are not turned stop the policies that turn, an
   for (const std::string name : {"streaming_llm", "h2o"}) {
     CAPTURE(name);
     CHECK(said(models, policy_named(name)).empty());
-    const options o{.limits = {{.target = 96}}},
-        mine{.how = mode::own_attention, .limits = {{.target = 96}}};
+    const options o{.limits = {{.slots = 96}}},
+        mine{.how = mode::own_attention, .limits = {{.slots = 96}}};
     compressed_llama repack(models.theirs.get(), policy_named(name), o,
                             exact_parameters(256, chunk)),
         own(models.theirs.get(), policy_named(name), mine, exact_parameters(256, chunk));

@@ -49,7 +49,7 @@ struct both_engines {
   }
 
   stream_logits of_llama(const evaluate::any_policy& p, mode how, std::span<const int> text) const {
-    compressed_llama kv(theirs, p, {.how = how, .limits = {{.target = target}}},
+    compressed_llama kv(theirs, p, {.how = how, .limits = {{.slots = target}}},
                         exact_parameters(cells, chunk));
     const auto all = each_chunk(text, p.decodes(), [&](auto part) { return kv.decode(part); });
     const auto r = kv.kv.report();
@@ -89,7 +89,7 @@ struct both_engines {
   stream_logits of_ours(const evaluate::any_policy& p, std::span<const int> text, index_t room,
                         bool singles) const {
     const auto layers = static_cast<std::size_t>(ours.shape().layers);
-    chunked_engine loops(ours, p, std::vector<kvmeld::budget>(layers, {.target = target}), room,
+    chunked_engine loops(ours, p, std::vector<kvmeld::budget>(layers, {.slots = target}), room,
                          std::vector<char>(layers, p.bounded() ? 0 : 1), turned);
     return each_chunk(text, singles, [&](auto part) { return loops.decode(part); });
   }

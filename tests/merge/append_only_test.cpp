@@ -103,8 +103,8 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
 TEST_CASE("a decode stream is admitted by every policy, and no slot before the new ones changes",
           "[append_only]") {
   constexpr index_t steps = 96, target = 24, dim = 8, group = 2;
-  constexpr kvmeld::budget never{.target = steps};  // `step` appends, attends and observes
-  for (const index_t open : {1, 24}) {              // slots that are not sealed
+  constexpr kvmeld::budget never{.slots = steps};  // `step` appends, attends and observes
+  for (const index_t open : {1, 24}) {             // slots that are not sealed
     for (const auto& example : fixtures::every_policy()) {
       const auto& p = example.policy;
       if (!p.decodes()) {

@@ -165,11 +165,11 @@ TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
       // Now a slot more or less, now any, now with a trigger.
       budget b{t % 3 == 0 ? draw(policy.min_budget(), 60)
                           : std::max(policy.min_budget(), length + t % 2)};
-      b.trigger = t % 5 == 0 ? b.target + draw(1, 9) : 0;
-      INFO("step " << t << ": " << length << " slots, target " << b.target << ", trigger "
+      b.trigger = t % 5 == 0 ? b.slots + draw(1, 9) : 0;
+      INFO("step " << t << ": " << length << " slots, target " << b.slots << ", trigger "
                    << b.trigger);
       one.step(b);
-      const index_t expected = length + 1 >= b.trigger_length() ? b.target : length + 1;
+      const index_t expected = length + 1 >= b.trigger_length() ? b.slots : length + 1;
       REQUIRE((exact ? one.length() == expected : one.length() <= expected));
       length = one.length();
       if (t % 10 == 9) {

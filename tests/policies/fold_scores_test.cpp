@@ -228,7 +228,7 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
   }
   // Sinks, the latest, clusters; the rest by the lengths of prompt and stream.
   const index_t latest = std::min(policy.recent, policy.prompt_recent + 3 * policy.clusters / 4),
-                most = std::min(index_t{95}, in_decode.target - policy.sinks - latest - 2),
+                most = std::min(index_t{95}, in_decode.slots - policy.sinks - latest - 2),
                 room = most * tokens / (tokens + steps);
   REQUIRE((room > 20 && most - room > 20));
   for (index_t h = 0; h < heads; ++h) {

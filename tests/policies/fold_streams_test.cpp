@@ -38,7 +38,7 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
     kvmeld::step(any_policy(policy), kv, state, {q, k, v}, most, out);
     o.step(expected, fixtures::to_mat(q.data(), of_group, width),
            fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width)[0],
-           most.target, most.trigger);
+           most.slots, most.trigger);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
 }

@@ -59,7 +59,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
       stream first(policy);
       first.append(steps > 0 ? 60 : 0);
       for (int t = 0; t < steps; ++t) {
-        first.step({.target = 40});
+        first.step({.slots = 40});
       }
       stream once = first;
       const index_t old = once.head().length();
@@ -104,7 +104,7 @@ TEST_CASE("a head goes from its trigger to its target, and grows again", "[reque
     }
     for (const index_t trigger : {0, 41, 42, 60}) {
       INFO(example.name << ", trigger " << trigger);
-      const budget b{.target = 40, .trigger = trigger};
+      const budget b{.slots = 40, .trigger = trigger};
       stream one(policy, 60);
       index_t expected = 0;
       for (int t = 0; t < 130; ++t) {
@@ -141,7 +141,7 @@ TEST_CASE("a budget within so many slots is one that the policy takes, and uses 
       INFO(example.name << ", " << slots << " slots");
       const budget b = kvmeld::budget_within(policy, slots);
       CHECK(b.trigger_length() == slots + 1);
-      CHECK(b.target >= policy.min_budget());
+      CHECK(b.slots >= policy.min_budget());
     }
   }
 }

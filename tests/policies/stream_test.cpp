@@ -124,7 +124,7 @@ std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, 
   CHECK(std::isfinite(sum));
   CHECK(kv.bytes() <= static_cast<std::size_t>(budget.trigger_length()) * (2 * dim + 2) * 4);
   const auto head = kv.head(0);
-  CHECK(head.length() >= budget.target);
+  CHECK(head.length() >= budget.slots);
   CHECK(head.length() < budget.trigger_length());
   CHECK(head.tokens_total() == tokens);
   index_t sinks = 0;

@@ -9,7 +9,7 @@
 namespace kvmeld::cuda {
 
 /// After a prompt: measures every head on `queries` (none: as it is measured so far) and brings it
-/// to its target: one for all, `{.target = 205}`, or `head_budgets`. Equals `kvmeld::compress`.
+/// to its target: one for all, `{.slots = 205}`, or `head_budgets`. Equals `kvmeld::compress`.
 /// Lengths and plans stay on the device; what is launched depends on the policy and the largest
 /// target. Refused: budgets that do not fit, and modes without a CUDA path; a policy without a
 /// `device_policy` does not compile.
@@ -26,9 +26,9 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
     detail::check_state(policy, rule, cache, state, "cuda compress");
     const head_budgets targets = head_budgets(limits).without_triggers();
     targets.check(cache.heads, "cuda compress", [&](const budget& x) {
-      expects(x.target >= policy.min_budget() && x.target <= cache.capacity,
+      expects(x.slots >= policy.min_budget() && x.slots <= cache.capacity,
               "cuda compress: expected ", Policy::name(), " with a target of ", policy.min_budget(),
-              " to ", cache.capacity, " slots, got ", x.target);
+              " to ", cache.capacity, " slots, got ", x.slots);
     });
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(

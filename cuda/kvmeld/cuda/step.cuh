@@ -10,7 +10,7 @@
 namespace kvmeld::cuda {
 
 /// One decode step of all heads: append `fresh`, attend, observe, and back to the budget: one for
-/// all, `{.target = 205}`, or `head_budgets`. Equals `kvmeld::step`. Lengths stay on the device,
+/// all, `{.slots = 205}`, or `head_budgets`. Equals `kvmeld::step`. Lengths stay on the device,
 /// and so does whether a slot is removed.
 ///
 ///     trigger = target + 1   two launches: a head with one slot more than its target loses one,
@@ -41,14 +41,14 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   }
   const head_budgets checked = limits;
   checked.check(cache.heads, "cuda step", [&](const budget& x) {
-    expects(x.target > 0 && x.target < cache.capacity, "cuda step: expected a target of 1 to ",
-            cache.capacity - 1, " slots (one fewer than the capacity), got ", x.target);
-    expects(x.trigger_length() > x.target && x.trigger_length() <= cache.capacity,
-            "cuda step: expected a trigger of ", x.target + 1, " to ", cache.capacity,
+    expects(x.slots > 0 && x.slots < cache.capacity, "cuda step: expected a target of 1 to ",
+            cache.capacity - 1, " slots (one fewer than the capacity), got ", x.slots);
+    expects(x.trigger_length() > x.slots && x.trigger_length() <= cache.capacity,
+            "cuda step: expected a trigger of ", x.slots + 1, " to ", cache.capacity,
             " slots, got ", x.trigger);
     if constexpr (rule_type::evicts) {
-      expects(x.target >= policy.min_budget(), "cuda step: expected ", Policy::name(),
-              " with a target of at least ", policy.min_budget(), " slots, got ", x.target);
+      expects(x.slots >= policy.min_budget(), "cuda step: expected ", Policy::name(),
+              " with a target of at least ", policy.min_budget(), " slots, got ", x.slots);
     }
   });
   bool plans = rule_type::evicts && (!checked.one_by_one() || always_plans<rule_type>);

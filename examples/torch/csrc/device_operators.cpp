@@ -108,7 +108,7 @@ class device_work {
   }
   device_budgets budgets(std::span<const kvmeld::budget> host) const {
     const auto same = [&](const kvmeld::budget& x) {
-      return x.target == host[0].target && x.trigger == host[0].trigger;
+      return x.slots == host[0].slots && x.trigger == host[0].trigger;
     };
     return {host, std::ranges::all_of(host, same) ? nullptr : kept_on(device_, stream_, host)};
   }
@@ -138,7 +138,7 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
     const auto budgets = budgets_of(work.shape().heads, span_of(budget), span_of(trigger));
     index_t most = 0;
     for (const kvmeld::budget& x : budgets) {
-      most = std::max(most, x.target);
+      most = std::max(most, x.slots);
     }
     with_calls(work.type(), [&](auto calls) {
       const query_layout& rows = reference.rows();

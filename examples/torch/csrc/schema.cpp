@@ -29,7 +29,7 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
 std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) {
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto b = kvmeld::budget_within(policy_of(policy), positive("slots", slots));
-    return {b.target, b.trigger};
+    return {b.slots, b.trigger};
   });
 }
 

@@ -117,7 +117,7 @@ struct one_step {
   static std::vector<budget> targets(const std::vector<index_t>& held) {
     std::vector<budget> all;
     for (const index_t n : held) {
-      all.push_back({.target = n});
+      all.push_back({.slots = n});
     }
     return all;
   }

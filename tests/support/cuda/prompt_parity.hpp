@@ -56,9 +56,9 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   using Scalar = host_scalar<scalar>;
   using calls = policy_calls;
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.length
-                << ", target " << what.target << ", seed " << seed);
+                << ", target " << what.slots << ", seed " << seed);
   emulator::chance random{seed};
-  c.capacity = std::max(what.length, what.target) + 3;
+  c.capacity = std::max(what.length, what.slots) + 3;
   auto kv = cache_of<Scalar>(c);
   auto state = make_state(p, kv);
   const auto number = [&] {
@@ -143,7 +143,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
       }
       kvmeld::workspace work;
       kvmeld::observe(p, head, state[h], asked.of(h));
-      const bool changes = head.length() > budgets[h].target;
+      const bool changes = head.length() > budgets[h].slots;
       kvmeld::compress(p, head, state[h], work, budgets[h], asked.of(h));
       if (plans && changes) {  // of rows of 16 bits, that were merged, the last may differ
         check_plan(work.plan, made.plan.plan, h, c.capacity,
@@ -153,9 +153,9 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
     twin.check_same(kv, state, tolerance);
     merged = true;
   };
-  both(seen, rows, what.target, traits::bounded(p));
+  both(seen, rows, what.slots, traits::bounded(p));
   CHECK((memory.intact() && queries.intact() && positions.intact()));
-  uneven_budgets same({what.target}, what.apart, c.heads);
+  uneven_budgets same({what.slots}, what.apart, c.heads);
   calls::compress(p, again.device.view(), again.device.state, rows, same.limits(), space,
                   order(seed + 7));
   CHECK(again.device.keys.bytes() == twin.device.keys.bytes());
@@ -165,7 +165,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   if (what.again > 0) {
     both(seen, rows, what.again, true);
   }
-  uneven_budgets budgets({what.target, what.target + 2}, what.apart, c.heads);
+  uneven_budgets budgets({what.slots, what.slots + 2}, what.apart, c.heads);
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> dq(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
@@ -186,7 +186,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
     twin.check_same(kv, state, tolerance);
   }
   if (what.steps > 0) {
-    both({}, {}, what.target - 2, true);
+    both({}, {}, what.slots - 2, true);
   }
 }
 
@@ -202,11 +202,11 @@ void check_compress(const Policy& p, const cache_case& c, const prompt_case& wha
 template <class Policy>
 void check_policy(const Policy& p, index_t target, std::uint64_t seed, bool exact = true) {
   const cache_case c{.heads = 2, .dim = 32, .group = 2};
-  check_compress<float>(p, c, {.target = target, .steps = exact ? 4 : 0}, 1e-5, seed);
+  check_compress<float>(p, c, {.slots = target, .steps = exact ? 4 : 0}, 1e-5, seed);
   check_compress<float>(p, {.heads = 1, .dim = 40},
-                        {.queries = 20, .target = target, .shuffled = true, .positions = true},
-                        1e-5, seed + 1);
-  check_compress<float>(p, c, {.target = target, .random = true, .steps = 2}, 1e-5, seed + 3);
+                        {.queries = 20, .slots = target, .shuffled = true, .positions = true}, 1e-5,
+                        seed + 1);
+  check_compress<float>(p, c, {.slots = target, .random = true, .steps = 2}, 1e-5, seed + 3);
 }
 
 /// And what does not depend on them: scalars, layouts, heads without slots, no queries.
@@ -215,12 +215,12 @@ void check_policy_once(const Policy& p, index_t target, std::uint64_t seed, bool
   check_policy(p, target, seed, exact);
   check_compress<Eigen::half>(
       p, {.heads = 1, .dim = 40, .group = 4, .paged = true},
-      {.length = 100, .queries = 33, .target = target, .steps = exact ? 2 : 0}, 1e-3, seed + 2);
-  check_compress<float>(p, {.heads = 1, .dim = 32}, {.queries = 0, .target = target}, 1e-5,
+      {.length = 100, .queries = 33, .slots = target, .steps = exact ? 2 : 0}, 1e-3, seed + 2);
+  check_compress<float>(p, {.heads = 1, .dim = 32}, {.queries = 0, .slots = target}, 1e-5,
                         seed + 4);
-  check_compress<Eigen::bfloat16>(p, {.heads = 9, .dim = 8}, {.target = target}, 8e-3, seed + 5);
+  check_compress<Eigen::bfloat16>(p, {.heads = 9, .dim = 8}, {.slots = target}, 8e-3, seed + 5);
   check_compress<Eigen::half>(p, {.heads = 1, .dim = 32, .group = 2},
-                              {.target = target, .random = true}, 1e-3, seed + 6);
+                              {.slots = target, .random = true}, 1e-3, seed + 6);
 }
 
 }  // namespace kvmeld::cuda

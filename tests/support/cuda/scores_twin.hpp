@@ -99,7 +99,7 @@ class scores_twin {
         }
       }
       std::ranges::sort(free, std::greater());
-      const auto pins = static_cast<std::size_t>(policy.pinned().scored(budgets[h].target));
+      const auto pins = static_cast<std::size_t>(policy.pinned().scored(budgets[h].slots));
       if (pins > 0 && pins < free.size() && free[pins - 1] < (1 + apart) * free[pins]) {
         return false;
       }
@@ -129,8 +129,8 @@ class scores_twin {
                                               detail::shape_of(view(), count, most));
     for (std::size_t i = 0; i < heads_.size(); ++i) {
       const index_t h = heads_[i], n = kv.head(h).length();
-      INFO("head " << h << ", target " << budgets[h].target);
-      const bool changes = n > budgets[h].target;
+      INFO("head " << h << ", target " << budgets[h].slots);
+      const bool changes = n > budgets[h].slots;
       kvmeld::workspace plans;
       observe(policy, kv.head(h), state[h], asked.of(static_cast<index_t>(i)));
       kvmeld::compress(policy, kv.head(h), state[h], plans, budgets[h],

@@ -34,7 +34,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   const budget& limit = what.limit;
   const data kind = what.kind;
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.prompt
-                << ", target " << limit.target << ", seed " << seed);
+                << ", target " << limit.slots << ", seed " << seed);
   uneven_budgets budgets(limit, what.apart, c.heads);
   emulator::chance random{seed};
   auto kv = cache_of<Scalar>(c);
@@ -58,7 +58,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
     }
   }
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
-    traits::after_compress(p, kv.head(h), state[h], budgets[h].target);
+    traits::after_compress(p, kv.head(h), state[h], budgets[h].slots);
   }
   mirror<Scalar> twin(p, kv, state, c);
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));

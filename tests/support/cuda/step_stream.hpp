@@ -75,7 +75,7 @@ struct device_stream {
 template <class Policy>
 void check_stream(const Policy& p, const cache_case& c, const budget& limit) {
   const index_t steps = stream_steps();
-  INFO(p.name() << ", a stream of " << steps << " tokens, target " << limit.target);
+  INFO(p.name() << ", a stream of " << steps << " tokens, target " << limit.slots);
   device_stream<Policy> one(p, c, limit), again(p, c, limit);
   for (index_t t = 0; t < steps; ++t) {
     one.draw(t), again.draw(t);
@@ -93,7 +93,7 @@ void check_stream(const Policy& p, const cache_case& c, const budget& limit) {
   }
   for (index_t h = 0; h < c.heads; ++h) {
     CHECK(device.tokens_total[h] == steps);
-    CHECK(device.length[h] >= std::min(limit.target / 2, steps));
+    CHECK(device.length[h] >= std::min(limit.slots / 2, steps));
     CHECK(device.length[h] < limit.trigger_length());
     std::set<index_t> positions;
     for (index_t s = 0; s < device.length[h]; ++s) {

@@ -25,7 +25,7 @@ class uneven_budgets {
     std::vector<budget> all;
     for (index_t h = 0; h < heads; ++h) {
       all.push_back(x);
-      x.target -= apart, x.trigger -= x.trigger > 0 ? apart : 0;
+      x.slots -= apart, x.trigger -= x.trigger > 0 ? apart : 0;
     }
     return all;
   }

@@ -17,24 +17,24 @@ class head_budgets {
  public:
   head_budgets() = default;
   head_budgets(const budget& of_all)  // NOLINT: as on the CPU, a budget is one for all
-      : all_(of_all), least_(of_all.target) {}
+      : all_(of_all), least_(of_all.slots) {}
   /// `host [heads]`, and the same numbers in device memory. A target there that is not between the
   /// smallest and the largest of the host's is taken as the nearer of these. `host` is read by
   /// calls alone, until they return.
   head_budgets(std::span<const budget> host, const budget* device)
       : host_(host), device_(device), each_(true) {
     for (const budget& x : host) {
-      all_.target = std::max(all_.target, x.target);
-      least_ = &x == host.data() ? x.target : std::min(least_, x.target);
+      all_.slots = std::max(all_.slots, x.slots);
+      least_ = &x == host.data() ? x.slots : std::min(least_, x.slots);
     }
   }
 
-  index_t most_target() const { return all_.target; }
+  index_t most_target() const { return all_.slots; }
   /// Is every trigger its target + 1?
   bool one_by_one() const {
     const auto checked = host();
     return std::all_of(checked.begin(), checked.end(),
-                       [](const budget& x) { return x.trigger_length() == x.target + 1; });
+                       [](const budget& x) { return x.trigger_length() == x.slots + 1; });
   }
   /// The same targets, whatever the triggers are.
   head_budgets without_triggers() const {
@@ -62,7 +62,7 @@ class head_budgets {
       return all_;
     }
     const budget x = device_[h];
-    const index_t target = x.target < all_.target ? x.target : all_.target;
+    const index_t target = x.slots < all_.slots ? x.slots : all_.slots;
     return {target > least_ ? target : least_, triggers_ ? x.trigger : 0};
   }
 
@@ -76,7 +76,7 @@ class head_budgets {
   bool each_ = false, triggers_ = true;
 };
 
-/// What calls take: `{.target = 205}`, or `head_budgets`.
+/// What calls take: `{.slots = 205}`, or `head_budgets`.
 template <class T>
 concept budgets = std::same_as<T, budget> || std::same_as<T, head_budgets>;
 

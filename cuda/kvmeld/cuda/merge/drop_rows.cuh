@@ -47,7 +47,7 @@ struct drop_rows {
   /// Grid: heads.
   KVMELD_DEVICE bool operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h], target = limits.of(h).target;
+    const index_t n = cache.length[h], target = limits.of(h).slots;
     if (of.rows[h] <= target) {
       return false;
     }

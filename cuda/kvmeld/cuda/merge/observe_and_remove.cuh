@@ -129,7 +129,7 @@ struct observe_and_remove {
 
  private:
   KVMELD_DEVICE index_t target_of(index_t h) const {
-    return options.removes ? options.limits.of(h).target : 0;
+    return options.removes ? options.limits.of(h).slots : 0;
   }
   KVMELD_DEVICE bool predicts() const { return from.predicted != nullptr; }
 

@@ -48,7 +48,7 @@ struct seed_lists {
   /// rounds: with nothing pinned the heaviest slot.
   KVMELD_DEVICE index_t count(const keep_evict_partition& of, index_t h) const {
     const index_t rows = of.kept_count[h] - (evicted == nullptr ? 0 : evicted[h]);
-    return limits.of(h).target - rows;
+    return limits.of(h).slots - rows;
   }
   KVMELD_DEVICE static index_t before(const keep_evict_partition& of, index_t h) {
     return of.kept_count[h] == 0 ? 1 : 0;

@@ -66,15 +66,15 @@ struct select_slots {
       return;
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
-    const Rule mine = prepared(rule, limit.target, shared.number, head, n);
+    const Rule mine = prepared(rule, limit.slots, shared.number, head, n);
     index_t stay = 0;
     for (index_t s = thread_index(); s < n; s += threads) {
       stay += mine.is_protected(head, s) ? 1 : 0;
     }
     stay = block_sum(shared.number, stay);
-    index_t free = limit.target - stay;
+    index_t free = limit.slots - stay;
     if constexpr (requires { mine.free(stay, stay); }) {
-      free = mine.free(limit.target, stay);
+      free = mine.free(limit.slots, stay);
     }
     const selected_order least = block_radix_select<threads>::highest(
         shared.radix, n, free < n - stay ? free : n - stay,
@@ -162,7 +162,7 @@ void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view&
   detail::check_rule(rule, cache, state, "cuda select");
   const head_budgets checked = limits;
   checked.check(cache.heads, "cuda select", [](const budget& x) {
-    expects(x.target >= 0, "cuda select: expected a target of at least 0 slots, got ", x.target);
+    expects(x.slots >= 0, "cuda select: expected a target of at least 0 slots, got ", x.slots);
   });
   detail::select_into(detail::evictions{plan}, rule, cache, state, checked, stream);
 }

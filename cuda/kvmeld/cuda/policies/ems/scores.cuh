@@ -96,7 +96,7 @@ struct divide_entries {
   /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h], target = limits.of(h).target;
+    const index_t n = cache.length[h], target = limits.of(h).slots;
     if (!limits.of(h).reached(n)) {
       if (thread_index() == 0) {
         to.none(h);

@@ -31,7 +31,7 @@ struct choose_cheapest {
       return;
     }
     index_t* const list = of.removed + cache.slot(h, 0);
-    const index_t count = of.removed_count[h], surplus = cache.length[h] - limits.of(h).target;
+    const index_t count = of.removed_count[h], surplus = cache.length[h] - limits.of(h).slots;
     const auto order = [&](index_t e) {
       const bool joins = of.nearest.into[cache.slot(h, e)] >= 0;
       return ordered(joins ? of.nearest.similarity[cache.slot(h, e)] : -ward_similarity::no_cost);

@@ -35,7 +35,7 @@ struct pin_scored {
 
   /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head(), n = cache.length[h], target = limits.of(h).target;
+    const index_t h = cache.head(), n = cache.length[h], target = limits.of(h).slots;
     if (!limits.of(h).reached(n)) {
       return;
     }
@@ -173,7 +173,7 @@ struct evict_scored {
     }
     number = block_sum(shared.number, number);
     const auto wanted = static_cast<index_t>(share * static_cast<float>(beside));
-    const index_t surplus = cache.length[h] - limits.of(h).target;
+    const index_t surplus = cache.length[h] - limits.of(h).slots;
     index_t most = wanted < number ? wanted : number;
     most = more[h] < 0 ? 0 : most < surplus ? most : surplus;
     block_radix_select<threads>::divide(

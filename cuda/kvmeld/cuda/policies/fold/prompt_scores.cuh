@@ -155,7 +155,7 @@ void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const 
   const auto shares = [](index_t n, index_t of) {
     return static_cast<unsigned>((n + of - 1) / of);
   };
-  leverage_of_keys(cache, state, rule, budget{.target = 0}, false, nullptr, work.planned,
+  leverage_of_keys(cache, state, rule, budget{.slots = 0}, false, nullptr, work.planned,
                    work.leverage, stream);
   log_sums(cache, queries, work.measure, work.first, stream);
 

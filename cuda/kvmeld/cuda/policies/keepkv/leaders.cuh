@@ -29,7 +29,7 @@ struct order_joiners {
   /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h], target = limits.of(h).target;
+    const index_t n = cache.length[h], target = limits.of(h).slots;
     if (n <= target) {
       if (thread_index() == 0) {
         of.none(h);
@@ -79,7 +79,7 @@ struct limit_joins {
   /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h], most = n - limits.of(h).target;
+    const index_t n = cache.length[h], most = n - limits.of(h).slots;
     if (of.rows[h] < 0) {
       return;
     }

@@ -51,7 +51,7 @@ struct name_runs {
       above += right[s] >= 0 && u[s] > epsilon ? 1 : 0;
     }
     pairs = block_sum(shared.number, pairs), above = block_sum(shared.number, above);
-    const index_t surplus = n - limits.of(h).target;
+    const index_t surplus = n - limits.of(h).slots;
     const index_t wanted = by_threshold && above > surplus ? above : surplus;
     if (wanted >= pairs) {
       return;

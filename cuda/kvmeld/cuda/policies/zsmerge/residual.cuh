@@ -25,7 +25,7 @@ struct fix_residuals {
 
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t n = cache.length[h], target = limits.of(h).target;
+    const index_t n = cache.length[h], target = limits.of(h).slots;
     if (n > target) {
       return;
     }
@@ -61,7 +61,7 @@ struct place_residuals {
     }
     const index_t n = cache.length[h];
     const head_context head = context_of(cache, state, h, 0);
-    const zsmerge_rule mine = prepared(rule, limits.of(h).target, shared.sort.number, head, n);
+    const zsmerge_rule mine = prepared(rule, limits.of(h).slots, shared.sort.number, head, n);
     if (mine.missing == mine.residual && mine.chunked) {
       chunk(shared, mine, head, h);
     } else {
