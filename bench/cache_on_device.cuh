@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "card.cuh"
-#include "kvmeld/attention_spec.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/cuda/state.cuh"
 
 namespace card {

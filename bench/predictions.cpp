@@ -14,7 +14,7 @@
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/ems.hpp"
 #include "kvmeld/policies/keepkv.hpp"
-#include "kvmeld/policy.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "topic.hpp"
 
 namespace {

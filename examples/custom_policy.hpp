@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kvmeld/merge/evict.hpp"
-#include "kvmeld/policy.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace custom {
 

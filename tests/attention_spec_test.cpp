@@ -1,5 +1,5 @@
 // What a model computes in a layer: its defaults, and what no cache can be made for.
-#include "kvmeld/attention_spec.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
 
 #include <catch2/catch.hpp>
 #include <limits>

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
-#include "kvmeld/layer_budgets.hpp"
+#include "kvmeld/compress/layer_budgets.hpp"
 #include "support/fixtures.hpp"
 
 using fixtures::index_t;

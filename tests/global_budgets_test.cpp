@@ -1,5 +1,5 @@
 // Budgets by one threshold over a model, and profiles of them.
-#include "kvmeld/global_budgets.hpp"
+#include "kvmeld/compress/global_budgets.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>

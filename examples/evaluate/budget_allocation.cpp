@@ -3,8 +3,8 @@
 #include <algorithm>  // std::min, std::ranges::min_element
 #include <cstdint>
 
-#include "kvmeld/global_budgets.hpp"
-#include "kvmeld/layer_budgets.hpp"
+#include "kvmeld/compress/global_budgets.hpp"
+#include "kvmeld/compress/layer_budgets.hpp"
 
 namespace evaluate {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "evaluate/policies.hpp"
-#include "kvmeld/global_budgets.hpp"
+#include "kvmeld/compress/global_budgets.hpp"
 
 namespace evaluate {
 

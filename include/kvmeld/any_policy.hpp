@@ -8,9 +8,9 @@
 #include <variant>
 #include <vector>
 
-#include "kvmeld/attend.hpp"
 #include "kvmeld/policies/compiled.hpp"
-#include "kvmeld/policy.hpp"
+#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -91,6 +91,12 @@ class basic_any_policy {
   }
   bool plans_on_queries() const {
     return visit([](const auto& p) { return traits::plans_on_queries(p); });
+  }
+  kvmeld::prompt_use prompt_use() const {
+    return visit([](const auto& p) { return traits::prompt_use_of(p); });
+  }
+  observation_needs needs() const {
+    return visit([](const auto& p) { return traits::observation_needs_of(p); });
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const;

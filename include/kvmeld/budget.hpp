@@ -6,10 +6,21 @@
 namespace kvmeld {
 inline namespace v0 {
 
-/// Slots a head may hold: compressed to `slots` as soon as it holds `trigger`.
+/// Slots a head may hold. A prompt is brought to `slots`; decoding returns there when a head holds
+/// `trigger`.
 struct budget {
   index_t slots = 0;
-  index_t trigger = 0;  ///< 0: slots + 1, so every decode step; more: now and then
+  /// 0: a `compressor` frees the policy's `eviction_batch` at once, so that a head never holds more
+  /// than `slots` and its slack between steps; one head's own `step` compresses at slots + 1.
+  index_t trigger = 0;
+  index_t slack = 0;       ///< slots beside these that decoding may fill before it evicts
+  bool is_shared = false;  ///< `slots` are a head's on average, divided over the model by scores
+
+  /// `slots` a head on average, divided over all heads of the model by one threshold over their
+  /// scores; `slack` more for each after the prompt.
+  static constexpr budget shared(index_t slots, index_t slack = 0) {
+    return {slots, 0, slack, true};
+  }
 
   index_t trigger_length() const { return trigger == 0 ? slots + 1 : trigger; }
   /// Does a head of `length` slots have to be compressed?

@@ -5,21 +5,35 @@
 #include <optional>
 #include <span>
 
-#include "kvmeld/attend.hpp"
+#include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/executor.hpp"
-#include "kvmeld/heads.hpp"
+#include "kvmeld/state.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+namespace detail {
 
-/// The state that `p` keeps for one head.
-template <policy P>
-head_state make_head_state(const P& p, const kv_head auto& head) {
-  traits::validate(p);
-  const auto columns = traits::columns(p);
-  return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity(),
-          p.name()};
+inline void expect_workers(const char* what, const state& state, index_t workers) {
+  expects(workers > 0 && workers <= state.workers(), what, ": expected 1 to ", state.workers(),
+          " workers (those of the state), got ", workers);
 }
+
+/// What every call over heads refuses first: policies, states or workers that are too few, heads
+/// that are not there, a state made for something else.
+template <policies P>
+void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
+                 const head_selection& heads, index_t workers) {
+  expects(state.heads() == kv.heads(), what, ": expected a state of ", kv.heads(), " heads, got ",
+          state.heads());
+  expect_per_head(what, "policies", p, kv.heads());
+  expect_workers(what, state, workers);
+  heads.check(what, kv.heads(), state.head_marks());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    expect_state(for_head(p, heads[i]), kv.head(heads[i]), state[heads[i]]);
+  }
+}
+
+}  // namespace detail
 
 /// The state for every head of `kv`, and a workspace for every worker of `run`. All that is ever
 /// allocated for decoding.
@@ -40,56 +54,6 @@ state make_state(const P& p, kv_cache auto& kv, const E& run = {}) {
 }
 
 // ---------------------------------------------------------------------------- observe
-
-/// One decode step's attention, from an engine that computes its own.
-/// Refused, with nothing changed: probabilities that are not `[group, length]`, a policy that needs
-/// the query or the log-sum-exp without it.
-template <policy P>
-void observe(const P& p, const kv_head auto& head, head_state& state, workspace& work,
-             observation observed) {
-  const auto n = static_cast<std::size_t>(head.length()),
-             group = static_cast<std::size_t>(head.group());
-  expects(observed.probabilities.size() == group * n, "observe: expected probabilities [", group,
-          ", ", n, "], got ", observed.probabilities.size(), " floats");
-  expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
-          "observe: expected log_sum_exp [", group, "], got ", observed.log_sum_exp.size(),
-          " floats");
-  detail::expect_policy(p, state);
-  detail::undo unless_done(state);
-  state.extend(head.length());
-  if (!traits::measures(p)) {
-    return unless_done.release();
-  }
-  observed.attention = observed.probabilities.first(n);
-  if (group > 1) {
-    work.reserve(head);
-    observed.attention =
-        score::combine_group(observed.probabilities, head.group(), traits::combine(p),
-                             std::span(work.combined).first(n));
-  }
-  state.count_queries(1);
-  traits::observe(p, head, state, observed);
-  unless_done.release();
-}
-
-/// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
-/// observe each chunk's own queries after its tokens were appended, with `before` set.
-/// Refused, with nothing changed: null queries, less than none.
-template <policy P, class Query>
-void observe(const P& p, const kv_head auto& head, head_state& state,
-             const query_view<Query>& queries) {
-  expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
-  const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
-  detail::expect_policy(p, state);
-  expects(!measured || queries.data != nullptr, "observe: expected queries, got null");
-  detail::undo unless_done(state);
-  state.extend(head.length());
-  if (measured) {
-    state.count_queries(queries.count);
-    traits::observe(p, head, state, queries);
-  }
-  unless_done.release();
-}
 
 /// Reference queries of the heads chosen, `[heads, ...]` in their order, as each chunk of a prompt
 /// gives them. Nothing is compressed.
@@ -121,26 +85,6 @@ void observe(const P& p, kv_cache auto& kv, state& state, const query_view<Query
 }
 
 // ---------------------------------------------------------------------------- compress
-
-/// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
-/// plan on them.
-template <policy P, class Query = float>
-void compress(const P& p, const kv_head auto& any, head_state& state, workspace& work,
-              const budget& b, const query_view<Query>& queries = {}) {
-  const auto& head = detail::erased(any);
-  check(p, b, head.capacity());
-  detail::expect_policy(p, state);
-  detail::expect_measured(p, head, state, queries.count > 0, b);
-  detail::undo unless_planned(state);
-  state.extend(head.length());
-  if (head.length() > b.slots) {
-    plan(p, head, state, queries, b.slots, work.scratch, work.plan);
-    unless_planned.release();
-    apply(p, work.plan, head, state, work.scratch);
-  }
-  unless_planned.release();
-  traits::after_compress(p, head, state, b.slots);
-}
 
 /// After a prompt: measures the heads chosen on `queries`, `[heads, ...]` in their order, and
 /// brings each to `b.slots` slots. `p` and `b`: one for all heads, or a span with one per head of
@@ -180,57 +124,6 @@ void compress(const P& p, kv_cache auto& kv, state& state, const query_view<Quer
 }
 
 // ---------------------------------------------------------------------------- step
-
-/// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
-/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot is removed, the new
-/// token takes its place.
-template <policy P>
-void step(const P& p, const kv_head auto& any, head_state& state, workspace& work, const float* q,
-          const float* k, const float* v, const budget& b, float* out) {
-  any.push(k, v);
-  const auto& head = detail::erased(any);
-  state.extend(head.length());
-  const auto probabilities = traits::measures(p)
-                                 ? std::span(work.attention)
-                                       .first(static_cast<std::size_t>(head.group()) *
-                                              static_cast<std::size_t>(head.length()))
-                                 : std::span<float>();
-  const auto log_sum_exp =
-      std::span(work.log_sum_exp)
-          .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
-  const bool full = traits::bounded(p) && b.reached(head.length());
-  const bool removes_one = full && head.length() == b.slots + 1;
-  work.comparison.reset();
-  if (removes_one) {
-    traits::predict_victim(p, head, state, b.slots, work.comparison);
-  }
-  traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
-  if (!probabilities.empty()) {
-    observe(p, head, state, work,
-            {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
-  }
-  if (full) {
-    const auto one = removes_one ? traits::choose_victim(p, head, state, b.slots, work.comparison)
-                                 : std::nullopt;
-    if (one) {
-      apply(p, *one, head, state, work.scratch);
-    } else {
-      plan(p, head, state, b.slots, work.scratch, work.plan);
-      apply(p, work.plan, head, state, work.scratch);
-    }
-  }
-  if (head.length() <= b.slots) {
-    traits::after_compress(p, head, state, b.slots);
-  }
-}
-
-/// One token's rows of every active head, in the order in which the heads are chosen. Each in
-/// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
-struct step_input {
-  any_span q;  ///< [heads, group, dim], rotated
-  any_span k;  ///< [heads, dim], rotated
-  any_span v;  ///< [heads, dim]
-};
 
 /// One decode step of the heads chosen: those of one layer, or of the requests that are active.
 /// `out` `[heads, group, dim]`; `p`, `b` and `run` as in `compress`.

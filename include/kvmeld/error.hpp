@@ -17,6 +17,7 @@ enum class errc {
   no_capacity,       ///< a head's slots, or its positions, are all in use
   no_page,           ///< a page table has no page for a slot
   unsupported,       ///< a policy cannot do it: decode, where it compresses prompts only
+  not_finite,        ///< NaN or Inf where finite numbers are needed
   corrupt_file,      ///< what `load` read is not what this cache saved, or `save`'s stream failed
 };
 

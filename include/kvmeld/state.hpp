@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "kvmeld/compress/reuse.hpp"
+#include "kvmeld/compress/workspace.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
@@ -15,27 +17,6 @@
 
 namespace kvmeld {
 inline namespace v0 {
-
-/// Memory that one head at a time works in; holds nothing between calls. One per thread.
-struct workspace {
-  std::vector<float> attention;    ///< [group, capacity] probabilities of the last step
-  std::vector<float> log_sum_exp;  ///< [group] of the last step
-  std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
-  std::vector<float> input;        ///< [group + 2, dim] a step's rows that came in 16 bits
-  slot_scratch scratch;            ///< of planning
-  merge_plan plan;                 ///< the last plan made
-  key_comparison comparison;       ///< what the last step's attention has compared
-
-  void reserve(const kv_head auto& head) { reserve(head.group(), head.dim(), head.capacity()); }
-  void reserve(index_t group, index_t dim, index_t capacity) {
-    const auto g = static_cast<std::size_t>(group), n = static_cast<std::size_t>(capacity);
-    attention.resize(std::max(attention.size(), g * n));
-    log_sum_exp.resize(std::max(log_sum_exp.size(), g));
-    combined.resize(std::max(combined.size(), n));
-    input.resize(std::max(input.size(), (g + 2) * static_cast<std::size_t>(dim)));
-    scratch.reserve(capacity), plan.reserve(capacity);
-  }
-};
 
 /// The state of all heads, and a workspace for every worker of an executor.
 class state {
@@ -84,19 +65,6 @@ class state {
 
 // ---------------------------------------------------------------------------- heads used again
 
-/// A head that can be emptied and refilled: the views of `cache`, `strided_view` and `paged_view`.
-template <class H>
-concept restorable_head = kv_head<H> && requires(const H& head) {
-  head.restore(index_t{}, index_t{});
-};
-
-/// Empties one head and its state: the next token is at position 0. Nothing is allocated or freed;
-/// the pages of a head in pages stay in its table.
-void clear(const restorable_head auto& head, head_state& state) {
-  head.restore(0, 0);
-  state.clear();
-}
-
 /// Empties head `h` of `kv`, as when a request has ended. Refused: a head that is not there.
 void clear(kv_cache auto& kv, state& state, index_t h) {
   expects(state.heads() == kv.heads(), "clear: expected a state of ", kv.heads(), " heads, got ",
@@ -104,24 +72,6 @@ void clear(kv_cache auto& kv, state& state, index_t h) {
   expects(h >= 0 && h < kv.heads(), "clear: expected a head from 0 to ", kv.heads() - 1, ", got ",
           h);
   clear(kv.head(h), state[h]);
-}
-
-/// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated. In
-/// another storage every row is rounded once: a prompt compressed in floats can be held in `q8_0`.
-///
-/// A row that lies at the same place in both heads is not copied, as where page tables share a
-/// prefix. Heads that share rows overwrite one another when they are compressed: give one of them
-/// pages of its own before.
-/// Refused, with nothing changed: another dim, too few slots (`no_capacity`), pages that the table
-/// of `to` lacks (`no_page`), a state of another kind.
-void copy(const kv_head auto& from, const head_state& from_state, const restorable_head auto& to,
-          head_state& to_state) {
-  expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
-  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
-          from.length(), " slots, got ", to.capacity());
-  detail::expect_pages(to, 0, from.length());
-  to_state.copy(from_state);  // refuses before it changes anything
-  detail::copy_slots(from, to);
 }
 
 /// Makes head `to` of `kv` what head `from` is, as for a beam or a request that shares a prompt.

@@ -5,7 +5,7 @@
 #include <cstddef>    // std::ptrdiff_t
 #include <limits>     // std::numeric_limits
 
-#include "kvmeld/attention_spec.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/row.hpp"
 
@@ -98,6 +98,23 @@ class head_ref : public head_base {
 
   row<any_scalar> key(index_t s) const { return at(keys_, s); }
   row<any_scalar> value(index_t s) const { return at(values_, s); }
+
+  /// Refused: slots `from` to `to` − 1 that the table has no pages for.
+  void expect_pages(index_t from, index_t to) const {
+    for (index_t i = table_.pages == nullptr ? 0 : from / table_.slots;
+         table_.pages != nullptr && i < table_.taken_by(to); ++i) {
+      expects(errc::no_page, table_.pages[i] >= 0, "push: expected a page for slot ",
+              std::max(from, i * table_.slots), ", got ", table_.pages[i]);
+    }
+  }
+  /// Appends one token `[dim]` at the next position, with log-mass 0. Refused: no slot, no page.
+  template <class T>
+  void push(const T* key, const T* value) const {
+    expect_pages(length(), std::min(length() + 1, capacity()));
+    const index_t s = push_metadata();
+    detail::store_row(key, this->key(s), dim());
+    detail::store_row(value, this->value(s), dim());
+  }
 
   const layout& keys() const { return keys_; }
   const layout& values() const { return values_; }

@@ -10,6 +10,7 @@
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/merge/nnls.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/select.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
@@ -45,6 +46,7 @@ struct attention_matching {
         f("a_round", p.a_round), f("drop", p.drop), f("floor", p.floor);
   }
   index_t min_budget() const { return sinks + recent + 1; }
+  kvmeld::prompt_use prompt_use() const { return {.plans = prompt_use::planned::spread}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "recent tokens", recent, 0);

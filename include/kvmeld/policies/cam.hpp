@@ -13,6 +13,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -49,6 +50,7 @@ struct cam {
     return search::least_target(
         1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
   }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_share(name(), "recent", recent);
     search::expect_count(name(), "sinks", sinks, 0);

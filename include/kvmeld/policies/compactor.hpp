@@ -12,6 +12,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/select.hpp"
@@ -43,6 +44,8 @@ struct compactor {
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
+  static constexpr observation_needs needs() { return {}; }
+  kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = chunk + window}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

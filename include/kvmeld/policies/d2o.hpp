@@ -16,6 +16,7 @@
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/score/tile_products.hpp"
@@ -51,6 +52,7 @@ struct d2o {
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
   index_t min_budget() const { return sinks + 1; }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_share(name(), "recent", recent);
     search::expect_count(name(), "sinks", sinks, 0);

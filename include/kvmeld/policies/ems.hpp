@@ -20,6 +20,7 @@
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
@@ -68,6 +69,11 @@ struct ems {
     return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
   index_t min_budget() const { return sinks + window + 1; }
+  /// Scores are pooled where a plan is given queries, as after a prompt.
+  kvmeld::prompt_use prompt_use() const {
+    return {
+        .measures = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
+  }
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);

@@ -10,6 +10,7 @@
 #include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/query_moments.hpp"
 #include "kvmeld/score/softmax.hpp"
@@ -42,6 +43,7 @@ struct expected_attention {
   }
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
+  static constexpr observation_needs needs() { return {.query = true}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

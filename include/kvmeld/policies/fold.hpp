@@ -15,6 +15,7 @@
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_scores.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -121,6 +122,14 @@ struct fold {
     return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share};
   }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
+  static constexpr observation_needs needs() { return {.query = true}; }
+  /// Pins by scores are measured on all of a prompt; what is merged, on queries of the positions to
+  /// come.
+  kvmeld::prompt_use prompt_use() const {
+    return {.measures = pins == pin_rule::scores,
+            .plans = prompt_use::planned::lookahead,
+            .positions = decode.ahead};
+  }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "recent tokens", recent, 0);

@@ -13,6 +13,7 @@
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/keepkv/merge.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/leaders.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -66,6 +67,11 @@ struct keepkv {
   index_t min_budget() const {
     return search::least_target(
         sinks + 1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
+  }
+  /// Merges come first where a plan is given queries, as after a prompt.
+  kvmeld::prompt_use prompt_use() const {
+    return {
+        .measures = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
   }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);

@@ -12,6 +12,7 @@
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/match.hpp"
@@ -60,6 +61,7 @@ struct kvmerger {
   index_t eviction_batch(index_t slots) const {
     return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
   }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     expects(epsilon >= -1 && epsilon <= 1, "kvmerger: expected an epsilon in [-1, 1], got ",
             epsilon);

@@ -10,6 +10,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/select.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
@@ -39,6 +40,7 @@ struct kvzip {
   static constexpr group_combine combine = group_combine::max;
   static constexpr std::array<column, 1> columns() { return {column{column_merge::max, 0}}; }
   index_t min_budget() const { return sinks + recent + 1; }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "recent tokens", recent, 0);

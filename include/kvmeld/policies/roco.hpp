@@ -12,6 +12,7 @@
 #include "kvmeld/score/each_query.hpp"
 #include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
@@ -38,6 +39,7 @@ struct roco {
   enum column_name : index_t { mean, squares, queries_seen };  // `squares`: Σ (a − mean)²
   static constexpr std::array<column, 3> columns() { return {}; }
   index_t min_budget() const { return sinks + window + 1; }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

@@ -13,6 +13,7 @@
 #include "kvmeld/score/each_query.hpp"
 #include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -44,6 +45,8 @@ struct scissorhands {
   static constexpr std::array<column, 2> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
   index_t min_budget() const { return sinks + window + 1; }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
+  kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = history - 1}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

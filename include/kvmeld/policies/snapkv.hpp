@@ -12,6 +12,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/select.hpp"
@@ -45,6 +46,8 @@ struct snapkv {
     return 1;
   }  // queries in `current`
   index_t min_budget() const { return sinks + window + 1; }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
+  kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = window - 1}; }
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);

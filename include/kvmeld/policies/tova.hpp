@@ -12,6 +12,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/select.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
@@ -31,6 +32,7 @@ struct tova {
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   static constexpr std::array<column, 1> columns() { return {}; }
   index_t min_budget() const { return sinks + 1; }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {

@@ -9,6 +9,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/misdeclared_hooks.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
@@ -128,6 +129,30 @@ bool plans_on_queries(const P& p) {
   }
 }
 
+/// What the policy takes of a prompt's queries; all of them where it observes any and says nothing.
+template <class P>
+kvmeld::prompt_use prompt_use_of(const P& p) {
+  if constexpr (requires { p.prompt_use(); }) {
+    return p.prompt_use();
+  } else {
+    return {.measures = requires(const head_ref& head, head_state& state,
+                                 const query_view<float>& queries){p.observe(head, state, queries);
+  }
+};
 }  // namespace traits
+}  // namespace v0
+
+/// What the policy needs of a step's attention; all of it where it observes steps and says nothing.
+template <class P>
+kvmeld::observation_needs observation_needs_of(const P& p) {
+  if constexpr (requires { p.needs(); }) {
+    return p.needs();
+  } else {
+    const bool all = measures(p);
+    return {all, all, all};
+  }
+}
+
+}  // namespace kvmeld
 }  // namespace v0
 }  // namespace kvmeld

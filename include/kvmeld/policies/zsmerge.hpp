@@ -12,6 +12,7 @@
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/match.hpp"
@@ -58,6 +59,7 @@ struct zsmerge {
     return search::least_target(residual + sinks + 3,
                                 [&](index_t target) { return context(target) > sinks; });
   }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_share(name(), "proximity", proximity);
     search::expect_count(name(), "residual slots", residual, 1);

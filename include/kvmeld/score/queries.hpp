@@ -24,6 +24,9 @@ struct query_view {
   /// Of a prompt in chunks: queries of the same prompt that lie right before these, which windows
   /// reach back to. Not counted again.
   index_t before = 0;
+  /// `[group, count]` of one head's logits, natural logarithm, from the prefill's own attention;
+  /// null: not known. Not of those before.
+  const float* log_sum_exp = nullptr;
 
   const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
   /// The queries of KV head `h` alone.

@@ -8,7 +8,7 @@
 #include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
 #include "kvmeld/cuda/policies/fold.cuh"
-#include "kvmeld/global_budgets.hpp"
+#include "kvmeld/compress/global_budgets.hpp"
 
 namespace kvmeld::cuda {
 

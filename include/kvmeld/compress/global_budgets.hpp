@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kvmeld/compress/layer_budgets.hpp"
 #include "kvmeld/detail/bytes.hpp"
-#include "kvmeld/layer_budgets.hpp"
 #include "kvmeld/search/select.hpp"
 
 namespace kvmeld {

@@ -1,78 +1,16 @@
-/// Which heads of a cache a call is for: of one layer, or of the requests that are active; what may
-/// be one for all of them, or one per head; and what does not fit together.
+/// What a call refuses first: sizes, states and budgets that do not fit together.
 #pragma once
 
-#include <initializer_list>
+#include <limits>  // std::numeric_limits
 #include <span>
-#include <string>
 #include <type_traits>  // std::remove_const_t
-#include <vector>
 
-#include "kvmeld/config.hpp"
 #include "kvmeld/memory/any_span.hpp"
-#include "kvmeld/policy.hpp"
-#include "kvmeld/state.hpp"
+#include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
-
-/// Heads `first` to `first + count − 1`.
-struct head_range {
-  index_t first = 0;
-  index_t count = 0;
-};
-
-/// A range of heads, or a list of them in any order. A view, as an argument is: the list must live
-/// as long.
-///
-/// Rows of a call's input and output are those of the heads chosen, in their order; policies,
-/// budgets and states stay those of the whole cache.
-class head_selection {
- public:
-  head_selection(head_range range) : range_(range) {}  // NOLINT: a range is a selection
-  head_selection(std::span<const index_t> list)        // NOLINT: so is a list
-      : range_{0, static_cast<index_t>(list.size())}, list_(list), listed_(true) {}
-  head_selection(const std::vector<index_t>& list)  // NOLINT
-      : head_selection(std::span<const index_t>(list)) {}
-
-  index_t count() const { return range_.count; }
-  /// The `i`-th head chosen.
-  index_t operator[](index_t i) const {
-    return listed_ ? list_[static_cast<std::size_t>(i)] : range_.first + i;
-  }
-
-  /// Refuses heads that are not among `heads`, and a list that has one twice. `marks [heads]`: all
-  /// 0, before and after.
-  void check(const char* what, index_t heads, std::span<char> marks) const {
-    if (!listed_) {
-      expects(range_.first >= 0 && range_.count >= 0 && range_.first <= heads &&
-                  range_.count <= heads - range_.first,
-              what, ": expected a range of heads within 0 to ", heads - 1, ", got ", range_.count,
-              " heads from ", range_.first);
-      return;
-    }
-    expects(list_.empty() || list_.data() != nullptr, what, ": expected a list of heads, got null");
-    for (const index_t h : list_) {
-      expects(h >= 0 && h < heads, what, ": expected heads 0 to ", heads - 1, ", got ", h);
-    }
-    index_t twice = -1;
-    for (const index_t h : list_) {
-      char& mark = marks[static_cast<std::size_t>(h)];
-      twice = mark != 0 ? h : twice;
-      mark = 1;
-    }
-    for (const index_t h : list_) {
-      marks[static_cast<std::size_t>(h)] = 0;
-    }
-    expects(twice < 0, what, ": expected each head once, got head ", twice, " twice");
-  }
-
- private:
-  head_range range_;
-  std::span<const index_t> list_;
-  bool listed_ = false;
-};
-
 namespace detail {
 
 template <class T>
@@ -155,11 +93,6 @@ void expect_queries(const char* expected, const P& p, const kv_head auto& head,
   }
 }
 
-inline void expect_workers(const char* what, const state& state, index_t workers) {
-  expects(workers > 0 && workers <= state.workers(), what, ": expected 1 to ", state.workers(),
-          " workers (those of the state), got ", workers);
-}
-
 /// Takes back what a call counted before the policy refused it.
 class undo {
  public:
@@ -193,21 +126,6 @@ template <class T>
 concept budgets = std::same_as<T, budget> || detail::is_span<T>;
 
 namespace detail {
-
-/// What every call over heads refuses first: policies, states or workers that are too few, heads
-/// that are not there, a state made for something else.
-template <policies P>
-void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
-                 const head_selection& heads, index_t workers) {
-  expects(state.heads() == kv.heads(), what, ": expected a state of ", kv.heads(), " heads, got ",
-          state.heads());
-  expect_per_head(what, "policies", p, kv.heads());
-  expect_workers(what, state, workers);
-  heads.check(what, kv.heads(), state.head_marks());
-  for (index_t i = 0; i < heads.count(); ++i) {
-    expect_state(for_head(p, heads[i]), kv.head(heads[i]), state[heads[i]]);
-  }
-}
 
 /// Policies that measure need attention or queries before they decide.
 template <policy P>
