@@ -18,7 +18,8 @@ namespace kvmeld::llama {
 template <policy P>
 class layers {
  public:
-  layers(const layers_setup& setup, const P& p) : setup_(setup), policy_(p), needs_(needs_of(p)) {
+  layers(const layers_setup& setup, const P& p)
+      : setup_(setup), policy_(p), needs_(traits::observation_needs_of(p)) {
     const auto heads = static_cast<std::size_t>(setup.shape.heads);
     index_t most = 0;
     for (std::size_t l = 0; l < static_cast<std::size_t>(setup.layers); ++l) {
@@ -50,7 +51,7 @@ class layers {
   bool wants_probabilities(index_t l) {
     return !(*this)[l].whole && !prompt_ && needs_.probabilities;
   }
-  bool wants_queries(index_t l) { return !(*this)[l].whole && (prompt_ || needs_.queries); }
+  bool wants_queries(index_t l) { return !(*this)[l].whole && (prompt_ || needs_.query); }
   bool wants_logits(index_t l) { return wants_queries(l) || (*this)[l].edited; }
 
   /// Repack: `kq [cells, tokens, heads · group]` before scale and mask, made of `q = src[1]`.
@@ -112,7 +113,7 @@ class layers {
             *out++ = *element(p, head.cell(s), of.taken, g);
           }
         }
-        const float* const q = needs_.queries ? query_of(of, of.taken, h) : nullptr;
+        const float* const q = needs_.query ? query_of(of, of.taken, h) : nullptr;
         const auto lse =
             std::span(work_.log_sum_exp)
                 .first(needs_.log_sum_exp ? static_cast<std::size_t>(head.group()) : 0);
@@ -228,7 +229,7 @@ class layers {
   /// `[group, dim]` of token `i`; null where none were kept.
   const float* query_of(const layer& of, index_t i, index_t h) const {
     const index_t width = setup_.shape.group * setup_.shape.dim;
-    return needs_.queries
+    return needs_.query
                ? of.queries.data() + (std::ptrdiff_t{i} * of.heads() + h) * std::ptrdiff_t{width}
                : nullptr;
   }
@@ -281,7 +282,7 @@ class layers {
 
   layers_setup setup_;
   P policy_;
-  needs needs_;
+  observation_needs needs_;  // of a decode step: it decides which nodes are requested
   std::vector<layer> layers_;
   workspace work_;
   std::vector<float> query_;  // [group, dim]

@@ -1,9 +1,9 @@
-/// What a policy needs of the engine's attention: it decides which nodes are asked for.
+/// What a policy is given of the engine's attention.
 #pragma once
 
 #include <algorithm>  // std::ranges::max_element
 #include <cmath>      // std::log
-#include <concepts>
+#include <concepts>   // std::same_as
 #include <optional>
 #include <span>
 
@@ -12,12 +12,6 @@
 #include "kvmeld/score/reference.hpp"
 
 namespace kvmeld::llama {
-
-struct needs {
-  bool probabilities = false;  ///< of every query
-  bool queries = false;
-  bool log_sum_exp = false;
-};
 
 namespace detail {
 
@@ -29,22 +23,6 @@ template <class P, class... Policies>
 concept one_of = (std::same_as<P, Policies> || ...);
 
 }  // namespace detail
-
-/// Of a decode step. A policy that is not the library's gets everything, if it measures.
-template <policy P>
-needs needs_of(const P& p) {
-  if constexpr (detail::one_of_several<P>) {
-    return p.visit([](const auto& one) { return needs_of(one); });
-  } else if constexpr (detail::one_of<P, fold, expected_attention>) {
-    return {.queries = true};
-  } else if constexpr (detail::one_of<P, h2o, snapkv, zsmerge, d2o, kvmerger, tova, roco,
-                                      scissorhands, cam>) {
-    return {.probabilities = true};
-  } else {
-    const bool all = traits::measures(p);
-    return {all, all, all};
-  }
-}
 
 /// Calls `f(mass, own)` with the policy's mass function; `own`: it is not just log-mass.
 template <policy P, class F>
@@ -110,18 +88,18 @@ void expect_rotation(const P& p, const std::optional<rotary>& known) {
 }
 
 /// What a policy that plans on queries measures a micro-batch's slots on, made of the micro-batch's
-/// own queries: fold foresees, Attention Matching takes a spread, the others take them all (none).
+/// own queries; none, if it takes them all.
 template <policy P>
 std::optional<reference_queries> reference_of(const P& p, kv_cache auto& kv,
                                               const query_view<float>& own) {
-  if constexpr (detail::one_of_several<P>) {
-    return p.visit([&](const auto& one) { return reference_of(one, kv, own); });
-  } else if constexpr (std::same_as<P, fold>) {
-    return foresight(kv, own, {.ahead = p.decode.ahead});
-  } else if constexpr (std::same_as<P, attention_matching>) {
-    return spread(kv, own);
-  } else {
-    return {};
+  const prompt_use use = traits::prompt_use_of(p);
+  switch (use.plans) {
+    case prompt_use::planned::lookahead:
+      return foresight(kv, own, {.count = use.count, .ahead = use.positions});
+    case prompt_use::planned::spread:
+      return spread(kv, own, use.count);
+    default:
+      return std::nullopt;
   }
 }
 
