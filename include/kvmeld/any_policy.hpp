@@ -42,6 +42,7 @@ class basic_any_policy {
     return (detail::holds<P, Policies>() || ...);
   }
 
+  /// The alternative `p`.
   template <class P>
   requires(holds<P>()) basic_any_policy(P p)  // NOLINT: a policy is one of the alternatives
       : policy_(std::in_place_index<place<P>()>, std::move(p)) {}
@@ -53,6 +54,8 @@ class basic_any_policy {
     return all;
   }
 
+  /// What the policy inside says and does; its default where it omits a member (policy.hpp).
+  /// @{
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
   }
@@ -119,11 +122,14 @@ class basic_any_policy {
               std::span<float> probabilities, std::span<float> log_sum_exp,
               key_comparison* comparison = nullptr) const;
 
+  /// @}
+
   /// `f` is called with the policy inside, however deep.
   template <class F>
   decltype(auto) visit(F&& f) const {
     return switch_to<0>(policy_, into(f));
   }
+  /// The same, for a policy that may be changed.
   template <class F>
   decltype(auto) visit(F&& f) {
     return switch_to<0>(policy_, into(f));

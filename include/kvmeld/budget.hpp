@@ -9,7 +9,7 @@ inline namespace v0 {
 /// Slots a head may hold. A prompt is brought to `slots`; decoding returns there when a head holds
 /// `trigger`.
 struct budget {
-  index_t slots = 0;
+  index_t slots = 0;  ///< of a head: keys and values of one token each, or merged ones
   /// 0: a `compressor` frees the policy's `eviction_batch` at once, so that a head never holds more
   /// than `slots` and its slack between steps; one head's own `step` compresses at slots + 1.
   index_t trigger = 0;
@@ -22,6 +22,7 @@ struct budget {
     return {slots, 0, slack, true};
   }
 
+  /// The length at which a head is compressed, in slots.
   index_t trigger_length() const { return trigger == 0 ? slots + 1 : trigger; }
   /// Does a head of `length` slots have to be compressed?
   KVMELD_HD bool reached(index_t length) const { return length > slots && length >= trigger; }

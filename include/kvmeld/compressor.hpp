@@ -272,7 +272,9 @@ class compressor : private detail::drafting<P> {
 
   // --------------------------------------------------------------------------- what it holds
 
+  /// The policy of a head of the cache.
   using base::policy_of;
+  /// What the policy remembers of a head of the cache.
   const head_state& state(index_t head) const { return states_[at(head)]; }
   /// What a head is held to while decoding.
   const budget& limit(index_t head) const { return limits_[at(head)]; }
@@ -286,8 +288,10 @@ class compressor : private detail::drafting<P> {
   }
 };
 
+/// One policy and budget for all heads.
 template <kv_cache Cache, policy P>
 compressor(Cache&, P, const budget&) -> compressor<P>;
+/// The same for an engine with its own attention.
 template <kv_cache Cache, policy P>
 compressor(Cache&, P, const budget&, const observation_needs&) -> compressor<P>;
 

@@ -26,8 +26,10 @@ enum class errc {
 /// lists: numbers that no one checked may let `apply` refuse a plan in the middle of a step.
 class error : public std::invalid_argument {
  public:
+  /// `message`: "fn: expected X, got Y".
   error(errc code, const std::string& message) : std::invalid_argument(message), code_(code) {}
 
+  /// Why the call was refused: what an engine can act on.
   errc code() const noexcept { return code_; }
 
  private:

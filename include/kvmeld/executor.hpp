@@ -8,8 +8,8 @@
 namespace kvmeld {
 inline namespace v0 {
 
-/// Calls `f(i, worker)` once for every `i = 0 .. count − 1`, in any order, or at the same time;
-/// `worker` is one of `0 .. workers() − 1`, and no two calls at a time have the same one. Returns
+/// Calls `f(i, worker)` once for every `i = 0 … count − 1`, in any order, or at the same time;
+/// `worker` is one of `0 … workers() − 1`, and no two calls at a time have the same one. Returns
 /// when all are done. What `f` throws comes out of the call.
 template <class E>
 concept executor = requires(const E& run, index_t count, void (*f)(index_t, index_t)) {
@@ -19,8 +19,10 @@ concept executor = requires(const E& run, index_t count, void (*f)(index_t, inde
 
 /// One after another, on the caller's thread.
 struct serial {
+  /// One: the caller's thread.
   static constexpr index_t workers() { return 1; }
 
+  /// Calls `f(i, 0)` for every `i` below `count`, in order.
   template <class F>
   void operator()(index_t count, F f) const {
     for (index_t i = 0; i < count; ++i) {

@@ -43,10 +43,14 @@ class queries {
     return q;
   }
 
+  /// Tokens that there are queries of, and the shape of one token's: `[kv_heads, group, dim]`.
+  /// @{
   index_t tokens() const { return tokens_; }
   index_t kv_heads() const { return heads_; }
   index_t group() const { return group_; }
   index_t dim() const { return dim_; }
+  /// @}
+  /// All numbers, `[tokens, kv_heads, group, dim]`.
   const any_span& rows() const { return rows_; }
 
   /// Calls `f` with the `query_view` of KV head `h` of the layer.

@@ -21,9 +21,12 @@ inline namespace v0 {
 /// The state of all heads, and a workspace for every worker of an executor.
 class state {
  public:
+  /// States of all heads, and a workspace for each worker, as `make_state` makes them.
   state(std::vector<head_state> heads, std::vector<workspace> work)
       : heads_(std::move(heads)), work_(std::move(work)), marks_(heads_.size()) {}
 
+  /// How many heads there are, the state of one, how many workspaces, and one of these.
+  /// @{
   index_t heads() const { return static_cast<index_t>(heads_.size()); }
   head_state& operator[](index_t h) { return heads_[static_cast<std::size_t>(h)]; }
   const head_state& operator[](index_t h) const { return heads_[static_cast<std::size_t>(h)]; }
@@ -31,6 +34,8 @@ class state {
   kvmeld::workspace& workspace(index_t worker = 0) {
     return work_[static_cast<std::size_t>(worker)];
   }
+
+  /// @}
 
   /// `[heads]`, all 0 between calls: which heads a list has named.
   std::span<char> head_marks() { return marks_; }

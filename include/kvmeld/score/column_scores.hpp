@@ -34,7 +34,7 @@ struct column_sums {
 };
 
 /// `a_ij = softmax_j(scale · q_i·k_j + log_mass_j)` over the slots at or before query `i`'s
-/// position; the group's heads combined; summed over queries `i = 0 .. n−1` of one KV head, or the
+/// position; the group's heads combined; summed over queries `i = 0 … n−1` of one KV head, or the
 /// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing.
 /// Refused: an empty head, spans of another size, a decay outside (0, 1].
 template <kv_head Head, class Query>
