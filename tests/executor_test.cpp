@@ -136,6 +136,34 @@ TEST_CASE("a state serves the workers that it was made for, and no more", "[exec
   CHECK_NOTHROW(kvmeld::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{2}));
 }
 
+TEST_CASE("threads may carry out one plan on caches of their own", "[executor][plan]") {
+  constexpr index_t caches = 4, tokens = 200, dim = 4;
+  kvmeld::merge_plan made;
+  made.reset(tokens);
+  for (index_t s = 0; s + 1 < tokens; s += 2) {
+    made.add({s, 0.5F, 0.5F}), made.add({s + 1, 0.5F, 0.5F});
+    made.end_row(0);
+  }
+  const kvmeld::merge_plan& plan = made;
+  kvmeld::cache<float> kv{{.heads = caches, .dim = dim, .capacity = tokens}};
+  for (index_t h = 0; h < caches; ++h) {
+    kv.append(h, normal(tokens * dim, 1), normal(tokens * dim, 2));
+  }
+  std::atomic<index_t> arrived = 0;
+  threads{caches}(caches, [&](index_t h, index_t) {
+    ++arrived;
+    while (arrived < caches) {  // all at once
+      std::this_thread::yield();
+    }
+    apply(plan, kv.head(h));
+  });
+  for (index_t h = 0; h < caches; ++h) {
+    REQUIRE(kv.head(h).length() == tokens / 2);
+    CHECK(std::memcmp(kv.head(h).key(0).data, kv.head(0).key(0).data,
+                      sizeof(float) * tokens / 2 * dim) == 0);
+  }
+}
+
 #ifdef _OPENMP
 TEST_CASE("what a head throws comes out when all are done", "[executor]") {
   std::atomic<int> done = 0;

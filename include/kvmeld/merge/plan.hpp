@@ -4,6 +4,7 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::isfinite
 #include <cstddef>    // std::size_t
+#include <limits>     // std::numeric_limits
 #include <optional>
 #include <span>
 #include <utility>  // std::pair
@@ -53,7 +54,7 @@ class merge_plan {
   void reserve(index_t capacity) {
     const auto n = static_cast<std::size_t>(capacity);
     sources_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
-    marks_.reserve(n);
+    is_source_.reserve(n);
   }
 
   /// Starts anew, for a head of `length` slots.
@@ -64,10 +65,21 @@ class merge_plan {
     dim_ = 0;
     note_.reset();
     begin_.assign(1, 0);
+    is_source_.assign(static_cast<std::size_t>(std::max(length, index_t{0})), 0);
+    first_repeat_ = no_repeat;
   }
 
   /// Adds a source to the row being made; the first one is the anchor.
-  void add(merge_source e) { sources_.push_back(e); }
+  void add(merge_source e) {
+    if (e.source >= 0 && e.source < length_) {
+      char& added_before = is_source_[static_cast<std::size_t>(e.source)];
+      if (added_before != 0 && first_repeat_ == no_repeat) {
+        first_repeat_ = sources_.size();
+      }
+      added_before = 1;
+    }
+    sources_.push_back(e);
+  }
   /// Ends the row being made.
   void end_row(float log_mass) {
     begin_.push_back(sources_.size());
@@ -125,14 +137,19 @@ class merge_plan {
   std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
   std::size_t dim_ = 0;
   std::optional<float> note_;
-  mutable std::vector<char> marks_;  // of `check`: slot → is it a source?
+  // Repeats are found as sources are added, so that `check` needs no scratch and only reads.
+  static constexpr auto no_repeat = std::numeric_limits<std::size_t>::max();
+  std::vector<char> is_source_;           // [length]
+  std::size_t first_repeat_ = no_repeat;  // into sources_
 };
 
-/// Throws unless the plan obeys its laws. O(length), in the plan's own scratch.
+/// Throws unless the plan obeys its laws. O(length); it only reads, so that threads may share a
+/// plan.
 inline void check(const merge_plan& plan) {
   expects(plan.length() >= 0, "merge_plan: expected at least 0 slots, got ", plan.length());
-  auto& used = plan.marks_;
-  used.assign(static_cast<std::size_t>(plan.length()), 0);
+  const merge_source* const repeat = plan.first_repeat_ == merge_plan::no_repeat
+                                         ? nullptr
+                                         : plan.sources_.data() + plan.first_repeat_;
   index_t before = -1;
   for (index_t r = 0; r < plan.rows(); ++r) {
     const auto sources = plan.row(r);
@@ -144,10 +161,8 @@ inline void check(const merge_plan& plan) {
     for (const merge_source& e : sources) {
       expects(e.source >= 0 && e.source < plan.length(), "merge_plan: expected sources 0 to ",
               plan.length() - 1, ", got ", e.source, " in row ", r);
-      char& used_before = used[static_cast<std::size_t>(e.source)];
-      expects(used_before == 0, "merge_plan: expected each source once, got ", e.source,
+      expects(&e != repeat, "merge_plan: expected each source once, got ", e.source,
               " again in row ", r);
-      used_before = 1;
       expects(std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
               "merge_plan: expected finite weights, got ", e.key_weight, " and ", e.value_weight,
               " for source ", e.source, " of row ", r);
