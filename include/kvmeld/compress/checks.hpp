@@ -54,14 +54,6 @@ inline void expect_size(const char* expected, const any_span& x,
   expects(false, expected, " [", axes, "] (", wanted, " numbers), got null");
 }
 
-/// A state for another policy has numbers that mean something else. To go on with another policy is
-/// to make a state for it, and to measure what remains.
-template <policy P>
-void expect_policy(const P& p, const head_state& state) {
-  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
-          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
-}
-
 /// A state that `make_state` would make for this policy and head.
 template <policy P>
 void expect_state(const P& p, const kv_head auto& head, const head_state& state) {

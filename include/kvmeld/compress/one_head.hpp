@@ -87,7 +87,6 @@ void compress(const P& p, const kv_head auto& any, head_state& state, workspace&
   state.extend(head.length());
   if (head.length() > b.slots) {
     plan(p, head, state, queries, b.slots, work.scratch, work.plan);
-    unless_planned.release();
     apply(p, work.plan, head, state, work.scratch);
   }
   unless_planned.release();

@@ -105,9 +105,13 @@ class head_state {
   std::span<float> memory() { return memory_; }
   std::span<const float> memory() const { return memory_; }
 
+  /// Throws unless there are numbers for `length` slots.
+  void expect_capacity(index_t length) const {
+    expects(length <= capacity_, "state: expected at most ", capacity_, " slots, got ", length);
+  }
   /// Initial numbers for the slots appended since the last call.
   void extend(index_t length) {
-    expects(length <= capacity_, "state: expected at most ", capacity_, " slots, got ", length);
+    expect_capacity(length);
     for (index_t c = 0; c < columns(); ++c) {
       for (index_t s = length_; s < length; ++s) {
         columns_[offset(c) + static_cast<std::size_t>(s)] =

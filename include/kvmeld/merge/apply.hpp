@@ -27,19 +27,31 @@ void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_
   }
 }
 
-}  // namespace merge
-
-/// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
-/// anchor's slot, which no other row reads, then the anchors move down in order.
-/// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
-/// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
-void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
-  using merge::merge_rows;
+/// Throws unless `plan` obeys its laws and fits `head` and `state`; changes nothing.
+void expect_applies(const merge_plan& plan, const slot_rows auto& head, const head_state& state) {
   expects(plan.length() == head.length(), "apply: expected a plan of ", head.length(),
           " slots, got ", plan.length());
   expects(!plan.has_correction() || plan.dim() == head.dim(),
           "apply: expected a correction of dim ", head.dim(), ", got ", plan.dim());
   check(plan);
+  state.expect_capacity(head.length());
+}
+
+/// Throws unless `d` names slots of `head`, and `state` has numbers for all of them; changes
+/// nothing.
+void expect_applies(const slot_removal& d, const slot_rows auto& head, const head_state& state) {
+  if (d.removed == slot_removal::nowhere) {
+    return;
+  }
+  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: expected a slot from 0 to ",
+          head.length() - 1, ", got ", d.removed);
+  expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
+          "slot_removal: expected another slot (or nowhere) to merge into, got ", d.into);
+  state.expect_capacity(head.length());
+}
+
+/// Carries out a plan that `expect_applies` accepts.
+void carry_out(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
   state.extend(head.length());
   const auto any = [](std::span<const float> delta) {
     return std::ranges::any_of(delta, [](float x) { return x != 0.0F; });
@@ -50,12 +62,12 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
     const bool alone = sources.size() == 1;
     const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
     if (!alone || sources.front().key_weight != 1.0F || any(delta_k)) {
-      merge::merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
-                        [&](index_t s) { return head.key(s); });
+      merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
+                 [&](index_t s) { return head.key(s); });
     }
     if (!alone || sources.front().value_weight != 1.0F || any(delta_v)) {
-      merge::merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight,
-                        delta_v, [&](index_t s) { return head.value(s); });
+      merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight, delta_v,
+                 [&](index_t s) { return head.value(s); });
     }
     head.log_mass(anchor) = plan.log_mass(r);
     for (index_t c = 0; c < state.columns(); ++c) {
@@ -68,14 +80,12 @@ void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state
   }
   for (index_t r = 0; r < plan.rows(); ++r) {
     if (const index_t anchor = plan.anchor(r); anchor != r) {
-      merge::move_slot(head, state, r, anchor);
+      move_slot(head, state, r, anchor);
     }
   }
   head.truncate(plan.rows());
   state.truncate(plan.rows());
 }
-
-namespace merge {
 
 /// Adds the value of the removed slot in equal parts to the slots behind it.
 void share_value(const slot_removal& d, const slot_rows auto& head) {
@@ -95,27 +105,20 @@ void share_value(const slot_removal& d, const slot_rows auto& head) {
   }
 }
 
-}  // namespace merge
-
-/// Carries out a removal: O(dim), no compaction; the last slot moves to the freed one.
-void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
-  using merge::merge_rows;
+/// Carries out a removal that `expect_applies` accepts.
+void carry_out(const slot_removal& d, const slot_rows auto& head, head_state& state) {
   if (d.removed == slot_removal::nowhere) {
     return;
   }
-  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: expected a slot from 0 to ",
-          head.length() - 1, ", got ", d.removed);
-  expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
-          "slot_removal: expected another slot (or nowhere) to merge into, got ", d.into);
   state.extend(head.length());
   if (d.into != slot_removal::nowhere) {
     const merge_source sources[] = {
         {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
         {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
-    merge::merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
-                      [&](index_t s) { return head.key(s); });
-    merge::merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
-                      [&](index_t s) { return head.value(s); });
+    merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
+               [&](index_t s) { return head.key(s); });
+    merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
+               [&](index_t s) { return head.value(s); });
     head.log_mass(d.into) = d.log_mass;
     for (index_t c = 0; c < state.columns(); ++c) {
       const auto column = state.column(c);
@@ -124,14 +127,32 @@ void apply(const slot_removal& d, const slot_rows auto& head, head_state& state)
     }
   }
   if (d.share_count > 0) {
-    merge::share_value(d, head);
+    share_value(d, head);
   }
   const index_t last = head.length() - 1;
   if (d.removed != last) {
-    merge::move_slot(head, state, d.removed, last);
+    move_slot(head, state, d.removed, last);
   }
   head.truncate(last);
   state.truncate(last);
+}
+
+}  // namespace merge
+
+/// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
+/// anchor's slot, which no other row reads, then the anchors move down in order.
+/// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
+/// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
+void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
+  merge::expect_applies(plan, head, state);
+  merge::carry_out(plan, head, state);
+}
+
+/// Carries out a removal: O(dim), no compaction; the last slot moves to the freed one. Refused,
+/// with nothing changed: slots that are not there.
+void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
+  merge::expect_applies(d, head, state);
+  merge::carry_out(d, head, state);
 }
 
 // Views as what they are erased to: compiled once, and the same bits as in a step.

@@ -205,9 +205,6 @@ struct ems {
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch& work) const {
-    check(change);
-    expects(change.length() == head.length(), "ems: expected a plan of ", head.length(),
-            " slots, got ", change.length());
     const detail::ems_table tokens(state, head.group());
     tokens.measure(head);
     const index_t most = max_sharing(tokens, change.rows());

@@ -80,7 +80,8 @@ struct key_diff {
   }
   void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
                      slot_scratch&) const {
-    if (state.memory()[0] == std::bit_cast<float>(head.tokens_total())) {
+    if (change.removed != slot_removal::nowhere &&
+        state.memory()[0] == std::bit_cast<float>(head.tokens_total())) {
       add_direction(head, change.removed, -1, state.memory().subspan(1));
     }
   }

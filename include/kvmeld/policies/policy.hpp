@@ -64,7 +64,7 @@ inline namespace v0 {
 ///     void update_memory(const kv_head auto& head, head_state&, const C& change, slot_scratch&)
 ///     const;
 ///                                                       takes `memory` along before a merge_plan
-///                                                       or a slot_removal is applied
+///                                                       or a slot_removal is applied, which fits
 ///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
 ///     auto mass(const kv_head auto& head, const head_state&) const;
@@ -102,12 +102,29 @@ void plan(const P& p, const kv_head auto& head, const head_state& state, index_t
   plan(p, head, state, no_queries, target, work, out);
 }
 
-/// Carries out a plan or a removal, and takes the policy's memory along.
+namespace detail {
+
+/// A state for another policy has numbers that mean something else. To go on with another policy is
+/// to make a state for it, and to measure what remains.
+template <policy P>
+void expect_policy(const P& p, const head_state& state) {
+  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
+          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
+}
+
+}  // namespace detail
+
+/// Carries out a plan or a removal, and takes the policy's memory along. Refused, with nothing
+/// changed: a state for another policy, and all that `apply` without a policy refuses.
 template <policy P, class Change>
-void apply(const P& p, const Change& change, const kv_head auto& head, head_state& state,
+void apply(const P& p, const Change& change, const kv_head auto& any, head_state& state,
            slot_scratch& work) {
+  const auto& head = detail::erased(any);
+  detail::expect_policy(p, state);
+  merge::expect_applies(change, head, state);
+  state.extend(head.length());
   traits::update_memory(p, head, state, change, work);
-  apply(change, head, state);
+  merge::carry_out(change, head, state);
 }
 
 /// The budget of a head that must never hold more than `slots` between steps, with the
