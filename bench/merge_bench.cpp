@@ -111,7 +111,8 @@ void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache<float>
     const auto foreseen = kvmeld::foresight(kv, p.own(), {.count = count});
     kvmeld::compress(policy, kv, memory, foreseen.view(), p.budget());
   } else if constexpr (std::same_as<Policy, kvmeld::attention_matching>) {
-    kvmeld::compress(policy, kv, memory, kvmeld::spread(kv, p.own()).view(), p.budget());
+    const auto reference = kvmeld::spread(kv, p.own());
+    kvmeld::compress(policy, kv, memory, reference.view(), p.budget());
   } else {
     kvmeld::compress(policy, kv, memory, p.own(), p.budget());
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>  // std::swap
 #include <vector>
 
 #include "kvmeld/memory/column_merge.hpp"
@@ -82,9 +83,13 @@ class head_state {
         memory_capacity_(from.memory_capacity_),
         length_(from.length_),
         observed_(from.observed_) {}
-  head_state(head_state&&) noexcept = default;
-  head_state& operator=(const head_state& from) { return *this = head_state(from); }
-  head_state& operator=(head_state&&) noexcept = default;
+  /// What was moved from has no slots, no columns and no memory: spans that stayed behind would
+  /// write into the state that was moved to.
+  head_state(head_state&& from) noexcept : head_state() { swap(from); }
+  head_state& operator=(head_state from) noexcept {
+    swap(from);
+    return *this;
+  }
   ~head_state() = default;
 
   /// The name of the policy that it was made for.
@@ -176,6 +181,21 @@ class head_state {
   }
 
  private:
+  head_state() = default;
+
+  void swap(head_state& other) noexcept {
+    std::swap(policy_, other.policy_);
+    std::swap(kinds_, other.kinds_);
+    std::swap(own_columns_, other.own_columns_);
+    std::swap(own_memory_, other.own_memory_);
+    std::swap(columns_, other.columns_);
+    std::swap(memory_, other.memory_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(memory_capacity_, other.memory_capacity_);
+    std::swap(length_, other.length_);
+    std::swap(observed_, other.observed_);
+  }
+
   std::size_t offset(index_t c) const {
     return static_cast<std::size_t>(c) * static_cast<std::size_t>(capacity_);
   }
@@ -188,7 +208,7 @@ class head_state {
   std::vector<float, Eigen::aligned_allocator<float>> own_memory_;
   std::span<float> columns_;  // [columns, capacity]
   std::span<float> memory_;
-  index_t capacity_, memory_capacity_;
+  index_t capacity_ = 0, memory_capacity_ = 0;
   index_t length_ = 0;
   std::int64_t observed_ = 0;
 };

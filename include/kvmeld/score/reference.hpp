@@ -28,11 +28,12 @@ class reference_queries {
   }
   index_t& position(index_t i) { return position_[static_cast<std::size_t>(i)]; }
 
-  /// As policies take them; valid while this lives.
-  query_view<float> view() const {
+  /// As policies take them; valid while this lives, so not to be had of a temporary.
+  query_view<float> view() const& {
     const std::ptrdiff_t one = std::ptrdiff_t{count()} * dim_;
     return {data_.data(), count(), one * group_, one, dim_, position_.data()};
   }
+  query_view<float> view() const&& = delete;
 
  private:
   index_t group_, dim_;
