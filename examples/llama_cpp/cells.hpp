@@ -101,7 +101,8 @@ class layer {
       heads_.push_back(
           {cache_metadata(one),
            head_state(traits::columns(p), traits::memory(p, one.dim, one.group, one.capacity),
-                      one.capacity, p.name()),
+                      one.capacity, p.name(),
+                      traits::memory_follows_capacity(p, one.dim, one.group, one.capacity)),
            limits[h],
            {},
            std::vector<std::byte>(own ? 2 * room * row_bytes(storage, one.dim) : 0)});

@@ -71,6 +71,10 @@ class basic_any_policy {
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
     return visit([&](const auto& p) { return traits::memory(p, dim, group, capacity); });
   }
+  bool memory_follows_capacity(index_t dim, index_t group, index_t capacity) const {
+    return visit(
+        [&](const auto& p) { return traits::memory_follows_capacity(p, dim, group, capacity); });
+  }
   index_t min_budget() const {
     return visit([](const auto& p) { return traits::min_budget(p); });
   }

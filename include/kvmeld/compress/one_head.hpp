@@ -18,7 +18,7 @@ head_state make_head_state(const P& p, const kv_head auto& head) {
   traits::validate(p);
   const auto columns = traits::columns(p);
   return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity(),
-          p.name()};
+          p.name(), traits::memory_follows_capacity(p, head.dim(), head.group(), head.capacity())};
 }
 
 /// One decode step's attention, from an engine that computes its own.

@@ -22,6 +22,7 @@ void clear(const restorable_head auto& head, head_state& state) {
 
 /// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated. In
 /// another storage every row is rounded once: a prompt compressed in floats can be held in `q8_0`.
+/// The capacities may differ, but for `ems`, whose memory is laid out for one.
 ///
 /// A row that lies at the same place in both heads is not copied, as where page tables share a
 /// prefix. Heads that share rows overwrite one another when they are compressed: give one of them

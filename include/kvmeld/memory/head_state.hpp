@@ -33,6 +33,7 @@ struct state_memory {
   index_t memory_capacity = 0;  ///< the capacity that `memory` was laid out for; 0: `capacity`
   index_t length = 0;           ///< slots that have numbers
   std::int64_t queries = 0;     ///< observed so far
+  bool memory_follows_capacity = true;  ///< does the layout of `memory` depend on its capacity?
 };
 
 /// Per-head state of a policy: columns of one float per slot, which move with the slots, and a flat
@@ -40,8 +41,9 @@ struct state_memory {
 class head_state {
  public:
   /// `policy`: the name of the one that it is for; a state for none only follows plans.
+  /// `memory_follows_capacity`: does the layout of the memory depend on the capacity?
   head_state(std::span<const kvmeld::column> kinds, std::size_t memory, index_t capacity,
-             std::string_view policy = {})
+             std::string_view policy = {}, bool memory_follows_capacity = true)
       : policy_(policy),
         kinds_(kinds.begin(), kinds.end()),
         own_columns_(kinds.size() * static_cast<std::size_t>(capacity)),
@@ -49,7 +51,8 @@ class head_state {
         columns_(own_columns_),
         memory_(own_memory_),
         capacity_(capacity),
-        memory_capacity_(capacity) {}
+        memory_capacity_(capacity),
+        memory_follows_capacity_(memory_follows_capacity) {}
 
   /// The same over the caller's memory, which must live as long. Refused: columns of another size,
   /// a length beyond the capacity, less than no queries.
@@ -61,6 +64,7 @@ class head_state {
         memory_(over.memory),
         capacity_(over.capacity),
         memory_capacity_(over.memory_capacity == 0 ? over.capacity : over.memory_capacity),
+        memory_follows_capacity_(over.memory_follows_capacity),
         length_(over.length),
         observed_(over.queries) {
     const std::size_t wanted = kinds.size() * static_cast<std::size_t>(capacity_);
@@ -81,6 +85,7 @@ class head_state {
         memory_(own_memory_),
         capacity_(from.capacity_),
         memory_capacity_(from.memory_capacity_),
+        memory_follows_capacity_(from.memory_follows_capacity_),
         length_(from.length_),
         observed_(from.observed_) {}
   /// What was moved from has no slots, no columns and no memory: spans that stayed behind would
@@ -146,16 +151,20 @@ class head_state {
     length_ = 0;
     observed_ = 0;
   }
-  /// Copies all numbers of `from`, without allocation. Refused, with nothing changed: another
-  /// policy's, memory of another size or layout, more slots than there is room for.
+  /// Copies all numbers of `from`, without allocation. The capacities may differ, unless the layout
+  /// of the policy's memory depends on them. Refused, with nothing changed: another policy's,
+  /// memory of another size or layout, more slots than there is room for.
   void copy(const head_state& from) {
     expects(policy_ == from.policy_, "copy: expected a state for ", policy_, ", got one for ",
             from.policy_);
-    expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size() &&
-                memory_capacity_ == from.memory_capacity_,
+    const bool follows = memory_follows_capacity_ && !memory_.empty();
+    expects(!follows || memory_capacity_ == from.memory_capacity_,
+            "copy: expected a state whose memory is laid out for ", memory_capacity_,
+            " slots, got one for ", from.memory_capacity_, ": the memory of ", policy_,
+            " depends on the capacity");
+    expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size(),
             "copy: expected a state of ", columns(), " columns and ", memory_.size(),
-            " floats for ", memory_capacity_, " slots, got ", from.columns(), " columns and ",
-            from.memory_.size(), " floats for ", from.memory_capacity_, " slots");
+            " floats, got one of ", from.columns(), " and ", from.memory_.size());
     expects(errc::no_capacity, from.length_ <= capacity_, "copy: expected a state for at least ",
             from.length_, " slots, got ", capacity_);
     for (index_t c = 0; c < columns(); ++c) {
@@ -192,6 +201,7 @@ class head_state {
     std::swap(memory_, other.memory_);
     std::swap(capacity_, other.capacity_);
     std::swap(memory_capacity_, other.memory_capacity_);
+    std::swap(memory_follows_capacity_, other.memory_follows_capacity_);
     std::swap(length_, other.length_);
     std::swap(observed_, other.observed_);
   }
@@ -209,6 +219,7 @@ class head_state {
   std::span<float> columns_;  // [columns, capacity]
   std::span<float> memory_;
   index_t capacity_ = 0, memory_capacity_ = 0;
+  bool memory_follows_capacity_ = true;
   index_t length_ = 0;
   std::int64_t observed_ = 0;
 };

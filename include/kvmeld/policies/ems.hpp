@@ -68,6 +68,7 @@ struct ems {
             " tokens per head, got ", places);
     return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
+  static constexpr bool memory_follows_capacity = true;  // tokens in it are named beyond the slots
   index_t min_budget() const { return sinks + window + 1; }
   /// Scores are pooled where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {

@@ -29,6 +29,11 @@ inline namespace v0 {
 ///     std::array<column, n> columns() const;            one float per slot each, in `head_state`
 ///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
 ///                                                       floats per head beside the columns
+///     static constexpr bool memory_follows_capacity = true;
+///                                                       does `memory` mean something else for
+///                                                       another capacity, where its size is the
+///                                                       same? Then states of other capacities
+///                                                       are not copied
 ///     index_t min_budget() const;                       smallest target; default 1
 ///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
 ///     void validate() const;                            throws on parameters out of range

@@ -44,6 +44,21 @@ std::size_t memory(const P& p, index_t dim, index_t group, index_t capacity) {
   }
 }
 
+/// Does the layout of the policy's memory depend on the capacity? Memory of another size for
+/// another capacity does; memory of one size may too, as the policy says.
+template <class P>
+bool memory_follows_capacity(const P& p, index_t dim, index_t group, index_t capacity) {
+  if constexpr (requires { p.memory_follows_capacity(dim, group, capacity); }) {
+    return p.memory_follows_capacity(dim, group, capacity);
+  } else if constexpr (requires { P::memory_follows_capacity; }) {
+    return P::memory_follows_capacity;
+  } else {
+    const auto size = [&](index_t slots) { return memory(p, dim, group, slots); };
+    const index_t other = capacity < (1 << 20) ? 2 * capacity : capacity / 2;
+    return size(capacity) != size(1) || size(capacity) != size(other);
+  }
+}
+
 template <class P>
 index_t min_budget(const P& p) {
   if constexpr (requires { p.min_budget(); }) {
