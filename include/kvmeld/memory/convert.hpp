@@ -1,8 +1,8 @@
 /// Rows as floats, at the width of a vector.
 #pragma once
 
-#include <bit>  // std::bit_cast
-#include <cstdint>
+#include <bit>      // std::bit_cast
+#include <cstdint>  // std::uint16_t
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -11,21 +11,6 @@
 
 namespace kvmeld {
 inline namespace v0 {
-
-namespace detail {
-
-/// IEEE binary16. Without branches, so that compilers take many at a time (Eigen 3.4 takes one, by
-/// instructions that it finds with clang only).
-inline float half_bits_to_float(std::uint16_t half) {
-  constexpr std::uint32_t exponent = 0x1F << 23, infinity = 0xFF << 23;
-  const std::uint32_t shifted = (half & 0x7FFFU) << 13;
-  const float number = std::bit_cast<float>(shifted) * 0x1p112F;  // exact; small ones are tiny
-  const std::uint32_t special = (shifted & exponent) == exponent ? infinity : 0U;  // NaN and Inf
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(number) | special |
-                              (half & 0x8000U) << 16);
-}
-
-}  // namespace detail
 
 /// Copies `x [dim]` into `out` as floats: exact, whatever the storage.
 template <class Scalar>
@@ -67,7 +52,7 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
 inline void to_floats(row<q8_0> x, index_t dim, float* out) {
   for (index_t begin = 0; begin < dim; begin += q8_0::size) {
     const q8_0& block = x.data[begin / q8_0::size];
-    const float scale = detail::half_bits_to_float(block.scale.x);
+    const float scale = block.scale_as_float();
     for (index_t i = 0; i < q8_0::size; ++i) {
       out[begin + i] = scale * static_cast<float>(block.codes[i]);
     }
