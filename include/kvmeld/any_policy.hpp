@@ -78,6 +78,9 @@ class basic_any_policy {
   index_t min_budget() const {
     return visit([](const auto& p) { return traits::min_budget(p); });
   }
+  bool accepts(index_t target) const {
+    return visit([&](const auto& p) { return traits::accepts(p, target); });
+  }
   index_t eviction_batch(index_t slots) const {
     return visit([&](const auto& p) { return traits::eviction_batch(p, slots); });
   }

@@ -1,6 +1,8 @@
 /// How many slots a head may hold.
 #pragma once
 
+#include <limits>  // std::numeric_limits
+
 #include "kvmeld/config.hpp"
 
 namespace kvmeld {
@@ -22,8 +24,11 @@ struct budget {
     return {slots, 0, slack, true};
   }
 
-  /// The length at which a head is compressed, in slots.
-  index_t trigger_length() const { return trigger == 0 ? slots + 1 : trigger; }
+  /// Slots at which a head is compressed; for a budget of all positions, that many.
+  index_t trigger_length() const {
+    constexpr index_t most = std::numeric_limits<index_t>::max();
+    return trigger != 0 ? trigger : slots < most ? slots + 1 : most;
+  }
   /// Does a head of `length` slots have to be compressed?
   KVMELD_HD bool reached(index_t length) const { return length > slots && length >= trigger; }
 };

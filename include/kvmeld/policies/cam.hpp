@@ -46,10 +46,7 @@ struct cam {
   }
   static constexpr std::array<column, 1> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
-  index_t min_budget() const {
-    return search::least_target(
-        1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
-  }
+  index_t min_budget() const { return search::least_target(1, recent, sinks); }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_share(name(), "recent", recent);

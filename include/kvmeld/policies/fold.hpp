@@ -85,10 +85,9 @@ struct fold {
     return static_cast<std::size_t>(detail::fold_layout{decode.queries, group, dim}.size());
   }
   index_t min_budget() const {
-    index_t slots = sinks + 2;
-    while (slots < sinks + pinned().recent_of(slots) + 2) {
-      ++slots;
-    }
+    const index_t least = sinks + 2, by_share = search::least_target(least, recent_share, least);
+    const index_t slots =
+        by_share < search::max_tokens ? std::min(by_share, least + recent) : least + recent;
     return pins == pin_rule::scores
                ? std::max(slots, sinks + prompt_recent + std::max(clusters, index_t{2}))
                : slots;

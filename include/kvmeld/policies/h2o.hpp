@@ -34,10 +34,7 @@ struct h2o {
   static void parameters(auto& p, auto f) { f("recent", p.recent), f("sinks", p.sinks); }
   static constexpr std::array<column, 1> columns() { return {}; }
   /// The smallest budget in which the sinks and the window's share both fit.
-  index_t min_budget() const {
-    return search::least_target(
-        1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
-  }
+  index_t min_budget() const { return search::least_target(1, recent, sinks); }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_share(name(), "recent", recent);

@@ -64,10 +64,7 @@ struct keepkv {
   }
   index_t column_count() const { return variant == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
-  index_t min_budget() const {
-    return search::least_target(
-        sinks + 1, [&](index_t target) { return sinks + share_of(recent, target) <= target; });
-  }
+  index_t min_budget() const { return search::least_target(sinks + 1, recent, sinks); }
   /// Merges come first where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
     return {

@@ -58,6 +58,12 @@ struct kvmerger {
     return search::least_target(std::max(sinks, index_t{1}),
                                 [&](index_t target) { return untouched(target) < target; });
   }
+  /// Two shares have no closed form: a target that fits needs no search for the least.
+  bool accepts(index_t target) const {
+    const bool fits = target >= std::max(sinks, index_t{1}) && target <= search::max_tokens &&
+                      untouched(target) < target;
+    return fits || target >= min_budget();
+  }
   index_t eviction_batch(index_t slots) const {
     return period > 0 ? period - 1 : std::max(slots / 16, index_t{1}) - 1;
   }

@@ -35,6 +35,8 @@ inline namespace v0 {
 ///                                                       same? Then states of other capacities
 ///                                                       are not copied
 ///     index_t min_budget() const;                       smallest target; default 1
+///     bool accepts(index_t target) const;               is it at least that? Where it is known
+///                                                       without a search
 ///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
 ///     void validate() const;                            throws on parameters out of range
 ///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
@@ -137,7 +139,8 @@ void apply(const P& p, const Change& change, const kv_head auto& any, head_state
 template <policy P>
 budget budget_within(const P& p, index_t slots) {
   const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
-  return {std::max(slots - std::max(free, index_t{0}), index_t{1}), slots + 1};
+  const index_t target = std::max(slots - std::max(free, index_t{0}), index_t{1});
+  return {target, budget{slots}.trigger_length()};
 }
 
 /// Throws unless `p` can hold a head of this capacity within `b`.
@@ -148,8 +151,10 @@ void check(const P& p, const budget& b, index_t capacity) {
     return;
   }
   expects(b.slots > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.slots);
-  expects(b.slots >= traits::min_budget(p), p.name(), ": expected a budget of at least ",
-          traits::min_budget(p), " slots (protected tokens and one more), got ", b.slots);
+  if (!traits::accepts(p, b.slots)) {
+    expects(false, p.name(), ": expected a budget of at least ", traits::min_budget(p),
+            " slots (protected tokens and one more), got ", b.slots);
+  }
   expects(b.slots <= capacity, p.name(), ": expected a capacity of at least ", b.slots,
           " slots (the budget), got ", capacity);
   expects(b.trigger == 0 || b.trigger > b.slots, p.name(), ": expected a trigger above ", b.slots,

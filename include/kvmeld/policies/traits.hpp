@@ -68,6 +68,18 @@ index_t min_budget(const P& p) {
   }
 }
 
+/// Is `target` at least `min_budget`? Some policies know without a search for it.
+template <class P>
+bool accepts(const P& p, index_t target) {
+  if constexpr (requires {
+                  { p.accepts(target) } -> std::same_as<bool>;
+                }) {
+    return p.accepts(target);
+  } else {
+    return target >= min_budget(p);
+  }
+}
+
 template <class P>
 index_t eviction_batch(const P& p, index_t slots) {
   if constexpr (requires { p.eviction_batch(slots); }) {

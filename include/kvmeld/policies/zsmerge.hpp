@@ -56,8 +56,9 @@ struct zsmerge {
     return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
   }
   index_t min_budget() const {
-    return search::least_target(residual + sinks + 3,
-                                [&](index_t target) { return context(target) > sinks; });
+    // So many that the context is larger than the sinks; from the first on the ring has its 2
+    // slots.
+    return search::least_target(residual + sinks + 3, proximity, residual + sinks + 1);
   }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <bit>       // std::bit_cast
 #include <concepts>  // std::same_as
 #include <cstdint>   // std::uint32_t
 #include <span>
 #include <string_view>
 #include <type_traits>  // std::is_arithmetic_v
+#include <utility>      // std::pair
 
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -35,11 +37,42 @@ inline void expect_share(std::string_view policy, const char* what, float share)
   expects(share >= 0 && share < 1, policy, ": expected a ", what, " share in [0, 1), got ", share);
 }
 
-/// The least target from `first` on that `fits`. Tried one by one: shares of it are rounded.
+/// The least target from `first` on that `fits`, at most `max_tokens`. Tried one by one: shares of
+/// it are rounded.
 template <class Fits>
 index_t least_target(index_t first, Fits fits) {
   while (!fits(first) && first < max_tokens) {
     ++first;
+  }
+  return first;
+}
+
+/// The least target from `first` on whose `share` in [0, 1) leaves `others` slots: what the search
+/// one by one finds for `share_of(share, t) <= t - others`, in a few thousand comparisons at most.
+inline index_t least_target(index_t first, float share, index_t others) {
+  const auto fits = [&](index_t t) { return share_of(share, t) <= t - others; };
+  // While neither the product nor its half more changes its exponent, rounding is to one grid: what
+  // fits once fits from there on, save that numbers of 2^23 and above take turns at a tie.
+  const auto fits_soon = [&](index_t t) { return fits(t) || fits(t + 1); };
+  const auto exponents = [&](index_t t) {
+    const float product = share * static_cast<float>(t);
+    return std::pair(std::bit_cast<std::uint32_t>(product) >> 23,
+                     std::bit_cast<std::uint32_t>(product + 0.5F) >> 23);
+  };
+  // The first of `from` to `to` for which `holds`, which holds from there on; `to`, if none before.
+  const auto first_of = [](index_t from, index_t to, auto holds) {
+    while (from < to) {
+      const index_t middle = from + (to - from) / 2;
+      holds(middle) ? to = middle : from = middle + 1;
+    }
+    return from;
+  };
+  while (first < max_tokens && !fits(first)) {
+    const auto here = exponents(first);
+    const index_t next =
+        first_of(first, max_tokens, [&](index_t t) { return exponents(t) > here; });
+    first = first_of(first, next, fits_soon);
+    first += first < next && !fits(first) ? 1 : 0;
   }
   return first;
 }

@@ -1,0 +1,114 @@
+// The least budget of policies that protect a share of it: found without trying them one by one.
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <limits>
+
+#include "kvmeld/compress.hpp"
+#include "kvmeld/policies/fold.hpp"
+#include "kvmeld/policies/full_cache.hpp"
+#include "kvmeld/policies/h2o.hpp"
+#include "kvmeld/policies/keepkv.hpp"
+#include "kvmeld/policies/kvmerger.hpp"
+#include "kvmeld/policies/zsmerge.hpp"
+#include "kvmeld/search/select.hpp"
+#include "support/random.hpp"
+
+using kvmeld::index_t;
+using kvmeld::share_of;
+using kvmeld::search::least_target;
+
+namespace {
+
+/// Shares of every kind: round ones, those next to 1 and to 0, and some between.
+std::vector<float> shares() {
+  std::vector<float> all = {0, 0.25F, 0.5F, 0.75F, 1.0F / 3, 0.1F, 0.9F, 0.99F};
+  for (int e = 3; e <= 24; ++e) {
+    all.push_back(1 - std::ldexp(1.0F, -e));
+    all.push_back(std::ldexp(1.0F, -e));
+  }
+  std::uniform_real_distribution<float> uniform;
+  for (int i = 0; i < 20; ++i) {
+    all.push_back(uniform(streams::floats));
+    all.push_back(1 - std::ldexp(uniform(streams::floats), -4 - i % 20));
+  }
+  std::erase_if(all, [](float s) { return s >= 1; });
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("the least target by a share is what trying them one by one finds", "[select]") {
+  for (const float share : shares()) {
+    for (const index_t others : {0, 1, 4, 4097}) {
+      for (const index_t first : {1, others + 2}) {
+        const index_t slow =
+            least_target(first, [&](index_t t) { return others + share_of(share, t) <= t; });
+        if (least_target(first, share, others) != slow) {
+          CAPTURE(share, others, first);
+          CHECK(least_target(first, share, others) == slow);
+        }
+      }
+    }
+  }
+  SUCCEED();
+}
+
+TEST_CASE("policies' least budgets are those that fit first", "[select]") {
+  for (const float share : shares()) {
+    for (const index_t sinks : {0, 4, 30}) {
+      CAPTURE(share, sinks);
+      const auto slow = [](index_t first, auto fits) { return least_target(first, fits); };
+      const auto beside_sinks = [&](index_t t) { return sinks + share_of(share, t) <= t; };
+      REQUIRE(kvmeld::h2o{.recent = share, .sinks = sinks}.min_budget() == slow(1, beside_sinks));
+      REQUIRE(kvmeld::keepkv{.sinks = sinks, .recent = share}.min_budget() ==
+              slow(sinks + 1, beside_sinks));
+      REQUIRE(kvmeld::zsmerge{.proximity = share, .residual = 3, .sinks = sinks}.min_budget() ==
+              slow(sinks + 6, [&](index_t t) {
+                return t - std::max(index_t{2}, share_of(share, t)) - 3 > sinks;
+              }));
+      for (const index_t recent : {0, 24, 5000}) {
+        const index_t wanted = slow(sinks + 2, [&](index_t t) {
+          return sinks + std::min(share_of(share, t), recent) + 2 <= t;
+        });
+        REQUIRE(
+            kvmeld::fold{.sinks = sinks, .recent = recent, .recent_share = share}.min_budget() ==
+            wanted);
+      }
+      const kvmeld::kvmerger two{.recent = share / 2, .heavy = share / 2, .sinks = sinks};
+      const index_t least = two.min_budget();
+      for (const index_t t :
+           {index_t{1}, sinks, sinks + 1, least - 1, least, least + 1, 2 * least}) {
+        REQUIRE(two.accepts(t) == (t >= least));
+      }
+    }
+  }
+}
+
+TEST_CASE("a budget is checked in no time, whatever the share", "[select]") {
+  const auto seconds = [](const auto& policy, index_t target) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 20; ++i) {
+      check(policy, kvmeld::budget{target}, target);
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 20;
+  };
+  // Trying them one by one took a millisecond and more.
+  CHECK(seconds(kvmeld::h2o{.recent = 0.999999F, .sinks = 4}, 8'000'000) < 3e-4);
+  CHECK(seconds(kvmeld::kvmerger{.recent = 0.5F, .heavy = 0.499999F}, 8'000'000) < 3e-4);
+}
+
+TEST_CASE("a budget of all positions has no slot after it", "[select][errors]") {
+  constexpr index_t most = std::numeric_limits<index_t>::max();
+  CHECK(kvmeld::budget{most}.trigger_length() == most);
+  CHECK(kvmeld::budget{most - 1}.trigger_length() == most);
+  CHECK(kvmeld::budget{7}.trigger_length() == 8);
+  CHECK(kvmeld::budget{7, 9}.trigger_length() == 9);
+  const kvmeld::full_cache policy;
+  kvmeld::cache<float> kv{{.heads = 1, .dim = 4, .capacity = 16}};
+  auto state = kvmeld::make_state(policy, kv);
+  const std::vector<float> x(4, 1.0F);
+  std::vector<float> out(4);
+  CHECK_NOTHROW(kvmeld::step(policy, kv, state, {x, x, x}, kvmeld::budget{most}, out));
+  CHECK(kv.head(0).length() == 1);
+  CHECK(kvmeld::budget_within(policy, most).trigger_length() == most);
+}
