@@ -94,9 +94,10 @@ void compress(const P& p, const kv_head auto& any, head_state& state, workspace&
 }
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
-/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated; when one slot is removed, the new
-/// token takes its place. False: the output is not finite (NaN or Inf came in, or were in the
-/// head); the head and its state are as they were.
+/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated, save by a workspace that has
+/// not been reserved for such a head; when one slot is removed, the new token takes its place.
+/// False: the output is not finite (NaN or Inf came in, or were in the head); the head and its
+/// state are as they were.
 template <policy P>
 bool try_step(const P& p, const kv_head auto& any, head_state& state, workspace& work,
               const float* q, const float* k, const float* v, const budget& b, float* out) {
@@ -106,6 +107,7 @@ bool try_step(const P& p, const kv_head auto& any, head_state& state, workspace&
   if (!finite(q, any.group() * any.dim()) || !finite(k, any.dim()) || !finite(v, any.dim())) {
     return false;
   }
+  work.reserve(any);
   any.push(k, v);
   const auto& head = detail::erased(any);
   state.extend(head.length());
