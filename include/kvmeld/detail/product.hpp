@@ -5,6 +5,7 @@
 #include <Eigen/Core>
 #include <concepts>     // std::derived_from
 #include <type_traits>  // std::remove_cvref_t
+#include <vector>
 
 namespace kvmeld {
 inline namespace v0 {
@@ -33,6 +34,14 @@ using view = Eigen::Map<const matrix_of<Real>, Eigen::Unaligned, Eigen::OuterStr
 template <class Real>
 using target = Eigen::Map<matrix_of<Real>, Eigen::Unaligned, Eigen::OuterStride<>>;
 
+/// `mᵀ`: the same numbers, read column by column.
+template <class Real>
+auto column_wise(const view<Real>& m) {
+  using matrix = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic>;
+  return Eigen::Map<const matrix, Eigen::Unaligned, Eigen::OuterStride<>>(
+      m.data(), m.cols(), m.rows(), Eigen::OuterStride<>(m.outerStride()));
+}
+
 auto view_of(const rowwise auto& m) {
   using real = typename std::remove_cvref_t<decltype(m)>::Scalar;
   return view<real>(m.data(), m.rows(), m.cols(), Eigen::OuterStride<>(m.outerStride()));
@@ -44,17 +53,72 @@ auto target_of(Out&& m) {
   return target<real>(m.data(), m.rows(), m.cols(), Eigen::OuterStride<>(m.outerStride()));
 }
 
+/// Eigen's blocks of a product, in memory of the thread's where these are small: on the stack, as
+/// Eigen would have them, they are larger than some threads' stacks.
+template <class Real>
+class blocks
+    : public Eigen::internal::gemm_blocking_space<Eigen::RowMajor, Real, Real, Eigen::Dynamic,
+                                                  Eigen::Dynamic, Eigen::Dynamic> {
+ public:
+  blocks(Eigen::Index rows, Eigen::Index cols, Eigen::Index depth)
+      : blocks::gemm_blocking_space(rows, cols, depth, 1, true) {
+    constexpr Eigen::Index small = (128 << 10) / sizeof(Real);  // what Eigen has on the stack
+    thread_local std::vector<Real, Eigen::aligned_allocator<Real>> memory(2 * small);
+    if (this->mc() * this->kc() <= small) {
+      this->m_blockA = memory.data();
+    }
+    if (this->kc() * this->nc() <= small) {
+      this->m_blockB = memory.data() + small;
+    }
+    own_a_ = this->m_blockA == nullptr, own_b_ = this->m_blockB == nullptr;
+  }
+  blocks(const blocks&) = delete;
+  blocks& operator=(const blocks&) = delete;
+  ~blocks() {  // what is the thread's is not the base's to free
+    this->m_blockA = own_a_ ? this->m_blockA : nullptr;
+    this->m_blockB = own_b_ ? this->m_blockB : nullptr;
+  }
+
+ private:
+  bool own_a_ = false, own_b_ = false;
+};
+
+/// `out += scale · a · b`, both in memory. On the calling thread, however the program is compiled:
+/// under -fopenmp Eigen's own operator would start threads inside an engine's workers. The bits are
+/// those of the operator without OpenMP.
+template <class Real, class A, class B>
+void add(Real scale, const A& a, const B& b, target<Real> out) {
+  const Eigen::Index rows = out.rows(), cols = out.cols(), depth = a.cols();
+  const bool small = depth + rows + cols < EIGEN_GEMM_TO_COEFFBASED_THRESHOLD;
+  if (small || rows == 1 || cols == 1) {  // never on several threads
+    out.noalias() += (scale * a) * b;
+    return;
+  }
+  if (rows == 0 || cols == 0 || depth == 0) {
+    return;
+  }
+  constexpr auto order = []<class M>(const M*) {
+    return M::IsRowMajor ? Eigen::RowMajor : Eigen::ColMajor;
+  };
+  blocks<Real> memory(rows, cols, depth);
+  Eigen::internal::general_matrix_matrix_product<
+      Eigen::Index, Real, order(static_cast<const A*>(nullptr)), false, Real,
+      order(static_cast<const B*>(nullptr)), false, Eigen::RowMajor,
+      1>::run(rows, cols, depth, a.data(), a.outerStride(), b.data(), b.outerStride(), out.data(),
+              1, out.outerStride(), scale, memory, nullptr);
+}
+
 template <class Real>
 void add_ab(Real scale, const view<Real>& a, const view<Real>& b, target<Real> out) {
-  out.noalias() += (scale * a) * b;
+  add<Real>(scale, a, b, out);
 }
 template <class Real>
 void add_abt(Real scale, const view<Real>& a, const view<Real>& b, target<Real> out) {
-  out.noalias() += (scale * a) * b.transpose();
+  add<Real>(scale, a, column_wise(b), out);
 }
 template <class Real>
 void add_atb(Real scale, const view<Real>& a, const view<Real>& b, target<Real> out) {
-  out.noalias() += (scale * a.transpose()) * b;
+  add<Real>(scale, column_wise(a), b, out);
 }
 
 }  // namespace detail
