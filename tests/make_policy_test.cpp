@@ -2,6 +2,7 @@
 #include "kvmeld/make_policy.hpp"
 
 #include <catch2/catch.hpp>
+#include <locale>
 #include <set>
 
 #include "support/policies.hpp"
@@ -65,6 +66,35 @@ TEST_CASE("every policy is found by its name, and each of its parameters by its 
       }
     });
   }
+}
+
+TEST_CASE("numbers are decimal, whatever the locale", "[make_policy]") {
+  struct comma : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const std::locale before = std::locale::global(std::locale(std::locale(), new comma));
+  const auto parsed = [](std::string_view text) { return kvmeld::detail::parse_number(text); };
+  for (const auto& [text, value] : {std::pair{"0.4", 0.4},
+                                    {"1.5", 1.5},
+                                    {"-2.5e-3", -2.5e-3},
+                                    {"7", 7.0},
+                                    {"1000.125", 1000.125},
+                                    {".5", 0.5},
+                                    {"3.", 3.0},
+                                    {"1E2", 100.0},
+                                    {"-0", 0.0},
+                                    {"123456", 123456.0}}) {
+    CAPTURE(text);
+    CHECK(parsed(text) == value);
+  }
+  for (const char* text : {"", "+1", " 1", "1 ", "0,4", "1.2.3", "0x10", "nan", "inf", "1e", "-",
+                           "--1", "1e999", "e3", "1-2", "1.000,5"}) {
+    CAPTURE(text);
+    CHECK_FALSE(parsed(text).has_value());
+  }
+  std::locale::global(before);
 }
 
 TEST_CASE("names and values that no policy has are refused with those that there are",

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>  // std::min
-#include <charconv>   // std::from_chars
 #include <cmath>      // std::floor
+#include <locale>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <type_traits>  // std::is_enum_v
@@ -19,14 +21,28 @@ namespace detail {
 /// What a parameter's type takes.
 enum class number_kind { real, whole, choice };
 
+/// A decimal number that is all of `text`, with a point whatever the locale; none: it is no finite
+/// one. (libc++ has `std::from_chars` for double from 20 on.)
+inline std::optional<double> parse_number(std::string_view text) {
+  if (text.empty() || text.front() == '+' ||
+      text.find_first_not_of("0123456789.eE+-") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  std::istringstream in{std::string(text)};
+  in.imbue(std::locale::classic());
+  double x = 0;
+  in >> x;
+  const bool is_all = !in.fail() && in.peek() == std::istringstream::traits_type::eof();
+  return is_all && std::isfinite(x) ? std::optional(x) : std::nullopt;
+}
+
 /// The number of `assignment` ("share=0.4"), as `kind` takes it.
 inline double assigned_number(std::string_view policy, std::string_view assignment,
                               number_kind kind) {
   const std::string_view text = assignment.substr(assignment.find('=') + 1);
-  double x = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), x);
-  expects(failure == std::errc{} && end == text.data() + text.size() && std::isfinite(x), policy,
-          ": expected parameter=number, got '", assignment, "'");
+  const std::optional<double> given = parse_number(text);
+  expects(given.has_value(), policy, ": expected parameter=number, got '", assignment, "'");
+  const double x = given.value_or(0);
   expects(kind == number_kind::real || (x == std::floor(x) && std::abs(x) < 1e9), policy,
           ": expected a whole number, got '", assignment, "'");
   expects(kind != number_kind::choice || x == 0 || x == 1, policy, ": expected 0 or 1, got '",
