@@ -80,7 +80,12 @@ inline void fold::compress_step(head& h, int budget, int keep) const {
     latest = std::min(decode_recent, recent + 3 * merged / 4);
     most = std::min(free - merged, keep - sinks - latest - 2);
   } else {
-    most = outlier_count(outliers, budget, sinks, decode_recent);
+    // As many as the budget allows, but a quarter of what `keep` slots would merge into stays free.
+    const int merged = std::max(
+        1,
+        (keep - sinks - decode_recent - outlier_count(outliers, keep, sinks, decode_recent)) / 4);
+    most = std::min(outlier_count(outliers, budget, sinks, decode_recent),
+                    keep - sinks - decode_recent - merged);
   }
   const std::vector<bool> fixed =
       pinned(h, protected_slots(h, sinks, latest),

@@ -208,17 +208,17 @@ struct fold {
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores;
-    index_t most = pinned().outliers(slots);
+    const auto pins_of = by_scores
+                             ? pinned().decode(slots, target, scored.count(), head.tokens_total())
+                             : pinned().decode_by_leverage(slots, target);
+    const index_t most = pins_of.others;
     if (by_scores) {
       // The prompt keeps the best of its own by score; what was decoded, behind it or from an empty
       // cache, has the rest by leverage.
-      const auto pins_of = pinned().decode(slots, target, scored.count(), head.tokens_total());
       pin_scored(head, state, pins_of.latest, pins_of.scored, work);
       work.row_of.assign(work.marks.begin(), work.marks.end());
-      most = pins_of.others;
     }
-    const auto kept = [&, always =
-                              protected_slots(head, sinks, pinned().recent_of(slots))](index_t s) {
+    const auto kept = [&, always = protected_slots(head, sinks, pins_of.latest)](index_t s) {
       return by_scores ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
     };
     const auto candidate = [&, held = state.column(tokens)](index_t s) {

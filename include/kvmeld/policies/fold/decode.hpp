@@ -67,6 +67,10 @@ struct fold_decode {
         order.push_back(s);
       }
     }
+    const index_t freed_now = n - target;
+    expects(static_cast<index_t>(order.size()) > freed_now,
+            "fold: expected fewer pinned slots than the target of ", target, ", got ",
+            n - static_cast<index_t>(order.size()));
     detail::sort_slots(
         order, [&](index_t s) { return detail::descending(rank(mass(s))); }, work.keyed);
     auto& heavier = work.row_of;  // [order] how many weigh no less
@@ -84,7 +88,6 @@ struct fold_decode {
             cost[order[static_cast<std::size_t>(i)]] = to.cost;
           });
     }
-    const index_t freed_now = n - target;
     detail::select_slots(
         order, freed_now, [&](index_t s) { return detail::ascending(cost[s]); }, work.keyed);
     // Into: the cheapest of those that are kept and not pinned.

@@ -35,16 +35,27 @@ struct fold_pins {
     const index_t merged = clusters > 0 ? clusters : share_of(1 - score_share, free);
     return most(0, free - most(1, merged));
   }
-  /// By scores, in decode: the latest tokens, so many that a quarter of the slots for all that is
-  /// merged is left; what was scored and all else have pins by their lengths.
+  /// A plan of decode: how many slots keep their bytes. `slots`: the most that the head holds
+  /// between two plans. `target`: those that it has after this one. At least one slot of the target
+  /// is left for all that is merged.
   struct of_decode {
     index_t latest, scored, others;
   };
+  /// By leverage. `slots` may be many times the target: a quarter of the slots that a prompt's plan
+  /// would merge into are left at least.
+  KVMELD_HD of_decode decode_by_leverage(index_t slots, index_t target) const {
+    const index_t merged = most(1, (target - sinks - recent_of(target) - outliers(target)) / 4);
+    const index_t latest = least(recent_of(slots), most(0, target - sinks - merged));
+    return {latest, 0, most(0, least(outliers(slots), target - sinks - latest - merged))};
+  }
+  /// By scores: the latest are so many that a quarter of the slots for all that is merged is left;
+  /// what was scored and all else have pins by their lengths.
   KVMELD_HD of_decode decode(index_t slots, index_t target, index_t scored_tokens,
                              index_t all_tokens) const {
     const index_t merged = slots - sinks - prompt_recent - scored(slots);
-    const index_t latest =
+    const index_t wanted =
         least(clusters > 0 ? recent : recent_of(slots), prompt_recent + 3 * merged / 4);
+    const index_t latest = least(wanted, most(0, target - sinks - 2));
     const index_t all = most(0, least(scored(slots), target - sinks - latest - 2));
     const index_t of_scored =
         share_of(static_cast<float>(scored_tokens) / static_cast<float>(all_tokens), all);

@@ -112,8 +112,12 @@ struct pin_rule {
       prompt = fold.memory_of(head).scored();
       return;
     }
-    const index_t slots = decodes ? fold.slots_before_next(n, target) : target;
-    latest = fold.pins.recent_of(slots), most = fold.pins.outliers(slots);
+    if (decodes) {
+      const auto pins = fold.pins.decode_by_leverage(fold.slots_before_next(n, target), target);
+      latest = pins.latest, most = pins.others;
+    } else {
+      latest = fold.pins.recent_of(target), most = fold.pins.outliers(target);
+    }
   }
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return by_scores ? scored.pinned[head.first + s] != 0
