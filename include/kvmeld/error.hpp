@@ -16,6 +16,7 @@ enum class errc {
   invalid_argument,  ///< a mistake of the caller's: sizes, parameters, budgets, null
   no_capacity,       ///< a head's slots, or its positions, are all in use
   no_page,           ///< a page table has no page for a slot
+  not_finite,        ///< NaN or Inf: in what comes in, where the cache checks, or in a plan
   unsupported,       ///< a policy cannot do it: decode, where it compresses prompts only
   not_finite,        ///< NaN or Inf where finite numbers are needed
   corrupt_file,      ///< what `load` read is not what this cache saved, or `save`'s stream failed

@@ -64,7 +64,7 @@ void observe(const P& p, const kv_head auto& head, head_state& state,
   expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
   const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
   detail::expect_policy(p, state);
-  expects(!measured || queries.data != nullptr, "observe: expected queries, got null");
+  detail::expect_queries("observe: expected finite queries", p, head, queries);
   detail::undo unless_done(state);
   state.extend(head.length());
   if (measured) {

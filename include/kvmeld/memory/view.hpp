@@ -173,7 +173,7 @@ template <class T>
 void expect_finite(const char* expected, const T* data, std::ptrdiff_t count) {
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const auto x = static_cast<float>(data[i]);
-    expects(std::isfinite(x), expected, ", got ", x, " at element ", i);
+    expects(errc::not_finite, std::isfinite(x), expected, ", got ", x, " at element ", i);
   }
 }
 

@@ -163,11 +163,11 @@ inline void check(const merge_plan& plan) {
               plan.length() - 1, ", got ", e.source, " in row ", r);
       expects(&e != repeat, "merge_plan: expected each source once, got ", e.source,
               " again in row ", r);
-      expects(std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
+      expects(errc::not_finite, std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
               "merge_plan: expected finite weights, got ", e.key_weight, " and ", e.value_weight,
               " for source ", e.source, " of row ", r);
     }
-    expects(std::isfinite(plan.log_mass(r)), "merge_plan: expected a finite log-mass, got ",
+    expects(errc::not_finite, std::isfinite(plan.log_mass(r)), "merge_plan: expected a finite log-mass, got ",
             plan.log_mass(r), " in row ", r);
   }
   expects(!plan.unfinished(), "merge_plan: expected end_row after the sources of row ",
@@ -178,7 +178,7 @@ inline void check(const merge_plan& plan) {
             "merge_plan: expected a correction [", plan.rows(), ", ", plan.dim(), "], got ",
             delta.size(), " numbers");
     for (const float x : delta) {
-      expects(std::isfinite(x), "merge_plan: expected a finite correction, got ", x);
+      expects(errc::not_finite, std::isfinite(x), "merge_plan: expected a finite correction, got ", x);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>  // std::ranges::upper_bound
 #include <array>
+#include <cmath>  // std::isfinite
 #include <string_view>
 
 #include "kvmeld/detail/arena.hpp"
@@ -95,7 +96,8 @@ struct cam {
       for (auto r = first; r != last; ++r) {
         theirs += double{score[static_cast<std::size_t>(out.anchor(*r))]};
       }
-      if (!gives(head.position(s), score[static_cast<std::size_t>(s)], theirs, last - first)) {
+      if (!gives(head.position(s), score[static_cast<std::size_t>(s)], theirs, last - first) ||
+          !is_finite(head.value(s), dim)) {
         continue;
       }
       if (!given) {
@@ -137,13 +139,28 @@ struct cam {
         ++share_count;
       }
     }
-    if (gives(own, score[static_cast<std::size_t>(out.removed)], theirs, share_count)) {
+    if (gives(own, score[static_cast<std::size_t>(out.removed)], theirs, share_count) &&
+        is_finite(head.value(out.removed), head.dim())) {
       out.share_count = share_count, out.share_until_position = last;
     }
     return out;
   }
 
  private:
+  /// A value that holds NaN or Inf is added to no other.
+  template <class Scalar>
+  static bool is_finite(row<Scalar> value, index_t dim) {
+    constexpr index_t chunk = 64;
+    float x[chunk];
+    for (index_t begin = 0; begin < dim; begin += chunk) {
+      const index_t width = std::min(chunk, dim - begin);
+      to_floats(value.from(begin), width, x);
+      if (!std::all_of(x, x + width, [](float e) { return std::isfinite(e); })) {
+        return false;
+      }
+    }
+    return true;
+  }
   /// Is the value of the token at `position` added to `n` of scores that sum to `theirs`? own /
   /// mean is at most 1, and 1 where the mean is 0: chance is below 1, so need not be clamped.
   bool gives(index_t position, float own, double theirs, std::ptrdiff_t n) const {

@@ -229,7 +229,9 @@ struct kvmerger {
     auto& g = work.numbers;
     float mean_distance = 0, sum = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
-      g[i] = score::squared_distance(head.key(pivot), head.key(members[i]), head.dim());
+      // The pivot's own is 0 whatever it holds; NaN: the key holds NaN, and its slot is evicted.
+      g[i] = i == 0 ? 0.0F
+                    : score::squared_distance(head.key(pivot), head.key(members[i]), head.dim());
       if (g[i] < infinite) {  // else further away than floats can say: of no weight
         mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
       }
@@ -237,11 +239,12 @@ struct kvmerger {
     const float s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0F), 1e-6F);
     for (std::size_t i = 0; i < members.size(); ++i) {
       g[i] = g[i] == infinite ? 0 : std::exp(-g[i] / (2 * s * s));
-      sum += g[i];
+      sum += g[i] >= 0 ? g[i] : 0;
     }
     for (std::size_t i = 0; i < members.size(); ++i) {
-      const float w = g[i] / sum;
-      out.add({members[i], w, scale_values ? size * w : w});
+      if (const float w = g[i] / sum; w >= 0) {
+        out.add({members[i], w, scale_values ? size * w : w});
+      }
     }
     out.end_row(head.log_mass(pivot));
   }

@@ -85,7 +85,8 @@ struct fold_decode {
       search::cheapest_partners(
           all, all, [&](index_t i) { return heavier[static_cast<std::size_t>(i)]; },
           [&](index_t i, const search::ward_partner& to) {
-            cost[order[static_cast<std::size_t>(i)]] = to.cost;
+            // A key that holds NaN is evicted before others are merged.
+            cost[order[static_cast<std::size_t>(i)]] = std::isnan(all.square[i]) ? -1 : to.cost;
           });
     }
     detail::select_slots(
@@ -101,14 +102,19 @@ struct fold_decode {
       search::cheapest_partners(
           from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
           [&](index_t i, const search::ward_partner& partner) {
-            into[static_cast<std::size_t>(removed[static_cast<std::size_t>(i)])] = partner.slot;
+            into[static_cast<std::size_t>(removed[static_cast<std::size_t>(i)])] =
+                std::isnan(from.square[i]) ? evicted : partner.slot;
           });
     }
     write(head, removed, {foreseen, log_sum_exp}, mass, sum, key, logit, work, out);
   }
 
  private:
-  static constexpr index_t some_queries = 32, tile_slots = 128, padding = 16;
+  static constexpr index_t some_queries = 32, tile_slots = 128, padding = 16, evicted = -1;
+  static constexpr float infinity = std::numeric_limits<float>::infinity();
+
+  /// A logit that is no finite number is that of a slot without mass.
+  static float of_number(float logit) { return logit < infinity ? logit : -infinity; }
 
   /// The remembered queries at the positions to come, `[group · count, dim]`.
   template <class Memory>
@@ -122,6 +128,9 @@ struct fold_decode {
         float* q = &foreseen(Eigen::Index{g} * count + i, 0);
         memory.query(g, i, q);
         turn(q);
+        if (!Eigen::Map<const dense::vector>(q, head.dim()).allFinite()) {
+          std::fill_n(q, head.dim(), 0.0F);  // it tells nothing: masses are those of log-mass
+        }
       }
     }
   }
@@ -146,13 +155,15 @@ struct fold_decode {
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = logits.row(r).array();
         for (index_t s = 0; s < n; ++s) {
-          logit[s] = head.scale() * logit[s] + head.log_mass(s);
+          logit[s] = of_number(head.scale() * logit[s] + head.log_mass(s));
         }
-        logit.tail(width - n).setConstant(-std::numeric_limits<float>::infinity());
+        logit.tail(width - n).setConstant(-infinity);
         score::softmax<> all;
         all.take(logit);
-        sum += logits.row(r).head(n).transpose() / all.sum;
-        log_sum_exp[first + r] = all.log_sum_exp();
+        if (all.sum > 0) {
+          sum += logits.row(r).head(n).transpose() / all.sum;
+        }
+        log_sum_exp[first + r] = all.sum > 0 ? all.log_sum_exp() : infinity;
       }
     }
     for (index_t s = 0; queries.rows() == 0 && s < n; ++s) {
@@ -185,6 +196,9 @@ struct fold_decode {
         removed, [&](index_t s) { return detail::ascending(destination(s)); }, work.keyed);
     out.reset(n);
     std::size_t begin = 0;  // of the next row's members in `removed`
+    while (begin < removed.size() && destination(removed[begin]) == evicted) {
+      ++begin;
+    }
     for (index_t r = 0; r < n; ++r) {
       if (is_removed[static_cast<std::size_t>(r)] != 0) {
         continue;
@@ -220,7 +234,7 @@ struct fold_decode {
       if (on.queries.rows() > 0) {
         logit.noalias() = on.queries * key;
         logit = (head.scale() * logit - on.log_sum_exp).array().exp();
-        alone = logit.sum();
+        alone = std::isnan(logit.sum()) ? true_mass : logit.sum();
       }
       out.end_row(merge::log_ratio(true_mass, alone));
     }
