@@ -107,6 +107,27 @@ class merge_plan {
     dim_ = 0;
   }
 
+  /// Nothing is added to row `r`.
+  void clear_corrections(index_t r) {
+    for (std::vector<float>* delta : {&key_correction_, &value_correction_}) {
+      if (!delta->empty()) {
+        std::fill_n(delta->begin() + static_cast<std::ptrdiff_t>(r) * dim(), dim_, 0.0F);
+      }
+    }
+  }
+  /// Row `r` becomes its anchor, unchanged but for what is added to it; its other sources are
+  /// evicted.
+  void evict_others(index_t r, float log_mass) {
+    const auto i = static_cast<std::size_t>(r), others = row(r).size() - 1;
+    const auto first = sources_.begin() + static_cast<std::ptrdiff_t>(begin_[i]);
+    *first = {first->source};
+    sources_.erase(first + 1, first + 1 + static_cast<std::ptrdiff_t>(others));
+    for (std::size_t later = i + 1; later < begin_.size(); ++later) {
+      begin_[later] -= others;
+    }
+    log_mass_[i] = log_mass;
+  }
+
   /// A number that the policy measured in making the plan, for its own `update_memory`; none: it
   /// measured nothing.
   std::optional<float> note() const { return note_; }

@@ -2,7 +2,6 @@
 
 #include <algorithm>  // std::ranges::upper_bound
 #include <array>
-#include <cmath>  // std::isfinite
 #include <string_view>
 
 #include "kvmeld/detail/arena.hpp"
@@ -10,6 +9,7 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/range.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/key_comparison.hpp"
@@ -31,6 +31,7 @@ inline namespace v0 {
 ///   match   the next `merge` kept tokens by position, fewer at the end
 ///   merge   v ← v + v_i/n for each of the n, with probability min(1, s_i / mean of their s); keys
 ///           and log-mass are untouched
+/// A value is added to none where one of the sums is beyond the storage's numbers (ours).
 /// Values evicted together are added as they were. A prompt only evicts unless `merge_prompt`:
 /// merging nine tokens of ten into the tenth drowns it.
 struct cam {
@@ -97,7 +98,9 @@ struct cam {
         theirs += double{score[static_cast<std::size_t>(out.anchor(*r))]};
       }
       if (!gives(head.position(s), score[static_cast<std::size_t>(s)], theirs, last - first) ||
-          !is_finite(head.value(s), dim)) {
+          !std::all_of(first, last, [&](index_t r) {
+            return fits(head, out.anchor(r), given ? &delta(r, 0) : nullptr, s, last - first);
+          })) {
         continue;
       }
       if (!given) {
@@ -140,22 +143,28 @@ struct cam {
       }
     }
     if (gives(own, score[static_cast<std::size_t>(out.removed)], theirs, share_count) &&
-        is_finite(head.value(out.removed), head.dim())) {
+        takes_share(head, out.removed, last, share_count)) {
       out.share_count = share_count, out.share_until_position = last;
     }
     return out;
   }
 
  private:
-  /// A value that holds NaN or Inf is added to no other.
-  template <class Scalar>
-  static bool is_finite(row<Scalar> value, index_t dim) {
-    constexpr index_t chunk = 64;
-    float x[chunk];
-    for (index_t begin = 0; begin < dim; begin += chunk) {
-      const index_t width = std::min(chunk, dim - begin);
-      to_floats(value.from(begin), width, x);
-      if (!std::all_of(x, x + width, [](float e) { return std::isfinite(e); })) {
+  /// Is the value of slot `to`, what is added to it so far, `delta [dim]` or none, and an `n`-th of
+  /// that of slot `s` a value that their storage holds?
+  static bool fits(const kv_head auto& head, index_t to, const float* delta, index_t s,
+                   std::ptrdiff_t n) {
+    const merge_source both[] = {{to}, {s, 0, 1 / static_cast<float>(n)}};
+    const auto added = delta == nullptr ? std::span<const float>()
+                                        : std::span(delta, static_cast<std::size_t>(head.dim()));
+    return merge::fits(head.dim(), both, &merge_source::value_weight, added,
+                       [&](index_t r) { return head.value(r); });
+  }
+  /// Do all slots behind slot `s`, up to position `last`, hold their share?
+  static bool takes_share(const kv_head auto& head, index_t s, index_t last, index_t share_count) {
+    for (index_t r = 0; r < head.length(); ++r) {
+      if (head.position(r) > head.position(s) && head.position(r) <= last &&
+          !fits(head, r, nullptr, s, share_count)) {
         return false;
       }
     }

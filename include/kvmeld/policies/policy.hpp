@@ -6,6 +6,7 @@
 
 #include "kvmeld/budget.hpp"
 #include "kvmeld/merge/apply.hpp"
+#include "kvmeld/merge/range.hpp"
 #include "kvmeld/policies/hooks.hpp"
 #include "kvmeld/policies/traits.hpp"
 
@@ -85,7 +86,8 @@ concept policy = std::copyable<P> &&
   p.plan(head, state, target, work, out);
 };
 
-/// Makes the plan that brings `head` to `target` slots: the identity when it holds no more.
+/// Makes the plan that brings `head` to `target` slots: the identity when it holds no more. Merges
+/// whose result the head's storage cannot hold are left out of it: these slots are evicted.
 /// Refused: a state that does not fit, queries missing where the policy plans on them.
 template <policy P, class Query>
 void plan(const P& p, const kv_head auto& head, const head_state& state,
@@ -100,6 +102,7 @@ void plan(const P& p, const kv_head auto& head, const head_state& state,
     return;
   }
   traits::plan(p, head, state, queries, target, work, out);
+  merge::keep_in_range(head, out);
 }
 
 /// The same without queries, as in decode.
@@ -132,6 +135,15 @@ void apply(const P& p, const Change& change, const kv_head auto& any, head_state
   state.extend(head.length());
   traits::update_memory(p, head, state, change, work);
   merge::carry_out(change, head, state);
+}
+
+/// The same of a removal. A merge whose result the head's storage cannot hold is an eviction.
+template <policy P>
+void apply(const P& p, slot_removal change, const kv_head auto& head, head_state& state,
+           slot_scratch& work) {
+  merge::keep_in_range(head, change);
+  traits::update_memory(p, head, state, change, work);
+  apply(change, head, state);
 }
 
 /// The budget of a head that must never hold more than `slots` between steps, with the

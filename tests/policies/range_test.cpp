@@ -1,0 +1,126 @@
+// Finite in, finite out: sums that a storage cannot hold are not made.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <vector>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+using fixtures::index_t;
+using fixtures::normal;
+using kvmeld::budget;
+
+namespace {
+
+constexpr index_t dim = 32, group = 2, prompt = 70, steps = 60;
+constexpr budget most{.target = 32, .trigger = 35};
+
+/// `n` numbers of magnitudes of 0.9 to 1 times `size`, with the signs of `like`.
+std::vector<float> large(std::span<const float> like, float size) {
+  auto x = normal(static_cast<index_t>(like.size()));
+  std::ranges::transform(x, like, x.begin(), [&](float e, float sign) {
+    return std::copysign(size * (1 - 0.1F * std::min(std::abs(e), 1.0F)), sign);
+  });
+  return x;
+}
+
+bool is_finite(const kvmeld::kv_head auto& head) {
+  return std::ranges::all_of(fixtures::bytes_of(head), [](float x) { return std::isfinite(x); });
+}
+
+/// A prompt and steps, keys and values of these sizes. Where tokens are `alike` but for a tenth,
+/// sums of them grow; else what is fitted to them does.
+template <class Storage>
+void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, float value_size) {
+  streams::restart();
+  kvmeld::cache<Storage> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 90}};
+  auto state = kvmeld::make_state(policy, kv);
+  const auto one = normal(dim), q = normal(prompt * group * dim);
+  const auto token = [&](float size) { return large(alike ? one : normal(dim), size); };
+  for (index_t t = 0; t < prompt; ++t) {
+    kv.append(0, token(key_size), token(value_size));
+  }
+  REQUIRE(is_finite(kv.head(0)));
+  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
+                   most);
+  REQUIRE(is_finite(kv.head(0)));
+  REQUIRE((kv.head(0).length() <= most.target || !policy.bounded()));
+  std::vector<float> out(group * dim);
+  for (index_t t = 0;
+       t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.decodes(); ++t) {
+    kvmeld::step(policy, kv, state, {normal(group * dim), token(key_size), token(value_size)}, most,
+                 out);
+    REQUIRE(is_finite(kv.head(0)));
+  }
+}
+
+std::vector<fixtures::example> policies() {
+  auto all = fixtures::every_policy();
+  all.push_back({"cam merging prompts", kvmeld::cam{.merge = 2, .merge_prompt = true}});
+  all.push_back({"kvmerger over gaps", kvmeld::kvmerger{.gaps_break = false, .period = 1}});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("finite keys and values stay so under every policy, up to the end of every storage",
+          "[half][q8_0]") {
+  for (const auto& example : policies()) {
+    for (const bool keys : {false, true}) {
+      for (const bool alike : {false, true}) {
+        CAPTURE(example.name, keys, alike);
+        const auto check = [&]<class Storage>(Storage, float size) {
+          check_finite<Storage>(example.policy, alike, keys ? size : 1, size);
+        };
+        check(Eigen::half(), 6.4e4F);
+        check(Eigen::bfloat16(), 6.4e4F);
+        check(kvmeld::q8_0(), 8e6F);
+        check(float(), 8e6F);
+      }
+    }
+  }
+}
+
+TEST_CASE("what a storage cannot hold is evicted, not merged", "[half]") {
+  using half = Eigen::half;
+  // Two slots of values that a half holds, though not their sum.
+  const auto made = [](float value, float weight) {
+    kvmeld::cache<half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+    kv.append(0, std::vector<float>{1, 2, 3, 4}, std::vector<float>{value, 1, value, 2});
+    kv.head(0).log_mass(0) = 0.5F;
+    kvmeld::merge_plan plan;
+    plan.reset(2);
+    plan.add({0, 0.5F, weight}), plan.add({1, 0.5F, weight}), plan.end_row(3);
+    const std::vector<float> delta = {1, 1};
+    plan.correct_values(delta, 2);
+    kvmeld::merge::keep_in_range(kv.head(0), plan);
+    return plan;
+  };
+  CHECK(made(3e4F, 1).row(0).size() == 2);
+  CHECK(made(3e4F, 1).value_correction(0)[0] == 1);
+  CHECK(made(65504, 0.5F).row(0).size() == 2);  // the mean fits
+  const auto evicted = made(4e4F, 1);
+  REQUIRE(evicted.row(0).size() == 1);
+  CHECK(evicted.row(0)[0] == kvmeld::merge_source{0});
+  CHECK(evicted.log_mass(0) == 0.5F);
+  CHECK(evicted.value_correction(0)[0] == 0);
+  CHECK_NOTHROW(check(evicted));
+  // Numbers that a policy should not have made are refused, not hidden.
+  const auto broken = made(4e4F, std::nanf(""));
+  CHECK(broken.row(0).size() == 2);
+  CHECK_THROWS_AS(check(broken), kvmeld::error);
+}
+
+TEST_CASE("a removal that a storage cannot hold evicts", "[half]") {
+  kvmeld::cache<Eigen::half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+  kv.append(0, std::vector<float>{1, 2, 3, 4}, std::vector<float>{4e4F, 1, 4e4F, 2});
+  const kvmeld::slot_removal sum{.removed = 1, .into = 0, .removed_weight = 1, .note = 2.0F};
+  auto d = sum;
+  kvmeld::merge::keep_in_range(kv.head(0), d);
+  CHECK(d.into == kvmeld::slot_removal::nowhere);
+  CHECK((d.removed == 1 && d.note == 2.0F));
+  d = sum, d.kept_weight = d.removed_weight = 0.5F;
+  kvmeld::merge::keep_in_range(kv.head(0), d);
+  CHECK(d.into == 0);
+}
