@@ -39,7 +39,7 @@ kvmeld::ems small<kvmeld::ems>() {
 template <class P>
 struct planned {
   P policy = small<P>();
-  kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = 64}};
+  fixtures::cache<float> kv{{.heads = 1, .dim = dim, .capacity = 64}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   std::vector<float> q = numbers(tokens * dim);
   kvmeld::slot_scratch work = {};

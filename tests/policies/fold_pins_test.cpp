@@ -52,7 +52,7 @@ void sweep(F f) {
 
 TEST_CASE("fold's pins fit in the target, with a slot for what is merged", "[fold]") {
   sweep([](const fold& policy, index_t slots) {
-    const index_t target = kvmeld::budget_within(policy, slots).target;
+    const index_t target = kvmeld::budget_within(policy, slots).slots;
     CAPTURE(slots, target, policy.decode.period, policy.share, policy.recent_share, policy.sinks);
     for (const index_t most : {target, slots}) {
       auto pins = policy.pinned().decode_by_leverage(most, target);
@@ -72,8 +72,8 @@ TEST_CASE("fold's pins fit in the target, with a slot for what is merged", "[fol
 TEST_CASE("fold decodes at every period, share, window and number of sinks", "[fold]") {
   sweep([](const fold& policy, index_t slots) {
     const budget b = kvmeld::budget_within(policy, slots);
-    CAPTURE(slots, b.target, policy.decode.period, policy.share, policy.recent_share, policy.sinks);
-    kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
+    CAPTURE(slots, b.slots, policy.decode.period, policy.share, policy.recent_share, policy.sinks);
+    fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
     auto state = kvmeld::make_state(policy, kv);
     kv.append(0, normal(slots * dim), normal(slots * dim));
     const auto head = kv.head(0);
@@ -81,7 +81,7 @@ TEST_CASE("fold decodes at every period, share, window and number of sinks", "[f
     for (index_t plans = 0, t = slots; plans < 2; ++t) {
       kvmeld::step(policy, kv, state, {normal(dim), normal(dim), normal(dim)}, b, out);
       REQUIRE(head.length() <= slots);
-      plans += head.length() == b.target ? 1 : 0;
+      plans += head.length() == b.slots ? 1 : 0;
       REQUIRE(t < 3 * slots);
     }
     std::set<index_t> positions;
@@ -90,7 +90,7 @@ TEST_CASE("fold decodes at every period, share, window and number of sinks", "[f
       REQUIRE(std::isfinite(head.log_mass(s)));
       REQUIRE(std::isfinite(head.key(s)[0] + head.value(s)[1]));
     }
-    REQUIRE(static_cast<index_t>(positions.size()) == b.target);
+    REQUIRE(static_cast<index_t>(positions.size()) == b.slots);
     for (index_t s = 0; s < policy.sinks; ++s) {
       REQUIRE(positions.contains(s));
     }

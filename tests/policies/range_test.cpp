@@ -14,7 +14,7 @@ using kvmeld::budget;
 namespace {
 
 constexpr index_t dim = 32, group = 2, prompt = 70, steps = 60;
-constexpr budget most{.target = 32, .trigger = 35};
+constexpr budget most{.slots = 32, .trigger = 35};
 
 /// `n` numbers of magnitudes of 0.9 to 1 times `size`, with the signs of `like`.
 std::vector<float> large(std::span<const float> like, float size) {
@@ -34,7 +34,7 @@ bool is_finite(const kvmeld::kv_head auto& head) {
 template <class Storage>
 void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, float value_size) {
   streams::restart();
-  kvmeld::cache<Storage> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 90}};
+  fixtures::cache<Storage> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 90}};
   auto state = kvmeld::make_state(policy, kv);
   const auto one = normal(dim), q = normal(prompt * group * dim);
   const auto token = [&](float size) { return large(alike ? one : normal(dim), size); };
@@ -45,7 +45,7 @@ void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, 
   kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
                    most);
   REQUIRE(is_finite(kv.head(0)));
-  REQUIRE((kv.head(0).length() <= most.target || !policy.bounded()));
+  REQUIRE((kv.head(0).length() <= most.slots || !policy.bounded()));
   std::vector<float> out(group * dim);
   for (index_t t = 0;
        t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.decodes(); ++t) {
@@ -86,7 +86,7 @@ TEST_CASE("what a storage cannot hold is evicted, not merged", "[half]") {
   using half = Eigen::half;
   // Two slots of values that a half holds, though not their sum.
   const auto made = [](float value, float weight) {
-    kvmeld::cache<half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+    fixtures::cache<half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
     kv.append(0, std::vector<float>{1, 2, 3, 4}, std::vector<float>{value, 1, value, 2});
     kv.head(0).log_mass(0) = 0.5F;
     kvmeld::merge_plan plan;
@@ -113,7 +113,7 @@ TEST_CASE("what a storage cannot hold is evicted, not merged", "[half]") {
 }
 
 TEST_CASE("a removal that a storage cannot hold evicts", "[half]") {
-  kvmeld::cache<Eigen::half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
+  fixtures::cache<Eigen::half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
   kv.append(0, std::vector<float>{1, 2, 3, 4}, std::vector<float>{4e4F, 1, 4e4F, 2});
   const kvmeld::slot_removal sum{.removed = 1, .into = 0, .removed_weight = 1, .note = 2.0F};
   auto d = sum;
