@@ -18,7 +18,6 @@ enum class errc {
   no_page,           ///< a page table has no page for a slot
   not_finite,        ///< NaN or Inf: in what comes in, where the cache checks, or in a plan
   unsupported,       ///< a policy cannot do it: decode, where it compresses prompts only
-  not_finite,        ///< NaN or Inf where finite numbers are needed
   corrupt_file,      ///< what `load` read is not what this cache saved, or `save`'s stream failed
 };
 
