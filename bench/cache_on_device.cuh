@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "card.cuh"
-#include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/cuda/state.cuh"
+#include "kvmeld/memory/attention_spec.hpp"
 
 namespace card {
 
@@ -40,7 +40,7 @@ struct cache_on_device {
   buffer<float> log_mass;
   buffer<char> memory;  // of the state
   cuda::state_view state_of_policy;
-  buffer<index_t> position, length, tokens_total;
+  buffer<index_t> position, length, next_position;
   attention_spec spec;
 
   explicit cache_on_device(const cache_shape& s)
@@ -56,7 +56,7 @@ struct cache_on_device {
         memory(1),
         position(slots()),
         length(lengths),
-        tokens_total(lengths),
+        next_position(lengths),
         spec(attention_spec{
             .kv_heads = s.heads, .group = s.group, .key_dim = s.dim, .rope = rotary::halves(10'000)}
                  .checked()) {
@@ -70,7 +70,7 @@ struct cache_on_device {
     for (std::size_t i = 0; i < order.size(); ++i) {
       order[i] = static_cast<index_t>(i % n(shape.capacity));
     }
-    position = order, length = lengths, tokens_total = lengths;
+    position = order, length = lengths, next_position = lengths;
     check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
     cuda::clear(state_of_policy, view(), nullptr);
   }
@@ -81,7 +81,7 @@ struct cache_on_device {
             log_mass.data(),
             position.data(),
             length.data(),
-            tokens_total.data(),
+            next_position.data(),
             shape.heads,
             shape.capacity,
             shape.dim,

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "kvmeld/kvmeld.hpp"
+#include "spec.hpp"
 #include "topic.hpp"
 #include "versus.hpp"
 
@@ -33,11 +34,9 @@ struct scene {
         heads(static_cast<index_t>(state.range(1))),
         dim(static_cast<index_t>(state.range(2))),
         group(static_cast<index_t>(state.range(3))),
-        kv({.heads = heads,
-            .group = group,
-            .dim = dim,
-            .capacity = slots + 1,
-            .rope = kvmeld::rotary::halves(10'000)}),
+        kv(bench::spec(heads, group, dim), {.capacity = slots + 1,
+                                            .keys = kvmeld::storage_of<Scalar>,
+                                            .values = kvmeld::storage_of<Scalar>}),
         q(bench::gaussian(size(heads) * size(group) * size(dim), 1)),
         k(bench::gaussian(size(heads) * size(dim), 2)),
         v(bench::gaussian(size(heads) * size(dim), 3)),
@@ -45,7 +44,7 @@ struct scene {
     const auto keys = bench::gaussian(size(slots) * size(dim), 4);
     const auto values = bench::gaussian(size(slots) * size(dim), 5);
     for (index_t h = 0; h < heads; ++h) {
-      kv.append(h, keys, values);
+      kv.append(kvmeld::head_range{h, 1}, keys, values, slots);
     }
   }
 
@@ -72,7 +71,7 @@ struct scene {
   static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
   index_t slots, heads, dim, group;
-  kvmeld::cache<Scalar> kv;
+  kvmeld::cache kv;
   std::vector<float> q, k, v, out;
 };
 

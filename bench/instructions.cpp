@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvmeld/kvmeld.hpp"
+#include "spec.hpp"
 
 /// callgrind collects from here (--toggle-collect=counted).
 extern "C" [[gnu::noinline]] void counted(const std::function<void()>& work) { work(); }
@@ -47,8 +48,7 @@ struct stream {
 template <class Policy>
 void step(const Policy& policy) {
   stream s;
-  kvmeld::cache<float> kv(
-      {.heads = 1, .dim = dim, .capacity = slots + tokens, .rope = kvmeld::rotary::halves(10'000)});
+  kvmeld::cache kv(bench::spec(1, 1, dim), {.capacity = slots + tokens});
   auto memory = kvmeld::make_state(policy, kv);
   const auto budget = kvmeld::budget_within(policy, slots);
   const auto decode = [&](index_t first, index_t last) {
@@ -66,8 +66,7 @@ void step(const Policy& policy) {
 
 void attend() {
   stream s;
-  kvmeld::cache<float> kv(
-      {.heads = 1, .dim = dim, .capacity = slots, .rope = kvmeld::rotary::halves(10'000)});
+  kvmeld::cache kv(bench::spec(1, 1, dim), {.capacity = slots});
   for (index_t t = 0; t < slots; ++t) {
     kv.head(0).push(s.at(s.k, t).data(), s.at(s.v, t).data());
   }

@@ -8,6 +8,7 @@
 #include "causal_attention.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "peak_memory.hpp"
+#include "spec.hpp"
 
 namespace {
 
@@ -23,15 +24,11 @@ struct prompt {
         dim(static_cast<index_t>(state.range(2))),
         group(static_cast<index_t>(state.range(3))),
         queries(bench::gaussian(size(tokens) * size(heads * group * dim), 1)),
-        full({.heads = heads,
-              .group = group,
-              .dim = dim,
-              .capacity = tokens,
-              .rope = kvmeld::rotary::halves(10'000)}) {
+        full(bench::spec(heads, group, dim), {.capacity = tokens}) {
     for (index_t h = 0; h < heads; ++h) {
       const auto seed = static_cast<unsigned>(2 * h);
-      full.append(h, bench::gaussian(size(tokens) * size(dim), seed + 2),
-                  bench::gaussian(size(tokens) * size(dim), seed + 3));
+      full.append(kvmeld::head_range{h, 1}, bench::gaussian(size(tokens) * size(dim), seed + 2),
+                  bench::gaussian(size(tokens) * size(dim), seed + 3), tokens);
     }
   }
 
@@ -41,8 +38,8 @@ struct prompt {
   kvmeld::budget budget() const { return {.slots = tokens / 10}; }
   std::size_t bytes() const { return sizeof(float) * 2 * size(tokens) * size(heads * dim); }
 
-  bench::rows_in_place rows(const kvmeld::row<float>& first) const {
-    return {first.data, tokens, dim, Eigen::OuterStride<>(dim)};
+  bench::rows_in_place rows(const kvmeld::row<kvmeld::any_scalar>& first) const {
+    return {first.as<float>().data, tokens, dim, Eigen::OuterStride<>(dim)};
   }
   /// `f(queries, stride, keys, values, offset)` for every KV head.
   template <class F>
@@ -57,7 +54,7 @@ struct prompt {
 
   index_t tokens, heads, dim, group;
   std::vector<float> queries;
-  kvmeld::cache<float> full;
+  kvmeld::cache full;
 };
 
 /// The baseline of most: the attention that a policy saves from, on the same prompt.
@@ -93,7 +90,7 @@ struct scene {
     kv = p.full;
     memory = pristine;
   }
-  kvmeld::cache<float> kv;
+  kvmeld::cache kv;
   kvmeld::state pristine, memory;
 };
 
@@ -101,7 +98,7 @@ struct scene {
 /// time: the prompt's own; foreseen for `fold` (900 a head where it polishes), spread for
 /// `attention_matching`. With pins by scores these are measured first.
 template <class Policy>
-void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache<float>& kv,
+void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache& kv,
                      kvmeld::state& memory) {
   if constexpr (std::same_as<Policy, kvmeld::fold>) {
     const index_t count = policy.prompt.polish > 0 ? 900 / p.group : 256;

@@ -15,6 +15,7 @@
 #include "kvmeld/policies/ems.hpp"
 #include "kvmeld/policies/keepkv.hpp"
 #include "kvmeld/policies/policy.hpp"
+#include "spec.hpp"
 #include "topic.hpp"
 
 namespace {
@@ -46,12 +47,7 @@ index_t latest(const kvmeld::ems& p, index_t) { return p.window; }
 /// One head that decodes three times its slots, and then `steps` that are counted.
 template <class Policy>
 void count(const Policy& policy, bool topic, index_t slots, index_t group, index_t steps) {
-  kvmeld::cache<float> kv{{.heads = 1,
-                           .group = group,
-                           .dim = dim,
-                           .capacity = slots + 1,
-                           .scale = 1 / std::sqrt(static_cast<float>(dim)),
-                           .rope = kvmeld::rotary::halves(10'000)}};
+  kvmeld::cache kv(bench::spec(1, group, dim), {.capacity = slots + 1});
   auto state = kvmeld::make_state(policy, kv);
   auto head = kv.head(0);
   std::mt19937 generator(6);
@@ -68,7 +64,7 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
         std::generate(row->begin(), row->end(), [&] { return normal(generator); });
       }
     }
-    const index_t newest = head.tokens_total();
+    const index_t newest = head.next_position();
     const kvmeld::search::protection stays{policy.sinks, latest(policy, slots), newest};
     std::vector<std::pair<float, index_t>> first;
     if (t >= 3 * slots) {

@@ -5,6 +5,7 @@
 
 #include "kvmeld/kvmeld.hpp"
 #include "peak_memory.hpp"
+#include "spec.hpp"
 #include "versus.hpp"
 
 namespace {
@@ -38,11 +39,11 @@ struct scene {
         dim(static_cast<index_t>(state.range(1))),
         queries(bench::gaussian(size(n) * size(dim), 1)),
         keys(bench::gaussian(size(n) * size(dim), 2)),
-        kv({.heads = 1, .dim = dim, .capacity = n, .rope = kvmeld::rotary::halves(10'000)}),
+        kv(bench::spec(1, 1, dim), {.capacity = n}),
         q(queries.data(), n, dim),
         k(keys.data(), n, dim),
         product(n, n) {
-    kv.append(0, keys, keys);
+    kv.append(kv.heads(0, 0), keys, keys, n);
   }
   static std::size_t size(index_t x) { return static_cast<std::size_t>(x); }
 
@@ -67,7 +68,7 @@ struct scene {
 
   index_t n, dim;
   std::vector<float> queries, keys;
-  kvmeld::cache<float> kv;
+  kvmeld::cache kv;
   Eigen::Map<const matrix> q, k;
   matrix product, logits;
 };

@@ -22,6 +22,7 @@
 #include "kvmeld/any_policy.hpp"
 #include "kvmeld/compress.hpp"
 #include "kvmeld/memory/cache.hpp"
+#include "spec.hpp"
 #include "topic.hpp"
 
 namespace {
@@ -45,8 +46,7 @@ struct setting {
 /// The first tokens and the last `window`: the oldest of them makes room for the newest.
 class windowed {
  public:
-  explicit windowed(index_t dim)
-      : kv_({.heads = 1, .group = group, .dim = dim, .capacity = sinks + window}) {}
+  explicit windowed(index_t dim) : kv_(bench::spec(1, group, dim), {.capacity = sinks + window}) {}
 
   void push(const bench::topic_stream& x) {
     const auto head = kv_.head(0);
@@ -54,8 +54,8 @@ class windowed {
       head.push(x.k.data(), x.v.data());
       return;
     }
-    std::copy_n(x.k.data(), x.k.size(), head.key(oldest_).data);
-    std::copy_n(x.v.data(), x.v.size(), head.value(oldest_).data);
+    kvmeld::detail::store_row(x.k.data(), head.key(oldest_), head.dim());
+    kvmeld::detail::store_row(x.v.data(), head.value(oldest_), head.dim());
     oldest_ = oldest_ + 1 == head.capacity() ? sinks : oldest_ + 1;
   }
   void attend(const std::vector<float>& q, std::vector<float>& out, std::vector<float>& lse) {
@@ -63,7 +63,7 @@ class windowed {
   }
 
  private:
-  kvmeld::cache<float> kv_;
+  kvmeld::cache kv_;
   index_t oldest_ = sinks;
 };
 
@@ -74,7 +74,7 @@ struct truth {
 
 /// At every `by.every()`-th token. Prints what share of the attention is older than the window.
 std::vector<truth> truths(const setting& by) {
-  kvmeld::cache<float> all{{.heads = 1, .group = group, .dim = by.dim, .capacity = by.tokens}};
+  kvmeld::cache all(bench::spec(1, group, by.dim), {.capacity = by.tokens});
   windowed recent(by.dim);
   auto x = by.stream();
   std::vector<truth> found;
@@ -122,7 +122,7 @@ double off(const std::vector<float>& a, const std::vector<float>& truth) {
   return std::sqrt(error / size);
 }
 
-bool all_finite(const kvmeld::head_view<float>& head, const kvmeld::head_state& state) {
+bool all_finite(const kvmeld::head_ref& head, const kvmeld::head_state& state) {
   bool finite = true;
   for (index_t s = 0; s < head.length(); ++s) {
     finite = finite && std::isfinite(head.log_mass(s));
@@ -156,11 +156,7 @@ struct drift {
 bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
           const std::vector<truth>& right) {
   const kvmeld::budget budget = budget_within(policy, slots);
-  kvmeld::cache<float> kv{{.heads = 1,
-                           .group = group,
-                           .dim = by.dim,
-                           .capacity = slots + 1,
-                           .rope = kvmeld::rotary::halves(10'000)}};
+  kvmeld::cache kv(bench::spec(1, group, by.dim), {.capacity = slots + 1});
   kvmeld::state state = make_state(policy, kv);
   const auto head = kv.head(0);
   auto x = by.stream();
@@ -194,7 +190,7 @@ bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
   const double grown = resident_kib() - early_kib;
   to_window.end(), to_all.end(), mass.end();
   const bool good = finite && grown <= 64 && to_window.bounded() && head.length() <= slots &&
-                    head.tokens_total() == by.tokens;
+                    head.next_position() == by.tokens;
   std::printf(
       "| %-18s | %5d | %8.0f | %6.0f | %.3f | %.3f | %.3f | %.3f | %.3f | %+.2f | %+.2f | %s |\n",
       std::string(policy.name()).c_str(), slots, by.tokens / spent.count(), grown, to_window.first,

@@ -92,7 +92,7 @@ void step(benchmark::State& state, const Policy& policy) {
   for (int i = 0; i < 3; ++i) {
     run();
   }
-  if (kv.length.host()[0] != target || kv.tokens_total.host()[0] != target + 3) {
+  if (kv.length.host()[0] != target || kv.next_position.host()[0] != target + 3) {
     return state.SkipWithError("a head is not at its budget after steps");
   }
   report_bytes(state, kv.bytes(), measure(state, run));

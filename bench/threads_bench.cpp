@@ -6,6 +6,7 @@
 
 #include "kvmeld/kvmeld.hpp"
 #include "kvmeld/openmp.hpp"
+#include "spec.hpp"
 #include "versus.hpp"
 
 namespace {
@@ -18,16 +19,12 @@ const kvmeld::openmp two{2};
 
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
-kvmeld::cache<float> filled(index_t heads, index_t of_group, index_t slots, index_t room) {
-  kvmeld::cache<float> kv({.heads = heads,
-                           .group = of_group,
-                           .dim = dim,
-                           .capacity = room,
-                           .rope = kvmeld::rotary::halves(10'000)});
+kvmeld::cache filled(index_t heads, index_t of_group, index_t slots, index_t room) {
+  kvmeld::cache kv(bench::spec(heads, of_group, dim), {.capacity = room});
   for (index_t h = 0; h < heads; ++h) {
     const auto seed = static_cast<unsigned>(2 * h);
-    kv.append(h, bench::gaussian(size(slots) * size(dim), seed),
-              bench::gaussian(size(slots) * size(dim), seed + 1));
+    kv.append(kvmeld::head_range{h, 1}, bench::gaussian(size(slots) * size(dim), seed),
+              bench::gaussian(size(slots) * size(dim), seed + 1), slots);
   }
   return kv;
 }

@@ -10,7 +10,7 @@
 
 int main() {
   constexpr kvmeld::index_t tokens = 1024, dim = 64, target = 128;
-  kvmeld::cache<float> kv{{.heads = 1, .dim = dim, .capacity = tokens}};
+  kvmeld::cache kv({.kv_heads = 1, .key_dim = dim}, {.capacity = tokens});
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   std::vector<float> keys(tokens * dim), values(tokens * dim);
@@ -19,7 +19,7 @@ int main() {
       y = normal(random);
     }
   }
-  kv.append(0, keys, values);
+  kv.append(kv.heads(0, 0), keys, values, tokens);
 
   const custom::lowest_norm policy{.recent = 32};
   auto state = kvmeld::make_state(policy, kv);

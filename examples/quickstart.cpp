@@ -23,10 +23,9 @@ int main() {
   std::vector<float> out(q.size());
 
   // clang-format off
-  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 4096}};
-  for (int h = 0; h < heads; ++h) {
-    kv.append(h, numbers(prompt * dim), numbers(prompt * dim));       // keys, values [tokens, dim]
-  }
+  kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = 4096});
+  const auto keys = numbers(prompt * heads * dim), values = numbers(prompt * heads * dim);
+  kv.append(kv.heads(0, 0), keys, values, prompt);                    // [prompt, kv_heads, dim]
   kvmeld::h2o policy{.recent = 0.25F};                                // any policy; they are values
   kvmeld::budget budget{.slots = 205};                               // slots a head
   auto state = kvmeld::make_state(policy, kv);
@@ -38,7 +37,7 @@ int main() {
                                                                       // back to the budget
   // clang-format on
   fmt::print("{} tokens in {} slots a head: {:.1f} MiB instead of {:.1f}\n",
-             kv.head(0).tokens_total(), kv.head(0).length(),
+             kv.head(0).next_position(), kv.head(0).length(),
              static_cast<double>(kv.bytes() + state.bytes()) / 1048576.0,
              2.0 * heads * dim * sizeof(float) * (prompt + 1) / 1048576.0);
 }

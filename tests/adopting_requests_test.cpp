@@ -12,8 +12,8 @@ using namespace own_engine;
 TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
   const text x;
   const int layers = 2, requests = 3;
-  kvmeld::cache<float> kv(  // heads: [layer, request, head]
-      {.heads = layers * requests * heads, .group = group, .dim = dim, .capacity = 26});
+  kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
+                   {.layers = layers, .requests = requests, .capacity = 26});
   const kvmeld::h2o policy{.recent = 0.25F};
   const kvmeld::budget budget{.slots = 24};
   kvmeld::state state = kvmeld::make_state(policy, kv);
@@ -25,14 +25,8 @@ TEST_CASE("layer by layer, with requests that end and begin", "[adopting]") {
     const int active[] = {t % requests, (t + 1) % requests};  // two of the three
 
     for (int layer = 0; layer < layers; ++layer) {
-      std::vector<kvmeld::index_t> chosen;  // the layer's heads of the active requests
-      for (const int request : active) {
-        for (int h = 0; h < heads; ++h) {
-          chosen.push_back((layer * requests + request) * heads + h);
-        }
-      }
       // in: rotated q [active, heads, group, dim], k and v [active, heads, dim], of this layer.
-      kvmeld::step(policy, kv, state, chosen, in, budget, std::span(out));
+      kvmeld::step(policy, kv, state, kv.heads(layer, active), in, budget, std::span(out));
     }
   }
   CHECK(kv.head(0).length() == 24);

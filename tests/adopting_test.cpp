@@ -23,15 +23,12 @@ std::vector<float> cells_engine(const text& x) {
   std::copy_n(x.v.data(), tokens * heads * dim, v);
   const float* queries = x.q.data();
 
-  // k, v: the engine's own memory [cells, heads, dim], with a prompt of `tokens` tokens in it.
-  const auto layout = [&](float* p) {
-    return kvmeld::layout<float>::token_head_dim(p, heads, dim);
-  };
-  kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
-                                 layout(k), layout(v));
-  for (int h = 0; h < heads; ++h) {
-    kv.adopt(h, tokens);
-  }
+  // keys, values: the engine's own [cells, heads, dim], with a prompt of `tokens` tokens in it.
+  kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
+                           {.layers = 1, .requests = 1, .capacity = cells},
+                           kvmeld::rows(keys, kvmeld::layout::nhd),
+                           kvmeld::rows(values, kvmeld::layout::nhd));
+  kv.commit(kv.heads(0, 0), tokens);
   const kvmeld::h2o policy{.recent = 0.25F};
   const kvmeld::budget budget{.slots = 24, .trigger = 32};
   kvmeld::state state = kvmeld::make_state(policy, kv);
@@ -41,7 +38,7 @@ std::vector<float> cells_engine(const text& x) {
   for (int t = tokens; t < tokens + steps; ++t) {
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
-      head.push(x.key(t, h), x.value(t, h));  // rotated to position head.tokens_total()
+      head.push(x.key(t, h), x.value(t, h));  // rotated to position head.next_position()
       // The engine's own attention over head.length() rows, whatever it is.
       const attention own(x.query(t, h), head.length(), &head.log_mass(0), [&](int s, int i) {
         return std::pair(k[(s * heads + h) * dim + i], v[(s * heads + h) * dim + i]);
@@ -62,9 +59,6 @@ std::vector<float> head_token_dim_engine(const text& x) {
   const int capacity = 64;
   std::vector<float> keys(heads * capacity * dim), values(keys), all;
   float *k = keys.data(), *v = values.data();
-  const auto layout = [&](float* p) {
-    return kvmeld::layout<float>::head_token_dim(p, capacity, dim);
-  };
   for (int h = 0; h < heads; ++h) {
     for (int t = 0; t < tokens; ++t) {
       std::copy_n(x.key(t, h), dim, k + (h * capacity + t) * dim);
@@ -72,15 +66,15 @@ std::vector<float> head_token_dim_engine(const text& x) {
     }
   }
 
-  kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = capacity},
-                                 layout(k), layout(v));
+  kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
+                           {.layers = 1, .requests = 1, .capacity = capacity},
+                           kvmeld::rows(keys, kvmeld::layout::hnd),
+                           kvmeld::rows(values, kvmeld::layout::hnd));
   const kvmeld::zsmerge policy{.residual = 2};
   const kvmeld::budget budget{.slots = 24};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
-  for (int h = 0; h < heads; ++h) {
-    kv.adopt(h, tokens);
-  }
+  kv.commit(kv.heads(0, 0), tokens);
   kvmeld::compress(policy, kv, state, prompt, budget);
 
   std::vector<float> out(heads * group * dim);
@@ -98,16 +92,14 @@ std::vector<float> head_token_dim_engine(const text& x) {
 std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
   const int slots = 4, pages = 16;
   std::vector<float> keys(40 * slots * heads * dim), values(keys), all;
-  float *k = keys.data(), *v = values.data();
 
-  // k, v: [page, slot, head, dim], a pool of pages; `pool` lists those that are free.
-  const auto layout = [&](float* p) {
-    return kvmeld::layout<float>::page_slot_head_dim(p, slots, heads, dim);
-  };
-  std::vector<kvmeld::index_t> table(pages, kvmeld::page_table::no_page);
-  kvmeld::paged_view<float> kv(
-      {.heads = heads, .group = group, .dim = dim, .capacity = pages * slots}, layout(k), layout(v),
-      {.pages = table.data(), .slots = slots});
+  // keys, values: [page, slot, head, dim], a pool of pages; `pool` lists those that are free.
+  std::vector<kvmeld::index_t> table(pages, fixtures::page_table::no_page);
+  kvmeld::paged_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
+                         {.layers = 1, .requests = 1, .capacity = pages * slots},
+                         kvmeld::rows(keys, kvmeld::layout::pages_nhd),
+                         kvmeld::rows(values, kvmeld::layout::pages_nhd),
+                         {.pages = table, .slots = slots});
   const auto next_page = [&](int length) {  // for slot `length`, if it begins one
     if (length % slots == 0 && table[static_cast<std::size_t>(length / slots)] < 0) {
       table[static_cast<std::size_t>(length / slots)] = pool.back(), pool.pop_back();
@@ -117,7 +109,7 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
     for (const kvmeld::index_t& page : kv.free_pages(0)) {
       if (page >= 0) {
         pool.push_back(page);
-        table[static_cast<std::size_t>(&page - table.data())] = kvmeld::page_table::no_page;
+        table[static_cast<std::size_t>(&page - table.data())] = fixtures::page_table::no_page;
       }
     }
   };
@@ -153,16 +145,17 @@ std::vector<float> transposed_engine(const text& x) {
   std::vector<float> keys(cells * heads * dim), values(keys), all;
   float *k = keys.data(), *v = values.data();
 
-  // k [cell, head, dim], v [head, dim, cell]: the engine writes a token's value as a column.
-  kvmeld::strided_view<float> kv({.heads = heads, .group = group, .dim = dim, .capacity = cells},
-                                 kvmeld::layout<float>::token_head_dim(k, heads, dim),
-                                 kvmeld::layout<float>::head_dim_token(v, cells, dim));
+  // keys [cell, head, dim], values [head, dim, cell]: the engine writes a value as a column.
+  kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
+                           {.layers = 1, .requests = 1, .capacity = cells},
+                           kvmeld::rows(keys, kvmeld::layout::nhd),
+                           kvmeld::rows(values, kvmeld::layout::hdn));
   const auto write = [&](int cell, int h, int t) {
     std::copy_n(x.key(t, h), dim, k + (cell * heads + h) * dim);
     for (int i = 0; i < dim; ++i) {
       v[(h * dim + i) * cells + cell] = x.value(t, h)[i];
     }
-    kv.adopt(h, 1);
+    kv.commit(kvmeld::head_range{h, 1}, 1);
   };
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < heads; ++h) {
@@ -210,8 +203,8 @@ TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]")
 
 TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") {
   const text x;
-  kvmeld::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
-  kvmeld::cache<float> draft{{.heads = 1, .dim = 4, .capacity = tokens}};
+  kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = dim}, {.capacity = tokens});
+  kvmeld::cache draft({.kv_heads = 1, .key_dim = 4}, {.capacity = tokens});
   const kvmeld::h2o policy{.recent = 0.25F};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto head = kv.head(0);
@@ -248,7 +241,7 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
 TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[adopting]") {
   const text x;
   const int capacity = tokens + 1, target = 16, open = 8;
-  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = capacity}};
+  kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = capacity});
   const kvmeld::h2o policy{.recent = 0.25F};
   kvmeld::state state = kvmeld::make_state(policy, kv);
   kvmeld::slot_scratch scratch;

@@ -8,9 +8,9 @@
 namespace {
 
 using fixtures::cache;
+using fixtures::layout;
 using fixtures::normal;
 using kvmeld::index_t;
-using kvmeld::layout;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
@@ -71,13 +71,13 @@ struct engine {
   std::vector<Scalar> keys, values;
   fixtures::strided_view<Scalar> kv;
 
-  engine(const kvmeld::cache_shape& shape, int of_keys, int of_values, std::ptrdiff_t offset = 0)
+  engine(const fixtures::cache_shape& shape, int of_keys, int of_values, std::ptrdiff_t offset = 0)
       : keys(at(offset + shape.heads * shape.capacity * shape.dim)),
         values(keys.size()),
         kv(shape, plane(keys.data() + offset, of_keys, shape),
            plane(values.data() + offset, of_values, shape)) {}
 
-  static layout<Scalar> plane(Scalar* data, int which, const kvmeld::cache_shape& s) {
+  static layout<Scalar> plane(Scalar* data, int which, const fixtures::cache_shape& s) {
     return which == 0   ? layout<Scalar>::token_head_dim(data, s.heads, s.dim)
            : which == 1 ? layout<Scalar>::head_token_dim(data, s.capacity, s.dim)
                         : layout<Scalar>::head_dim_token(data, s.capacity, s.dim);
@@ -88,7 +88,7 @@ struct engine {
 };
 
 /// A paged head: slots of a cache in another order, which no stride describes.
-struct paged_head : kvmeld::head_view<float> {
+struct paged_head : fixtures::head_view<float> {
   const index_t* table;
   kvmeld::row<float> key(index_t s) const { return head_view::key(table[s]); }
   kvmeld::row<float> value(index_t s) const { return head_view::value(table[s]); }
@@ -125,7 +125,7 @@ TEMPLATE_TEST_CASE("attention is the oracle's in every layout and scalar", "[att
       auto kv = fixtures::random_cache<TestType>(length, dim, 3);
       is_the_oracles(kv.head(0), normal(3 * dim));
       for (int layouts = 0; layouts < 9; ++layouts) {
-        const kvmeld::cache_shape shape{
+        const fixtures::cache_shape shape{
             .heads = 3, .group = 3, .dim = dim, .capacity = length + 2, .scale = 0.3F};
         engine<TestType> e(shape, layouts / 3, layouts % 3);
         for (index_t h = 0; h < 3; ++h) {
@@ -243,7 +243,7 @@ TEST_CASE("the same bits wherever q, out, keys and values lie", "[attend]") {
   for (const index_t dim : {1, 7, 32, 33, 200}) {
     for (const index_t length : {1, 15, 129}) {
       const auto keys = normal(length * dim), values = normal(length * dim), q = normal(3 * dim);
-      const kvmeld::cache_shape shape{.heads = 1, .group = 3, .dim = dim, .capacity = length};
+      const fixtures::cache_shape shape{.heads = 1, .group = 3, .dim = dim, .capacity = length};
       engine<float> first(shape, 1, 1);
       first.append(0, keys, values);
       const answer expected(first.kv.head(0), q.data());

@@ -74,12 +74,12 @@ TEST_CASE("attention_spec: what is not carried out is refused by name",
 TEST_CASE("a model without rotation: keys are compared and moved as they are", "[attention_spec]") {
   // With a rotation of next to nothing every policy does the same, so that none falls back to one.
   const auto run = [](const kvmeld::any_policy& policy, const rotary& rope) {
-    kvmeld::cache<float> kv{{.heads = 1, .group = 1, .dim = 4, .capacity = 64, .rope = rope}};
+    kvmeld::cache kv({.kv_heads = 1, .key_dim = 4, .rope = rope}, {.capacity = 64});
     std::vector<float> rows, numbers(64 * 4);
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       numbers[i] = static_cast<float>((i * 37 + i / 7) % 23) / 8 - 1;
     }
-    kv.append(0, numbers, numbers);
+    kv.append(kv.heads(0, 0), numbers, numbers, 64);
     auto state = kvmeld::make_state(policy, kv);
     const auto own = kvmeld::prompt_queries(numbers.data(), 64, 1, 1, 4);
     kvmeld::observe(policy, kv, state, own);

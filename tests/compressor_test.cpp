@@ -25,15 +25,9 @@ const kvmeld::attention_spec spec = [] {
 }();
 
 /// Caches of a small model, by layer and request.
-struct model_cache : fixtures::cache<float> {
+struct model_cache : kvmeld::cache {
   explicit model_cache(index_t capacity)
-      : fixtures::cache<float>(kvmeld::cache_shape{.heads = layers_of * requests_of * kv_heads_of,
-                                                   .group = group,
-                                                   .dim = dim,
-                                                   .capacity = capacity}) {}
-  static index_t kv_heads() { return kv_heads_of; }
-  static index_t layers() { return layers_of; }
-  static index_t requests() { return requests_of; }
+      : kvmeld::cache(spec, {.layers = layers_of, .requests = requests_of, .capacity = capacity}) {}
   static kvmeld::head_range of(index_t layer, index_t request) {
     return {(layer * requests_of + request) * kv_heads_of, kv_heads_of};
   }
@@ -83,7 +77,7 @@ void read(Meld& meld, model_cache& kv, const prompt_rows& p, index_t request, in
 }
 
 bool same_head(const kvmeld::kv_head auto& a, const kvmeld::kv_head auto& b) {
-  bool same = a.length() == b.length() && a.tokens_total() == b.tokens_total();
+  bool same = a.length() == b.length() && a.next_position() == b.next_position();
   for (index_t s = 0; same && s < a.length(); ++s) {
     same = a.log_mass(s) == b.log_mass(s) && a.position(s) == b.position(s);
     for (index_t i = 0; same && i < a.dim(); ++i) {
@@ -300,7 +294,7 @@ TEST_CASE("compressor: NaN of one request leaves the others' bits alone") {
       read(other, alone, prompt, r, tokens), other.end_prompt(r);
     }
     const kvmeld::head_state state = meld.state(1);
-    const index_t next = kv.head(1).tokens_total();
+    const index_t next = kv.head(1).next_position();
     auto q = normal(heads * rows), k = normal(heads * dim), v = normal(heads * dim);
     k[static_cast<std::size_t>(dim)] = std::numeric_limits<float>::quiet_NaN();  // of head 1
     std::vector<float> out(q.size()), wanted(static_cast<std::size_t>(kv_heads_of * rows));
@@ -311,7 +305,7 @@ TEST_CASE("compressor: NaN of one request leaves the others' bits alone") {
       CHECK(e.code() == kvmeld::errc::not_finite);
       CHECK_THAT(e.what(), Catch::Contains("NaN or Inf in head 1 "));
     }
-    CHECK(kv.head(1).tokens_total() == next);
+    CHECK(kv.head(1).next_position() == next);
     CHECK(same_state(meld.state(1), state));
     const auto last = [](const std::vector<float>& x) { return std::span(x).last(x.size() / 2); };
     other.step(model_cache::of(0, 1), {last(q), last(k), last(v)}, wanted);
@@ -362,7 +356,7 @@ TEST_CASE("compressor: requests are emptied, copied, and stepped by threads of t
     }
     meld.clear(0);
     CHECK(kv.head(0).length() == 0);
-    CHECK(kv.head(0).tokens_total() == 0);
+    CHECK(kv.head(0).next_position() == 0);
     CHECK(kv.head(kv_heads_of).length() > 0);
   }
 }
@@ -415,5 +409,5 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
   refused([&] { meld.accept(0, 1); }, "expected a draft");
   refused([&] { meld.copy(0, 5); }, "a request of 0 to 1, got 5");
   meld.step(heads, {out, row, row}, out);
-  CHECK(kv.head(0).tokens_total() == 41);
+  CHECK(kv.head(0).next_position() == 41);
 }

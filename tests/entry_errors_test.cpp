@@ -250,9 +250,9 @@ TEST_CASE("a step beyond the last position is refused", "[errors]") {
     float mass[2] = {};
     kvmeld::attention_spec spec{.kv_heads = 2, .key_dim = 4, .scale = 1};
     index_t heads() const { return 2; }
-    kvmeld::head_view<float> head(index_t h) {
-      float* rows = x.data() + h * 8;
-      return {{rows, 4}, {rows, 4}, {mass, position, &length[h], &seen[h]}, 2, spec};
+    kvmeld::head_ref head(index_t h) {
+      const kvmeld::head_rows rows{reinterpret_cast<std::byte*>(x.data() + h * 8), 16, 4};
+      return {{mass, position, &length[h], &seen[h]}, 2, spec, kvmeld::storage::f32, rows, rows};
     }
   } kv;
   const std::vector<float> x(8, 1.0F);

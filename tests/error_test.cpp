@@ -61,8 +61,8 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
     std::vector<float> rows(20);
     fixtures::strided_view<float> view({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 8, 2},
                                        {rows.data() + 8, 8, 2});
-    code(errc::no_capacity, [&] { view.adopt(0, 5); });
-    code(errc::invalid_argument, [&] { view.adopt(0, -1); });
+    code(errc::no_capacity, [&] { view.commit(0, 5); });
+    code(errc::invalid_argument, [&] { view.commit(0, -1); });
   }
   SECTION("the last position") {
     kv.head(0).restore(0, std::numeric_limits<index_t>::max());
@@ -77,7 +77,7 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
     fixtures::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 4, 0, 2},
                                       {rows.data() + 4, 4, 0, 2}, {table, 2});
     code(errc::no_page, [&] { pages.append(0, all.first(6), all.first(6)); });
-    code(errc::no_page, [&] { pages.adopt(0, 3); });
+    code(errc::no_page, [&] { pages.commit(0, 3); });
     pages.append(0, all.first(4), all.first(4));
     code(errc::no_page, [&] { pages.head(0).push(x.data(), x.data()); });
   }

@@ -7,12 +7,12 @@
 namespace {
 
 using fixtures::cache;
+using fixtures::cache_shape;
+using fixtures::layout;
 using fixtures::normal;
 using fixtures::strided_view;
 using kvmeld::attention_spec;
-using kvmeld::cache_shape;
 using kvmeld::index_t;
-using kvmeld::layout;
 using kvmeld::merge_plan;
 
 constexpr index_t most = std::numeric_limits<index_t>::max();
@@ -104,7 +104,7 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   };
   const std::span<const float> all(x);
   kv.append(0, all.first(4), all.first(4));
-  bad("append: expected keys and values [tokens, 4], got 5 and 5 numbers", all.first(5),
+  bad("append: expected keys and values [2, 1, 4], got 5 and 5 numbers", all.first(5),
       all.first(5));
   bad("got 8 and 4 numbers", all.first(8), all.first(4));
   bad("append: expected at most 7 tokens, got 8", all.first(32), all.first(32));
@@ -124,27 +124,24 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   refuses(
       "got -1", [&] { kv.head(0).truncate(-1); }, everything);
   refuses(
-      "expected at most 8 tokens, got 9", [&] { view.adopt(1, 9); }, everything);
+      "expected at most 8 tokens, got 9", [&] { view.commit(1, 9); }, everything);
   refuses(
-      "got -1", [&] { view.adopt(1, -1); }, everything);
-  view.adopt(1, 8);
+      "got -1", [&] { view.commit(1, -1); }, everything);
+  view.commit(1, 8);
   refuses(
       "push: expected a free slot, got all 8 slots in use",
       [&] { view.head(1).push(x.data(), x.data()); }, everything);
-  index_t length = 0, seen = most - 1, position[2] = {};
-  float mass[2] = {};
-  const attention_spec spec{.kv_heads = 1, .key_dim = 4, .scale = 1};
-  const kvmeld::head_view<float> old({x.data(), 0, 4}, {x.data(), 0, 4},
-                                     {mass, position, &length, &seen}, 2, spec);
+  const auto old = kv.head(1);
+  old.restore(0, most - 1);
   refuses(
       "append: expected at most 2147483647 tokens in total, got 2147483648",
-      [&] { append_rows(old, all.last(8), all.last(8)); }, everything);
-  CHECK((length == 0 && seen == most - 1));
-  seen = most;
+      [&] { kv.append(1, all.last(8), all.last(8)); }, everything);
+  CHECK((old.length() == 0 && old.next_position() == most - 1));
+  old.restore(0, most);
   refuses(
       "push: expected fewer than 2147483647 tokens in total, got 2147483647",
       [&] { old.push(x.data() + 8, x.data() + 8); }, everything);
-  CHECK((length == 0 && seen == most));
+  CHECK((old.length() == 0 && old.next_position() == most));
 }
 
 TEST_CASE("check names what is wrong with a plan", "[plan][errors]") {

@@ -92,7 +92,7 @@ struct fixture {
   }
   bool untouched(index_t h) {
     return fixtures::bytes_of(kv.head(h)) == before[static_cast<std::size_t>(h)] &&
-           kv.head(h).tokens_total() == tokens;
+           kv.head(h).next_position() == tokens;
   }
 };
 
@@ -122,7 +122,7 @@ TEST_CASE("what a policy throws in a step comes out with the new token in, as th
   (scoring ? f.policies[2].scores : f.policies[2].plans) = false;
   CHECK_THROWS_AS(f.step(), std::runtime_error);
   for (index_t h = 0; h < heads; ++h) {
-    CHECK(f.kv.head(h).tokens_total() == (h < 3 ? tokens + 1 : tokens));
+    CHECK(f.kv.head(h).next_position() == (h < 3 ? tokens + 1 : tokens));
     CHECK(f.kv.head(h).length() == (h == 2 ? tokens + 1 : tokens));
   }
   CHECK(f.untouched(3));
@@ -131,7 +131,7 @@ TEST_CASE("what a policy throws in a step comes out with the new token in, as th
   f.policies[2] = {};
   f.step();  // it goes on
   CHECK(f.kv.head(2).length() == tokens);
-  CHECK(f.kv.head(2).tokens_total() == tokens + 2);
+  CHECK(f.kv.head(2).next_position() == tokens + 2);
 }
 
 TEST_CASE("what an executor throws leaves the heads that it did not run as they were",
@@ -143,7 +143,7 @@ TEST_CASE("what an executor throws leaves the heads that it did not run as they 
   for (index_t h = 0; h < heads; ++h) {
     const bool ran = heads - 1 - h < after;
     CHECK(compressed.kv.head(h).length() == (ran ? 8 : tokens));
-    CHECK(stepped.kv.head(h).tokens_total() == (ran ? tokens + 1 : tokens));
+    CHECK(stepped.kv.head(h).next_position() == (ran ? tokens + 1 : tokens));
     CHECK((ran || (compressed.untouched(h) && stepped.untouched(h))));
   }
 }

@@ -145,9 +145,9 @@ TEST_CASE("threads may carry out one plan on caches of their own", "[executor][p
     made.end_row(0);
   }
   const kvmeld::merge_plan& plan = made;
-  kvmeld::cache<float> kv{{.heads = caches, .dim = dim, .capacity = tokens}};
+  kvmeld::cache kv({.kv_heads = caches, .key_dim = dim}, {.capacity = tokens});
   for (index_t h = 0; h < caches; ++h) {
-    kv.append(h, normal(tokens * dim, 1), normal(tokens * dim, 2));
+    kv.append(kvmeld::head_range{h, 1}, normal(tokens * dim, 1), normal(tokens * dim, 2), tokens);
   }
   std::atomic<index_t> arrived = 0;
   threads{caches}(caches, [&](index_t h, index_t) {

@@ -190,7 +190,7 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
 
 TEST_CASE("another cache, another policy, another state are refused", "[serialize]") {
   tiny one;
-  const auto into = [&](const kvmeld::cache_shape& shape, const any_policy& policy) {
+  const auto into = [&](const fixtures::cache_shape& shape, const any_policy& policy) {
     return [=] {
       fixtures::cache<Eigen::half> kv(shape);
       auto state = kvmeld::make_state(policy, kv);
@@ -198,7 +198,7 @@ TEST_CASE("another cache, another policy, another state are refused", "[serializ
       kvmeld::load(in, policy, kv, state);
     };
   };
-  const kvmeld::cache_shape same = one.kv.shape();
+  const fixtures::cache_shape same = one.kv.shape();
   CHECK_NOTHROW(into(same, one.policy)());  // any_policy is the policy inside it
   CHECK_NOTHROW(into(same, kvmeld::snapkv{.window = 9})());
   refuses("expected policy h2o, got snapkv", into(same, kvmeld::h2o{}));
@@ -253,8 +253,8 @@ TEST_CASE("a cache saved from one layout loads into another", "[serialize]") {
   small one(4);
   std::vector<Eigen::half> keys(36), values(36);
   fixtures::strided_view<Eigen::half> view(
-      one.kv.shape(), kvmeld::layout<Eigen::half>::head_token_dim(keys.data(), 6, 3),
-      kvmeld::layout<Eigen::half>::head_dim_token(values.data(), 6, 3));
+      one.kv.shape(), fixtures::layout<Eigen::half>::head_token_dim(keys.data(), 6, 3),
+      fixtures::layout<Eigen::half>::head_dim_token(values.data(), 6, 3));
   auto state = kvmeld::make_state(one.policies, view);
   std::istringstream in(one.bytes());
   kvmeld::load(in, one.policies, view, state);

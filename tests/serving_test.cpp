@@ -55,10 +55,8 @@ class server {
   server(const model& m, int lanes)
       : model_(m),
         lanes_(lanes),
-        kv_({.heads = layers * lanes * kv_heads,
-             .group = group,
-             .dim = dim,
-             .capacity = capacity}) {}
+        kv_({.kv_heads = kv_heads, .group = group, .key_dim = dim},
+            {.layers = layers, .requests = lanes, .capacity = capacity}) {}
 
   /// Part of a request's prompt: `x [tokens, width]`, which becomes the layers' output.
   void prompt(int lane, vector& x) {
@@ -127,7 +125,7 @@ class server {
   const model& model_;
   int lanes_;
   kvmeld::zsmerge policy_{.residual = 2};
-  kvmeld::cache<float> kv_;
+  kvmeld::cache kv_;
   kvmeld::state state_ = kvmeld::make_state(policy_, kv_);
 };
 // end: the server

@@ -25,7 +25,7 @@ TEST_CASE("a step makes room in the workspace that it is given", "[step]") {
   constexpr index_t group = 2, dim = 16, steps = 40;
   const kvmeld::h2o policy;
   const kvmeld::budget limit{24};
-  kvmeld::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 64}};
+  kvmeld::cache kv({.kv_heads = 2, .group = group, .key_dim = dim}, {.capacity = 64});
   auto state = kvmeld::make_state(policy, kv);
   kvmeld::workspace fresh, small;
   small.reserve(1, 4, 2);  // for another kind of head

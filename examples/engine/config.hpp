@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "kvmeld/config.hpp"
-#include "kvmeld/memory/rotary.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
 
 namespace engine {
 
@@ -28,6 +28,10 @@ struct config {
   kvmeld::rotary rope = kvmeld::rotary::halves(10'000);  ///< rope_theta, rope_scaling
 
   index_t group() const { return heads / kv_heads; }
+  /// What every layer's attention computes, or `of` of its KV heads.
+  kvmeld::attention_spec attention(index_t of = 0) const {
+    return {.kv_heads = of > 0 ? of : kv_heads, .group = group(), .key_dim = dim, .rope = rope};
+  }
 
   static config read(const std::filesystem::path& file);
   /// What is in `file`.

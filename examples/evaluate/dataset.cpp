@@ -12,7 +12,7 @@ namespace {
 
 /// Attention of the rows of `q`; `before(head, i)` is called before that of row `i`.
 template <class F>
-void attend_rows(stored_cache& kv, const row_major_matrix& q, row_major_matrix& out, F before) {
+void attend_rows(kvmeld::cache& kv, const row_major_matrix& q, row_major_matrix& out, F before) {
   out.resize(q.rows(), q.cols());
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto head = kv.head(h);
@@ -26,11 +26,11 @@ void attend_rows(stored_cache& kv, const row_major_matrix& q, row_major_matrix& 
 
 }  // namespace
 
-void attend_all(stored_cache& kv, const row_major_matrix& q, row_major_matrix& out) {
+void attend_all(kvmeld::cache& kv, const row_major_matrix& q, row_major_matrix& out) {
   attend_rows(kv, q, out, [](const auto&, Eigen::Index, Eigen::Index) {});
 }
 
-void attend_behind(stored_cache& kv, const engine::layer_record& tokens, row_major_matrix& out) {
+void attend_behind(kvmeld::cache& kv, const engine::layer_record& tokens, row_major_matrix& out) {
   attend_rows(kv, tokens.q, out, [&](const auto& head, Eigen::Index at, Eigen::Index i) {
     head.push(&tokens.k(i, at), &tokens.v(i, at));
   });
@@ -67,7 +67,7 @@ text_prompt read_prompt(const engine::decoder& model, std::span<const named_poli
     f.tokens = {.q = all.q.middleRows(length, future),
                 .k = all.k.middleRows(length, future),
                 .v = all.v.middleRows(length, future)};
-    stored_cache kv(p.read.layer(l));
+    kvmeld::cache kv = p.read.layer(l);
     attend_all(kv, f.tokens.q, f.of_prompt);
     attend_behind(kv, f.tokens, f.of_all);
     const auto& projection = model.parameters().layers[l].o.weight;

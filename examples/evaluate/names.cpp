@@ -47,14 +47,14 @@ void set_source(named_policy& p, const std::string& word) {
   }
 }
 
-kvmeld::scalar_type parse_storage(const named_policy& p, const std::string& word) {
+kvmeld::storage parse_storage(const named_policy& p, const std::string& word) {
   const std::string names[] = {"float32", "half", "bfloat16", "q8_0"};
   const auto* const found = std::ranges::find(names, word);
   require(found != std::end(names),
           "--policies: expected /float32, /half, /bfloat16 or /q8_0, got '/" + word + "'");
   require(p.policy.bounded() || word == "float32",
           "--policies: /" + word + ": expected a policy that compresses, got " + p.name);
-  return static_cast<kvmeld::scalar_type>(found - names);
+  return static_cast<kvmeld::storage>(found - names);
 }
 
 budget_allocation parse_budget_allocation(const named_policy& p, const std::string& word) {

@@ -10,26 +10,26 @@ namespace evaluate {
 
 namespace detail {
 
-index_t slots_within(const any_policy& p, scalar_type storage, double share, index_t prompt,
-                     index_t dim, index_t group) {
-  const auto bytes = [&](const any_policy& of, scalar_type held_in, index_t slots) {
+index_t slots_within(const any_policy& p, storage type, double share, index_t prompt, index_t dim,
+                     index_t group) {
+  const auto bytes = [&](const any_policy& of, storage held_in, index_t slots) {
     const std::size_t slot = 2 * kvmeld::row_bytes(held_in, dim) +
                              sizeof(float) * (1 + of.columns().size()) + sizeof(index_t);
     return static_cast<double>(slot * static_cast<std::size_t>(slots) +
                                sizeof(float) * of.memory(dim, group, slots));
   };
-  const double most = share * bytes(full_cache(), scalar_type::float32, prompt);
+  const double most = share * bytes(full_cache(), storage::f32, prompt);
   index_t fit = 0;
   for (index_t above = prompt + 1; fit + 1 < above;) {
     const index_t slots = fit + (above - fit) / 2;
-    (bytes(p, storage, slots) <= most ? fit : above) = slots;
+    (bytes(p, type, slots) <= most ? fit : above) = slots;
   }
   return fit;
 }
 
-std::string refusal_of(const any_policy& p, scalar_type storage, index_t slots, index_t dim) {
+std::string refusal_of(const any_policy& p, storage type, index_t slots, index_t dim) {
   try {
-    stored_cache({.heads = 1, .dim = dim, .capacity = 1}, storage);
+    kvmeld::cache({.kv_heads = 1, .key_dim = dim}, {.capacity = 1, .keys = type, .values = type});
     kvmeld::check(p, budget{slots}, slots);
     return {};
   } catch (const kvmeld::error& e) {

@@ -64,11 +64,11 @@ namespace detail {
 
 /// The most slots of a head that take `share` of the bytes of a full head of `prompt` tokens in
 /// floats, the policy's state included; 0: not one does.
-index_t slots_within(const any_policy& p, scalar_type storage, double share, index_t prompt,
-                     index_t dim, index_t group);
+index_t slots_within(const any_policy& p, storage type, double share, index_t prompt, index_t dim,
+                     index_t group);
 
 /// Why `p` cannot hold a head of `slots`, of `dim` numbers a row; empty when it can.
-std::string refusal_of(const any_policy& p, scalar_type storage, index_t slots, index_t dim);
+std::string refusal_of(const any_policy& p, storage type, index_t slots, index_t dim);
 
 }  // namespace detail
 

@@ -46,8 +46,8 @@ struct named_policy {
   index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
   kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
-  replay_words words = {};                                     ///< of a second reading
-  kvmeld::scalar_type storage = kvmeld::scalar_type::float32;  ///< of keys and values
+  replay_words words = {};                         ///< of a second reading
+  kvmeld::storage storage = kvmeld::storage::f32;  ///< of keys and values
 
   /// Does it observe all of a second reading with its keys, as KVzip, and not some of its queries?
   bool observes_replay() const {

@@ -10,7 +10,7 @@ namespace evaluate {
 namespace {
 
 /// Rows `first` and on of one layer's record, at the end of `kv`.
-void append(kvmeld::cache<float>& kv, const engine::layer_record& r, Eigen::Index first,
+void append(kvmeld::cache& kv, const engine::layer_record& r, Eigen::Index first,
             Eigen::Index last) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto head = kv.head(h);
@@ -21,9 +21,9 @@ void append(kvmeld::cache<float>& kv, const engine::layer_record& r, Eigen::Inde
 }
 
 /// For one worker.
-std::vector<kvmeld::workspace> workspaces_for(const kvmeld::cache_shape& shape) {
+std::vector<kvmeld::workspace> workspaces_for(const kvmeld::cache& kv) {
   std::vector<kvmeld::workspace> work(1);
-  work[0].reserve(shape.group, shape.dim, shape.capacity);
+  work[0].reserve(kv.spec().group, kv.spec().key_dim, kv.capacity());
   return work;
 }
 
@@ -33,17 +33,13 @@ prompt_body::prompt_body(const engine::config& shape, const engine::record& r, i
                          index_t capacity)
     : tokens(length) {
   for (const auto& layer : r.layers) {
-    append(layers.emplace_back(kvmeld::cache_shape{.heads = shape.kv_heads,
-                                                   .group = shape.group(),
-                                                   .dim = shape.dim,
-                                                   .capacity = capacity,
-                                                   .rope = shape.rope}),
+    append(layers.emplace_back(shape.attention(), kvmeld::cache_options{.capacity = capacity}),
            layer, 0, length);
   }
 }
 
-kvmeld::cache<float> prompt::layer(std::size_t l) const {
-  kvmeld::cache<float> kv = body->layers[l];
+kvmeld::cache prompt::layer(std::size_t l) const {
+  kvmeld::cache kv = body->layers[l];
   append(kv, tail[l], 0, tail[l].k.rows());
   return kv;
 }
@@ -62,7 +58,7 @@ namespace {
 
 /// The queries that `p` measures a layer on, if not the prompt's own; `again`: a second reading's.
 std::shared_ptr<const kvmeld::reference_queries> reference_of(
-    const named_policy& p, kvmeld::cache<float>& kv, const kvmeld::query_view<float>& own,
+    const named_policy& p, kvmeld::cache& kv, const kvmeld::query_view<float>& own,
     const kvmeld::query_view<float>& again) {
   using kvmeld::reference_queries;
   const auto count = [&](index_t by_default) {
@@ -93,11 +89,7 @@ std::vector<kvmeld::head_state> observe_replay(const any_policy& policy,
                                                const engine::layer_record& again,
                                                std::span<const index_t> parts) {
   const auto tokens = static_cast<index_t>(read.k.rows());
-  kvmeld::cache<float> kv({.heads = shape.kv_heads,
-                           .group = shape.group(),
-                           .dim = shape.dim,
-                           .capacity = tokens + std::ranges::max(parts),
-                           .rope = shape.rope});
+  kvmeld::cache kv(shape.attention(), {.capacity = tokens + std::ranges::max(parts)});
   append(kv, read, 0, tokens);
   auto state = kvmeld::make_state(policy, kv);
   std::vector<kvmeld::head_state> heads;
@@ -122,9 +114,8 @@ std::vector<kvmeld::head_state> observe_replay(const any_policy& policy,
 
 }  // namespace
 
-measured_layer measure_layer(const named_policy& p, const engine::config& shape,
-                             kvmeld::cache<float>& kv, const engine::record& r,
-                             const second_readings& both, std::size_t l) {
+measured_layer measure_layer(const named_policy& p, const engine::config& shape, kvmeld::cache& kv,
+                             const engine::record& r, const second_readings& both, std::size_t l) {
   const replayed_prompt& again = both.of(p);
   if (p.observes_replay() && !again.parts.empty()) {
     return {observe_replay(p.policy, shape, r.layers[l], again.layers[l], again.parts), nullptr};
@@ -158,7 +149,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
     p.tail.push_back(
         {.q = {}, .k = r.layers[l].k.bottomRows(behind), .v = r.layers[l].v.bottomRows(behind)});
-    kvmeld::cache<float> kv = p.layer(l);
+    kvmeld::cache kv = p.layer(l);
     p.own.push_back(r.layers[l].q.bottomRows(std::min(p.tokens, own_queries)));
     for (std::size_t i = 0; i < policies.size(); ++i) {
       measured_layer m = measure_layer(policies[i], shape, kv, r, again, l);
@@ -192,13 +183,13 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 }
 
 compressed_layer::compressed_layer(const contender& c, const prompt& p, std::size_t layer)
-    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspaces_for(kv.shape())) {
+    : kv(p.layer(layer)), state(p.measured[c.index][layer], workspaces_for(kv)) {
   const auto& reference = p.references[c.index][layer];
   const row_major_matrix& own = p.own[layer];
   const auto queries = reference
                            ? reference->view()
                            : kvmeld::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
-                                                    kv.heads(), kv.shape().group, kv.shape().dim);
+                                                    kv.heads(), kv.spec().group, kv.spec().key_dim);
   const auto after_prompt = allocate_budgets(c, p.tokens, p.measured[c.index], layer);
   for (index_t h = 0; h < kv.heads(); ++h) {
     const budget& b = after_prompt[static_cast<std::size_t>(h)];
@@ -211,15 +202,14 @@ compressed_layer::compressed_layer(const contender& c, const prompt& p, std::siz
       decoding.push_back(policy.decodes() ? policy : full_cache());
     }
     // A head that holds nearly all of its prompt has no room for more than the cache has.
-    limits.push_back(
-        c.in_decode(layer, h, kv.heads(),
-                    std::max(b.slots, std::min(b.slots + c.room, kv.shape().capacity - 1))));
+    limits.push_back(c.in_decode(layer, h, kv.heads(),
+                                 std::max(b.slots, std::min(b.slots + c.room, kv.capacity() - 1))));
     if (!c.policy.decodes() || c.keeps_all(layer, h, kv.heads())) {
       state[h] = kvmeld::make_head_state(decoding.back(), kv.head(h));
     }
   }
-  if (c.storage != scalar_type::float32) {
-    kv = kv.in(c.storage);
+  if (c.storage != storage::f32) {
+    kv = stored(kv, c.storage);
   }
 }
 
@@ -231,14 +221,12 @@ compressed_layer::compressed_layer(const contender& c, const engine::config& sha
 compressed_layer::compressed_layer(const contender& c, const engine::config& shape,
                                    std::size_t layer, index_t capacity,
                                    const std::vector<budget>& budgets)
-    : kv({.heads = shape.kv_heads,
-          .group = shape.group(),
-          .dim = shape.dim,
-          .capacity = c.policy.bounded()
-                          ? std::ranges::max_element(budgets, {}, &budget::slots)->target + 1
+    : kv(shape.attention(),
+         {.capacity = c.policy.bounded()
+                          ? std::ranges::max_element(budgets, {}, &budget::slots)->slots + 1
                           : capacity,
-          .rope = shape.rope},
-         c.storage),
+          .keys = c.storage,
+          .values = c.storage}),
       state(kvmeld::make_state(c.policy, kv)) {
   for (index_t h = 0; h < shape.kv_heads; ++h) {
     limits.push_back(

@@ -20,7 +20,7 @@ inline constexpr index_t own_queries = 256;
 
 /// Keys and values of a prompt's beginning, which several prompts may share.
 struct prompt_body {
-  std::vector<kvmeld::cache<float>> layers;
+  std::vector<kvmeld::cache> layers;
   index_t tokens = 0;
 
   /// The first `length` tokens of `r`, with room for `capacity`.
@@ -43,7 +43,7 @@ struct prompt {
   row_major_matrix logits;  ///< [1, vocab] after the last token
   index_t tokens = 0;
 
-  kvmeld::cache<float> layer(std::size_t l) const;
+  kvmeld::cache layer(std::size_t l) const;
 };
 
 /// The prompt's own queries of one layer.
@@ -82,9 +82,8 @@ struct measured_layer {
 };
 
 /// Layer `l` of a prompt as `p` measures it: `kv` is its cache, `r` its record.
-measured_layer measure_layer(const named_policy& p, const engine::config& shape,
-                             kvmeld::cache<float>& kv, const engine::record& r,
-                             const second_readings& again, std::size_t l);
+measured_layer measure_layer(const named_policy& p, const engine::config& shape, kvmeld::cache& kv,
+                             const engine::record& r, const second_readings& again, std::size_t l);
 
 /// All of `r`, which begins with `body`, measured by every policy.
 prompt measure(const engine::config& shape, const engine::record& r,
@@ -99,7 +98,7 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
 
 /// One layer's cache, compressed in floats, and how it goes on in the contender's storage.
 struct compressed_layer {
-  stored_cache kv;
+  kvmeld::cache kv;
   kvmeld::state state;
   std::vector<budget> limits;        ///< [KV heads] in decode
   std::vector<any_policy> decoding;  ///< [KV heads]

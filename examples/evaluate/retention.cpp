@@ -6,11 +6,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
                                       const engine::layer_record& layer, index_t head_index,
                                       index_t steps, const budget& b) {
   const index_t width = shape.group() * shape.dim;
-  kvmeld::cache<float> kv{{.heads = 1,
-                           .group = shape.group(),
-                           .dim = shape.dim,
-                           .capacity = b.trigger_length(),
-                           .rope = shape.rope}};
+  kvmeld::cache kv(shape.attention(1), {.capacity = b.trigger_length()});
   auto state = kvmeld::make_state(p, kv);
   const auto head = kv.head(0);
   kvmeld::workspace& work = state.workspace();

@@ -18,12 +18,8 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const index_t most =
         allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].slots;
     const budget limit = c.in_decode(layer, head, shape.kv_heads, most);
-    stored_cache kv({.heads = 1,
-                     .group = shape.group(),
-                     .dim = shape.dim,
-                     .capacity = most + 1,
-                     .rope = shape.rope},
-                    c.storage);
+    kvmeld::cache kv(shape.attention(1),
+                     {.capacity = most + 1, .keys = c.storage, .values = c.storage});
     auto state = kvmeld::make_state(policy, kv);
     std::vector<float> out(static_cast<std::size_t>(width));
     std::vector<double> sums(stream_budgets - 1, 0.0);

@@ -8,6 +8,7 @@
 #include "kvmeld/compress.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "llama_cpp/nodes.hpp"
+#include "llama_cpp/setup.hpp"
 
 namespace kvmeld::llama {
 
@@ -15,21 +16,19 @@ namespace kvmeld::llama {
 /// one slot, or in row `s` where there are no `cells`.
 class cell_head : public head_ref {
  public:
-  cell_head(const head_base& base, scalar_type storage, const layout& keys, const layout& values,
-            index_t* cells)
-      : head_ref(base, storage, in_pages(keys), in_pages(values), {.pages = cells, .slots = 1}),
-        all_(base, storage, keys, values),
+  cell_head(const slot_metadata& slots, index_t capacity, const attention_spec& model, storage type,
+            const head_rows& keys, const head_rows& values, index_t* cells)
+      : head_ref(slots, capacity, model, type, in_pages(keys), in_pages(values),
+                 {.pages = cells, .slots = 1}),
+        all_(slots, capacity, model, type, keys, values),
         cells_(cells) {}
 
   index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
   row<any_scalar> key_in(index_t cell) const { return all_.key(cell); }
   row<any_scalar> value_in(index_t cell) const { return all_.value(cell); }
 
-  using own_type = cell_head;
-  const head_ref& ref() const { return *this; }
-
  private:
-  static layout in_pages(layout rows) {
+  static head_rows in_pages(head_rows rows) {
     rows.page = rows.row;
     return rows;
   }
@@ -44,23 +43,23 @@ struct engine_rows {
   ggml_tensor* keys = nullptr;    ///< `cache_k_lN` [cells, heads · dim]
   ggml_tensor* values = nullptr;  ///< `cache_v_lN`, likewise, or [heads · dim, cells]
 
-  head_ref::layout keys_of(index_t h, index_t dim) const { return rows_of(keys, h, dim); }
+  head_rows keys_of(index_t h, index_t dim) const { return rows_of(keys, h, dim); }
   /// Without flash attention values lie transposed.
-  head_ref::layout values_of(index_t h, index_t dim, bool transposed) const {
+  head_rows values_of(index_t h, index_t dim, bool transposed) const {
     if (!transposed) {
       return rows_of(values, h, dim);
     }
     const auto element = static_cast<std::ptrdiff_t>(values->nb[0]),
                row = static_cast<std::ptrdiff_t>(values->ne[1]) * element;
-    return {data_of(values) + h * dim * row, 0, element, row};
+    return {data_of(values) + h * dim * row, element, row};
   }
 
  private:
   static std::byte* data_of(const ggml_tensor* t) { return static_cast<std::byte*>(t->data); }
   /// [cells, heads · dim]; a cell may be longer than that.
-  static head_ref::layout rows_of(const ggml_tensor* rows, index_t h, index_t dim) {
+  static head_rows rows_of(const ggml_tensor* rows, index_t h, index_t dim) {
     const auto of_head = static_cast<std::ptrdiff_t>(ggml_row_size(rows->type, dim));
-    return {data_of(rows) + h * of_head, 0, static_cast<std::ptrdiff_t>(rows->nb[1]),
+    return {data_of(rows) + h * of_head, static_cast<std::ptrdiff_t>(rows->nb[1]),
             static_cast<std::ptrdiff_t>(rows->nb[0])};
   }
 };
@@ -76,7 +75,7 @@ struct arrivals {
 class layer {
  public:
   struct slots {
-    cache_metadata records;
+    head_records records;
     head_state state;
     budget limit;
     std::vector<index_t> cells;   ///< [length] in the engine's memory
@@ -85,27 +84,25 @@ class layer {
 
   /// `own`: rows of its own, in the engine's `storage`, else the engine's.
   template <policy P>
-  layer(const P& p, const cache_shape& shape, scalar_type storage, std::span<const budget> limits,
+  layer(const P& p, const layer_shape& shape, storage type, std::span<const budget> limits,
         std::span<const index_t> capacities, bool own)
       : model_(std::make_shared<attention_spec>(
             attention_spec{.kv_heads = shape.heads, .group = shape.group, .key_dim = shape.dim}
                 .checked())),
         shape_(shape),
-        storage_(storage),
+        storage_(type),
         own_(own) {
     for (std::size_t h = 0; h < limits.size(); ++h) {
-      cache_shape one = shape;
-      one.heads = 1;
-      one.capacity = capacities[h];
-      const std::size_t room = static_cast<std::size_t>(one.capacity);
+      const index_t capacity = capacities[h];
+      const auto room = static_cast<std::size_t>(capacity);
       heads_.push_back(
-          {cache_metadata(one),
-           head_state(traits::columns(p), traits::memory(p, one.dim, one.group, one.capacity),
-                      one.capacity, p.name(),
-                      traits::memory_follows_capacity(p, one.dim, one.group, one.capacity)),
+          {head_records(1, capacity),
+           head_state(traits::columns(p), traits::memory(p, shape.dim, shape.group, capacity),
+                      capacity, p.name(),
+                      traits::memory_follows_capacity(p, shape.dim, shape.group, capacity)),
            limits[h],
            {},
-           std::vector<std::byte>(own ? 2 * room * row_bytes(storage, one.dim) : 0)});
+           std::vector<std::byte>(own ? 2 * room * row_bytes(type, shape.dim) : 0)});
       heads_.back().cells.reserve(own ? 0 : room);
     }
   }
@@ -114,25 +111,25 @@ class layer {
   slots& at(index_t h) { return heads_[static_cast<std::size_t>(h)]; }
   cell_head head(index_t h) {
     slots& s = at(h);
-    const head_base base(s.records.of(0), s.records.shape().capacity, *model_);
     if (own_) {
       const auto row = static_cast<std::ptrdiff_t>(row_bytes(storage_, shape_.dim));
-      const std::ptrdiff_t element =
-          row / (storage_ == scalar_type::q8_0 ? row_size<q8_0>(shape_.dim) : shape_.dim);
+      const auto element = static_cast<std::ptrdiff_t>(element_bytes(storage_));
       const auto rows = [&](std::size_t first) {
-        return head_ref::layout{s.rows.data() + first, 0, row, element};
+        return head_rows{s.rows.data() + first, row, element};
       };
-      return {base, storage_, rows(0), rows(s.rows.size() / 2), nullptr};
+      return {s.records.of(0), s.records.capacity(),    *model_, storage_,
+              rows(0),         rows(s.rows.size() / 2), nullptr};
     }
-    return {base, storage_, engine.keys_of(h, shape_.dim), engine.values_of(h, shape_.dim, true),
+    return {s.records.of(0), s.records.capacity(),          *model_,
+            storage_,        engine.keys_of(h, shape_.dim), engine.values_of(h, shape_.dim, true),
             s.cells.data()};
   }
-  const cache_shape& shape() const { return shape_; }
+  const layer_shape& shape() const { return shape_; }
   /// What the engine computes in this layer, as far as its graphs have said so far.
   attention_spec& model() { return *model_; }
 
   /// A token that the engine has in `cell`.
-  void adopt(index_t h, index_t cell) {
+  void commit(index_t h, index_t cell) {
     expects(came.keys && came.values,
             "llama.cpp: expected the keys and values of every layer, got ", another_graph);
     if (!own_) {
@@ -141,10 +138,11 @@ class layer {
     const auto to = head(h);
     const index_t s = to.push_metadata();
     if (own_) {
-      const head_ref theirs(to, storage_, engine.keys_of(h, shape_.dim),
-                            engine.values_of(h, shape_.dim, false));
-      kvmeld::detail::copy_row(to.key(s), theirs.key(cell), shape_.dim);
-      kvmeld::detail::copy_row(to.value(s), theirs.value(cell), shape_.dim);
+      const auto copy = [&](row<any_scalar> x, const head_rows& theirs) {
+        kvmeld::detail::copy_row(x, {theirs.slot(cell), theirs.element, storage_}, shape_.dim);
+      };
+      copy(to.key(s), engine.keys_of(h, shape_.dim));
+      copy(to.value(s), engine.values_of(h, shape_.dim, false));
     }
     at(h).state.extend(to.length());
   }
@@ -180,8 +178,8 @@ class layer {
 
  private:
   std::shared_ptr<attention_spec> model_;  // heads point to it, wherever the layer is moved to
-  cache_shape shape_;
-  scalar_type storage_;
+  layer_shape shape_;
+  storage storage_;
   bool own_;
   std::vector<slots> heads_;
 };

@@ -77,7 +77,7 @@ class layers {
           }
         }
       };
-      with_mass(policy_, head.ref(), of.at(h).state, [&](const auto& mass, bool own) {
+      with_mass(policy_, head, of.at(h).state, [&](const auto& mass, bool own) {
         for (index_t s = 0; s < head.length(); ++s) {
           if (own || head.log_mass(s) != 0) {
             each(head.cell(s), [&](float dot) { return mass(s, dot) / head.scale(); });
@@ -104,7 +104,7 @@ class layers {
     auto& of = (*this)[l];
     for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
       for (index_t h = 0; h < of.heads(); ++h) {
-        of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
+        of.commit(h, chunk_[static_cast<std::size_t>(of.taken)]);
         const auto head = of.head(h);
         const auto seen = probabilities_of(head);
         auto out = seen.begin();
@@ -118,7 +118,7 @@ class layers {
             std::span(work_.log_sum_exp)
                 .first(needs_.log_sum_exp ? static_cast<std::size_t>(head.group()) : 0);
         if (needs_.log_sum_exp) {
-          log_sum_exp_of(policy_, head.ref(), of.at(h).state, seen, q, lse);
+          log_sum_exp_of(policy_, head, of.at(h).state, seen, q, lse);
         }
         observe_step(of, h, seen, lse, q);
       }
@@ -137,11 +137,11 @@ class layers {
     const index_t group = setup_.shape.group, dim = setup_.shape.dim;
     const bool measured = !of.whole && !prompt_ && traits::measures(policy_);
     // The engine's own output is right where nothing came before, to the precision of its rows.
-    const bool theirs = !measured && of.head(0).length() == 0 &&
-                        setup_.storage != scalar_type::float32 && !has_mass(policy_);
+    const bool theirs = !measured && of.head(0).length() == 0 && setup_.storage != storage::f32 &&
+                        !has_mass(policy_);
     for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
       for (index_t h = 0; h < of.heads(); ++h) {
-        of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
+        of.commit(h, chunk_[static_cast<std::size_t>(of.taken)]);
         if (theirs) {
           continue;
         }
@@ -175,7 +175,7 @@ class layers {
     for (auto& of : layers_) {
       for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
         for (index_t h = 0; h < of.heads(); ++h) {
-          of.adopt(h, chunk_[static_cast<std::size_t>(of.taken)]);
+          of.commit(h, chunk_[static_cast<std::size_t>(of.taken)]);
           if (!of.whole && !prompt_ && traits::measures(policy_)) {
             observe_step(of, h, no_floats, no_floats, query_of(of, of.taken, h));
           }

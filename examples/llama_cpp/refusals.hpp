@@ -70,7 +70,7 @@ struct model_facts {
 };
 
 /// The shape of one layer, with the trained context as capacity. Refused: what cannot work.
-inline cache_shape shape_of(const model_facts& m) {
+inline layer_shape shape_of(const model_facts& m) {
   const auto refuse = [&](bool ok, const char* feature) {
     expects(ok, "llama.cpp: expected a model that can be compressed, got ", m.architecture,
             " with ", feature);
@@ -97,17 +97,17 @@ inline cache_shape shape_of(const model_facts& m) {
 }
 
 /// How the engine holds keys and values, and kvmeld too. Refused: rows that are no whole blocks.
-inline scalar_type storage_of(ggml_type type, index_t dim) {
+inline storage storage_of(ggml_type type, index_t dim) {
   expects(type != GGML_TYPE_Q8_0 || dim % q8_0::size == 0,
           "llama.cpp: expected a dim that is a multiple of ", q8_0::size, " for q8_0, got ", dim);
-  return type == GGML_TYPE_F32   ? scalar_type::float32
-         : type == GGML_TYPE_F16 ? scalar_type::half
-                                 : scalar_type::q8_0;
+  return type == GGML_TYPE_F32   ? storage::f32
+         : type == GGML_TYPE_F16 ? storage::f16
+                                 : storage::q8_0;
 }
-inline ggml_type type_of(scalar_type storage) {
-  return storage == scalar_type::float32 ? GGML_TYPE_F32
-         : storage == scalar_type::half  ? GGML_TYPE_F16
-                                         : GGML_TYPE_Q8_0;
+inline ggml_type type_of(storage type) {
+  return type == storage::f32   ? GGML_TYPE_F32
+         : type == storage::f16 ? GGML_TYPE_F16
+                                : GGML_TYPE_Q8_0;
 }
 
 /// Refuses a context whose cells the adapter cannot use; sets what it needs where it was left open.

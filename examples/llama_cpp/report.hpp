@@ -32,7 +32,7 @@ void count(layers<P>& all, const layers_setup& setup, report& r) {
       const index_t n = *records.of(0).length;
       r.slots = std::max(r.slots, n);
       const auto slots = static_cast<std::size_t>(n),
-                 room = static_cast<std::size_t>(records.shape().capacity),
+                 room = static_cast<std::size_t>(records.capacity()),
                  columns = static_cast<std::size_t>(state.columns());
       // Repack cannot give back a cell that another head holds.
       const auto rows = static_cast<std::size_t>(setup.how == mode::repack ? r.cells : n);

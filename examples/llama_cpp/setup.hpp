@@ -18,15 +18,23 @@ struct options {
   index_t capacity = 0;  ///< own attention: slots of heads that keep all; 0: the trained context
 };
 
+/// KV heads of one layer.
+struct layer_shape {
+  index_t heads = 0;
+  index_t group = 1;
+  index_t dim = 0;
+  index_t capacity = 0;
+};
+
 /// Everything about the layers that is known before the first token.
 struct layers_setup {
   mode how = mode::repack;
   index_t layers = 0;
-  cache_shape shape;  ///< of one layer; its capacity is that of heads that keep all
-  scalar_type storage = scalar_type::float32;  ///< of keys and values
-  std::vector<budget> limits = {};             ///< [layers · heads]
-  std::vector<char> whole = {};                ///< [layers] left alone
-  std::vector<index_t> capacities = {};        ///< [layers · heads]
+  layer_shape shape;  ///< of one layer; its capacity is that of heads that keep all
+  kvmeld::storage storage = kvmeld::storage::f32;  ///< of keys and values
+  std::vector<budget> limits = {};                 ///< [layers · heads]
+  std::vector<char> whole = {};                    ///< [layers] left alone
+  std::vector<index_t> capacities = {};            ///< [layers · heads]
 };
 
 /// Seconds spent in the callback.

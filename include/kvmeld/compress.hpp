@@ -27,7 +27,7 @@ void expect_call(const char* what, const P& p, kv_cache auto& kv, state& state,
           state.heads());
   expect_per_head(what, "policies", p, kv.heads());
   expect_workers(what, state, workers);
-  heads.check(what, kv.heads(), state.head_marks());
+  heads.check(what, kv.heads());
   for (index_t i = 0; i < heads.count(); ++i) {
     expect_state(for_head(p, heads[i]), kv.head(heads[i]), state[heads[i]]);
   }

@@ -71,7 +71,7 @@ class compressor : private detail::drafting<P> {
       expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
               head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(),
               "]");
-      expects(q.tokens() <= head.tokens_total(), "prompt: expected at most ", head.tokens_total(),
+      expects(q.tokens() <= head.next_position(), "prompt: expected at most ", head.next_position(),
               " queries (the tokens appended), got ", q.tokens());
       if (head.check_finite()) {
         expect_finite("prompt: queries", q.rows());
@@ -93,7 +93,7 @@ class compressor : private detail::drafting<P> {
         } else {
           states_[at(h)].extend(head.length());
         }
-        held.keep(own, head.tokens_total() - q.tokens(), head.group(), head.dim(), use);
+        held.keep(own, head.next_position() - q.tokens(), head.group(), head.dim(), use);
       });
     });
   }
@@ -259,7 +259,7 @@ class compressor : private detail::drafting<P> {
     }
     for (index_t i = 0; i < kv_.per_request(); ++i) {
       const index_t a = kv_.of_request(from, i), b = kv_.of_request(to, i);
-      detail::expect_pages(kv_.head(b), 0, kv_.head(a).length());
+      kv_.head(b).expect_pages(0, kv_.head(a).length());
     }
     for (index_t i = 0; i < kv_.per_request(); ++i) {
       const index_t a = kv_.of_request(from, i), b = kv_.of_request(to, i);

@@ -48,7 +48,7 @@ void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field fiel
   const auto head = kv.head(0);
   field("version", saved_version);
   field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)",
-        static_cast<std::uint32_t>(scalar_type_of<typename decltype(kv.head(0))::scalar>));
+        static_cast<std::uint32_t>(kv.head(0).type()));
   field("heads", kv.heads());
   field("group", head.group());
   field("dim", head.dim());
@@ -69,7 +69,7 @@ void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field fiel
 
 /// Of one head, what says how many bytes follow, and what counts tokens and queries.
 struct saved_counts {
-  index_t length = 0, measured = 0, tokens_total = 0;
+  index_t length = 0, measured = 0, next_position = 0;
   std::int64_t observed = 0;
 };
 
@@ -99,10 +99,15 @@ void each_number(row<q8_0> x, index_t dim, Number number) {
   }
 }
 
+template <class Number>
+void each_number(row<any_scalar> x, index_t dim, Number number) {
+  x.visit([&](auto typed) { each_number(typed, dim, number); });
+}
+
 /// Every number of a head's slots and of its state, in the order in which they are saved.
 /// `number(x)` reads or writes it.
 template <class Number>
-void each_number(const kv_head auto& head, head_state& state, Number number) {
+void each_number(const head_ref& head, head_state& state, Number number) {
   for (const bool values : {false, true}) {
     for (index_t s = 0; s < head.length(); ++s) {
       each_number(values ? head.value(s) : head.key(s), head.dim(), number);
@@ -150,7 +155,7 @@ void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     to.put(kv.head(h).length());
     to.put(state[h].length());
-    to.put(kv.head(h).tokens_total());
+    to.put(kv.head(h).next_position());
     to.put(state[h].observed());
   }
   for (index_t h = 0; h < kv.heads(); ++h) {
@@ -190,20 +195,18 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     auto& n = counts[static_cast<std::size_t>(h)];
     n.length = from.get<index_t>(), n.measured = from.get<index_t>();
-    n.tokens_total = from.get<index_t>(), n.observed = from.get<std::int64_t>();
+    n.next_position = from.get<index_t>(), n.observed = from.get<std::int64_t>();
     const auto head = kv.head(h);
     expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
             "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
-    detail::expect_pages(head, 0, n.length);
+    head.expect_pages(0, n.length);
     expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
             n.length, " slots with columns, got ", n.measured);
-    expects(errc::corrupt_file, n.tokens_total >= n.length, "load: expected at least ", n.length,
-            " tokens in total, got ", n.tokens_total);
+    expects(errc::corrupt_file, n.next_position >= n.length, "load: expected at least ", n.length,
+            " tokens in total, got ", n.next_position);
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
             n.observed);
-    using scalar = typename decltype(kv.head(h))::scalar;
-    const std::size_t row =
-        2 * sizeof(scalar) * static_cast<std::size_t>(row_size<scalar>(head.dim()));
+    const std::size_t row = 2 * row_bytes(head.type(), head.dim());
     size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) * (static_cast<std::size_t>(n.measured) *
                                  static_cast<std::size_t>(state[h].columns()) +
@@ -216,7 +219,7 @@ void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   const unsigned char* next = bytes.data();
   for (index_t h = 0; h < kv.heads(); ++h) {
     const auto& n = counts[static_cast<std::size_t>(h)];
-    kv.head(h).restore(n.length, n.tokens_total);
+    kv.head(h).restore(n.length, n.next_position);
     state[h].truncate(0);
     state[h].extend(n.measured);
     state[h].count_queries(n.observed - state[h].observed());

@@ -23,7 +23,7 @@ class state {
  public:
   /// States of all heads, and a workspace for each worker, as `make_state` makes them.
   state(std::vector<head_state> heads, std::vector<workspace> work)
-      : heads_(std::move(heads)), work_(std::move(work)), marks_(heads_.size()) {}
+      : heads_(std::move(heads)), work_(std::move(work)) {}
 
   /// How many heads there are, the state of one, how many workspaces, and one of these.
   /// @{
@@ -36,9 +36,6 @@ class state {
   }
 
   /// @}
-
-  /// `[heads]`, all 0 between calls: which heads a list has named.
-  std::span<char> head_marks() { return marks_; }
 
   /// Gives columns beyond `capacity` slots and all scratch back, which grows again at its next use.
   void shrink(index_t capacity) {
@@ -65,7 +62,6 @@ class state {
  private:
   std::vector<head_state> heads_;
   std::vector<kvmeld::workspace> work_;
-  std::vector<char> marks_;
 };
 
 // ---------------------------------------------------------------------------- heads used again
@@ -97,8 +93,7 @@ void copy(kv_cache auto& kv, state& state, index_t from, index_t to) {
 /// and so its size.
 /// Refused, with nothing changed: more slots than there are, fewer than a head holds
 /// (`no_capacity`).
-template <storage_scalar Scalar>
-void shrink(cache<Scalar>& kv, state& state, index_t capacity) {
+inline void shrink(cache& kv, state& state, index_t capacity) {
   expects(state.heads() == kv.heads(), "shrink: expected a state of ", kv.heads(), " heads, got ",
           state.heads());
   for (index_t h = 0; h < kv.heads(); ++h) {

@@ -19,13 +19,11 @@ double decode_by(const auto& policy, int tokens) {
     }
     return x;
   };
-  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = prompt}};
+  kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = prompt});
   auto state = kvmeld::make_state(policy, kv);
   const kvmeld::budget budget{.slots = 24};
-  for (kvmeld::index_t h = 0; h < heads; ++h) {
-    const auto k = numbers(prompt * dim), v = numbers(prompt * dim);
-    kv.append(h, k, v);
-  }
+  const auto keys = numbers(prompt * heads * dim), values = numbers(prompt * heads * dim);
+  kv.append(kv.heads(0, 0), keys, values, prompt);
   const auto queries = numbers(prompt * heads * group * dim);
   kvmeld::compress(policy, kv, state,
                    kvmeld::prompt_queries(queries.data(), prompt, heads, group, dim), budget);

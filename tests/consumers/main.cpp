@@ -6,7 +6,7 @@
 
 int main() {
   try {
-    kvmeld::cache<float> none{{.heads = 0, .dim = 8, .capacity = 17}};
+    kvmeld::cache none({.kv_heads = 0, .key_dim = 8}, {.capacity = 17});
   } catch (const std::invalid_argument& refused) {
     std::printf("kvmeld %d.%d.%d: %.9g; %s\n", KVMELD_VERSION_MAJOR, KVMELD_VERSION_MINOR,
                 KVMELD_VERSION_PATCH, decode(100), refused.what());

@@ -9,4 +9,4 @@ struct forgetful {
   void observe(const kvmeld::kv_head auto&, kvmeld::head_state&, const kvmeld::observation&) {}
 };
 
-kvmeld::state state_of(kvmeld::cache<float>& kv) { return kvmeld::make_state(forgetful{}, kv); }
+kvmeld::state state_of(kvmeld::cache& kv) { return kvmeld::make_state(forgetful{}, kv); }

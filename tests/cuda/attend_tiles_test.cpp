@@ -167,7 +167,7 @@ void check_new_token(const cache_case& c, index_t n) {
     k[i] = from_float<Scalar>(static_cast<float>(i % 5) - 2);
     v[i] = from_float<Scalar>(static_cast<float>(i % 7) + 20);
   }
-  a.kv.tokens_total[0] = n + 1000;
+  a.kv.next_position[0] = n + 1000;
   device_buffer<unsigned char> memory(workspace_bytes(a.kv.view()));
   workspace_allocator from({memory.data(), memory.size()});
   const auto work =

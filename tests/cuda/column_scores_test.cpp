@@ -68,7 +68,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
     const index_t h = heads[place], n = lengths[static_cast<std::size_t>(h)];
     const std::ptrdiff_t of_head = static_cast<std::ptrdiff_t>(place) * rows.head;
     for (index_t i = 0; i < what.count; ++i) {
-      const index_t at = what.positions ? position[i] : kv.tokens_total[h] - what.count + i;
+      const index_t at = what.positions ? position[i] : kv.next_position[h] - what.count + i;
       std::vector<double> all(static_cast<std::size_t>(n));
       for (index_t g = 0; g < c.group; ++g) {
         std::vector<double> p(static_cast<std::size_t>(n));

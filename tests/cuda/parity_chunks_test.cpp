@@ -65,7 +65,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
       values[i] = what.random ? number() : whole(random, 4);
     }
     auto& device = twin.device;
-    const index_t held = kv.head(h).length(), seen = kv.head(h).tokens_total();
+    const index_t held = kv.head(h).length(), seen = kv.head(h).next_position();
     kv.append(h, keys, values);
     state[h].extend(held + n);
     for (index_t s = 0; s < n; ++s) {  // an engine's own prefill
@@ -77,7 +77,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
         device.column(k, h, held + s) = device.state.initial[k];
       }
     }
-    device.length[h] = held + n, device.tokens_total[h] = seen + n;
+    device.length[h] = held + n, device.next_position[h] = seen + n;
   };
   index_t begin = 0;
   for (const index_t n : what.chunks) {

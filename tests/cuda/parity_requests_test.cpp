@@ -73,7 +73,7 @@ struct server {
   }
   auto bytes() const {
     return std::vector{kv.keys.bytes(),     kv.values.bytes(), kv.log_mass.bytes(),
-                       kv.position.bytes(), kv.length.bytes(), kv.tokens_total.bytes(),
+                       kv.position.bytes(), kv.length.bytes(), kv.next_position.bytes(),
                        memory.bytes()};
   }
 };

@@ -73,10 +73,10 @@ TEST_CASE("a policy's name ends in the storage of its slots") {
       model.options({"--policies", "fold:share=0.4+global@foresight:90/q8_0,h2o"}).policies;
   REQUIRE(chosen.size() == 2);
   CHECK(chosen[0].name == "fold:share=0.4+global@foresight:90/q8_0");
-  CHECK(chosen[0].storage == kvmeld::scalar_type::q8_0);
+  CHECK(chosen[0].storage == kvmeld::storage::q8_0);
   CHECK(chosen[0].budgets == evaluate::budget_allocation::global);
   CHECK(chosen[0].queries_taken == 90);
-  CHECK(chosen[1].storage == kvmeld::scalar_type::float32);
+  CHECK(chosen[1].storage == kvmeld::storage::f32);
 }
 
 TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {

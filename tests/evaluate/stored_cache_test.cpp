@@ -32,26 +32,25 @@ TEST_CASE("slots in another storage are rounded once, and streams decode in it")
     // 8 numbers a row of two bytes, and a log-mass, a position and a score.
     CHECK(bytes[name] == bytes["h2o"] * (32 + 12) / (64 + 12));
   }
-  CHECK_THAT(table, Catch::Contains(
-                        "refused: kvmeld: cache: expected a dim that is a multiple of 32, got 8"));
+  CHECK_THAT(table,
+             Catch::Contains(
+                 "refused: kvmeld: cache: expected a key_dim that is a multiple of 32, got 8"));
 }
 
 TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
-  kvmeld::cache<float> kv({.heads = 2, .group = 2, .dim = 32, .capacity = 12});
+  kvmeld::cache kv({.kv_heads = 2, .group = 2, .key_dim = 32}, {.capacity = 12});
   std::vector<float> numbers(9 * 32);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = static_cast<float>(i % 7) / 3 - 0.9F;
   }
-  kv.append(1, numbers, numbers);
+  kv.append(kvmeld::head_range{1, 1}, numbers, numbers, 9);
   kv.head(1).log_mass(4) = 0.5F;
-  evaluate::stored_cache floats(kv);
-  CHECK((floats.bytes() == kv.bytes() && floats.heads() == 2 && floats.shape().capacity == 12));
-  for (const auto& [storage, off] : {std::pair{kvmeld::scalar_type::half, 5e-4},
-                                     {kvmeld::scalar_type::bfloat16, 4e-3},
-                                     {kvmeld::scalar_type::q8_0, 5e-3}}) {
-    auto stored = floats.in(storage);
+  for (const auto& [storage, off] : {std::pair{kvmeld::storage::f16, 5e-4},
+                                     {kvmeld::storage::bf16, 4e-3},
+                                     {kvmeld::storage::q8_0, 5e-3}}) {
+    auto stored = evaluate::stored(kv, storage);
     const auto head = stored.head(1);
-    REQUIRE((stored.head(0).length() == 0 && head.length() == 9 && head.tokens_total() == 9));
+    REQUIRE((stored.head(0).length() == 0 && head.length() == 9 && head.next_position() == 9));
     CHECK((head.log_mass(4) == 0.5F && head.position(8) == 8));
     head.push(numbers.data(), numbers.data() + 32);
     double worst = 0;

@@ -13,13 +13,14 @@ namespace {
 
 struct saved {
   kvmeld::snapkv policy{.window = 2};
-  kvmeld::cache<float> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 8}};
+  kvmeld::cache kv{kvmeld::attention_spec{.kv_heads = 2, .group = 1, .key_dim = 3},
+                   {.capacity = 8}};
   kvmeld::state state = kvmeld::make_state(policy, kv);
 
   explicit saved(int tokens) {
     const std::vector<float> x(3, 0.5F);
     for (int t = 0; t < tokens; ++t) {
-      kv.append(t % 2, x, x);
+      kv.append(kvmeld::head_range{t % 2, 1}, x, x, 1);
     }
   }
   std::string bytes() {
@@ -60,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     load(in, into.policy, into.kv, into.state);
     for (int h = 0; h < 2; ++h) {
       const auto head = into.kv.head(h);
-      fuzz::must(head.length() >= 0 && head.length() <= 8 && head.length() <= head.tokens_total(),
+      fuzz::must(head.length() >= 0 && head.length() <= 8 && head.length() <= head.next_position(),
                  "length");
       fuzz::must(into.state[h].length() <= head.length(), "columns");
     }

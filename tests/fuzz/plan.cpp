@@ -15,7 +15,7 @@ using kvmeld::index_t;
 
 constexpr index_t dim = 3, capacity = 12;
 
-std::vector<float> everything(const kvmeld::head_view<float>& head) {
+std::vector<float> everything(const fixtures::head_view<float>& head) {
   std::vector<float> all;
   all.reserve(static_cast<std::size_t>(capacity * (2 * dim + 2)));
   for (index_t s = 0; s < head.length(); ++s) {
@@ -27,7 +27,7 @@ std::vector<float> everything(const kvmeld::head_view<float>& head) {
 }
 
 /// Does `call` refuse, with nothing changed?
-bool refused(const kvmeld::head_view<float>& head, const auto& call) {
+bool refused(const fixtures::head_view<float>& head, const auto& call) {
   const auto before = everything(head);
   try {
     call();
@@ -43,7 +43,8 @@ bool refused(const kvmeld::head_view<float>& head, const auto& call) {
 struct expected_rows {
   std::vector<double> sum, size;
 
-  expected_rows(const kvmeld::merge_plan& plan, const kvmeld::head_view<float>& head, bool values) {
+  expected_rows(const kvmeld::merge_plan& plan, const fixtures::head_view<float>& head,
+                bool values) {
     for (index_t r = 0; r < plan.rows(); ++r) {
       const auto delta = values ? plan.value_correction(r) : plan.key_correction(r);
       for (index_t i = 0; i < dim; ++i) {
@@ -58,7 +59,7 @@ struct expected_rows {
       }
     }
   }
-  void hold(const kvmeld::head_view<float>& head, bool values) const {
+  void hold(const fixtures::head_view<float>& head, bool values) const {
     for (std::size_t n = 0; n < sum.size(); ++n) {
       const auto r = static_cast<index_t>(n) / dim, i = static_cast<index_t>(n) % dim;
       const double x = values ? head.value(r)[i] : head.key(r)[i];

@@ -68,7 +68,7 @@ struct life {
         add_row(h, s, all);
         all.insert(all.end(), {head.log_mass(s), static_cast<float>(head.position(s))});
       }
-      all.push_back(static_cast<float>(head.tokens_total()));
+      all.push_back(static_cast<float>(head.next_position()));
       for (index_t c = 0; c < state[h].columns(); ++c) {
         all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
       }
@@ -80,9 +80,9 @@ struct life {
       const auto head = kv.head(h);
       fuzz::must(head.length() >= 0 && head.length() <= head.capacity(), "length");
       fuzz::must(state[h].length() <= head.length(), "columns");
-      std::vector<bool> there(static_cast<std::size_t>(head.tokens_total()));
+      std::vector<bool> there(static_cast<std::size_t>(head.next_position()));
       for (index_t s = 0; s < head.length(); ++s) {
-        fuzz::must(head.position(s) >= 0 && head.position(s) < head.tokens_total(),
+        fuzz::must(head.position(s) >= 0 && head.position(s) < head.next_position(),
                    "positions are seen");
         fuzz::must(!there[static_cast<std::size_t>(head.position(s))], "one position a slot");
         there[static_cast<std::size_t>(head.position(s))] = true;
@@ -160,7 +160,7 @@ void live(const auto& policy, auto& kv, fuzz::bytes& in, float most, float most_
 }
 
 /// Halves in pages of 4 slots, which lie in any order: a table for each head.
-void live_in_pages(const kvmeld::cache_shape& shape, fuzz::bytes& in) {
+void live_in_pages(const fixtures::cache_shape& shape, fuzz::bytes& in) {
   using half = Eigen::half;
   constexpr index_t slots = 4, pages = capacity / slots;
   std::vector<half> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
@@ -171,7 +171,7 @@ void live_in_pages(const kvmeld::cache_shape& shape, fuzz::bytes& in) {
     }
   }
   const auto layout = [&](std::vector<half>& x) {
-    return kvmeld::layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
+    return fixtures::layout<half>::page_slot_head_dim(x.data(), slots, heads, shape.dim);
   };
   fixtures::paged_view<half> kv(shape, layout(keys), layout(values),
                                 {.pages = table.data(), .slots = slots, .head = pages});
@@ -194,11 +194,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto& policy =
       policies[static_cast<std::size_t>(in.below(static_cast<int>(policies.size())))];
   constexpr float most = 1e30F, most_query = 1e6F;
-  const kvmeld::cache_shape shape{.heads = heads,
-                                  .group = 1 + in.below(2),
-                                  .dim = 1 + in.below(9),
-                                  .capacity = capacity,
-                                  .check_finite = in.below(2) == 0};
+  const fixtures::cache_shape shape{.heads = heads,
+                                    .group = 1 + in.below(2),
+                                    .dim = 1 + in.below(9),
+                                    .capacity = capacity,
+                                    .check_finite = in.below(2) == 0};
   switch (in.below(3)) {
     case 0: {
       fixtures::cache<float> kv(shape);
@@ -208,8 +208,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 1: {  // an engine's: keys [token, head, dim], values transposed
       std::vector<float> keys(static_cast<std::size_t>(heads * capacity * shape.dim)), values(keys);
       fixtures::strided_view<float> kv(
-          shape, kvmeld::layout<float>::token_head_dim(keys.data(), heads, shape.dim),
-          kvmeld::layout<float>::head_dim_token(values.data(), capacity, shape.dim));
+          shape, fixtures::layout<float>::token_head_dim(keys.data(), heads, shape.dim),
+          fixtures::layout<float>::head_dim_token(values.data(), capacity, shape.dim));
       live(policy, kv, in, most, most_query);
       break;
     }

@@ -70,7 +70,7 @@ TEST_CASE(
       for (index_t h = 0; h < 2; ++h) {
         const auto head = kv.kv.held()[l].head(h);
         CHECK(head.length() == limits[static_cast<std::size_t>(2 * l + h)].slots);
-        CHECK(head.tokens_total() == 448);
+        CHECK(head.next_position() == 448);
         slots += head.length();
       }
     }

@@ -81,11 +81,7 @@ chunked_engine::chunked_engine(const engine::decoder& model, policy p,
   const auto& c = model.shape();
   whole_.resize(static_cast<std::size_t>(c.layers));
   for (index_t l = 0; l < c.layers; ++l) {
-    caches_.push_back(kvmeld::cache<float>({.heads = c.kv_heads,
-                                            .group = c.group(),
-                                            .dim = c.dim,
-                                            .capacity = capacity,
-                                            .rope = c.rope}));
+    caches_.emplace_back(c.attention(), kvmeld::cache_options{.capacity = capacity});
     states_.push_back(kvmeld::make_state(policy_, caches_.back()));
   }
 }
@@ -147,12 +143,8 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
       kvmeld::prompt_queries(q.data(), tokens, kv.heads(), head.group(), head.dim()).of(h);
   if (prompt) {
     if (policy_.name() == "fold" || policy_.name() == "attention_matching") {
-      kvmeld::cache<float> one({.heads = 1,
-                                .group = head.group(),
-                                .dim = head.dim(),
-                                .capacity = head.capacity(),
-                                .rope = head.spec().rope});
-      one.head(0).restore(0, head.tokens_total());  // foresight and spread look at `seen` alone
+      kvmeld::cache one(model_.shape().attention(1), {.capacity = head.capacity()});
+      one.head(0).restore(0, head.next_position());  // foresight and spread look at `seen` alone
       chosen =
           policy_.name() == "fold" ? kvmeld::foresight(one, queries) : kvmeld::spread(one, queries);
       queries = chosen->view();

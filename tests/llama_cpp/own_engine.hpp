@@ -64,7 +64,7 @@ class chunked_engine {
   std::vector<kvmeld::budget> limits_;
   std::vector<char> whole_;
   angles turned_;
-  std::vector<kvmeld::cache<float>> caches_;
+  std::vector<kvmeld::cache> caches_;
   std::vector<kvmeld::state> states_;
   index_t position_ = 0;
 };

@@ -5,9 +5,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvmeld/memory/cache.hpp"
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/memory/paged.hpp"
 #include "kvmeld/score/dot.hpp"
 #include "support/fixtures.hpp"
 
@@ -22,10 +20,10 @@ std::vector<float> floats(const auto& row, index_t dim) {
 }
 
 void stands_for(const auto& head) {
-  const kvmeld::head_ref ref = kvmeld::detail::erased(head);
+  const kvmeld::head_ref ref = head;
   const index_t dim = head.dim();
   REQUIRE(ref.length() == head.length());
-  REQUIRE(ref.tokens_total() == head.tokens_total());
+  REQUIRE(ref.next_position() == head.next_position());
   REQUIRE(ref.capacity() == head.capacity());
   REQUIRE(ref.group() == head.group());
   REQUIRE(ref.scale() == head.scale());
@@ -50,26 +48,13 @@ void stands_for(const auto& head) {
   REQUIRE(floats(head.value(last), dim) == x);
 }
 
-/// Inherits what `head_view` says of itself, and has rows of its own.
-struct own_rows : kvmeld::head_view<float> {
-  using head_view::head_view;
-  kvmeld::row<float> key(index_t s) const { return head_view::key(length() - 1 - s); }
-};
-
-static_assert(
-    std::same_as<kvmeld::detail::erased_head<kvmeld::head_view<Eigen::half>>, kvmeld::head_ref>);
-static_assert(
-    std::same_as<kvmeld::detail::erased_head<kvmeld::paged_head<float>>, kvmeld::head_ref>);
-static_assert(std::same_as<kvmeld::detail::erased_head<own_rows>, own_rows>);
-static_assert(std::same_as<kvmeld::detail::erased_head<kvmeld::head_ref>, kvmeld::head_ref>);
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, Eigen::half,
                    Eigen::bfloat16) {
   const index_t heads = 2, dim = 6, capacity = 12, tokens = 9;
   const auto keys = fixtures::normal(tokens * dim), values = fixtures::normal(tokens * dim);
-  const kvmeld::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
+  const fixtures::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
   SECTION("contiguous") {
     fixtures::cache<TestType> kv(shape);
     kv.append(1, std::span<const float>(keys), std::span<const float>(values));
@@ -86,7 +71,7 @@ TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, E
     const index_t slots = 4, pages = 8;
     std::vector<TestType> k(static_cast<std::size_t>(pages * slots * heads * dim)), v(k.size());
     std::vector<index_t> table{5, 0, 3};
-    using layout = kvmeld::layout<TestType>;
+    using layout = fixtures::layout<TestType>;
     fixtures::paged_view<TestType> kv(
         shape, layout::page_slot_head_dim(k.data(), slots, heads, dim),
         layout::page_head_slot_dim(v.data(), slots, heads, dim), {table.data(), slots, 0});
@@ -97,30 +82,30 @@ TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, E
 
 TEST_CASE("heads know what the model computes, wherever their cache is moved to", "[views]") {
   const auto rope = kvmeld::rotary::interleaved(500).dims(2);
-  const kvmeld::cache_shape shape{.heads = 2, .group = 3, .dim = 4, .capacity = 8, .rope = rope};
+  const fixtures::cache_shape shape{.heads = 2, .group = 3, .dim = 4, .capacity = 8, .rope = rope};
   std::vector<float> rows(2 * 8 * 4);
   index_t pages[2] = {0, 1};
-  const auto l = kvmeld::layout<float>::token_head_dim(rows.data(), 2, 4);
+  const auto l = fixtures::layout<float>::token_head_dim(rows.data(), 2, 4),
+             p = fixtures::layout<float>::page_slot_head_dim(rows.data(), 4, 2, 4);
   const auto check = [&](auto kv) {
     const auto head = kv.head(1);
     const auto moved = std::move(kv);
-    for (const kvmeld::attention_spec* spec : {&head.spec(), &head.ref().spec()}) {
-      CHECK((spec->kv_heads == 2 && spec->group == 3 && spec->key_dim == 4));
-      CHECK((spec->scale == 0.5F && spec->value_dim == 4 && spec->rope == rope));
-    }
+    const kvmeld::attention_spec& spec = head.spec();
+    CHECK((spec.kv_heads == 2 && spec.group == 3 && spec.key_dim == 4));
+    CHECK((spec.scale == 0.5F && spec.value_dim == 4 && spec.rope == rope));
     CHECK((head.group() == 3 && head.dim() == 4 && head.scale() == 0.5F));
   };
-  check(kvmeld::cache<float>(shape));
-  check(kvmeld::strided_view<float>(shape, l, l));
-  check(kvmeld::paged_view<float>(shape, l, l, {pages, 4}));
-  CHECK_FALSE(
-      kvmeld::cache<float>({.heads = 1, .dim = 4, .capacity = 1}).head(0).spec().rope.rotates());
+  check(fixtures::cache<float>(shape));
+  check(fixtures::strided_view<float>(shape, l, l));
+  check(fixtures::paged_view<float>(shape, p, p, {pages, 4}));
+  kvmeld::cache still({.kv_heads = 1, .key_dim = 4}, {.capacity = 1});
+  CHECK_FALSE(still.head(0).spec().rope.rotates());
 }
 
 TEST_CASE("the scale is 1/sqrt(dim) unless it is given, and groups divide", "[views]") {
-  CHECK(kvmeld::cache<float>({.heads = 1, .dim = 64, .capacity = 1}).head(0).scale() == 0.125F);
-  CHECK(kvmeld::cache<float>({.heads = 1, .dim = 64, .capacity = 1, .scale = 3}).head(0).scale() ==
-        3);
+  kvmeld::cache plain({.kv_heads = 1, .key_dim = 64}, {.capacity = 1}),
+      scaled({.kv_heads = 1, .key_dim = 64, .scale = 3}, {.capacity = 1});
+  CHECK((plain.head(0).scale() == 0.125F && scaled.head(0).scale() == 3));
   CHECK(kvmeld::attention_spec::group_of(32, 8) == 4);
   CHECK(kvmeld::attention_spec::group_of(8, 8) == 1);
 }

@@ -183,11 +183,11 @@ TEST_CASE("a compressed cache goes to Q8_0 and decodes on from there", "[q8_0]")
 
 TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
   const index_t heads = 2, dim = 64, capacity = 12, tokens = 9, slots = 4;
-  const kvmeld::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
+  const fixtures::cache_shape shape{.heads = heads, .group = 2, .dim = dim, .capacity = capacity};
   const auto keys = representable(tokens * dim), values = representable(tokens * dim);
   const std::size_t rows = 32 * heads * 2;  // of two blocks
   std::vector<q8_0> k(rows), v(rows);
-  using layout = kvmeld::layout<q8_0>;
+  using layout = fixtures::layout<q8_0>;
   const auto holds = [&](auto& kv) {
     kv.append(1, std::span<const float>(keys), std::span<const float>(values));
     for (index_t s = 0; s < tokens; ++s) {
@@ -212,16 +212,16 @@ TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
 }
 
 TEST_CASE("rows that are no whole blocks are refused", "[q8_0][errors]") {
-  const kvmeld::cache_shape shape{.heads = 1, .dim = 40, .capacity = 4};
+  const fixtures::cache_shape shape{.heads = 1, .dim = 40, .capacity = 4};
   const char* const said = "expected a dim that is a multiple of 32, got 40";
   CHECK_THROWS_WITH(fixtures::cache<q8_0>(shape), Catch::Contains(said));
   std::vector<q8_0> x(64);
-  const kvmeld::layout<q8_0> rows{x.data(), 16, 4, 1}, apart{x.data(), 16, 4, 2};
+  const fixtures::layout<q8_0> rows{x.data(), 16, 4, 1}, apart{x.data(), 16, 4, 2};
   CHECK_THROWS_WITH(fixtures::strided_view<q8_0>(shape, rows, rows), Catch::Contains(said));
   index_t page = 0;
   CHECK_THROWS_WITH(fixtures::paged_view<q8_0>(shape, rows, rows, {&page, 4, 0}),
                     Catch::Contains(said));
-  const kvmeld::cache_shape whole{.heads = 1, .dim = 64, .capacity = 4};
+  const fixtures::cache_shape whole{.heads = 1, .dim = 64, .capacity = 4};
   CHECK_THROWS_WITH(
       fixtures::strided_view<q8_0>(whole, rows, apart),
       Catch::Contains("expected values of blocks with an element stride of 1, got 2"));

@@ -39,15 +39,15 @@ TEST_CASE("a view that was moved goes on over the same rows", "[views][paged]") 
     const auto* const key = view.head(1).key(2).data;
     auto other = std::move(view);
     CHECK(bytes_of(other.head(1)) == before);
-    CHECK((other.head(1).key(2).data == key && other.head(1).tokens_total() == 3));
+    CHECK((other.head(1).key(2).data == key && other.head(1).next_position() == 3));
   };
   std::vector<float> keys(2 * 8 * 4), values(keys.size());
   std::vector<kvmeld::index_t> table = {1, 3, 0, 2};
   moved(strided_view<float>({.heads = 2, .dim = 4, .capacity = 8}, {keys.data(), 32, 4},
                             {values.data(), 32, 4}));
   moved(paged_view<float>({.heads = 2, .dim = 4, .capacity = 8},
-                          kvmeld::layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
-                          kvmeld::layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
+                          fixtures::layout<float>::page_head_slot_dim(keys.data(), 4, 1, 4),
+                          fixtures::layout<float>::page_head_slot_dim(values.data(), 4, 1, 4),
                           {table.data(), 4, 2}));
 }
 
@@ -183,7 +183,7 @@ TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[
   refuses(errc::invalid_argument, "shrink: expected a state of 3 heads, got 2",
           [&] { shrink(three.kv, two.state, 50); });
   const auto head = three.kv.head(1);
-  const auto to = [&](const heads& source, kvmeld::cache_shape shape) {
+  const auto to = [&](const heads& source, fixtures::cache_shape shape) {
     cache<float> kv(shape);
     auto state = make_head_state(source.policy, kv.head(0));
     copy(head, three.state[1], kv.head(0), state);
@@ -201,7 +201,7 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   constexpr index_t dim = 4, slots = 2;
   std::vector<float> keys(8 * slots * dim), values(keys.size());
   const auto layout = [&](std::vector<float>& x) {  // a page is one head's
-    return kvmeld::layout<float>{x.data(), 0, dim, 1, slots * dim};
+    return fixtures::layout<float>{x.data(), 0, dim, 1, slots * dim};
   };
   std::vector<index_t> table = {5, 2, 7, -1, /* head 1 */ 5, 3, -1, -1};
   fixtures::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
@@ -219,6 +219,6 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   kv.append(1, std::span(y), std::span(y));  // into pages 3 and 0, and not into the shared one
   CHECK(bytes_of(kv.head(0)) == before);
   clear(kv, state, 1);
-  CHECK((kv.head(1).length() == 0 && kv.head(1).tokens_total() == 0 && table[6] == 0));
+  CHECK((kv.head(1).length() == 0 && kv.head(1).next_position() == 0 && table[6] == 0));
   CHECK(bytes_of(kv.head(0)) == before);
 }

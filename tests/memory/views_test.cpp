@@ -9,10 +9,10 @@
 namespace {
 
 using fixtures::cache;
+using fixtures::head_view;
+using fixtures::layout;
 using fixtures::strided_view;
-using kvmeld::head_view;
 using kvmeld::index_t;
-using kvmeld::layout;
 using kvmeld::row;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
@@ -20,7 +20,7 @@ std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 /// All that a head has to be; each of the `without`s lacks one thing.
 struct least_head {
   using scalar = float;
-  index_t length() const, capacity() const, dim() const, group() const, tokens_total() const;
+  index_t length() const, capacity() const, dim() const, group() const, next_position() const;
   float scale() const;
   bool check_finite() const;
   const kvmeld::attention_spec& spec() const;
@@ -49,6 +49,10 @@ struct long_length : least_head {
 };
 struct one_head {
   index_t heads() const;
+  kvmeld::head_ref head(index_t);
+};
+struct own_heads {
+  index_t heads() const;
   least_head head(index_t);
 };
 struct no_heads {
@@ -64,8 +68,8 @@ static_assert(!kv_head<int> && !kv_head<cache<float>> && !kv_head<without_log_ma
               !kv_head<without_spec> && !kv_head<read_only_position> && !kv_head<double_keys> &&
               !kv_head<other_rows> && !kv_head<long_length>);
 static_assert(kv_cache<one_head> && kv_cache<cache<float>> && kv_cache<strided_view<Eigen::half>>);
-static_assert(!kv_cache<int> && !kv_cache<no_heads> && !kv_cache<head_view<float>> &&
-              !kv_cache<std::vector<least_head>>);
+static_assert(!kv_cache<int> && !kv_cache<no_heads> && !kv_cache<own_heads> &&
+              !kv_cache<head_view<float>> && !kv_cache<std::vector<least_head>>);
 static_assert(kvmeld::storage_scalar<Eigen::bfloat16> && !kvmeld::storage_scalar<double> &&
               !kvmeld::storage_scalar<const float> && !kvmeld::storage_scalar<int>);
 static_assert(std::is_trivially_copyable_v<head_view<Eigen::half>>);
@@ -93,18 +97,18 @@ struct plane {
                                                      : (h * dim + i) * wide(capacity) + s;
     return memory[at(gap + k)];
   }
-  kvmeld::layout<Scalar> layout() {
+  fixtures::layout<Scalar> layout() {
     Scalar* data = memory.data() + gap;
     if (gap == 0) {  // what the library calls by name
-      using named = kvmeld::layout<Scalar>;
+      using named = fixtures::layout<Scalar>;
       return how == order::token_head_dim   ? named::token_head_dim(data, heads, dim)
              : how == order::head_token_dim ? named::head_token_dim(data, capacity, dim)
                                             : named::head_dim_token(data, capacity, dim);
     }
     const index_t r = dim + gap, c = capacity + gap;
-    return how == order::token_head_dim   ? kvmeld::layout<Scalar>{data, r, heads * r, 1}
-           : how == order::head_token_dim ? kvmeld::layout<Scalar>{data, capacity * r, r, 1}
-                                          : kvmeld::layout<Scalar>{data, dim * c, 1, c};
+    return how == order::token_head_dim   ? fixtures::layout<Scalar>{data, r, heads * r, 1}
+           : how == order::head_token_dim ? fixtures::layout<Scalar>{data, capacity * r, r, 1}
+                                          : fixtures::layout<Scalar>{data, dim * c, 1, c};
   }
 };
 
@@ -118,7 +122,7 @@ struct engine {
   plane<Scalar> keys, values;
   strided_view<Scalar> kv;
 
-  engine(const kvmeld::cache_shape& shape, order k, order v, index_t gap)
+  engine(const fixtures::cache_shape& shape, order k, order v, index_t gap)
       : keys(k, shape.heads, shape.dim, shape.capacity, gap),
         values(v, shape.heads, shape.dim, shape.capacity, gap),
         kv(shape, keys.layout(), values.layout()) {}
@@ -158,7 +162,7 @@ kvmeld::merge_plan some_plan(index_t length) {
 
 TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots", "[views]", float,
                    Eigen::half, Eigen::bfloat16) {
-  const kvmeld::cache_shape shape{.heads = 3, .group = 2, .dim = 5, .capacity = 9};
+  const fixtures::cache_shape shape{.heads = 3, .group = 2, .dim = 5, .capacity = 9};
   const std::vector<index_t> lengths = {7, 0, 9};
   for (const order k : orders) {
     for (const order v : orders) {
@@ -193,15 +197,15 @@ TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots
 
 TEMPLATE_TEST_CASE("a strided view reads what the engine wrote", "[views]", float, Eigen::half,
                    Eigen::bfloat16) {
-  const kvmeld::cache_shape shape{.heads = 2, .dim = 3, .capacity = 8};
+  const fixtures::cache_shape shape{.heads = 2, .dim = 3, .capacity = 8};
   for (const order k : orders) {
     for (const order v : orders) {
       engine<TestType> e(shape, k, v, 2);
-      e.kv.adopt(0, 3), e.kv.adopt(1, 0), e.kv.adopt(0, 5), e.kv.adopt(1, 1);
+      e.kv.commit(0, 3), e.kv.commit(1, 0), e.kv.commit(0, 5), e.kv.commit(1, 1);
       CHECK((e.kv.head(0).length() == 8 && e.kv.head(1).length() == 1));
       for (index_t h = 0; h < 2; ++h) {
         const auto head = e.kv.head(h);
-        CHECK(head.tokens_total() == head.length());
+        CHECK(head.next_position() == head.length());
         for (index_t s = 0; s < head.length(); ++s) {
           CHECK((head.position(s) == s && head.log_mass(s) == 0));
           for (index_t i = 0; i < shape.dim; ++i) {
@@ -212,7 +216,7 @@ TEMPLATE_TEST_CASE("a strided view reads what the engine wrote", "[views]", floa
       }
       e.kv.head(0).truncate(2);
       e.kv.head(0).log_mass(2) = 5;  // what the slot had before means nothing to its next token
-      e.kv.adopt(0, 1);
+      e.kv.commit(0, 1);
       CHECK((e.kv.head(0).position(2) == 8 && e.kv.head(0).log_mass(2) == 0));
     }
   }
@@ -237,10 +241,10 @@ TEMPLATE_TEST_CASE("heads are ragged, and positions go on after slots were freed
   CHECK(head.length() == 6);
   head.log_mass(2) = head.log_mass(3) = -3;
   head.truncate(3);
-  CHECK((head.length() == 3 && head.tokens_total() == 6 && kv.bytes() == 4 * slot));
+  CHECK((head.length() == 3 && head.next_position() == 6 && kv.bytes() == 4 * slot));
   kv.append(0, first(2), first(2));
-  CHECK(
-      (head.length() == 5 && head.tokens_total() == 8));  // views are of the cache, not of a moment
+  CHECK((head.length() == 5 &&
+         head.next_position() == 8));  // views are of the cache, not of a moment
   const index_t positions[] = {0, 1, 2, 6, 7};
   const float masses[] = {0, 0, -3, 0, 0};
   for (index_t s = 0; s < 5; ++s) {
@@ -256,7 +260,7 @@ TEMPLATE_TEST_CASE("heads are ragged, and positions go on after slots were freed
   CHECK(newest_position(kv.head(1)) == -1);
   CHECK(fixtures::bytes_of(kv.head(2)) == last);
   head.truncate(0);
-  CHECK((head.length() == 0 && head.tokens_total() == 8 && newest_position(head) == -1));
+  CHECK((head.length() == 0 && head.next_position() == 8 && newest_position(head) == -1));
 }
 
 TEST_CASE("a copy of a cache owns its own memory", "[views]") {

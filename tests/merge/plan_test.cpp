@@ -27,7 +27,7 @@ constexpr double tolerance = std::same_as<Scalar, float>         ? 1e-5
 
 /// A slot's keys and values, to the bit.
 template <class Scalar>
-std::vector<Scalar> row_of(const kvmeld::head_view<Scalar>& head, index_t s) {
+std::vector<Scalar> row_of(const fixtures::head_view<Scalar>& head, index_t s) {
   std::vector<Scalar> row;
   for (index_t i = 0; i < head.dim(); ++i) {
     row.insert(row.end(), {head.key(s)[i], head.value(s)[i]});
@@ -141,10 +141,10 @@ void apply_is_the_matrix_product(const merge_plan& plan, const kvmeld::kv_head a
   head_state state = numbered_state(head.length(), head.capacity());
   const oracle::head before = to_oracle(head), expected = apply_plan(before, dense_of(plan));
   const auto columns = folded_columns(state, plan);
-  const index_t seen = head.tokens_total();
+  const index_t seen = head.next_position();
   apply(plan, head, state);
   REQUIRE(head.length() == plan.rows());
-  CHECK(head.tokens_total() == seen);
+  CHECK(head.next_position() == seen);
   const oracle::head after = to_oracle(head);
   double worst = 0;
   for (index_t r = 0; r < plan.rows(); ++r) {

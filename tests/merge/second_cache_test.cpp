@@ -20,7 +20,7 @@ fixtures::cache<q8_0> in_q8_0(fixtures::cache<float>& from) {
 }
 
 /// A plan that a policy makes of a head.
-merge_plan plan_of(const kvmeld::any_policy& policy, const kvmeld::head_view<float>& head,
+merge_plan plan_of(const kvmeld::any_policy& policy, const fixtures::head_view<float>& head,
                    index_t target) {
   auto state = kvmeld::make_head_state(policy, head);
   const fixtures::queries queries(head.length(), head.group(), head.dim());

@@ -13,7 +13,7 @@ using kvmeld::budget;
 
 namespace {
 
-std::set<index_t> positions(const kvmeld::head_view<float>& head) {
+std::set<index_t> positions(const fixtures::head_view<float>& head) {
   std::set<index_t> all;
   for (index_t s = 0; s < head.length(); ++s) {
     all.insert(head.position(s));

@@ -21,7 +21,7 @@ using kvmeld::budget;
 constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
 
 /// The slots of a head, whatever their order: position, log-mass, key, value.
-std::set<std::vector<float>> as_set(const kvmeld::head_view<float>& head) {
+std::set<std::vector<float>> as_set(const fixtures::head_view<float>& head) {
   std::set<std::vector<float>> rows;
   for (index_t s = 0; s < head.length(); ++s) {
     std::vector<float> r{static_cast<float>(head.position(s)), head.log_mass(s)};

@@ -29,7 +29,7 @@ struct reading {
   /// As docs/reference/policies.md tells an engine to do it.
   void observe(const kvzip& policy, fixtures::cache<float>& kv, kvmeld::state& state) const {
     const auto head = kv.head(0);
-    const index_t tokens = head.length(), seen = head.tokens_total();
+    const index_t tokens = head.length(), seen = head.next_position();
     kv.append(0, keys, values);
     kvmeld::observe(policy, kv, state, queries.view());
     head.restore(tokens, seen);
@@ -75,7 +75,7 @@ TEST_CASE("a second reading scores as the oracle does, and leaves the cache as i
   const reading second(again, dim, group, 2);
   second.observe(policy, kv, state);
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
-  CHECK(kv.head(0).tokens_total() == tokens);
+  CHECK(kv.head(0).next_position() == tokens);
 
   oracle::head h = fixtures::to_oracle(kv.head(0));
   const auto score = oracle::kvzip::scores(h, second.oracle_keys(dim),

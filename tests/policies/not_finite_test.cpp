@@ -46,7 +46,7 @@ struct three_heads {
       add(state[h].column(c));
     }
     add(state[h].memory());
-    all.push_back(static_cast<std::uint32_t>(kv.head(h).tokens_total()));
+    all.push_back(static_cast<std::uint32_t>(kv.head(h).next_position()));
     all.push_back(static_cast<std::uint32_t>(state[h].observed()));
     return all;
   }

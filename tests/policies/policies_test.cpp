@@ -56,7 +56,7 @@ std::vector<std::vector<float>> as_set(const Head& head) {
 }
 
 /// Is no number of the head NaN or infinite?
-bool finite(const kvmeld::head_view<float>& head) {
+bool finite(const fixtures::head_view<float>& head) {
   return std::ranges::all_of(fixtures::bytes_of(head), [](float x) { return std::isfinite(x); });
 }
 

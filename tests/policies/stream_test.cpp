@@ -126,7 +126,7 @@ std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, 
   const auto head = kv.head(0);
   CHECK(head.length() >= budget.slots);
   CHECK(head.length() < budget.trigger_length());
-  CHECK(head.tokens_total() == tokens);
+  CHECK(head.next_position() == tokens);
   index_t sinks = 0;
   for (index_t s = 0; s < head.length(); ++s) {
     sinks += head.position(s) < 4 ? 1 : 0;

@@ -59,7 +59,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& q
   std::vector<int> positions;
   index_t seeing = 0;
   for (index_t i = 0; i < queries.count; ++i) {
-    positions.push_back(queries.position_of(i, head.tokens_total()));
+    positions.push_back(queries.position_of(i, head.next_position()));
     seeing += std::ranges::any_of(h.slots, [&](auto& s) { return s.position <= positions.back(); });
   }
   const auto theirs =
@@ -137,8 +137,8 @@ TEMPLATE_TEST_CASE("column sums are the oracle's for every scalar, of queries an
     std::vector<TestType> keys(at(2 * 50 * dim)), values = keys;
     fixtures::strided_view<TestType> kv(
         {.heads = 2, .group = group, .dim = dim, .capacity = 50},
-        kvmeld::layout<TestType>::head_dim_token(keys.data(), 50, dim),
-        kvmeld::layout<TestType>::token_head_dim(values.data(), 2, dim));
+        fixtures::layout<TestType>::head_dim_token(keys.data(), 50, dim),
+        fixtures::layout<TestType>::token_head_dim(values.data(), 2, dim));
     kv.append(1, std::span<const float>(x).first(at(50 * dim)),
               std::span<const float>(y).first(at(50 * dim)));
     is_the_oracles(kv.head(1), q, options);

@@ -27,7 +27,7 @@ template <class Query>
 std::vector<int> positions_of(const kvmeld::kv_head auto& head, const query_view<Query>& queries) {
   std::vector<int> p;
   for (index_t i = 0; i < queries.count; ++i) {
-    p.push_back(queries.position_of(i, head.tokens_total()));
+    p.push_back(queries.position_of(i, head.next_position()));
   }
   return p;
 }
@@ -63,7 +63,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& q
   }
   for (const bool leverage : {false, true}) {
     const auto theirs = oracle::foresight_max{.horizon = horizon, .outliers = leverage}(
-        h, q, positions, head.tokens_total());
+        h, q, positions, head.next_position());
     const prompt_score_options options{.horizon = horizon, .leverage = leverage};
     CHECK(off(scores(head, queries, options), theirs) < tolerance);
     prompt_score_options given = options;

@@ -104,7 +104,7 @@ TEST_CASE("a budget of all positions has no slot after it", "[select][errors]") 
   CHECK(kvmeld::budget{7}.trigger_length() == 8);
   CHECK(kvmeld::budget{7, 9}.trigger_length() == 9);
   const kvmeld::full_cache policy;
-  kvmeld::cache<float> kv{{.heads = 1, .dim = 4, .capacity = 16}};
+  kvmeld::cache kv({.kv_heads = 1, .key_dim = 4}, {.capacity = 16});
   auto state = kvmeld::make_state(policy, kv);
   const std::vector<float> x(4, 1.0F);
   std::vector<float> out(4);

@@ -41,7 +41,7 @@ struct any_oracle {
 /// Called after the prompt and after every step: the library's head beside its oracle's.
 template <class Scalar>
 using looks = std::function<void(const kvmeld::head_state&, const oracle::head&,
-                                 const kvmeld::head_view<Scalar>&)>;
+                                 const fixtures::head_view<Scalar>&)>;
 
 /// `kvmeld::compress`, compiled once for each scalar.
 template <class Scalar>

@@ -119,7 +119,7 @@ struct ems_pair {
   }
   void prompt(const alike_tokens& data, index_t tokens) {
     const auto head = kv.head(0);
-    const index_t seen = head.tokens_total();
+    const index_t seen = head.next_position();
     struct begun {
       queries asked;
       std::vector<std::pair<std::vector<float>, std::vector<float>>> tokens;
@@ -153,7 +153,7 @@ struct ems_pair {
       oracle::mat out = {};
     };
     const auto all = clear_steps(
-        static_cast<std::size_t>(n), taken{{}, head.tokens_total() - 1, expected},
+        static_cast<std::size_t>(n), taken{{}, head.next_position() - 1, expected},
         [&](const taken& before) {
           taken t{draw(before.position + 1), before.position + 1, before.expected};
           const auto& [q, k, v] = t.token;

@@ -19,7 +19,7 @@ struct one_head {
   kvmeld::state state = kvmeld::make_state(policy, kv);
   std::vector<float> out = std::vector<float>(group * dim);
 
-  kvmeld::head_view<float> head() { return kv.head(0); }
+  fixtures::head_view<float> head() { return kv.head(0); }
   index_t length() { return head().length(); }
   std::set<index_t> positions() {
     std::set<index_t> all;
@@ -72,7 +72,7 @@ struct stream : one_head {
 
   /// LAWS of any head at any time: all finite, one position a slot, none unseen, the sinks there.
   void check(index_t seen, index_t sinks) {
-    CHECK(head().tokens_total() == seen);
+    CHECK(head().next_position() == seen);
     const auto numbers = bytes();
     CHECK(std::ranges::all_of(numbers, [](float x) { return std::isfinite(x); }));
     CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));

@@ -29,7 +29,7 @@ struct text {
 /// What every engine must give: kvmeld's own decode steps on a cache of kvmeld's own.
 template <class Policy>
 std::vector<float> expected(const text& x, const Policy& policy, const kvmeld::budget& budget) {
-  kvmeld::cache<float> kv{{.heads = heads, .group = group, .dim = dim, .capacity = 64}};
+  kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = 64});
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < heads; ++h) {
       kv.head(h).push(x.key(t, h), x.value(t, h));

@@ -39,7 +39,7 @@ struct decode {
     for (index_t h = 0; h < heads; ++h) {
       const auto bytes = bytes_of(kv.head(h));
       all.insert(all.end(), bytes.begin(), bytes.end());
-      all.push_back(static_cast<float>(kv.head(h).tokens_total()));
+      all.push_back(static_cast<float>(kv.head(h).next_position()));
       for (index_t c = 0; c < state[h].columns(); ++c) {
         all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
       }

@@ -28,7 +28,7 @@ words everything(kvmeld::kv_cache auto& kv, const kvmeld::state& state) {
       add(head.log_mass(s));
       all.push_back(static_cast<std::uint32_t>(head.position(s)));
     }
-    all.push_back(static_cast<std::uint32_t>(head.tokens_total()));
+    all.push_back(static_cast<std::uint32_t>(head.next_position()));
     for (index_t c = 0; c < state[h].columns(); ++c) {
       std::ranges::for_each(state[h].column(c), add);
     }

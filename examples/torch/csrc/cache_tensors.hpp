@@ -11,17 +11,33 @@ namespace kvmeld_torch {
 
 using kvmeld::index_t;
 
+struct tensor_shape {
+  index_t heads = 0;
+  index_t group = 1;
+  index_t dim = 0;
+  index_t capacity = 0;
+  float scale = 0;
+};
+
+/// Where the keys, or the values, of heads lie: strides in bytes.
+struct tensor_rows {
+  std::byte* data = nullptr;
+  std::ptrdiff_t head = 0, row = 0, element = 1;
+
+  kvmeld::head_rows of(index_t h) const { return {data + h * head, row, element}; }
+};
+
 /// Where the numbers of a cache lie. All but keys and values is contiguous.
 struct cache_tensors {
-  kvmeld::cache_shape shape;
+  tensor_shape shape;
   std::shared_ptr<const kvmeld::attention_spec> spec;  ///< heads point to it
-  kvmeld::scalar_type type = kvmeld::scalar_type::float32;
-  kvmeld::layout<std::byte> keys, values;  ///< [heads, capacity, dim], strides in bytes
-  float* log_mass = nullptr;               ///< [heads, capacity]
-  index_t* position = nullptr;             ///< [heads, capacity]
-  index_t* length = nullptr;               ///< [heads] slots in use
-  index_t* seen = nullptr;                 ///< [heads] tokens ever appended
-  float* columns = nullptr;                ///< [heads, column_count, capacity]
+  kvmeld::storage type = kvmeld::storage::f32;
+  tensor_rows keys, values;     ///< [heads, capacity, dim]
+  float* log_mass = nullptr;    ///< [heads, capacity]
+  index_t* position = nullptr;  ///< [heads, capacity]
+  index_t* length = nullptr;    ///< [heads] slots in use
+  index_t* seen = nullptr;      ///< [heads] tokens ever appended
+  float* columns = nullptr;     ///< [heads, column_count, capacity]
   index_t column_count = 0;
   float* memory = nullptr;  ///< [heads, memory_row]: a policy's own, rows of whole cache lines
   std::ptrdiff_t memory_row = 0;

@@ -1,4 +1,4 @@
 // The operators' kernels for caches of bfloat16.
 #include "device_calls.cuh"
 
-template struct kvmeld_torch::device_calls<kvmeld::scalar_type::bfloat16>;
+template struct kvmeld_torch::device_calls<kvmeld::storage::bf16>;

@@ -26,11 +26,11 @@ namespace kvmeld_torch {
 
 namespace gpu = kvmeld::cuda;
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 struct device_types {
   using scalar = std::conditional_t<
-      Type == kvmeld::scalar_type::float32, float,
-      std::conditional_t<Type == kvmeld::scalar_type::half, gpu::half, gpu::bfloat16>>;
+      Type == kvmeld::storage::f32, float,
+      std::conditional_t<Type == kvmeld::storage::f16, gpu::half, gpu::bfloat16>>;
 
   /// nvcc's streams are pointers; the emulator has one order of threads.
   static gpu::stream stream(const device_call& call) {
@@ -41,8 +41,7 @@ struct device_types {
     }
   }
 
-  static gpu::plane<scalar> plane(const char* what, const kvmeld::layout<std::byte>& at,
-                                  index_t dim) {
+  static gpu::plane<scalar> plane(const char* what, const tensor_rows& at, index_t dim) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(scalar));
     kvmeld::expects(at.element == size || dim == 1, what,
                     ": expected rows [dim] with an element stride of 1 on a GPU, got ",
@@ -123,7 +122,7 @@ struct device_types {
   }
 };
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 std::size_t device_calls<Type>::workspace_bytes(const kvmeld::any_policy& any,
                                                 const device_call& call, index_t queries,
                                                 index_t target, index_t before) {
@@ -135,7 +134,7 @@ std::size_t device_calls<Type>::workspace_bytes(const kvmeld::any_policy& any,
   return bytes;
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 std::size_t device_calls<Type>::observe_bytes(const kvmeld::any_policy& any,
                                               const device_call& call, index_t queries,
                                               index_t before) {
@@ -147,13 +146,13 @@ std::size_t device_calls<Type>::observe_bytes(const kvmeld::any_policy& any,
   return bytes;
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 std::size_t device_calls<Type>::column_scores_bytes(const device_call& call, index_t queries) {
   const auto& shape = call.cache.shape;
   return gpu::column_scores_workspace_bytes(shape.heads, shape.group, queries, shape.capacity);
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 void device_calls<Type>::observe(const kvmeld::any_policy& any, const device_call& call,
                                  const query_layout& queries) {
   using types = device_types<Type>;
@@ -163,7 +162,7 @@ void device_calls<Type>::observe(const kvmeld::any_policy& any, const device_cal
   });
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 void device_calls<Type>::compress(const kvmeld::any_policy& any, const device_call& call,
                                   const query_layout& queries, const device_budgets& budgets) {
   using types = device_types<Type>;
@@ -173,7 +172,7 @@ void device_calls<Type>::compress(const kvmeld::any_policy& any, const device_ca
   });
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 void device_calls<Type>::step(const kvmeld::any_policy& any, const device_call& call, const void* q,
                               const void* k, const void* v, const device_budgets& budgets,
                               void* out) {
@@ -186,7 +185,7 @@ void device_calls<Type>::step(const kvmeld::any_policy& any, const device_call& 
   });
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call& call,
                                 const void* q, void* out, float* log_sum_exp) {
   using types = device_types<Type>;
@@ -202,7 +201,7 @@ void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call
   });
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 void device_calls<Type>::column_scores(const device_call& call, const query_layout& queries,
                                        index_t window, float decay, kvmeld::group_combine combine,
                                        float* out) {
@@ -215,7 +214,7 @@ void device_calls<Type>::column_scores(const device_call& call, const query_layo
                      types::stream(call));
 }
 
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 void device_calls<Type>::foresight(const device_call& call, const query_layout& queries,
                                    index_t count, void* out, index_t* position) {
   using types = device_types<Type>;

@@ -30,7 +30,7 @@ struct device_budgets {
 
 /// Calls for caches of one scalar. Refused: policies and modes without kernels, and what the
 /// kernels refuse.
-template <kvmeld::scalar_type Type>
+template <kvmeld::storage Type>
 struct device_calls {
   /// Bytes for `compress` on so many queries, with so many before them, to so many slots, for
   /// `step` and for `attend`.
@@ -60,8 +60,8 @@ struct device_calls {
 /// How many queries `foresight` makes of so many.
 index_t device_foresight_count(index_t queries, index_t count);
 
-extern template struct device_calls<kvmeld::scalar_type::float32>;
-extern template struct device_calls<kvmeld::scalar_type::half>;
-extern template struct device_calls<kvmeld::scalar_type::bfloat16>;
+extern template struct device_calls<kvmeld::storage::f32>;
+extern template struct device_calls<kvmeld::storage::f16>;
+extern template struct device_calls<kvmeld::storage::bf16>;
 
 }  // namespace kvmeld_torch

@@ -5,4 +5,4 @@ kvmeld_torch::index_t kvmeld_torch::device_foresight_count(index_t queries, inde
   return kvmeld::cuda::foresight_count(queries, {.count = count});
 }
 
-template struct kvmeld_torch::device_calls<kvmeld::scalar_type::float32>;
+template struct kvmeld_torch::device_calls<kvmeld::storage::f32>;

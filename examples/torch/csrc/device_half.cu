@@ -1,4 +1,4 @@
 // The operators' kernels for caches of half.
 #include "device_calls.cuh"
 
-template struct kvmeld_torch::device_calls<kvmeld::scalar_type::half>;
+template struct kvmeld_torch::device_calls<kvmeld::storage::f16>;

@@ -26,17 +26,17 @@ namespace {
 
 using at::Tensor;
 using at::TensorList;
-using kvmeld::scalar_type;
+using kvmeld::storage;
 
 /// `f(device_calls)` of the scalar.
 template <class F>
-void with_calls(scalar_type type, F f) {
-  if (type == scalar_type::float32) {
-    f(device_calls<scalar_type::float32>{});
-  } else if (type == scalar_type::half) {
-    f(device_calls<scalar_type::half>{});
+void with_calls(storage type, F f) {
+  if (type == storage::f32) {
+    f(device_calls<storage::f32>{});
+  } else if (type == storage::f16) {
+    f(device_calls<storage::f16>{});
   } else {
-    f(device_calls<scalar_type::bfloat16>{});
+    f(device_calls<storage::bf16>{});
   }
 }
 
@@ -79,8 +79,8 @@ class device_work {
   }
 
   const device_call& call() const { return call_; }
-  const kvmeld::cache_shape& shape() const { return call_.cache.shape; }
-  scalar_type type() const { return call_.cache.type; }
+  const tensor_shape& shape() const { return call_.cache.shape; }
+  storage type() const { return call_.cache.type; }
   at::Device device() const { return device_; }
   /// Heads that the call is for.
   index_t count() const { return count_; }
@@ -89,9 +89,7 @@ class device_work {
     return at::TensorOptions(device_).dtype(dtype);
   }
   at::ScalarType dtype() const {
-    return type() == scalar_type::float32 ? at::kFloat
-           : type() == scalar_type::half  ? at::kHalf
-                                          : at::kBFloat16;
+    return type() == storage::f32 ? at::kFloat : type() == storage::f16 ? at::kHalf : at::kBFloat16;
   }
   /// `x` of these sizes in the cache's dtype.
   Tensor rows(const char* what, const Tensor& x, ints sizes) const {

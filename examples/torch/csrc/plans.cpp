@@ -38,7 +38,7 @@ void write(const merge_plan& plan, index_t h, index_t capacity, const plan_outpu
 }
 
 /// Refused: rows and sources that lie outside of their tensors.
-merge_plan read(const plan_input& from, index_t h, const kvmeld::cache_shape& shape) {
+merge_plan read(const plan_input& from, index_t h, const tensor_shape& shape) {
   const index_t rows = from.rows[2 * h], length = from.rows[2 * h + 1], capacity = shape.capacity;
   expects(rows >= 0 && rows <= length && length <= capacity, "apply: expected 0 to ", capacity,
           " rows per head, got ", rows, " of ", length, " slots");

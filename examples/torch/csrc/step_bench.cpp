@@ -18,12 +18,10 @@ int main(int argc, char** argv) {
   // As PyTorch allocates: on whole cache lines.
   const auto floats = static_cast<std::size_t>(heads * (slots + 1) * dim);
   std::vector<float, Eigen::aligned_allocator<float>> keys(floats), values(floats);
-  const auto layout = [&](float* p) {
-    return kvmeld::layout<float>::head_token_dim(p, slots + 1, dim);
-  };
-  kvmeld::strided_view<float> kv(
-      {.heads = heads, .group = group, .dim = dim, .capacity = slots + 1}, layout(keys.data()),
-      layout(values.data()));
+  const kvmeld::layout hnd = kvmeld::layout::hnd;
+  kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
+                           {.capacity = slots + 1}, kvmeld::rows(keys, hnd),
+                           kvmeld::rows(values, hnd));
   const kvmeld::budget budget = kvmeld::budget_within(policy, slots);
   auto state = kvmeld::make_state(policy, kv);
   std::mt19937 random(1);

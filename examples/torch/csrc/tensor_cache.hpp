@@ -11,24 +11,6 @@
 
 namespace kvmeld_torch {
 
-/// A head of any scalar that tokens can be appended to.
-class tensor_head : public kvmeld::head_ref {
- public:
-  using head_ref::head_ref;
-  using own_type = tensor_head;
-
-  head_ref ref() const { return *this; }
-
-  template <class T>
-  void push(const T* key, const T* value) const {
-    const index_t s = push_metadata();
-    kvmeld::detail::store_row(key, this->key(s), dim());
-    kvmeld::detail::store_row(value, this->value(s), dim());
-  }
-};
-
-static_assert(kvmeld::kv_head<tensor_head>);
-
 /// A `kv_cache` over tensors. A view.
 class tensor_cache {
  public:
@@ -46,12 +28,11 @@ class tensor_cache {
   const cache_tensors& tensors() const { return at_; }
   index_t heads() const { return at_.shape.heads; }
 
-  tensor_head head(index_t h) const {
+  kvmeld::head_ref head(index_t h) const {
     const std::ptrdiff_t first = std::ptrdiff_t{h} * at_.shape.capacity;
     const kvmeld::slot_metadata slots{at_.log_mass + first, at_.position + first, at_.length + h,
                                       at_.seen + h};
-    return {kvmeld::head_base(slots, at_.shape.capacity, *at_.spec), at_.type, at_.keys.of(h),
-            at_.values.of(h)};
+    return {slots, at_.shape.capacity, *at_.spec, at_.type, at_.keys.of(h), at_.values.of(h)};
   }
 
  private:

@@ -44,18 +44,16 @@ void expect_type(const char* what, const at::Tensor& x, at::ScalarType type) {
           at::toString(x.scalar_type()));
 }
 
-kvmeld::scalar_type scalar_of(const char* what, const at::Tensor& x) {
-  using kvmeld::scalar_type;
+kvmeld::storage storage_in(const char* what, const at::Tensor& x) {
+  using kvmeld::storage;
   const auto type = x.scalar_type();
   expects(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, what,
           ": expected Float, Half or BFloat16, got ", at::toString(type));
-  return type == at::kFloat  ? scalar_type::float32
-         : type == at::kHalf ? scalar_type::half
-                             : scalar_type::bfloat16;
+  return type == at::kFloat ? storage::f32 : type == at::kHalf ? storage::f16 : storage::bf16;
 }
 
 /// `[heads, capacity, dim]` of any strides, but no two elements in one place.
-kvmeld::layout<std::byte> layout_of(const char* what, const at::Tensor& x) {
+tensor_rows layout_of(const char* what, const at::Tensor& x) {
   std::array<std::size_t, 3> axis = {0, 1, 2};
   std::ranges::sort(axis, {}, [&](std::size_t i) { return x.strides()[i]; });
   std::int64_t reach = 1;
@@ -99,7 +97,7 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   for (const auto& [what, x] : {std::pair<const char*, const at::Tensor&>{"keys", keys},
                                 std::pair<const char*, const at::Tensor&>{"values", values}}) {
     expect_on(device, what, x);
-    out.type = scalar_of(what, x);
+    out.type = storage_in(what, x);
     if (x.dim() != 3) {
       refuse(what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
     }
@@ -155,7 +153,7 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
   return tensor_cache(tensors_of(cache, model, at::kCPU));
 }
 
-query_tensors::query_tensors(const kvmeld::cache_shape& shape, index_t heads,
+query_tensors::query_tensors(const tensor_shape& shape, index_t heads,
                              const std::optional<at::Tensor>& queries,
                              const std::optional<at::Tensor>& positions, std::int64_t before,
                              at::ScalarType dtype, at::Device device) {
@@ -192,7 +190,7 @@ query_tensors::query_tensors(const kvmeld::cache_shape& shape, index_t heads,
 
 void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, at::Device device) {
   expect_on(device, what, x);
-  scalar_of(what, x);
+  storage_in(what, x);
   expect_sizes(what, x, sizes);
   if (!x.is_contiguous()) {
     refuse(what, ": expected a contiguous tensor, got strides ", text_of(x.strides()));

@@ -9,12 +9,10 @@ namespace kvmeld {
 inline namespace v0 {
 
 /// Attention with log-mass.
-template <kv_head Head>
-void attend(const Head& head, const float* q, float* out, std::span<float> probabilities = {},
-            std::span<float> log_sum_exp = {}, key_comparison* comparison = nullptr) {
-  using erased = detail::erased_head<Head>;
-  const erased& one = detail::erased(head);
-  attend(one, log_mass_of<erased>{one}, q, out, probabilities, log_sum_exp, comparison);
+inline void attend(const head_ref& head, const float* q, float* out,
+                   std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
+                   key_comparison* comparison = nullptr) {
+  attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp, comparison);
 }
 
 }  // namespace v0

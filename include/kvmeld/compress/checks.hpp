@@ -56,7 +56,7 @@ inline void expect_size(const char* expected, const any_span& x,
 
 /// A state that `make_state` would make for this policy and head.
 template <policy P>
-void expect_state(const P& p, const kv_head auto& head, const head_state& state) {
+void expect_state(const P& p, const head_ref& head, const head_state& state) {
   expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
           " slots, got one for ", state.capacity());
   expect_policy(p, state);
@@ -69,7 +69,7 @@ void expect_state(const P& p, const kv_head auto& head, const head_state& state)
 
 /// Queries of one head as a policy gets them: finite, where the cache checks for it.
 template <policy P, class Query>
-void expect_queries(const char* expected, const P& p, const kv_head auto& head,
+void expect_queries(const char* expected, const P& p, const head_ref& head,
                     const query_view<Query>& queries) {
   if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
     return;
@@ -121,7 +121,7 @@ namespace detail {
 
 /// Policies that measure need attention or queries before they decide.
 template <policy P>
-void expect_measured(const P& p, const kv_head auto& head, const head_state& state, bool queries,
+void expect_measured(const P& p, const head_ref& head, const head_state& state, bool queries,
                      const budget& b) {
   if (head.length() > b.slots && traits::bounded(p)) {
     expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
@@ -135,16 +135,16 @@ void expect_measured(const P& p, const kv_head auto& head, const head_state& sta
 
 /// Throws unless one more token fits into `head` under `b`.
 template <policy P>
-void check_step(const P& p, const kv_head auto& head, const budget& b) {
+void check_step(const P& p, const head_ref& head, const budget& b) {
   check(p, b, head.capacity());
   expects(errc::unsupported, traits::decodes(p), p.name(),
           ": expected a policy that decodes (full_cache or another), got one for prompts only");
   expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
           ": expected a free slot for the token, got all ", head.capacity(), " slots in use");
-  detail::expect_pages(head, head.length(), head.length() + 1);
-  expects(errc::no_capacity, head.tokens_total() < std::numeric_limits<index_t>::max(), p.name(),
+  head.expect_pages(head.length(), head.length() + 1);
+  expects(errc::no_capacity, head.next_position() < std::numeric_limits<index_t>::max(), p.name(),
           ": expected fewer than ", std::numeric_limits<index_t>::max(), " tokens in total, got ",
-          head.tokens_total());
+          head.next_position());
   expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": expected a capacity of at least ", b.trigger_length(),
           " slots (budget and new token), got ", head.capacity());

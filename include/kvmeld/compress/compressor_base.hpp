@@ -77,9 +77,8 @@ class compressor_base {
     }
     expects(drafts_[at(request)].empty(), call, ": expected accept first, got a draft");
   }
-  /// Calls over heads of different requests mark different bytes.
   void expect_heads(const char* call, const head_selection& heads) {
-    heads.check(call, kv_.heads(), marks_);
+    heads.check(call, kv_.heads());
   }
 
   static void expect_given(const char* call, const P& p, const observation_needs& given) {
@@ -152,7 +151,7 @@ class compressor_base {
     const prompt_use use = traits::prompt_use_of(policy_of(h));
     if (held.begun() && use.plans != prompt_use::planned::none) {
       const auto view =
-          held.planned(head.spec().rope, head.group(), head.dim(), use, head.tokens_total());
+          held.planned(head.spec().rope, head.group(), head.dim(), use, head.next_position());
       if (use.plans != prompt_use::planned::latest) {
         kvmeld::observe(policy_of(h), head, states_[at(h)], view);
       }

@@ -35,7 +35,7 @@ class drafting : protected compressor_base<P> {
                 "draft: expected accept first, got a second draft of head ", h);
       }
       this->expect_room("draft", h, tokens);
-      expect_pages(kv_.head(h), kv_.head(h).length(), kv_.head(h).length() + tokens);
+      kv_.head(h).expect_pages(kv_.head(h).length(), kv_.head(h).length() + tokens);
     }
     const head_ref any = kv_.head(0);
     const index_t dim = any.dim(), rows = any.group() * dim;
@@ -56,7 +56,7 @@ class drafting : protected compressor_base<P> {
       d.heads.push_back(h);
       const head_ref head = kv_.head(h);
       head_state& state = states_[at(h)];
-      const index_t length = head.length(), next = head.tokens_total(), measured = state.length();
+      const index_t length = head.length(), next = head.next_position(), measured = state.length();
       for (index_t t = 0; t < tokens; ++t) {
         const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
         head.push(d.k.data() + row * dim, d.v.data() + row * dim);

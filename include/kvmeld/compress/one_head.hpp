@@ -14,7 +14,7 @@ inline namespace v0 {
 
 /// The state that `p` keeps for one head.
 template <policy P>
-head_state make_head_state(const P& p, const kv_head auto& head) {
+head_state make_head_state(const P& p, const head_ref& head) {
   traits::validate(p);
   const auto columns = traits::columns(p);
   return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity(),
@@ -25,7 +25,7 @@ head_state make_head_state(const P& p, const kv_head auto& head) {
 /// Refused, with nothing changed: probabilities that are not `[group, length]`, a policy that needs
 /// the query or the log-sum-exp without it.
 template <policy P>
-void observe(const P& p, const kv_head auto& head, head_state& state, workspace& work,
+void observe(const P& p, const head_ref& head, head_state& state, workspace& work,
              observation observed) {
   const auto n = static_cast<std::size_t>(head.length()),
              group = static_cast<std::size_t>(head.group());
@@ -59,7 +59,7 @@ void observe(const P& p, const kv_head auto& head, head_state& state, workspace&
 /// observe each chunk's own queries after its tokens were appended, with `before` set.
 /// Refused, with nothing changed: null queries, less than none.
 template <policy P, class Query>
-void observe(const P& p, const kv_head auto& head, head_state& state,
+void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
   expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
   const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
@@ -77,9 +77,8 @@ void observe(const P& p, const kv_head auto& head, head_state& state,
 /// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
 /// plan on them.
 template <policy P, class Query = float>
-void compress(const P& p, const kv_head auto& any, head_state& state, workspace& work,
-              const budget& b, const query_view<Query>& queries = {}) {
-  const auto& head = detail::erased(any);
+void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
+              const query_view<Query>& queries = {}) {
   check(p, b, head.capacity());
   detail::expect_policy(p, state);
   detail::expect_measured(p, head, state, queries.count > 0, b);
@@ -99,17 +98,16 @@ void compress(const P& p, const kv_head auto& any, head_state& state, workspace&
 /// False: the output is not finite (NaN or Inf came in, or were in the head); the head and its
 /// state are as they were.
 template <policy P>
-bool try_step(const P& p, const kv_head auto& any, head_state& state, workspace& work,
-              const float* q, const float* k, const float* v, const budget& b, float* out) {
+bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
+              const float* k, const float* v, const budget& b, float* out) {
   const auto finite = [](const float* x, index_t n) {  // 0 times Inf is NaN
     return (Eigen::Map<const Eigen::ArrayXf>(x, n) * 0.0F).sum() == 0.0F;
   };
-  if (!finite(q, any.group() * any.dim()) || !finite(k, any.dim()) || !finite(v, any.dim())) {
+  if (!finite(q, head.group() * head.dim()) || !finite(k, head.dim()) || !finite(v, head.dim())) {
     return false;
   }
-  work.reserve(any);
-  any.push(k, v);
-  const auto& head = detail::erased(any);
+  work.reserve(head);
+  head.push(k, v);
   state.extend(head.length());
   const auto probabilities = traits::measures(p)
                                  ? std::span(work.attention)
@@ -127,7 +125,7 @@ bool try_step(const P& p, const kv_head auto& any, head_state& state, workspace&
   }
   traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
   if (!finite(out, head.group() * head.dim())) {
-    any.restore(head.length() - 1, head.tokens_total() - 1);
+    head.restore(head.length() - 1, head.next_position() - 1);
     state.truncate(head.length());
     return false;
   }
@@ -153,9 +151,9 @@ bool try_step(const P& p, const kv_head auto& any, head_state& state, workspace&
 
 /// The same for who wants NaN and Inf refused (`not_finite`), with nothing changed.
 template <policy P>
-void step(const P& p, const kv_head auto& any, head_state& state, workspace& work, const float* q,
+void step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
           const float* k, const float* v, const budget& b, float* out) {
-  expects(errc::not_finite, try_step(p, any, state, work, q, k, v, b, out), p.name(),
+  expects(errc::not_finite, try_step(p, head, state, work, q, k, v, b, out), p.name(),
           ": step: expected finite rows, got NaN or Inf");
 }
 

@@ -7,15 +7,9 @@
 namespace kvmeld {
 inline namespace v0 {
 
-/// A head that can be emptied and refilled: the views of `cache`, `strided_view` and `paged_view`.
-template <class H>
-concept restorable_head = kv_head<H> && requires(const H& head) {
-  head.restore(index_t{}, index_t{});
-};
-
 /// Empties one head and its state: the next token is at position 0. Nothing is allocated or freed;
 /// the pages of a head in pages stay in its table.
-void clear(const restorable_head auto& head, head_state& state) {
+inline void clear(const head_ref& head, head_state& state) {
   head.restore(0, 0);
   state.clear();
 }
@@ -29,12 +23,12 @@ void clear(const restorable_head auto& head, head_state& state) {
 /// pages of its own before.
 /// Refused, with nothing changed: another dim, too few slots (`no_capacity`), pages that the table
 /// of `to` lacks (`no_page`), a state of another kind.
-void copy(const kv_head auto& from, const head_state& from_state, const restorable_head auto& to,
-          head_state& to_state) {
+inline void copy(const head_ref& from, const head_state& from_state, const head_ref& to,
+                 head_state& to_state) {
   expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
   expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
           from.length(), " slots, got ", to.capacity());
-  detail::expect_pages(to, 0, from.length());
+  to.expect_pages(0, from.length());
   to_state.copy(from_state);  // refuses before it changes anything
   detail::copy_slots(from, to);
 }

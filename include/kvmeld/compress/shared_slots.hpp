@@ -54,7 +54,7 @@ P for_shared(P p, index_t slots, index_t slack) {
 /// neither sinks nor the latest tokens.
 inline void add_shared_scores(const auto& head, std::span<const float> column,
                               const shared_slots& shared, std::vector<float>& scores) {
-  const index_t end = head.tokens_total() - shared.latest;
+  const index_t end = head.next_position() - shared.latest;
   for (index_t s = 0; s < head.length(); ++s) {
     const index_t at = head.position(s);
     if (at >= shared.sinks && at < end) {

@@ -23,7 +23,7 @@ struct workspace {
   merge_plan plan;                 ///< the last plan made
   key_comparison comparison;       ///< what the last step's attention has compared
 
-  void reserve(const kv_head auto& head) { reserve(head.group(), head.dim(), head.capacity()); }
+  void reserve(const head_ref& head) { reserve(head.group(), head.dim(), head.capacity()); }
   void reserve(index_t group, index_t dim, index_t capacity) {
     const auto g = static_cast<std::size_t>(group), n = static_cast<std::size_t>(capacity);
     attention.resize(std::max(attention.size(), g * n));

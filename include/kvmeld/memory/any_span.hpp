@@ -20,7 +20,7 @@ class any_span {
       const R& numbers)  // NOLINT: as std::span is made
       : data_(reinterpret_cast<const std::byte*>(std::ranges::data(numbers))),
         size_(std::ranges::size(numbers)),
-        type_(scalar_type_of<std::ranges::range_value_t<R>>) {}
+        type_(storage_of<std::ranges::range_value_t<R>>) {}
 
   const std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
@@ -28,10 +28,10 @@ class any_span {
   /// Calls `f` with the span as what it is.
   template <class F>
   decltype(auto) visit(F&& f) const {
-    if (type_ == scalar_type::float32) {
+    if (type_ == storage::f32) {
       return f(as<float>());
     }
-    return type_ == scalar_type::half ? f(as<Eigen::half>()) : f(as<Eigen::bfloat16>());
+    return type_ == storage::f16 ? f(as<Eigen::half>()) : f(as<Eigen::bfloat16>());
   }
 
   /// Numbers `first` to `first + count` − 1 as floats: in place where they are, in `buffer [count]`
@@ -55,7 +55,7 @@ class any_span {
 
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
-  scalar_type type_ = scalar_type::float32;
+  storage type_ = storage::f32;
 };
 
 /// Refuses NaN and Inf, naming the first.

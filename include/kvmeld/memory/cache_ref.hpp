@@ -14,9 +14,8 @@ class cache_ref {
   template <class Cache>
   explicit cache_ref(Cache& kv)
       : kv_(&kv),
-        head_([](void* cache, index_t h) -> head_ref {
-          return detail::erased(static_cast<Cache*>(cache)->head(h));
-        }),
+        head_(
+            [](void* cache, index_t h) -> head_ref { return static_cast<Cache*>(cache)->head(h); }),
         layers_(kv.layers()),
         requests_(kv.requests()),
         kv_heads_(kv.kv_heads()) {}

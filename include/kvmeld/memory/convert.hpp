@@ -1,8 +1,9 @@
 /// Rows as floats, at the width of a vector.
 #pragma once
 
-#include <bit>      // std::bit_cast
-#include <cstdint>  // std::uint16_t
+#include <algorithm>  // std::min
+#include <bit>        // std::bit_cast
+#include <cstdint>    // std::uint16_t
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -62,6 +63,40 @@ inline void to_floats(row<q8_0> x, index_t dim, float* out) {
 inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
   x.visit([&](auto typed) { to_floats(typed, dim, out); });
 }
+
+namespace detail {
+
+/// `from` in the storage of `to`: rounded once, to the nearest.
+inline void convert_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
+  constexpr index_t chunk = 64;  // whole blocks
+  float x[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    to_floats(from.from(begin), n, x);
+    store_row(x, to.from(begin), n);
+  }
+}
+
+/// All that `from` holds, and its lengths, to a head that has room for it. Rows that both have at
+/// the same place stay where they are.
+inline void copy_slots(const head_ref& from, const head_ref& to) {
+  const auto copy = [dim = from.dim()](row<any_scalar> x, row<any_scalar> y) {
+    if (x.type != y.type) {
+      convert_row(x, y, dim);
+    } else if (x.data != y.data) {
+      copy_row(x, y, dim);
+    }
+  };
+  to.restore(from.length(), from.next_position());
+  for (index_t s = 0; s < from.length(); ++s) {
+    copy(to.key(s), from.key(s));
+    copy(to.value(s), from.value(s));
+    to.log_mass(s) = from.log_mass(s);
+    to.position(s) = from.position(s);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace kvmeld

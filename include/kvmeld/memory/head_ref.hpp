@@ -1,9 +1,10 @@
-/// A KV head of whatever storage: what policies are compiled for.
+/// A KV head of whatever storage, wherever its rows lie: what policies are compiled for.
 #pragma once
 
-#include <algorithm>  // std::min
-#include <cstddef>    // std::ptrdiff_t
-#include <limits>     // std::numeric_limits
+#include <algorithm>    // std::min, std::max
+#include <cstddef>      // std::ptrdiff_t
+#include <limits>       // std::numeric_limits
+#include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/memory/layout.hpp"
@@ -14,100 +15,66 @@ inline namespace v0 {
 
 /// What a KV head keeps beside its rows. A view of memory that the engine or a cache owns.
 struct slot_metadata {
-  float* log_mass = nullptr;        ///< [capacity]
-  index_t* position = nullptr;      ///< [capacity]
-  index_t* length = nullptr;        ///< slots in use
-  index_t* tokens_total = nullptr;  ///< tokens ever appended: the next token's position
+  float* log_mass = nullptr;         ///< [capacity]
+  index_t* position = nullptr;       ///< [capacity]
+  index_t* length = nullptr;         ///< slots in use
+  index_t* next_position = nullptr;  ///< the next token's: how many were ever appended
 };
 
-/// A KV head without its rows, wherever these lie: a log-mass and a position per slot, lengths, and
-/// what the model computes with it. A view, as those of heads are that start from it.
-class head_base {
+/// One KV head's slots: `[capacity]` rows of keys and values, a log-mass and a position per slot;
+/// the first `length()` are in use. The order of slots means nothing to attention. Rows lie by
+/// strides in bytes, or in pages that a table lists, and their storage is known at run time: all
+/// that reads a head is compiled once.
+///
+/// A view: trivially copyable, does not own, and shallow const as std::span is.
+class head_ref {
  public:
+  using scalar = any_scalar;
+
   /// `spec`: of the head's layer, checked. It is not copied and must outlive the view.
-  head_base(const slot_metadata& slots, index_t capacity, const attention_spec& spec)
+  /// `keys`, `values`: of this head alone. A table without pages: rows are strided.
+  head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec, storage type,
+           const head_rows& keys, const head_rows& values, const page_table& table = {})
       : slots_(slots),
         spec_(&spec),
         capacity_(capacity),
         dim_(spec.key_dim),
         group_(spec.group),
-        scale_(spec.scale) {}
+        scale_(spec.scale),
+        keys_(keys),
+        values_(values),
+        table_(table),
+        type_(type) {}
 
   /// What the model computes in this head's layer.
   const attention_spec& spec() const { return *spec_; }
-
   index_t length() const { return *slots_.length; }
-  index_t tokens_total() const { return *slots_.tokens_total; }
+  index_t next_position() const { return *slots_.next_position; }
   index_t capacity() const { return capacity_; }
   index_t dim() const { return dim_; }
   index_t group() const { return group_; }
   float scale() const { return scale_; }
   bool check_finite() const { return spec_->check_finite; }
-
-  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
-  index_t& position(index_t s) const { return slots_.position[s]; }
-
-  /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
-  void truncate(index_t length) const {
-    expects(length >= 0 && length <= *slots_.length, "truncate: expected 0 to ", *slots_.length,
-            " slots, got ", length);
-    *slots_.length = length;
-  }
-
-  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
-  void restore(index_t length, index_t tokens_total) const {
-    expects(length >= 0 && length <= capacity() && length <= tokens_total,
-            "restore: expected 0 to ", std::min(capacity(), tokens_total), " slots, got ", length);
-    *slots_.length = length;
-    *slots_.tokens_total = tokens_total;
-  }
-
-  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
-  index_t push_metadata() const {
-    expects(errc::no_capacity, length() < capacity(), "push: expected a free slot, got all ",
-            capacity(), " slots in use");
-    expects(errc::no_capacity, tokens_total() < std::numeric_limits<index_t>::max(),
-            "push: expected fewer than ", std::numeric_limits<index_t>::max(),
-            " tokens in total, got ", tokens_total());
-    const index_t s = (*slots_.length)++;
-    log_mass(s) = 0.0F;
-    position(s) = (*slots_.tokens_total)++;
-    return s;
-  }
-
- private:
-  slot_metadata slots_;
-  const attention_spec* spec_;
-  index_t capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
-  float scale_;
-};
-
-/// One KV head by strides in bytes, or by a table of pages, and its scalar at run time. `head_view`
-/// and `paged_head` become one (`ref`) before a policy sees them, so that policies, attention and
-/// the rest are compiled once, not once for each scalar and layout. A view.
-class head_ref : public head_base {
- public:
-  using scalar = any_scalar;
-
-  using layout = kvmeld::layout<std::byte>;
-
-  /// A table without pages: rows are strided.
-  head_ref(const head_base& base, scalar_type type, const layout& keys, const layout& values,
-           const page_table& table = {})
-      : head_base(base), keys_(keys), values_(values), table_(table), type_(type) {}
+  /// What its rows are held as.
+  storage type() const { return type_; }
 
   row<any_scalar> key(index_t s) const { return at(keys_, s); }
   row<any_scalar> value(index_t s) const { return at(values_, s); }
+  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  index_t& position(index_t s) const { return slots_.position[s]; }
 
-  /// Refused: slots `from` to `to` − 1 that the table has no pages for.
-  void expect_pages(index_t from, index_t to) const {
-    for (index_t i = table_.pages == nullptr ? 0 : from / table_.slots;
-         table_.pages != nullptr && i < table_.taken_by(to); ++i) {
-      expects(errc::no_page, table_.pages[i] >= 0, "push: expected a page for slot ",
-              std::max(from, i * table_.slots), ", got ", table_.pages[i]);
-    }
+  const head_rows& keys() const { return keys_; }
+  const head_rows& values() const { return values_; }
+
+  /// Are the rows of `l` floats, contiguous and evenly spaced?
+  bool even_floats(const head_rows& l) const {
+    constexpr std::ptrdiff_t size = sizeof(float);
+    return type_ == storage::f32 && table_.pages == nullptr && l.element == size &&
+           l.row >= dim() * size;
   }
-  /// Appends one token `[dim]` at the next position, with log-mass 0. Refused: no slot, no page.
+
+  /// Appends one token `[dim]` at the next position, with log-mass 0. Refused: no slot left
+  /// (`no_capacity`), no page for it in the table (`no_page`).
   template <class T>
   void push(const T* key, const T* value) const {
     expect_pages(length(), std::min(length() + 1, capacity()));
@@ -115,26 +82,59 @@ class head_ref : public head_base {
     detail::store_row(key, this->key(s), dim());
     detail::store_row(value, this->value(s), dim());
   }
+  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
+  index_t push_metadata() const {
+    expects(errc::no_capacity, length() < capacity(), "push: expected a free slot, got all ",
+            capacity(), " slots in use");
+    expects(errc::no_capacity, next_position() < std::numeric_limits<index_t>::max(),
+            "push: expected fewer than ", std::numeric_limits<index_t>::max(),
+            " tokens in total, got ", next_position());
+    const index_t s = (*slots_.length)++;
+    log_mass(s) = 0.0F;
+    position(s) = (*slots_.next_position)++;
+    return s;
+  }
 
-  const layout& keys() const { return keys_; }
-  const layout& values() const { return values_; }
+  /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
+  void truncate(index_t length) const {
+    expects(length >= 0 && length <= *slots_.length, "truncate: expected 0 to ", *slots_.length,
+            " slots, got ", length);
+    *slots_.length = length;
+  }
+  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
+  void restore(index_t length, index_t next_position) const {
+    expects(length >= 0 && length <= capacity() && length <= next_position,
+            "restore: expected 0 to ", std::min(capacity(), next_position), " slots, got ", length);
+    *slots_.length = length;
+    *slots_.next_position = next_position;
+  }
 
-  /// Are the rows of `l` floats, contiguous and evenly spaced?
-  bool even_floats(const layout& l) const {
-    constexpr std::ptrdiff_t size = sizeof(float);
-    return type_ == scalar_type::float32 && table_.pages == nullptr && l.element == size &&
-           l.row >= dim() * size;
+  /// Refused: slots `from` to `to` − 1 of a head in pages that its table has no pages for.
+  void expect_pages(index_t from, index_t to) const {
+    for (index_t i = table_.pages == nullptr ? 0 : from / table_.slots;
+         table_.pages != nullptr && i < table_.taken_by(to); ++i) {
+      const index_t page = table_.pages[i], slot = std::max(from, i * table_.slots);
+      expects(errc::no_page, page >= 0, "head: expected a page for slot ", slot, ", got ", page);
+      expects(page < table_.limit, "head: expected a page of 0 to ", table_.limit - 1, " for slot ",
+              slot, ", got ", page);
+    }
   }
 
  private:
-  row<any_scalar> at(const layout& l, index_t s) const {
+  row<any_scalar> at(const head_rows& l, index_t s) const {
     return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type_};
   }
 
-  layout keys_, values_;
+  slot_metadata slots_;
+  const attention_spec* spec_;
+  index_t capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
+  float scale_;
+  head_rows keys_, values_;
   page_table table_;
-  scalar_type type_;
+  storage type_;
 };
+
+static_assert(std::is_trivially_copyable_v<head_ref>);
 
 }  // namespace v0
 }  // namespace kvmeld

@@ -60,27 +60,27 @@ struct row<q8_0> {
 /// The scalar of rows that say at run time what theirs is.
 struct any_scalar {};
 
-/// As saved caches number them.
-enum class scalar_type : std::uint8_t { float32, half, bfloat16, q8_0 };
+/// What keys and values are held as: floats, numbers in 16 bits, or blocks of 8. As saved caches
+/// number them.
+enum class storage : std::uint8_t { f32, f16, bf16, q8_0 };
 
 template <storage_scalar Scalar>
-inline constexpr scalar_type scalar_type_of =
-    std::same_as<Scalar, float>             ? scalar_type::float32
-    : std::same_as<Scalar, Eigen::half>     ? scalar_type::half
-    : std::same_as<Scalar, Eigen::bfloat16> ? scalar_type::bfloat16
-                                            : scalar_type::q8_0;
+inline constexpr storage storage_of = std::same_as<Scalar, float>             ? storage::f32
+                                      : std::same_as<Scalar, Eigen::half>     ? storage::f16
+                                      : std::same_as<Scalar, Eigen::bfloat16> ? storage::bf16
+                                                                              : storage::q8_0;
 
+/// Bytes of one element: a number, or a block of numbers.
+constexpr std::size_t element_bytes(storage type) {
+  return type == storage::f32 ? sizeof(float) : type == storage::q8_0 ? sizeof(q8_0) : 2;
+}
+/// Numbers in one element.
+constexpr index_t numbers_of(storage type) { return type == storage::q8_0 ? q8_0::size : 1; }
+/// Elements of a row of `dim` numbers.
+constexpr index_t row_size(storage type, index_t dim) { return dim / numbers_of(type); }
 /// Bytes of a row of `dim` numbers.
-constexpr std::size_t row_bytes(scalar_type type, index_t dim) {
-  const auto n = static_cast<std::size_t>(dim);
-  switch (type) {
-    case scalar_type::float32:
-      return n * sizeof(float);
-    case scalar_type::q8_0:
-      return n / q8_0::size * sizeof(q8_0);
-    default:
-      return n * sizeof(Eigen::half);
-  }
+constexpr std::size_t row_bytes(storage type, index_t dim) {
+  return static_cast<std::size_t>(row_size(type, dim)) * element_bytes(type);
 }
 
 /// A row of any scalar, so that what reads rows is compiled once for all.
@@ -88,21 +88,21 @@ template <>
 struct row<any_scalar> {
   std::byte* data;
   std::ptrdiff_t step;  ///< in bytes
-  scalar_type type;
+  storage type;
 
   row from(index_t i) const {
-    return {data + (type == scalar_type::q8_0 ? i / q8_0::size : i) * step, step, type};
+    return {data + (type == storage::q8_0 ? i / q8_0::size : i) * step, step, type};
   }
 
   /// Calls `f` with the row as what it is.
   template <class F>
   decltype(auto) visit(F&& f) const {
     switch (type) {
-      case scalar_type::float32:
+      case storage::f32:
         return f(as<float>());
-      case scalar_type::half:
+      case storage::f16:
         return f(as<Eigen::half>());
-      case scalar_type::bfloat16:
+      case storage::bf16:
         return f(as<Eigen::bfloat16>());
       default:
         return f(as<q8_0>());
@@ -178,9 +178,8 @@ const float* floats_in(row<Scalar> x) {
   }
 }
 inline const float* floats_in(row<any_scalar> x) {
-  return x.type == scalar_type::float32 && x.step == sizeof(float)
-             ? reinterpret_cast<const float*>(x.data)
-             : nullptr;
+  return x.type == storage::f32 && x.step == sizeof(float) ? reinterpret_cast<const float*>(x.data)
+                                                           : nullptr;
 }
 
 }  // namespace detail

@@ -52,7 +52,7 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }
 
-inline tile even_tile(const head_ref::layout& l, index_t first, index_t count, index_t dim) {
+inline tile even_tile(const head_rows& l, index_t first, index_t count, index_t dim) {
   return {reinterpret_cast<const float*>(l.slot(first)), count, dim,
           Eigen::OuterStride<>(l.row / std::ptrdiff_t{sizeof(float)})};
 }

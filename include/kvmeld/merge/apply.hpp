@@ -15,7 +15,7 @@ inline namespace v0 {
 namespace merge {
 
 /// Moves everything a slot is: rows, log-mass, position, columns.
-void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_t from) {
+inline void move_slot(const head_ref& head, head_state& state, index_t to, index_t from) {
   using detail::copy_row;  // and what a view has of its own
   copy_row(head.key(to), head.key(from), head.dim());
   copy_row(head.value(to), head.value(from), head.dim());
@@ -28,7 +28,7 @@ void move_slot(const slot_rows auto& head, head_state& state, index_t to, index_
 }
 
 /// Throws unless `plan` obeys its laws and fits `head` and `state`; changes nothing.
-void expect_applies(const merge_plan& plan, const slot_rows auto& head, const head_state& state) {
+inline void expect_applies(const merge_plan& plan, const head_ref& head, const head_state& state) {
   expects(plan.length() == head.length(), "apply: expected a plan of ", head.length(),
           " slots, got ", plan.length());
   expects(!plan.has_correction() || plan.dim() == head.dim(),
@@ -39,7 +39,7 @@ void expect_applies(const merge_plan& plan, const slot_rows auto& head, const he
 
 /// Throws unless `d` names slots of `head`, and `state` has numbers for all of them; changes
 /// nothing.
-void expect_applies(const slot_removal& d, const slot_rows auto& head, const head_state& state) {
+inline void expect_applies(const slot_removal& d, const head_ref& head, const head_state& state) {
   if (d.removed == slot_removal::nowhere) {
     return;
   }
@@ -51,7 +51,7 @@ void expect_applies(const slot_removal& d, const slot_rows auto& head, const hea
 }
 
 /// Carries out a plan that `expect_applies` accepts.
-void carry_out(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
+inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& state) {
   state.extend(head.length());
   const auto any = [](std::span<const float> delta) {
     return std::ranges::any_of(delta, [](float x) { return x != 0.0F; });
@@ -88,7 +88,7 @@ void carry_out(const merge_plan& plan, const slot_rows auto& head, head_state& s
 }
 
 /// Adds the value of the removed slot in equal parts to the slots behind it.
-void share_value(const slot_removal& d, const slot_rows auto& head) {
+inline void share_value(const slot_removal& d, const head_ref& head) {
   const index_t from = head.position(d.removed);
   float share[detail::tile_floats];
   const auto dim = static_cast<std::size_t>(head.dim());
@@ -106,7 +106,7 @@ void share_value(const slot_removal& d, const slot_rows auto& head) {
 }
 
 /// Carries out a removal that `expect_applies` accepts.
-void carry_out(const slot_removal& d, const slot_rows auto& head, head_state& state) {
+inline void carry_out(const slot_removal& d, const head_ref& head, head_state& state) {
   if (d.removed == slot_removal::nowhere) {
     return;
   }
@@ -143,34 +143,22 @@ void carry_out(const slot_removal& d, const slot_rows auto& head, head_state& st
 /// anchor's slot, which no other row reads, then the anchors move down in order.
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
-void apply(const merge_plan& plan, const slot_rows auto& head, head_state& state) {
+inline void apply(const merge_plan& plan, const head_ref& head, head_state& state) {
   merge::expect_applies(plan, head, state);
   merge::carry_out(plan, head, state);
 }
 
 /// Carries out a removal: O(dim), no compaction; the last slot moves to the freed one. Refused,
 /// with nothing changed: slots that are not there.
-void apply(const slot_removal& d, const slot_rows auto& head, head_state& state) {
+inline void apply(const slot_removal& d, const head_ref& head, head_state& state) {
   merge::expect_applies(d, head, state);
   merge::carry_out(d, head, state);
-}
-
-// Views as what they are erased to: compiled once, and the same bits as in a step.
-template <slot_rows H>
-requires detail::erasable<H>
-void apply(const merge_plan& plan, const H& head, head_state& state) {
-  apply(plan, detail::erased(head), state);
-}
-template <slot_rows H>
-requires detail::erasable<H>
-void apply(const slot_removal& d, const H& head, head_state& state) {
-  apply(d, detail::erased(head), state);
 }
 
 /// The same plan or removal on a second cache, which no policy keeps a state for: a draft
 /// model's, or the same rows in another storage.
 template <class Change>
-void apply(const Change& change, const slot_rows auto& head) {
+inline void apply(const Change& change, const head_ref& head) {
   head_state none({}, 0, head.length());
   apply(change, head, none);
 }

@@ -22,7 +22,7 @@ inline bool is_unchanged(const merge_plan& plan, index_t r) {
 }
 
 /// Moves all that a head keeps beside its rows.
-void move_metadata(const merge_plan& plan, const kv_head auto& head, head_state& state) {
+inline void move_metadata(const merge_plan& plan, const head_ref& head, head_state& state) {
   state.extend(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
     const auto to = static_cast<std::size_t>(r), from = static_cast<std::size_t>(plan.anchor(r));
@@ -38,21 +38,27 @@ void move_metadata(const merge_plan& plan, const kv_head auto& head, head_state&
 
 }  // namespace merge
 
-/// Carries out a plan of whole pages (`whole_pages`) for head `h`, or for all heads when they
-/// share a table, by changing the table alone: kept pages move to its front, the others behind
+/// Carries out a plan of whole pages (`whole_pages`) for head `h`, and for those that share its
+/// table, by changing the table alone: kept pages move to its front, the others behind
 /// them, and no key or value is touched. Refused, with nothing changed: a plan that breaks a
 /// page.
 /// `state[h]`: the `head_state` of head `h`.
-template <storage_scalar Scalar, class State>
-void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State& state) {
+template <class State>
+void keep_pages(paged_cache& kv, index_t h, const merge_plan& plan, State& state) {
   const page_table table = kv.table(h);
-  const index_t slots = table.slots, first = table.head == 0 ? 0 : h,
-                last = table.head == 0 ? kv.heads() - 1 : h;
+  const index_t slots = table.slots;
+  const auto each_sharing = [&](auto use) {
+    for (index_t i = 0; i < kv.heads(); ++i) {
+      if (kv.share_table(i, h)) {
+        use(i);
+      }
+    }
+  };
   check(plan);
-  for (index_t i = first; i <= last; ++i) {
+  each_sharing([&](index_t i) {
     expects(plan.length() == kv.head(i).length(), "keep_pages: expected a plan of ",
             kv.head(i).length(), " slots, got ", plan.length());
-  }
+  });
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t s = plan.anchor(r);
     expects(merge::is_unchanged(plan, r) && s % slots == r % slots &&
@@ -62,9 +68,7 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
   }
   expects(plan.rows() % slots == 0 || plan.anchor(plan.rows() - 1) == plan.length() - 1,
           "keep_pages: expected whole pages of ", slots, " slots, got ", plan.rows(), " rows");
-  for (index_t i = first; i <= last; ++i) {
-    merge::move_metadata(plan, kv.head(i), state[i]);
-  }
+  each_sharing([&](index_t i) { merge::move_metadata(plan, kv.head(i), state[i]); });
   for (index_t r = 0; r < plan.rows(); r += slots) {  // anchors ascend: never forward
     index_t* const from = table.pages + plan.anchor(r) / slots;
     std::rotate(table.pages + r / slots, from, from + 1);
@@ -76,7 +80,8 @@ void keep_pages(paged_view<Scalar>& kv, index_t h, const merge_plan& plan, State
 /// one, and the last page, which is being filled, in any case: so fewer slots than rows may be
 /// kept, and sinks that are alone in their page may be evicted. For plans that evict. Refused:
 /// merges, weights and corrections, which a page cannot keep.
-void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
+inline void whole_pages(const merge_plan& plan, const head_ref& head, index_t slots,
+                        merge_plan& out) {
   expects(slots > 0, "whole_pages: expected pages of at least 1 slot, got ", slots);
   expects(plan.length() == head.length(), "whole_pages: expected a plan of ", head.length(),
           " slots, got ", plan.length());

@@ -188,8 +188,8 @@ inline void check(const merge_plan& plan) {
               "merge_plan: expected finite weights, got ", e.key_weight, " and ", e.value_weight,
               " for source ", e.source, " of row ", r);
     }
-    expects(errc::not_finite, std::isfinite(plan.log_mass(r)), "merge_plan: expected a finite log-mass, got ",
-            plan.log_mass(r), " in row ", r);
+    expects(errc::not_finite, std::isfinite(plan.log_mass(r)),
+            "merge_plan: expected a finite log-mass, got ", plan.log_mass(r), " in row ", r);
   }
   expects(!plan.unfinished(), "merge_plan: expected end_row after the sources of row ",
           plan.rows());
@@ -199,7 +199,8 @@ inline void check(const merge_plan& plan) {
             "merge_plan: expected a correction [", plan.rows(), ", ", plan.dim(), "], got ",
             delta.size(), " numbers");
     for (const float x : delta) {
-      expects(errc::not_finite, std::isfinite(x), "merge_plan: expected a finite correction, got ", x);
+      expects(errc::not_finite, std::isfinite(x), "merge_plan: expected a finite correction, got ",
+              x);
     }
   }
 }

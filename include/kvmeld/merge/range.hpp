@@ -15,13 +15,13 @@ inline namespace v0 {
 namespace merge {
 
 /// The least magnitude that a storage rounds to Inf, or holds in a block of NaN.
-constexpr float least_overflow(scalar_type type) {
+constexpr float least_overflow(storage type) {
   switch (type) {
-    case scalar_type::float32:
+    case storage::f32:
       return std::numeric_limits<float>::infinity();
-    case scalar_type::half:
+    case storage::f16:
       return 65520;
-    case scalar_type::bfloat16:
+    case storage::bf16:
       return 0x1.ffp127F;
     default:
       return 127 * 65520.0F;
@@ -30,7 +30,7 @@ constexpr float least_overflow(scalar_type type) {
 template <class Scalar>
 constexpr float least_overflow(row<Scalar>) {
   if constexpr (storage_scalar<Scalar>) {
-    return least_overflow(scalar_type_of<Scalar>);
+    return least_overflow(storage_of<Scalar>);
   } else {
     return std::numeric_limits<float>::infinity();
   }
@@ -67,8 +67,8 @@ bool fits(index_t dim, std::span<const merge_source> sources, float merge_source
 }
 
 /// Are the key and the value of a row?
-bool fits(const kv_head auto& head, std::span<const merge_source> sources,
-          std::span<const float> delta_k, std::span<const float> delta_v) {
+inline bool fits(const head_ref& head, std::span<const merge_source> sources,
+                 std::span<const float> delta_k, std::span<const float> delta_v) {
   return fits(head.dim(), sources, &merge_source::key_weight, delta_k,
               [&](index_t s) { return head.key(s); }) &&
          fits(head.dim(), sources, &merge_source::value_weight, delta_v,
@@ -78,7 +78,7 @@ bool fits(const kv_head auto& head, std::span<const merge_source> sources,
 /// Leaves out of a plan what would not be finite in the storage of `head`: a row's corrections,
 /// then all its sources but the anchor, which are evicted. Rows of weights or corrections that are
 /// not finite themselves are left for `check` to refuse.
-void keep_in_range(const kv_head auto& head, merge_plan& plan) {
+inline void keep_in_range(const head_ref& head, merge_plan& plan) {
   const auto finite = [](std::span<const float> delta) {
     return std::ranges::all_of(delta, [](float x) { return std::isfinite(x); });
   };
@@ -100,7 +100,7 @@ void keep_in_range(const kv_head auto& head, merge_plan& plan) {
 }
 
 /// A removal whose merge would not be finite evicts instead.
-void keep_in_range(const kv_head auto& head, slot_removal& d) {
+inline void keep_in_range(const head_ref& head, slot_removal& d) {
   if (d.into == slot_removal::nowhere) {
     return;
   }

@@ -110,7 +110,7 @@ struct centroids {
 
   /// Remembers how many tokens had come when the head was last within its budget.
   void after_compress(const kv_head auto& head, head_state& state, index_t) const {
-    state.memory()[0] = std::bit_cast<float>(head.tokens_total());
+    state.memory()[0] = std::bit_cast<float>(head.next_position());
   }
 
  private:
@@ -119,7 +119,7 @@ struct centroids {
                                  [&](index_t s) { return -head.position(s); });
   }
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
-    return head.tokens_total() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
+    return head.next_position() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
   }
 
   void cluster_prompt(const kv_head auto& head, index_t count, const std::vector<index_t>& others,

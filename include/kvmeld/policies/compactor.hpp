@@ -65,7 +65,7 @@ struct compactor {
     const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
     const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
     const index_t open =
-        queries.position == nullptr ? head.tokens_total() - queries.count - window : 0;
+        queries.position == nullptr ? head.next_position() - queries.count - window : 0;
     const dense::matrix keys = dense::keys(head),
                         all = dense::queries(reach, head.group(), head.dim());
     const dense::vector log_mass = dense::log_mass(head);
@@ -80,7 +80,7 @@ struct compactor {
       }
       std::vector<Eigen::Index> own;
       for (index_t i = 0; i < reach.count; ++i) {
-        const index_t at = reach.position_of(i, head.tokens_total());
+        const index_t at = reach.position_of(i, head.next_position());
         if (std::ranges::binary_search(slots, at, {},
                                        [&](index_t s) { return head.position(s); })) {
           for (index_t g = 0; g < head.group(); ++g) {

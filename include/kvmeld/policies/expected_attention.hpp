@@ -52,11 +52,11 @@ struct expected_attention {
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "expected_attention: expected the step's query");
-    if (counts(head.tokens_total() - 1)) {
+    if (counts(head.next_position() - 1)) {
       const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
       moments(head, state)
           .count(
-              head.group(), head.tokens_total() - 1, head.spec().rope,
+              head.group(), head.next_position() - 1, head.spec().rope,
               [&](index_t g) { return observed.query + std::ptrdiff_t{g} * head.dim(); },
               scratch.data());
     }
@@ -71,7 +71,7 @@ struct expected_attention {
       const index_t end = std::min(first + most, queries.count);
       std::vector<index_t> counted;
       for (index_t i = first; i < end; ++i) {
-        if (counts(queries.position_of(i, head.tokens_total()))) {
+        if (counts(queries.position_of(i, head.next_position()))) {
           counted.push_back(i);
         }
       }
@@ -79,7 +79,7 @@ struct expected_attention {
       x.resize(group * rows, dim);
       for (Eigen::Index r = 0; r < rows; ++r) {
         const index_t i = counted[static_cast<std::size_t>(r)];
-        turn.by(-queries.position_of(i, head.tokens_total()));
+        turn.by(-queries.position_of(i, head.next_position()));
         for (index_t g = 0; g < group; ++g) {
           float* const row = &x(g * rows + r, 0);
           to_floats(kvmeld::row<const T>{queries.at(g, i)}, dim, row);

@@ -152,7 +152,7 @@ struct fold {
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "fold: expected the step's query");
-    memory_of(head, state).remember(observed.query, head.tokens_total() - 1, decode.stride);
+    memory_of(head, state).remember(observed.query, head.next_position() - 1, decode.stride);
   }
 
   template <class T>
@@ -164,16 +164,16 @@ struct fold {
       std::vector<float> now(score.size());
       prompt_scores(head, queries.last(queries.count + queries.before),
                     {.leverage_ridge = leverage_ridge}, now);
-      const index_t begin = head.tokens_total() - queries.count - queries.before;
+      const index_t begin = head.next_position() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();
       const bool all = scored.count() == 0 || begin <= scored.begin;
       std::ranges::transform(score, now, score.begin(), [&](float held, float of_now) {
         return all ? of_now : std::max(held, of_now);
       });
-      memory_of(head, state).set_scored({all ? begin : scored.begin, head.tokens_total()});
+      memory_of(head, state).set_scored({all ? begin : scored.begin, head.next_position()});
     }
     memory_of(head, state)
-        .remember(queries.reference(queries.count + queries.before), head.tokens_total());
+        .remember(queries.reference(queries.count + queries.before), head.next_position());
   }
 
   /// A prompt, on its reference queries.
@@ -209,7 +209,7 @@ struct fold {
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores;
     const auto pins_of = by_scores
-                             ? pinned().decode(slots, target, scored.count(), head.tokens_total())
+                             ? pinned().decode(slots, target, scored.count(), head.next_position())
                              : pinned().decode_by_leverage(slots, target);
     const index_t most = pins_of.others;
     if (by_scores) {

@@ -152,69 +152,65 @@ namespace kvmeld {
 inline namespace v0 {
 namespace traits {
 
-template <class P, kv_head H>
-void observe(const P& p, const H& head, head_state& state, const observation& observed) {
-  detail::hooks<P, detail::erased_head<H>>::observe(p, detail::erased(head), state, observed);
+template <class P>
+void observe(const P& p, const head_ref& head, head_state& state, const observation& observed) {
+  detail::hooks<P, head_ref>::observe(p, head, state, observed);
 }
 
-template <class P, kv_head H, class T>
-void observe(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
+template <class P, class T>
+void observe(const P& p, const head_ref& head, head_state& state, const query_view<T>& queries) {
   if constexpr (std::same_as<T, float>) {
-    detail::hooks<P, detail::erased_head<H>>::observe(p, detail::erased(head), state, queries);
+    detail::hooks<P, head_ref>::observe(p, head, state, queries);
   } else {
-    detail::observe_queries(p, detail::erased(head), state, queries);
+    detail::observe_queries(p, head, state, queries);
   }
 }
 
-template <class P, kv_head H, class T>
-void plan(const P& p, const H& head, const head_state& state, const query_view<T>& queries,
+template <class P, class T>
+void plan(const P& p, const head_ref& head, const head_state& state, const query_view<T>& queries,
           index_t target, slot_scratch& work, merge_plan& out) {
   if constexpr (std::same_as<T, float>) {
-    detail::hooks<P, detail::erased_head<H>>::plan(p, detail::erased(head), state, queries, target,
-                                                   work, out);
+    detail::hooks<P, head_ref>::plan(p, head, state, queries, target, work, out);
   } else {
-    detail::plan_on_queries(p, detail::erased(head), state, queries, target, work, out);
+    detail::plan_on_queries(p, head, state, queries, target, work, out);
   }
 }
 
 /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
-template <class P, kv_head H>
-void predict_victim(const P& p, const H& head, head_state& state, index_t target,
+template <class P>
+void predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
                     key_comparison& comparison) {
-  detail::hooks<P, detail::erased_head<H>>::predict_victim(p, detail::erased(head), state, target,
-                                                           comparison);
+  detail::hooks<P, head_ref>::predict_victim(p, head, state, target, comparison);
 }
 
 /// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
 /// computed, if the policy predicted a victim.
-template <class P, kv_head H>
-std::optional<slot_removal> choose_victim(const P& p, const H& head, const head_state& state,
+template <class P>
+std::optional<slot_removal> choose_victim(const P& p, const head_ref& head, const head_state& state,
                                           index_t target, const key_comparison& comparison = {}) {
-  return detail::hooks<P, detail::erased_head<H>>::choose_victim(p, detail::erased(head), state,
-                                                                 target, comparison);
+  return detail::hooks<P, head_ref>::choose_victim(p, head, state, target, comparison);
 }
 
 /// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is
 /// applied.
-template <class P, kv_head H, class Change>
-void update_memory(const P& p, const H& head, head_state& state, const Change& change,
+template <class P, class Change>
+void update_memory(const P& p, const head_ref& head, head_state& state, const Change& change,
                    slot_scratch& work) {
-  detail::hooks<P, detail::erased_head<H>>::update_memory(p, detail::erased(head), state, change,
-                                                          work);
+  detail::hooks<P, head_ref>::update_memory(p, head, state, change, work);
 }
 
-template <class P, kv_head H>
-void after_compress(const P& p, const H& head, head_state& state, index_t target) {
-  detail::hooks<P, detail::erased_head<H>>::after_compress(p, detail::erased(head), state, target);
+template <class P>
+void after_compress(const P& p, const head_ref& head, head_state& state, index_t target) {
+  detail::hooks<P, head_ref>::after_compress(p, head, state, target);
 }
 
 /// Attention over what the policy has made of the head: its own mass function, or log-mass.
-template <class P, kv_head H>
-void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
+template <class P>
+void attend(const P& p, const head_ref& head, const head_state& state, const float* q, float* out,
             std::span<float> probabilities, std::span<float> log_sum_exp,
             key_comparison* comparison = nullptr) {
-  detail::hooks<P, detail::erased_head<H>>::attend(p, detail::erased(head), state, q, out,
-                                                   probabilities, log_sum_exp, comparison);
+  detail::hooks<P, head_ref>::attend(p, head, state, q, out, probabilities, log_sum_exp,
+                                     comparison);
 }
 
 }  // namespace traits

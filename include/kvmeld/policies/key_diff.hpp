@@ -59,7 +59,7 @@ struct key_diff {
     float guess[detail::tile_floats];
     std::ranges::copy(sum, guess);
     std::ranges::fill(sum, 0.0F);
-    state.memory()[0] = std::bit_cast<float>(head.tokens_total());
+    state.memory()[0] = std::bit_cast<float>(head.next_position());
     comparison.request(head, head.length() - 1, std::span(guess, sum.size()), sum);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
@@ -81,7 +81,7 @@ struct key_diff {
   void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
                      slot_scratch&) const {
     if (change.removed != slot_removal::nowhere &&
-        state.memory()[0] == std::bit_cast<float>(head.tokens_total())) {
+        state.memory()[0] == std::bit_cast<float>(head.next_position())) {
       add_direction(head, change.removed, -1, state.memory().subspan(1));
     }
   }

@@ -90,7 +90,7 @@ concept policy = std::copyable<P> &&
 /// whose result the head's storage cannot hold are left out of it: these slots are evicted.
 /// Refused: a state that does not fit, queries missing where the policy plans on them.
 template <policy P, class Query>
-void plan(const P& p, const kv_head auto& head, const head_state& state,
+void plan(const P& p, const head_ref& head, const head_state& state,
           const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
   expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
           " slots (extend it), got ", state.length());
@@ -107,7 +107,7 @@ void plan(const P& p, const kv_head auto& head, const head_state& state,
 
 /// The same without queries, as in decode.
 template <policy P>
-void plan(const P& p, const kv_head auto& head, const head_state& state, index_t target,
+void plan(const P& p, const head_ref& head, const head_state& state, index_t target,
           slot_scratch& work, merge_plan& out) {
   plan(p, head, state, no_queries, target, work, out);
 }
@@ -127,9 +127,8 @@ void expect_policy(const P& p, const head_state& state) {
 /// Carries out a plan or a removal, and takes the policy's memory along. Refused, with nothing
 /// changed: a state for another policy, and all that `apply` without a policy refuses.
 template <policy P, class Change>
-void apply(const P& p, const Change& change, const kv_head auto& any, head_state& state,
+void apply(const P& p, const Change& change, const head_ref& head, head_state& state,
            slot_scratch& work) {
-  const auto& head = detail::erased(any);
   detail::expect_policy(p, state);
   merge::expect_applies(change, head, state);
   state.extend(head.length());
@@ -139,7 +138,7 @@ void apply(const P& p, const Change& change, const kv_head auto& any, head_state
 
 /// The same of a removal. A merge whose result the head's storage cannot hold is an eviction.
 template <policy P>
-void apply(const P& p, slot_removal change, const kv_head auto& head, head_state& state,
+void apply(const P& p, slot_removal change, const head_ref& head, head_state& state,
            slot_scratch& work) {
   merge::keep_in_range(head, change);
   traits::update_memory(p, head, state, change, work);

@@ -47,7 +47,7 @@ struct roco {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    count(head, state, observed.attention, head.tokens_total());
+    count(head, state, observed.attention, head.next_position());
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {

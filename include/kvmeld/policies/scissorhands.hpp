@@ -54,7 +54,7 @@ struct scissorhands {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    mark(head, observed.attention, head.tokens_total(), head.length(), state.column(current));
+    mark(head, observed.attention, head.next_position(), head.length(), state.column(current));
     score::count_in_window(state.memory()[0], history, state.column(current), state.column(past));
   }
   template <class T>

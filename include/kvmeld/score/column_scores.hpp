@@ -74,7 +74,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     const index_t block = std::min(queries_a_block, count - i0), rows = block * group;
     index_t last_position = -1;
     for (index_t i = 0; i < block; ++i) {
-      last_position = std::max(last_position, queries.position_of(i0 + i, head.tokens_total()));
+      last_position = std::max(last_position, queries.position_of(i0 + i, head.next_position()));
       for (index_t g = 0; g < group; ++g) {
         q.row(i * group + g) =
             Eigen::Map<const Eigen::Matrix<Query, 1, Eigen::Dynamic>>(queries.at(g, i0 + i), dim)
@@ -96,7 +96,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     }
     for (index_t r = 0; r < rows; ++r) {
       const index_t i = i0 + r / group, g = r % group;
-      const index_t position = queries.position_of(i, head.tokens_total());
+      const index_t position = queries.position_of(i, head.next_position());
       float* logit = e.row(r).data();
       for (index_t s = 0; s < visible; ++s) {
         const float l = head.scale() * logit[s] + head.log_mass(s);

@@ -27,7 +27,7 @@ void for_each_query(const kv_head auto& head, const query_view<T>& queries, grou
     block.data += first * queries.row;
     block.count = std::min(most, queries.count - first);
     const auto position_of = [&](index_t i) {
-      return queries.position_of(first + i, head.tokens_total());
+      return queries.position_of(first + i, head.next_position());
     };
     index_t earliest = position_of(0), latest = earliest;
     for (index_t i = 1; i < block.count; ++i) {

@@ -64,7 +64,7 @@ void foresight_max(const Head& head, const query_view<Query>& queries, index_t h
   for (index_t i0 = 0; i0 < count; i0 += queries_a_block) {
     const index_t block = std::min(queries_a_block, count - i0), rows = block * group;
     const auto position_of = [&](index_t i) {
-      return queries.position_of(i0 + i, head.tokens_total());
+      return queries.position_of(i0 + i, head.next_position());
     };
     index_t last_position = -1;
     for (index_t i = 0; i < block; ++i) {
@@ -98,7 +98,7 @@ void foresight_max(const Head& head, const query_view<Query>& queries, index_t h
     for (index_t i = 0; i < block; ++i) {
       const auto ahead =
           static_cast<index_t>(std::int64_t{horizon} * (std::int64_t{i0} + i) / count);
-      turn.by(1.0 * head.tokens_total() + ahead - position_of(i));
+      turn.by(1.0 * head.next_position() + ahead - position_of(i));
       for (index_t g = 0; g < group; ++g) {
         turn(&q(Eigen::Index{i} * group + g, 0));
       }

@@ -26,9 +26,8 @@ struct prompt_score_options {
 /// the work is saved.
 /// Refused: an empty head, no queries, spans of another size, a horizon below 0.
 template <class Query>
-void prompt_scores(const kv_head auto& any, const query_view<Query>& queries,
+void prompt_scores(const head_ref& head, const query_view<Query>& queries,
                    const prompt_score_options& options, std::span<float> out) {
-  const auto& head = detail::erased(any);
   const index_t n = head.length(), count = queries.count;
   expects(n > 0, "prompt_scores: expected at least 1 slot, got an empty head");
   expects(count > 0 && queries.data != nullptr, "prompt_scores: expected at least 1 query, got ",

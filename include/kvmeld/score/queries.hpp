@@ -45,9 +45,9 @@ struct query_view {
   /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
   /// chosen.
   query_view reference(index_t window) const { return position != nullptr ? *this : last(window); }
-  /// Position of query `i`, for a head that has seen `tokens_total` tokens.
-  index_t position_of(index_t i, index_t tokens_total) const {
-    return position != nullptr ? position[i] : tokens_total - count + i;
+  /// Position of query `i`, for a head that has seen `next_position` tokens.
+  index_t position_of(index_t i, index_t next_position) const {
+    return position != nullptr ? position[i] : next_position - count + i;
   }
 };
 

@@ -54,7 +54,7 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
   reference_queries out(kv.heads(), head.group(), n, head.dim());
   for (index_t i = 0; i < n; ++i) {
     const index_t t = score::spread_query(i, n, queries.count, first);
-    out.position(i) = queries.position_of(t, head.tokens_total());
+    out.position(i) = queries.position_of(t, head.next_position());
     for (index_t h = 0; h < kv.heads(); ++h) {
       for (index_t g = 0; g < head.group(); ++g) {
         const T* q = queries.of(h).at(g, t);
@@ -75,7 +75,9 @@ reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries,
   options.ahead.validate("foresight");
   const auto head = kv.head(0);
   reference_queries out = spread(kv, queries, options.count);
-  const auto moved = [&](index_t i) { return head.tokens_total() + options.ahead(i, out.count()); };
+  const auto moved = [&](index_t i) {
+    return head.next_position() + options.ahead(i, out.count());
+  };
   for (index_t h = 0; h < kv.heads(); ++h) {
     rotation turn(kv.head(h).spec().rope, head.dim());
     for (index_t i = 0; i < out.count(); ++i) {

@@ -113,7 +113,7 @@ struct device_cache {
   device_buffer<Scalar> keys, values;
   device_buffer<index_t> table;
   device_buffer<float> log_mass;
-  device_buffer<index_t> position, length, tokens_total;
+  device_buffer<index_t> position, length, next_position;
   device_buffer<float> columns, memory;
   static constexpr index_t predicted_stride = compared_rows + 3;  // another than by default
   device_buffer<index_t> predicted;
@@ -132,7 +132,7 @@ struct device_cache {
         log_mass(slots()),
         position(slots()),
         length(lengths),
-        tokens_total(lengths),
+        next_position(lengths),
         columns(slots() * folds.size()),
         memory(static_cast<std::size_t>(c.heads * floats), 0),
         predicted(static_cast<std::size_t>(c.heads * predicted_stride), -1) {
@@ -208,7 +208,7 @@ struct device_cache {
             log_mass.data(),
             position.data(),
             length.data(),
-            tokens_total.data(),
+            next_position.data(),
             shape.heads,
             shape.capacity,
             shape.dim,
@@ -219,7 +219,7 @@ struct device_cache {
 
   void check_guards() const {
     CHECK((keys.intact() && values.intact() && table.intact() && log_mass.intact() &&
-           position.intact() && length.intact() && tokens_total.intact() && columns.intact() &&
+           position.intact() && length.intact() && next_position.intact() && columns.intact() &&
            memory.intact() && predicted.intact()));
   }
 

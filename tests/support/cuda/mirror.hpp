@@ -65,7 +65,7 @@ struct mirror {
     }
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
-      device.tokens_total[h] = head.tokens_total();
+      device.next_position[h] = head.next_position();
       std::copy_n(state[h].memory().begin(), state[h].memory().size(),
                   device.memory.host() + std::ptrdiff_t{h} * device.state.floats);
       for (index_t s = 0; s < head.length(); ++s) {
@@ -87,7 +87,7 @@ struct mirror {
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
       REQUIRE(device.length[h] == head.length());
-      REQUIRE(device.tokens_total[h] == head.tokens_total());
+      REQUIRE(device.next_position[h] == head.next_position());
       double worst = 0;
       const auto near = [&worst, this](float a, float b) {
         if (nan && a != a && b != b) {

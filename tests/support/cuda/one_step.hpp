@@ -93,7 +93,7 @@ struct one_step {
   index_t evicted(index_t h) const {
     const index_t n = lengths[static_cast<std::size_t>(h)];
     for (index_t s = 0; s < n; ++s) {
-      if (kv.position[kv.at(h, s)] == kv.tokens_total[h] - 1) {
+      if (kv.position[kv.at(h, s)] == kv.next_position[h] - 1) {
         return s;
       }
     }
@@ -103,7 +103,7 @@ struct one_step {
   auto bytes() const {
     return std::vector{kv.keys.bytes(),    kv.values.bytes(), kv.log_mass.bytes(),
                        kv.columns.bytes(), kv.memory.bytes(), kv.position.bytes(),
-                       kv.length.bytes(),  out.bytes(),       kv.tokens_total.bytes()};
+                       kv.length.bytes(),  out.bytes(),       kv.next_position.bytes()};
   }
 
  private:

@@ -7,8 +7,8 @@
 #include "cuda/mirror.hpp"
 #include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
-#include "kvmeld/cuda/policies/fold.cuh"
 #include "kvmeld/compress/global_budgets.hpp"
+#include "kvmeld/cuda/policies/fold.cuh"
 
 namespace kvmeld::cuda {
 
@@ -93,7 +93,7 @@ class scores_twin {
       std::vector<float> free;
       for (index_t s = 0; s < kv.head(h).length(); ++s) {
         const search::protection always{policy.sinks, policy.prompt_recent,
-                                        kv.head(h).tokens_total() - 1};
+                                        kv.head(h).next_position() - 1};
         if (!always(kv.head(h).position(s)) && score[static_cast<std::size_t>(s)] > 0) {
           free.push_back(score[static_cast<std::size_t>(s)]);
         }
@@ -256,7 +256,7 @@ class scores_twin {
       const auto one = draw(static_cast<std::size_t>(c_.dim), h == what_.mute ? 0.0F : wide);
       v.insert(v.end(), one.begin(), one.end());
     }
-    const index_t held = kv.head(h).length(), seen = kv.head(h).tokens_total();
+    const index_t held = kv.head(h).length(), seen = kv.head(h).next_position();
     kv.append(h, k, v);
     state[h].extend(held + n);
     for (index_t s = held; s < held + n; ++s) {
@@ -269,7 +269,7 @@ class scores_twin {
       device.position[device.at(h, s)] = seen + s - held;
       device.column(fold::tokens, h, s) = 1, device.column(fold::prompt_score, h, s) = 0;
     }
-    device.length[h] = held + n, device.tokens_total[h] = seen + n;
+    device.length[h] = held + n, device.next_position[h] = seen + n;
   }
 
   scores_case what_;

@@ -67,7 +67,7 @@ struct device_stream {
   auto bytes() const {
     const auto& d = twin.device;
     return std::vector{d.keys.bytes(),     d.values.bytes(), d.log_mass.bytes(),
-                       d.position.bytes(), d.length.bytes(), d.tokens_total.bytes(),
+                       d.position.bytes(), d.length.bytes(), d.next_position.bytes(),
                        d.columns.bytes(),  d.memory.bytes(), out.bytes()};
   }
 };
@@ -92,7 +92,7 @@ void check_stream(const Policy& p, const cache_case& c, const budget& limit) {
     finite = finite && std::isfinite(one.out.host()[i]);
   }
   for (index_t h = 0; h < c.heads; ++h) {
-    CHECK(device.tokens_total[h] == steps);
+    CHECK(device.next_position[h] == steps);
     CHECK(device.length[h] >= std::min(limit.slots / 2, steps));
     CHECK(device.length[h] < limit.trigger_length());
     std::set<index_t> positions;

@@ -34,10 +34,10 @@ struct cache_view {
   using scalar = Scalar;
 
   plane<Scalar> keys, values;
-  float* log_mass = nullptr;        ///< [heads, capacity]
-  index_t* position = nullptr;      ///< [heads, capacity]
-  index_t* length = nullptr;        ///< [heads] slots in use
-  index_t* tokens_total = nullptr;  ///< [heads] tokens ever appended
+  float* log_mass = nullptr;         ///< [heads, capacity]
+  index_t* position = nullptr;       ///< [heads, capacity]
+  index_t* length = nullptr;         ///< [heads] slots in use
+  index_t* next_position = nullptr;  ///< [heads] tokens ever appended
   index_t heads = 0;
   index_t capacity = 0;
   index_t dim = 0;    ///< 1 to 256
@@ -146,8 +146,9 @@ void check(const cache_view<Scalar>& cache) {
           "cuda: expected at least 0 heads and a capacity of at least 1 slot, got ", cache.heads,
           " heads and ", cache.capacity, " slots");
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
-              cache.position != nullptr && cache.length != nullptr && cache.tokens_total != nullptr,
-          "cuda: expected keys, values, log_mass, position, length and tokens_total, got null");
+              cache.position != nullptr && cache.length != nullptr &&
+              cache.next_position != nullptr,
+          "cuda: expected keys, values, log_mass, position, length and next_position, got null");
 }
 
 /// Refuses a state that lacks `columns` columns or `floats` floats of memory a head.

@@ -77,7 +77,7 @@ struct observe_and_remove {
     const auto tile = static_cast<index_t>(block_index().y);
     const bool full = options.appended && length >= cache.capacity;
     const index_t n = length + (options.appended && !full ? 1 : 0);
-    const index_t newest = cache.tokens_total[h] - (options.appended ? 0 : 1);
+    const index_t newest = cache.next_position[h] - (options.appended ? 0 : 1);
     begun known{tile,
                 n,
                 full,

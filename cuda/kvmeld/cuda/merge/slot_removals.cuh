@@ -68,7 +68,7 @@ KVMELD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
 template <class Scalar>
 KVMELD_DEVICE void count_slots(const cache_view<Scalar>& cache, index_t h, index_t left) {
   cache.length[h] = left;
-  cache.tokens_total[h] += 1;
+  cache.next_position[h] += 1;
 }
 
 }  // namespace kvmeld::cuda::detail

@@ -148,7 +148,7 @@ struct attend_tiles {
         }
       }
       if constexpr (compared::of_values) {
-        const index_t newest = call.cache.tokens_total[share.head];
+        const index_t newest = call.cache.next_position[share.head];
         like.take_values(shared.predicted, shared.tiles.first, at + tile, s0, end, position,
                          [&](index_t its) { return call.masses.is_centre(its, newest); });
       }

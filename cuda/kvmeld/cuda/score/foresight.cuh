@@ -33,7 +33,7 @@ struct move_ahead {
     const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
     const auto g = static_cast<index_t>(block_index().y);
     // All heads have seen as many tokens as the first.
-    const index_t seen = cache.tokens_total[cache.active == nullptr ? 0 : cache.active[0]];
+    const index_t seen = cache.next_position[cache.active == nullptr ? 0 : cache.active[0]];
     Scalar* const rows =
         to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
     const auto block = static_cast<index_t>(block_index().z);

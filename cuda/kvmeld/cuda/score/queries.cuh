@@ -28,9 +28,9 @@ struct query_rows {
   KVMELD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {
     return data + place_of_block() * head + g * group + i * row;
   }
-  /// Of query `i`, for a head that has seen `tokens_total` tokens.
-  KVMELD_DEVICE index_t position_of(index_t, index_t i, index_t tokens_total) const {
-    return position == nullptr ? tokens_total - count + i : position[i];
+  /// Of query `i`, for a head that has seen `next_position` tokens.
+  KVMELD_DEVICE index_t position_of(index_t, index_t i, index_t next_position) const {
+    return position == nullptr ? next_position - count + i : position[i];
   }
   /// Are there queries of head `h`?
   KVMELD_DEVICE bool asks(index_t) const { return true; }
@@ -105,7 +105,7 @@ struct query_log_sums {
     const index_t h = cache.head();
     const auto g = static_cast<index_t>(block_index().y);
     const index_t i0 = static_cast<index_t>(block_index().z) * shape::rows;
-    const index_t n = cache.length[h], tokens_total = cache.tokens_total[h];
+    const index_t n = cache.length[h], next_position = cache.next_position[h];
     if (!queries.asks(h)) {
       return;
     }
@@ -126,12 +126,12 @@ struct query_log_sums {
       KVMELD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t q = i0 + shape::row(m, 2 * i);
-        own[m][i] = q < queries.count ? queries.position_of(h, q, tokens_total) : -1;
+        own[m][i] = q < queries.count ? queries.position_of(h, q, next_position) : -1;
         max[m][i] = lowest_score, sum[m][i] = 0;
       }
     }
     for (index_t r = lane(); r < shape::rows && i0 + r < queries.count; r += 32) {
-      const index_t p = queries.position_of(h, i0 + r, tokens_total);
+      const index_t p = queries.position_of(h, i0 + r, next_position);
       latest = p > latest ? p : latest;
     }
     latest = reduce_max(latest);

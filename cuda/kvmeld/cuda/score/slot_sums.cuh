@@ -42,7 +42,7 @@ struct slot_sums {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t n = cache.length[h], tokens_total = cache.tokens_total[h];
+    const index_t n = cache.length[h], next_position = cache.next_position[h];
     if (s0 >= n || !queries.asks(h)) {
       return;
     }
@@ -69,7 +69,7 @@ struct slot_sums {
     }
     earliest = -reduce_max(-earliest);
 
-    const auto position_of = [&](index_t i) { return queries.position_of(h, i, tokens_total); };
+    const auto position_of = [&](index_t i) { return queries.position_of(h, i, next_position); };
     const auto next = [&](index_t i0) {  // the next tile with a query that sees a slot
       for (; i0 < queries.count; i0 += shape::columns) {
         bool sees = false;

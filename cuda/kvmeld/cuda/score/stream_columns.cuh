@@ -60,12 +60,12 @@ struct stream_columns {
     }
     const auto part = static_cast<index_t>(block_index().z);
     const auto parts = static_cast<index_t>(grid().z);
-    const index_t tokens_total = cache.tokens_total[h];
+    const index_t next_position = cache.next_position[h];
     const auto keys = cache.keys.of(h);
     const index_t* const positions = cache.position + cache.slot(h, 0);
     const float* const masses = cache.log_mass + cache.slot(h, 0);
     const float per_scale = 1 / cache.scale, base = cache.scale * log2_e;
-    const auto position_of = [&](index_t i) { return queries.position_of(h, i, tokens_total); };
+    const auto position_of = [&](index_t i) { return queries.position_of(h, i, next_position); };
 
     typename shape::fragments rows;
     const row_bounds mine = hold_rows<shape, of_queries>(

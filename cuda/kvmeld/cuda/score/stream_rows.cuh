@@ -22,7 +22,7 @@ KVMELD_DEVICE row_bounds hold_rows(const cache_view<Scalar>& cache, const Querie
                                    shared_array<float, Shape::rows>& row_mass) {
   row_bounds own;
   const index_t h = cache.head();
-  [[maybe_unused]] const index_t tokens_total = cache.tokens_total[h];
+  [[maybe_unused]] const index_t next_position = cache.next_position[h];
   [[maybe_unused]] const auto keys = cache.keys.of(h);
   KVMELD_UNROLL
   for (index_t m = 0; m < Shape::row_tiles; ++m) {
@@ -36,7 +36,7 @@ KVMELD_DEVICE row_bounds hold_rows(const cache_view<Scalar>& cache, const Querie
         const auto place = grouped.at(r);
         if (r < all_rows && place.i < queries.count) {
           from = queries.at(h, place.g, place.i);
-          position = queries.position_of(h, place.i, tokens_total);
+          position = queries.position_of(h, place.i, next_position);
         }
       } else if (r < all_rows) {
         from = keys.at(r), position = cache.position[cache.slot(h, r)];

@@ -91,7 +91,7 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
   const ems_mass<std::remove_cvref_t<decltype(head)>> mass{head, {state, head.group()}};
   std::vector<float> query(group * dim), p(group * n), combined(n);
   for (index_t i = 0; i < queries.count; ++i) {
-    const index_t position = queries.position_of(i, head.tokens_total());
+    const index_t position = queries.position_of(i, head.next_position());
     for (std::size_t g = 0; g < group; ++g) {
       float* q = query.data() + g * dim;
       const T* from = queries.at(static_cast<index_t>(g), i);

@@ -123,7 +123,7 @@ struct fold_decode {
     const index_t count = memory.count();
     rotation turn(head.spec().rope, head.dim());
     for (index_t i = 0; i < count; ++i) {
-      turn.by(head.tokens_total() + ahead(i, count) - memory.position(i));
+      turn.by(head.next_position() + ahead(i, count) - memory.position(i));
       for (index_t g = 0; g < head.group(); ++g) {
         float* q = &foreseen(Eigen::Index{g} * count + i, 0);
         memory.query(g, i, q);

@@ -62,16 +62,16 @@ class fold_memory {
     set(steps, (step + 1) % stride);
   }
 
-  /// Reference queries: as many as there is room for, evenly spread. `tokens_total`: so far.
+  /// Reference queries: as many as there is room for, evenly spread. `next_position`: so far.
   template <class T>
-  void remember(const query_view<T>& reference, index_t tokens_total) {
+  void remember(const query_view<T>& reference, index_t next_position) {
     if (layout_.queries == 0) {
       return;
     }
     const index_t n = std::min(layout_.queries, reference.count);
     for (index_t i = 0; i < n; ++i) {
       const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
-      set(header + static_cast<std::size_t>(i), reference.position_of(from, tokens_total));
+      set(header + static_cast<std::size_t>(i), reference.position_of(from, next_position));
       for (index_t g = 0; g < layout_.group; ++g) {
         put(reference.at(g, from), at(g, i));
       }

@@ -99,7 +99,7 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
         sum += (of(g) - most).exp();
       }
       const dense::array now = most + (sum / static_cast<float>(group)).log();
-      const auto sees = [&, position = q.position_of(i, head.tokens_total())](index_t s) {
+      const auto sees = [&, position = q.position_of(i, head.next_position())](index_t s) {
         return head.position(s) <= position;
       };
       index_t visible = 0;

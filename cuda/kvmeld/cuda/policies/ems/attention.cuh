@@ -118,7 +118,7 @@ struct credit_tokens {
 
   KVMELD_DEVICE void add_query(const entry_table& tokens, index_t h, index_t s, index_t i) const {
     const bool sees = i < queries.count &&
-                      tokens.head.position[s] <= queries.position_of(h, i, cache.tokens_total[h]);
+                      tokens.head.position[s] <= queries.position_of(h, i, cache.next_position[h]);
     const bool shared = tokens.shared(s), counted = i >= queries.count - counts.all,
                late = i >= queries.count - counts.late;
     float slope[max_group], log_sum[max_group];

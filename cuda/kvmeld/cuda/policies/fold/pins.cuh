@@ -46,7 +46,7 @@ struct pin_scored {
     if (decodes) {
       const fold_floats::positions prompt = rule.memory_of(head).scored();
       pins = rule.pins.decode(rule.slots_before_next(n, target), target, prompt.end - prompt.begin,
-                              cache.tokens_total[h]);
+                              cache.next_position[h]);
     } else {
       for (index_t s = thread_index(); s < n; s += threads) {
         any = any || score(s) > 0;

@@ -128,7 +128,7 @@ struct keep_scores {
     const float mean = block_sum(shared.sum, sum) / static_cast<float>(n);
     const fold_floats memory = rule.memory_of(cache, state, h);
     const fold_floats::positions before = memory.scored();
-    const index_t end = cache.tokens_total[h], begin = end - count;
+    const index_t end = cache.next_position[h], begin = end - count;
     const bool all = before.begin == before.end || begin <= before.begin;
     float* const held = state.column(fold_rule::prompt_score, h);
     for (index_t s = thread_index(); s < n; s += threads) {

@@ -71,7 +71,7 @@ struct foresee {
     for (index_t e = thread_index(); e < count * pairs; e += threads) {
       const index_t i = e / pairs, slot = memory.slot_of(i);
       const index_t turns =
-          cache.tokens_total[h] + rule.ahead(i, count) - memory.get(fold_floats::header + slot);
+          cache.next_position[h] + rule.ahead(i, count) - memory.get(fold_floats::header + slot);
       float* const row = to + (of.at(h, g, i) - of.data);
       rule.turn.pair(memory.at(g, slot), cache.dim, e % pairs, turns,
                      [&](index_t j, float x) { row[j] = x; });

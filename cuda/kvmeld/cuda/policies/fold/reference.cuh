@@ -52,7 +52,7 @@ struct remember_reference {
           from_float<bfloat16>(to_float(queries.at(h, g, place(i))[e % cache.dim]));
     }
     for (index_t i = thread_index(); i < n; i += threads) {
-      memory.set(fold_floats::header + i, queries.position_of(h, place(i), cache.tokens_total[h]));
+      memory.set(fold_floats::header + i, queries.position_of(h, place(i), cache.next_position[h]));
     }
     if (thread_index() == 0) {
       memory.set(fold_floats::held, n), memory.set(fold_floats::newest, n - 1);

@@ -27,7 +27,7 @@ struct estimate_slots {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t n = cache.length[h], first_position = cache.tokens_total[h] - queries.count;
+    const index_t n = cache.length[h], first_position = cache.next_position[h] - queries.count;
     if (s0 >= n) {
       return;
     }

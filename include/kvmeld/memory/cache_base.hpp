@@ -1,0 +1,226 @@
+/// What all caches are: heads by layer and request, and for each what an engine has no place for.
+#pragma once
+
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
+#include <limits>   // std::numeric_limits
+#include <memory>   // std::shared_ptr
+#include <span>
+#include <vector>
+
+#include "kvmeld/memory/any_span.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
+#include "kvmeld/memory/head_ref.hpp"
+#include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/memory/place_rows.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+/// What heads keep beside their rows: log-mass, position, lengths.
+class head_records {
+ public:
+  head_records(index_t heads, index_t capacity) : heads_(heads), capacity_(capacity) {
+    const auto n = static_cast<std::size_t>(heads);
+    const std::size_t slots = n * static_cast<std::size_t>(capacity);
+    log_mass_.resize(slots), position_.resize(slots);
+    length_.resize(n), next_position_.resize(n);
+  }
+
+  index_t heads() const { return heads_; }
+  index_t capacity() const { return capacity_; }
+  /// Refused: a head that is not there.
+  slot_metadata of(index_t h) {
+    expects(h >= 0 && h < heads_, "head: expected 0 to ", heads_ - 1, ", got ", h);
+    const auto i = static_cast<std::size_t>(h), first = i * static_cast<std::size_t>(capacity_);
+    return {log_mass_.data() + first, position_.data() + first, &length_[i], &next_position_[i]};
+  }
+
+ private:
+  index_t heads_, capacity_;
+  std::vector<float> log_mass_;
+  std::vector<index_t> position_, length_, next_position_;
+};
+
+/// The part of `cache`, `strided_cache` and `paged_cache` that is the same: a `kv_cache`.
+///
+/// Heads are flattened: head `(layer · requests + request) · kv_heads + k` is KV head `k`.
+class cache_base {
+ public:
+  index_t layers() const { return extents_.layers; }
+  index_t requests() const { return extents_.requests; }
+  index_t kv_heads() const { return spec().kv_heads; }
+  /// Slots per head.
+  index_t capacity() const { return extents_.capacity; }
+  /// What keys and values are held as.
+  storage type() const { return type_; }
+  /// What the model computes in a layer; stays where it is when the cache moves.
+  const attention_spec& spec(index_t layer = 0) const {
+    return (*specs_)[specs_->size() == 1 ? 0 : static_cast<std::size_t>(layer)];
+  }
+
+  /// All of them: layers · requests · kv_heads.
+  index_t heads() const { return records_.heads(); }
+  /// The heads of one layer of one request. Refused: a layer or a request that is not there.
+  head_selection heads(index_t layer, index_t request) const {
+    return head_range{first_head(layer, request), kv_heads()};
+  }
+  /// ... of some requests, in their order. The list must live as long as the selection.
+  head_selection heads(index_t layer, std::span<const index_t> requests) const {
+    for (const index_t r : requests) {
+      (void)first_head(layer, r);
+    }
+    return {first_head(layer, 0), kv_heads(), requests};
+  }
+
+  head_ref head(index_t h) {
+    const slot_metadata slots = records_.of(h);
+    const index_t k = h % kv_heads(), sequence = h / kv_heads(), request = sequence % requests(),
+                  layer = sequence / requests();
+    return {slots,
+            capacity(),
+            spec(layer),
+            type_,
+            keys_.of(layer, request, k),
+            values_.of(layer, request, k),
+            table(h)};
+  }
+
+  /// Appends tokens at their heads' next positions. `k`, `v` `[tokens, heads, dim]`: of one layer
+  /// of one request `[tokens, kv_heads, dim]`, of one token of several `[requests, kv_heads, dim]`.
+  /// Refused, with nothing changed: another size, null, too few slots (`no_capacity`) or pages
+  /// (`no_page`), heads that are not there or come twice, NaN or Inf where the model checks for it.
+  void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
+    const index_t count = heads.count(), dim = spec().key_dim;
+    expect_room("append", heads, tokens);
+    const std::size_t wanted = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(count) *
+                               static_cast<std::size_t>(dim);
+    expects(k.size() == wanted && v.size() == wanted, "append: expected keys and values [", tokens,
+            ", ", count, ", ", dim, "], got ", k.size(), " and ", v.size(), " numbers");
+    expects(wanted == 0 || (k.data() != nullptr && v.data() != nullptr),
+            "append: expected keys and values, got null");
+    if (spec().check_finite) {
+      expect_finite("append: expected finite keys", k);
+      expect_finite("append: expected finite values", v);
+    }
+    for (index_t i = 0; i < count; ++i) {
+      const head_ref to = head(heads[i]);
+      const index_t first = to.length();
+      for (index_t t = 0; t < tokens; ++t) {
+        to.push_metadata();
+      }
+      const auto store = [&](const any_span& from, auto row_of) {
+        from.visit([&](auto numbers) {
+          for (index_t t = 0; t < tokens; ++t) {
+            detail::store_row(numbers.data() + (std::ptrdiff_t{t} * count + i) * dim,
+                              row_of(first + t), dim);
+          }
+        });
+      };
+      store(k, [&](index_t s) { return to.key(s); });
+      store(v, [&](index_t s) { return to.value(s); });
+    }
+  }
+
+  /// Takes in `tokens` rows of each head that follow its slots in use: the engine wrote them.
+  /// Refused, with nothing changed: as in `append`.
+  void commit(const head_selection& heads, index_t tokens) {
+    expect_room("commit", heads, tokens);
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const head_ref to = head(heads[i]);
+      for (index_t t = 0; t < tokens; ++t) {
+        to.push_metadata();
+      }
+    }
+  }
+
+  /// Bytes of the slots in use: keys, values, log-mass, positions.
+  std::size_t bytes() {
+    const std::size_t slot = 2 * row_bytes(type_, spec().key_dim) + sizeof(float) + sizeof(index_t);
+    std::size_t sum = 0;
+    for (index_t h = 0; h < heads(); ++h) {
+      sum += static_cast<std::size_t>(head(h).length()) * slot;
+    }
+    return sum;
+  }
+
+ protected:
+  using spec_list = std::shared_ptr<const std::vector<attention_spec>>;
+
+  cache_base(spec_list specs, const cache_extents& extents, storage type)
+      : specs_(std::move(specs)),
+        extents_(extents),
+        type_(type),
+        records_(extents.layers * extents.requests * kv_heads(), extents.capacity) {}
+
+  /// Specs with their defaults, one for all layers or one for each. Refused: what
+  /// `attention_spec::checked` refuses, another number of specs, layers of different shapes.
+  static spec_list checked(std::span<const attention_spec> specs, const cache_extents& extents) {
+    expects(extents.layers > 0 && extents.requests > 0,
+            "cache: expected at least 1 layer and 1 request, got ", extents.layers, " and ",
+            extents.requests);
+    expects(extents.capacity > 0, "cache: expected a capacity of at least 1 slot, got ",
+            extents.capacity);
+    expects(specs.size() == 1 || specs.size() == static_cast<std::size_t>(extents.layers),
+            "cache: expected 1 attention_spec, or one for each of ", extents.layers,
+            " layers, got ", specs.size());
+    std::vector<attention_spec> all;
+    for (const attention_spec& s : specs) {
+      all.push_back(s.checked());
+      const attention_spec &a = all.front(), &b = all.back();
+      const auto same = [](const char* what, auto x, auto y) {
+        expects(errc::unsupported, x == y, "cache: expected the same ", what,
+                " in every layer, got ", x, " and ", y);
+      };
+      same("kv_heads", a.kv_heads, b.kv_heads), same("group", a.group, b.group);
+      same("key_dim", a.key_dim, b.key_dim),
+          same("check_finite", int{a.check_finite}, int{b.check_finite});
+    }
+    const auto heads = std::int64_t{extents.layers} * extents.requests * all[0].kv_heads;
+    expects(heads <= std::numeric_limits<index_t>::max(),
+            "cache: expected fewer than 2^31 heads, got ", heads);
+    return std::make_shared<const std::vector<attention_spec>>(std::move(all));
+  }
+
+  /// The shape of the rows, where they lie: `place_rows` makes it of an engine's.
+  void set_rows(const placed_rows& keys, const placed_rows& values) {
+    keys_ = keys, values_ = values;
+  }
+  void set_tables(const placed_tables& tables) { tables_ = tables; }
+
+  /// The pages of head `h`; none where rows are strided.
+  page_table table(index_t h) const { return tables_.of(h); }
+
+ private:
+  index_t first_head(index_t layer, index_t request) const {
+    expects(layer >= 0 && layer < layers(), "heads: expected a layer of 0 to ", layers() - 1,
+            ", got ", layer);
+    expects(request >= 0 && request < requests(), "heads: expected a request of 0 to ",
+            requests() - 1, ", got ", request);
+    return (layer * requests() + request) * kv_heads();
+  }
+
+  void expect_room(const char* what, const head_selection& heads, index_t tokens) {
+    heads.check(what, this->heads());
+    expects(tokens >= 0, what, ": expected at least 0 tokens, got ", tokens);
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const head_ref to = head(heads[i]);
+      expects(errc::no_capacity, tokens <= to.capacity() - to.length(), what, ": expected at most ",
+              to.capacity() - to.length(), " tokens, got ", tokens);
+      expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - to.next_position(),
+              what, ": expected positions below 2^31, got ", tokens, " tokens after ",
+              to.next_position());
+      to.expect_pages(to.length(), to.length() + tokens);
+    }
+  }
+
+  spec_list specs_;
+  cache_extents extents_;
+  storage type_;
+  head_records records_;
+  placed_rows keys_, values_;
+  placed_tables tables_;
+};
+
+}  // namespace v0
+}  // namespace kvmeld
