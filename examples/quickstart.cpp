@@ -19,25 +19,31 @@ int main() {
   };
   const int heads = 8, group = 4, dim = 128, prompt = 2048;
   const auto queries = numbers(prompt * heads * group * dim);  // [prompt, heads · group, dim]
+  const auto keys = numbers(prompt * heads * dim), values = numbers(prompt * heads * dim);
   const auto q = numbers(heads * group * dim), k = numbers(heads * dim), v = numbers(heads * dim);
   std::vector<float> out(q.size());
 
   // clang-format off
-  kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = 4096});
-  const auto keys = numbers(prompt * heads * dim), values = numbers(prompt * heads * dim);
-  kv.append(kv.heads(0, 0), keys, values, prompt);                    // [prompt, kv_heads, dim]
-  kvmeld::h2o policy{.recent = 0.25F};                                // any policy; they are values
-  kvmeld::budget budget{.slots = 205};                               // slots a head
-  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::attention_spec spec{.kv_heads = heads, .group = group, .key_dim = dim};   // the model's layer
+  spec.rope = kvmeld::rotary::halves(500'000.0);
 
-  auto reference = kvmeld::prompt_queries(queries.data(), prompt, heads, group, dim);
-  kvmeld::compress(policy, kv, state, reference, budget);             // 2048 → 205 slots a head
+  kvmeld::cache kv(spec, {.layers = 1, .requests = 1, .capacity = 4096});           // in floats
+  kvmeld::compressor meld(kv, kvmeld::fold{}, kvmeld::budget::shared(205));         // slots per head
 
-  kvmeld::step(policy, kv, state, {q, k, v}, budget, out);            // one token: attend, observe,
-                                                                      // back to the budget
+  const auto all = kv.heads(0, 0);                                                  // layer, request
+  kv.append(all, keys, values, prompt);
+  meld.prompt(all, kvmeld::queries(queries, prompt, spec));                         // after each layer
+  meld.end_prompt(0);                                                               // 2048 → 205 slots
+
+  meld.step(all, {q, k, v}, out);                                                   // a token: attend,
+                                                                                    // return to budget
   // clang-format on
-  fmt::print("{} tokens in {} slots a head: {:.1f} MiB instead of {:.1f}\n",
-             kv.head(0).next_position(), kv.head(0).length(),
-             static_cast<double>(kv.bytes() + state.bytes()) / 1048576.0,
+  int slots = 0;
+  for (int h = 0; h < heads; ++h) {
+    slots += kv.head(h).length();
+  }
+  fmt::print("{} tokens in {} slots per head: {:.1f} MiB instead of {:.1f}\n",
+             kv.head(0).next_position(), slots / heads,
+             static_cast<double>(kv.bytes() + meld.bytes()) / 1048576.0,
              2.0 * heads * dim * sizeof(float) * (prompt + 1) / 1048576.0);
 }

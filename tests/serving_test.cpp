@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
+#include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "support/fixtures.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int layers = 2, kv_heads = 2, group = 2, dim = 8, width = kv_heads * group * dim;
 constexpr int capacity = 64;
-const kvmeld::budget budget{.slots = 24};
+const kvmeld::attention_spec spec{.kv_heads = kv_heads, .group = group, .key_dim = dim};
 
 using vector = std::vector<float>;
 
@@ -53,30 +53,26 @@ void extend(vector& all, const vector& more) { all.insert(all.end(), more.begin(
 class server {
  public:
   server(const model& m, int lanes)
-      : model_(m),
-        lanes_(lanes),
-        kv_({.kv_heads = kv_heads, .group = group, .key_dim = dim},
-            {.layers = layers, .requests = lanes, .capacity = capacity}) {}
+      : model_(m), kv_(spec, {.layers = layers, .requests = lanes, .capacity = capacity}) {}
 
   /// Part of a request's prompt: `x [tokens, width]`, which becomes the layers' output.
   void prompt(int lane, vector& x) {
     const auto tokens = static_cast<int>(x.size()) / width;
     for (int layer = 0; layer < layers; ++layer) {  // layer n + 1 needs what layer n has made
+      const auto heads = kv_.heads(layer, lane);
       vector queries;
-      const kvmeld::head_range heads = heads_of(layer, lane);
       for (int t = 0; t < tokens; ++t) {
         float* const row = x.data() + t * width;
         const vector q = model_.project(layer, 0, row), k = model_.project(layer, 1, row),
                      v = model_.project(layer, 2, row);
+        kv_.append(heads, k, v, 1);  // no_capacity where a head is full
         for (int h = 0; h < kv_heads; ++h) {
-          const auto head = kv_.head(heads.first + h);
-          head.push(k.data() + h * dim, v.data() + h * dim);  // no_capacity where it is full
-          kvmeld::attend(head, q.data() + h * group * dim, row + h * group * dim);
+          kvmeld::attend(kv_.head(heads[h]), q.data() + h * group * dim, row + h * group * dim);
         }
         extend(queries, q);
       }
-      const auto reference = kvmeld::prompt_queries(queries.data(), tokens, kv_heads, group, dim);
-      kvmeld::compress(policy_, kv_, state_, heads, reference, budget);
+      meld_.prompt(heads, kvmeld::queries(queries, tokens, spec));
+      meld_.compress(heads);  // budgets are not shared: a layer need not wait for the others
     }
   }
 
@@ -84,49 +80,25 @@ class server {
   void step(const std::vector<int>& active, vector& x) {
     for (int layer = 0; layer < layers; ++layer) {
       vector q, k, v;
-      std::vector<kvmeld::index_t> heads;
       for (std::size_t i = 0; i < active.size(); ++i) {
         const float* const row = x.data() + i * width;
         extend(q, model_.project(layer, 0, row));
         extend(k, model_.project(layer, 1, row));
         extend(v, model_.project(layer, 2, row));
-        for (int h = 0; h < kv_heads; ++h) {
-          heads.push_back(heads_of(layer, active[i]).first + h);
-        }
       }
-      kvmeld::step(policy_, kv_, state_, heads, {.q = q, .k = k, .v = v}, budget, x);
+      meld_.step(kv_.heads(layer, active), {.q = q, .k = k, .v = v}, x);
     }
   }
 
   /// A request ends, or was refused: its heads are free for another.
-  void end(int lane) {
-    each_head(lane, [&](kvmeld::index_t h) { kvmeld::clear(kv_, state_, h); });
-  }
+  void end(int lane) { meld_.clear(lane); }
   /// `to` goes on from where `from` is.
-  void fork(int from, int to) {
-    const auto distance = static_cast<kvmeld::index_t>((to - from) * kv_heads);
-    each_head(from, [&](kvmeld::index_t h) { kvmeld::copy(kv_, state_, h, h + distance); });
-  }
+  void fork(int from, int to) { meld_.copy(from, to); }
 
  private:
-  /// Heads lie as `[layer, lane, KV head]`.
-  kvmeld::head_range heads_of(int layer, int lane) const {
-    return {(layer * lanes_ + lane) * kv_heads, kv_heads};
-  }
-  template <class Use>
-  void each_head(int lane, Use use) {
-    for (int layer = 0; layer < layers; ++layer) {
-      for (int h = 0; h < kv_heads; ++h) {
-        use(heads_of(layer, lane).first + h);
-      }
-    }
-  }
-
   const model& model_;
-  int lanes_;
-  kvmeld::zsmerge policy_{.residual = 2};
   kvmeld::cache kv_;
-  kvmeld::state state_ = kvmeld::make_state(policy_, kv_);
+  kvmeld::compressor<kvmeld::zsmerge> meld_{kv_, {.residual = 2}, {.slots = 24}};
 };
 // end: the server
 
@@ -180,7 +152,7 @@ TEST_CASE("a server's requests get what they would get alone", "[adopting]") {
     FAIL("a prompt that does not fit was taken");
   } catch (const kvmeld::error& refused) {
     CHECK(refused.code() == kvmeld::errc::no_capacity);
-    CHECK_THAT(refused.what(), Catch::Contains("64"));
+    CHECK_THAT(refused.what(), Catch::Contains("at most 0 tokens, got 1"));
     s.end(third.lane);
   }
   decode(s, {&first, &second}, 30);
