@@ -21,6 +21,15 @@
 #define KVMELD_HD
 #endif
 
+/// A function whose frame no other frame takes in: threads may have little stack (musl: 128 KiB).
+#if defined(__GNUC__)
+#define KVMELD_NOINLINE [[gnu::noinline]]
+#elif defined(_MSC_VER)
+#define KVMELD_NOINLINE __declspec(noinline)
+#else
+#define KVMELD_NOINLINE
+#endif
+
 namespace kvmeld {
 inline namespace v0 {
 

@@ -148,7 +148,8 @@ TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   const auto head = kv.head(0);
   REQUIRE(head.position(4) == 64);
   kvmeld::dense::matrix keys(dim, 30);
-  kvmeld::score::unrotated_keys(head, keys);
+  std::vector<float> scratch(static_cast<std::size_t>(kvmeld::score::transposed_keys * head.dim()));
+  kvmeld::score::unrotated_keys(head, keys, scratch.data());
   for (index_t s = 0; s < 30; ++s) {
     for (index_t i = 0; i < dim; ++i) {
       CHECK(keys(i, s) ==

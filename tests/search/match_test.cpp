@@ -70,7 +70,8 @@ TEST_CASE("the nearest by cosine is that of all pairs, ties to the lower slot", 
   std::iota(all.begin(), all.end(), 0);
   std::ranges::copy_if(all, std::back_inserter(staying), candidate);
   std::vector<kvmeld::search::near_slot> best(all.size());
-  kvmeld::search::nearest_by_cosine(head, all, candidate, best);
+  std::vector<float> scratch(kvmeld::search::cosine_floats);
+  kvmeld::search::nearest_by_cosine(head, all, candidate, best, scratch.data());
   for (const index_t s : all) {
     const auto right = by_loops(head, s, staying), one = by_loops(head, s, all),
                got = best[static_cast<std::size_t>(s)],

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <cmath>    // std::rint
-#include <cstddef>  // std::ptrdiff_t
-#include <numbers>  // std::numbers::pi
+#include <algorithm>  // std::min
+#include <cstddef>    // std::ptrdiff_t
+#include <numbers>    // std::numbers::pi
 #include <span>
+#include <vector>
 
 #include "kvmeld/memory/rotary.hpp"
 
@@ -13,8 +14,9 @@ namespace kvmeld {
 inline namespace v0 {
 
 /// One rotation for many rows of floats: the sines are computed once, at the width of a vector, and
-/// nothing is allocated. The angle is exact (double, brought into one turn), its sine is a float's.
-/// A model without rotation: rows stay as they are.
+/// nothing is allocated for up to 640 dimensions, so that it fits on any stack. The angle is exact
+/// (double, brought into one turn), its sine is a float's. A model without rotation: rows stay as
+/// they are.
 class rotation {
  public:
   static constexpr index_t max_dim = 4096;
@@ -22,48 +24,65 @@ class rotation {
   /// Refused: more than `max_dim` dimensions.
   rotation(const rotary& r, index_t dim) : pairing_(r.pairs_as()), pairs_(r.rotated(dim) / 2) {
     expects(dim <= max_dim, "rotation: expected at most ", max_dim, " dimensions, got ", dim);
-    frequency_.resize(pairs_), angle_.resize(pairs_), cosine_.resize(pairs_);
-    reduced_.resize(pairs_), sine_.resize(pairs_);
-    r.frequencies(dim, {frequency_.data(), static_cast<std::size_t>(pairs_)});
+    if (pairs_ > own_pairs) {
+      more_frequencies_.resize(static_cast<std::size_t>(pairs_));
+      more_turns_.resize(2 * static_cast<std::size_t>(pairs_));
+    }
+    r.frequencies(dim, {frequencies(), static_cast<std::size_t>(pairs_)});
     by(0);
   }
 
   /// Sets the rotation: by so many positions (may be negative).
   void by(double positions) {
     constexpr double turn = 2 * std::numbers::pi;
-    angle_ = positions * frequency_;
-    angle_ -= turn * (angle_ / turn).rint();
-    reduced_ = angle_.cast<float>();
-    cosine_ = reduced_.cos();
-    sine_ = reduced_.sin();
+    constexpr index_t few = 64;  // at a time, on the stack
+    for (index_t p = 0; p < pairs_; p += few) {
+      const index_t count = std::min(few, pairs_ - p);
+      Eigen::Array<double, few, 1> angle;
+      Eigen::Array<float, few, 1> reduced, turned;
+      angle.head(count) = positions * Eigen::Map<const Eigen::ArrayXd>(frequencies() + p, count);
+      angle.head(count) -= turn * (angle.head(count) / turn).rint();
+      reduced.head(count) = angle.head(count).cast<float>();
+      turned.head(count) = reduced.head(count).cos();
+      std::copy_n(turned.data(), count, turns() + p);
+      turned.head(count) = reduced.head(count).sin();
+      std::copy_n(turned.data(), count, turns() + pairs_ + p);
+    }
   }
 
   /// Rotates the first `rotated(dim)` elements of `x [dim]`, in place. The others are unchanged.
   void operator()(float* x) const {
+    const float *const cosine = turns(), *const sine = cosine + pairs_;
     if (pairing_ == rotary::pairing::halves) {
       for (index_t p = 0; p < pairs_; ++p) {
         const float a = x[p], b = x[p + pairs_];
-        x[p] = a * cosine_[p] - b * sine_[p];
-        x[p + pairs_] = b * cosine_[p] + a * sine_[p];
+        x[p] = a * cosine[p] - b * sine[p];
+        x[p + pairs_] = b * cosine[p] + a * sine[p];
       }
       return;
     }
     for (index_t p = 0; p < pairs_; ++p) {
       float* const pair = x + std::ptrdiff_t{2} * p;
       const float a = pair[0], b = pair[1];
-      pair[0] = a * cosine_[p] - b * sine_[p];
-      pair[1] = b * cosine_[p] + a * sine_[p];
+      pair[0] = a * cosine[p] - b * sine[p];
+      pair[1] = b * cosine[p] + a * sine[p];
     }
   }
 
  private:
-  template <class Scalar>
-  using array = Eigen::Array<Scalar, Eigen::Dynamic, 1, 0, max_dim / 2, 1>;
+  static constexpr index_t own_pairs = 320;
+
+  // Of an object that may be copied: where the numbers are is asked for anew.
+  double* frequencies() { return pairs_ > own_pairs ? more_frequencies_.data() : own_frequencies_; }
+  float* turns() { return pairs_ > own_pairs ? more_turns_.data() : own_turns_; }
+  const float* turns() const { return pairs_ > own_pairs ? more_turns_.data() : own_turns_; }
 
   rotary::pairing pairing_;
   index_t pairs_;
-  array<double> frequency_, angle_;
-  array<float> reduced_, cosine_, sine_;
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) double own_frequencies_[own_pairs];  // [pairs]
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float own_turns_[2 * own_pairs];     // cosines, then sines
+  std::vector<double> more_frequencies_;
+  std::vector<float> more_turns_;
 };
 
 }  // namespace v0

@@ -79,13 +79,16 @@ tile load_values(const H& head, index_t first, index_t count, float* buffer) {
   return load_tile([&](index_t s) { return head.value(s); }, first, count, head.dim(), buffer);
 }
 
+/// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than
+/// 32 KiB.
+inline constexpr index_t row_floats = 4096;
 /// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
-inline constexpr index_t max_tile_slots = 64, tile_floats = 16384;
+inline constexpr index_t max_tile_slots = 64, tile_floats = row_floats;
 
 /// Calls `use(first, tile)` for the keys of all slots, at most `max_tile_slots` at a time. Nothing
 /// is allocated.
 template <class Use>
-void each_tile_of_keys(const kv_head auto& head, Use use) {
+KVMELD_NOINLINE void each_tile_of_keys(const kv_head auto& head, Use use) {
   float buffer[tile_floats];
   const index_t n = head.length(), dim = head.dim(),
                 rows = std::clamp(tile_floats / dim, index_t{1}, max_tile_slots);

@@ -90,7 +90,7 @@ inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& 
 /// Adds the value of the removed slot in equal parts to the slots behind it.
 inline void share_value(const slot_removal& d, const head_ref& head) {
   const index_t from = head.position(d.removed);
-  float share[detail::tile_floats];
+  float share[detail::row_floats];
   const auto dim = static_cast<std::size_t>(head.dim());
   to_floats(head.value(d.removed), head.dim(), share);
   for (float& x : std::span(share, dim)) {

@@ -56,7 +56,7 @@ struct key_diff {
                       key_comparison& comparison) const {
     const auto sum = state.memory().subspan(1);
     add_direction(head, head.length() - 1, 1, sum);
-    float guess[detail::tile_floats];
+    float guess[detail::row_floats];
     std::ranges::copy(sum, guess);
     std::ranges::fill(sum, 0.0F);
     state.memory()[0] = std::bit_cast<float>(head.next_position());
@@ -92,7 +92,7 @@ struct key_diff {
   template <class See>
   static void each_score(const kv_head auto& head, See see) {
     const index_t dim = head.dim();
-    float mean[detail::tile_floats], norm[detail::max_tile_slots], dot[detail::max_tile_slots];
+    float mean[detail::row_floats], norm[detail::max_tile_slots], dot[detail::max_tile_slots];
     std::fill_n(mean, dim, 0.0F);
     detail::each_tile_of_keys(head, [&](index_t, const detail::tile& keys) {
       score::row_norms(keys, norm);
@@ -126,12 +126,12 @@ struct key_diff {
     const float* const sum = state.memory().data() + 1;
     const std::vector<float>&guess = comparison.keys().row, &dot = comparison.keys().dot,
           &norm = comparison.keys().norm;
-    float off[detail::tile_floats];
+    float row[detail::row_floats];
     for (index_t i = 0; i < dim; ++i) {
-      off[i] = guess[static_cast<std::size_t>(i)] - sum[i];
+      row[i] = guess[static_cast<std::size_t>(i)] - sum[i];
     }
     const float length = norm_of(sum, dim), guessed = norm_of(guess.data(), dim),
-                error = 4 * (norm_of(off, dim) / length + static_cast<float>(dim + 16) * 1.2e-7F);
+                error = 4 * (norm_of(row, dim) / length + static_cast<float>(dim + 16) * 1.2e-7F);
     const auto about = [&, d = dot.data(), k = norm.data()](index_t s) {
       return score(d[s], k[s] * guessed);
     };
@@ -146,11 +146,11 @@ struct key_diff {
     if (!(error < 1)) {
       return false;
     }
-    float key[detail::tile_floats], exact = 0, own = 0;
+    float exact = 0, own = 0;
     for (index_t s = 0; s < n; ++s) {
       if (about(s) <= lowest + error && !is_protected(s)) {
-        to_floats(head.key(s), dim, key);
-        score::row_dots_and_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
+        to_floats(head.key(s), dim, row);
+        score::row_dots_and_norms({row, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
         see(s, score(exact, own * length));
       }
     }
@@ -159,7 +159,7 @@ struct key_diff {
 
   /// `sum += sign · k_s/‖k_s‖`
   static void add_direction(const kv_head auto& head, index_t s, float sign, std::span<float> sum) {
-    float key[detail::tile_floats];
+    float key[detail::row_floats];
     to_floats(head.key(s), head.dim(), key);
     const float norm = norm_of(key, head.dim());
     if (norm > 0 && std::isfinite(norm)) {

@@ -21,8 +21,8 @@ namespace score {
 inline constexpr index_t tile_slots = 128;
 /// Floats that stay in the nearest cache, and those of rows that are converted: they share it with
 /// the rows that are prefetched meanwhile.
-inline constexpr index_t near_floats = 4096, converted_floats = 2048;
-inline constexpr index_t max_dim = 16384;
+inline constexpr index_t near_floats = detail::row_floats, converted_floats = 2048;
+inline constexpr index_t swept_floats = 16384;
 /// What a vector of any machine divides.
 inline constexpr index_t whole_vectors = 16;
 inline index_t padded(index_t count) {
@@ -34,17 +34,6 @@ inline constexpr index_t sweep_group = 16;
 /// exp of a whole aligned buffer, so that every element takes the same vector path and the result
 /// does not depend on where in memory, or at which index, a number stands.
 using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::AlignedMax>;
-
-/// Calls `use(first, rows)` for a tile's rows, `few` at a time: what is used more than once lies in
-/// the nearest cache.
-template <class Use>
-void each_few(const detail::tile& rows, index_t few, Use use) {
-  const auto count = static_cast<index_t>(rows.rows());
-  for (index_t i = 0; i < count; i += few) {
-    use(i, detail::tile(rows.data() + i * rows.outerStride(), std::min(few, count - i), rows.cols(),
-                        Eigen::OuterStride<>(rows.outerStride())));
-  }
-}
 
 }  // namespace score
 
@@ -104,8 +93,8 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
     return std::clamp(floats / dim, index_t{1}, score::tile_slots);
   };
   const index_t near = rows_of(score::near_floats),
-                rows = rows_of(converts ? score::converted_floats : score::max_dim);
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[score::max_dim];
+                rows = rows_of(converts ? score::converted_floats : score::swept_floats);
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::row_floats];
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
   const bool compares = comparison != nullptr && comparison->requested();
@@ -117,13 +106,13 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
     std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
-      const auto keys = detail::load_keys(head, first, count, buffer);
-      score::each_few(keys, near, [&](index_t i, const detail::tile& few) {
+      for (index_t i = 0; i < count; i += near) {
+        const auto few = detail::load_keys(head, first + i, std::min(near, count - i), buffer);
         score::qk_tile(queries, heads, few, mass[0] + i, score::tile_slots);
         if (g0 == 0 && compares) {
           comparison->add_keys(first + i, few);
         }
-      });
+      }
       for (index_t g = 0; g < heads; ++g) {
         const float* const dots = mass[g];
         float logit[score::tile_slots];
@@ -138,13 +127,13 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         score::aligned_block block(mass[g], score::padded(count));
         Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= all[g].take(block);
       }
-      const auto values = detail::load_values(head, first, count, buffer);
-      score::each_few(values, near, [&](index_t i, const detail::tile& few) {
+      for (index_t i = 0; i < count; i += near) {
+        const auto few = detail::load_values(head, first + i, std::min(near, count - i), buffer);
         score::pv_tile(mass[0] + i, score::tile_slots, heads, few, out + std::ptrdiff_t{g0} * dim);
         if (g0 == 0 && compares && comparison->values_requested()) {
           comparison->add_values(first + i, few);
         }
-      });
+      }
     }
     for (index_t g = 0; g < heads; ++g) {
       Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= all[g].sum;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvmeld/detail/arena.hpp"
+#include "kvmeld/detail/solve.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/dense.hpp"
@@ -23,14 +24,20 @@ void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge
   // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
   covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
   const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(covariance);
-  factor.matrixL().solveInPlace(x);  // L⁻¹ x: its columns' squares are wanted
+  // L⁻¹ x: its columns' squares are wanted. Column by column L is row by row its transpose.
+  const Eigen::Map<const dense::matrix> upper(covariance.data(), covariance.rows(),
+                                              covariance.cols());
+  dense::solve_lower(upper, x);
   out = x.colwise().squaredNorm().transpose();
 }
 
-/// Keys as they were before RoPE, a column each: `x [dim, length]`.
-inline void unrotated_keys(const kv_head auto& head, dense::stored auto& x) {
-  constexpr index_t some = 16;  // keys transposed at a time, a line of each element
-  float keys[some * rotation::max_dim];
+/// Keys that are transposed at a time, a line of each element.
+inline constexpr index_t transposed_keys = 16;
+
+/// Keys as they were before RoPE, a column each: `x [dim, length]`. `keys [transposed_keys, dim]`
+/// is scratch.
+inline void unrotated_keys(const kv_head auto& head, dense::stored auto& x, float* keys) {
+  constexpr index_t some = transposed_keys;
   const index_t n = head.length(), dim = head.dim();
   rotation turn(head.spec().rope, dim);
   for (index_t first = 0; first < n; first += some) {
@@ -51,10 +58,10 @@ inline std::span<float> leverage_of_keys(const kv_head auto& head, float ridge,
                                          std::vector<float>& scratch) {
   const index_t n = head.length(), dim = head.dim();
   const auto slots = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim);
-  detail::arena parts(scratch, slots + (slots + d) * d);
+  detail::arena parts(scratch, slots + (slots + d + transposed_keys) * d);
   auto leverage = parts.column(n);
   auto x = parts.rows(dim, n), products = parts.rows(dim, dim);
-  unrotated_keys(head, x);
+  unrotated_keys(head, x, parts.rows(transposed_keys, dim).data());
   for (index_t i = 0; i < dim; ++i) {
     x.row(i).array() -= x.row(i).mean();
   }

@@ -17,11 +17,19 @@ namespace kvmeld {
 inline namespace v0 {
 namespace search {
 
+/// `‖k_s − x‖²`, `x [dim]`.
+KVMELD_NOINLINE float key_distance(const kv_head auto& head, index_t s, const float* x) {
+  float key[detail::row_floats], square = 0;
+  to_floats(head.key(s), head.dim(), key);
+  score::row_distances({key, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, x, &square);
+  return square;
+}
+
 /// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot, NaN
 /// last; -1: none.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate) {
-  float key[detail::tile_floats], square[detail::max_tile_slots];
+  float key[detail::row_floats], square[detail::max_tile_slots];
   to_floats(head.key(c), head.dim(), key);
   index_t best = -1;
   float least = 0;
@@ -63,15 +71,13 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
       within = most;
     }
   }
-  float key[detail::tile_floats], other[detail::tile_floats];
+  float key[detail::row_floats];
   index_t best = -1;
   float least = 0;
   to_floats(head.key(c), head.dim(), key);
   for (index_t r = 0; r < n; ++r) {
     if (about(r) - off(r) <= within && r != c && candidate(r)) {
-      float square = 0;
-      to_floats(head.key(r), head.dim(), other);
-      score::row_distances({other, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, key, &square);
+      const float square = key_distance(head, r, key);
       if (best < 0 || square < least) {
         best = r, least = square;
       }
@@ -115,6 +121,9 @@ struct near_slot {
 
 /// Slots compared at a time, and how many others with them.
 inline constexpr index_t cosine_slots = detail::max_tile_slots, max_cosine_rows = 64;
+/// Floats of the tiles that are compared, and of all that comparing works in.
+inline constexpr index_t cosine_tile_floats = 16384,
+                         cosine_floats = 2 * cosine_tile_floats + max_cosine_rows * cosine_slots;
 
 /// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
 /// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
@@ -154,16 +163,16 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
 
 /// The slots most similar to each of `removed`, into `best`, among those for which `candidate(r)`;
 /// ties to the lower slot. Keys are read once for many of the removed, those that are no candidates
-/// not at all; nothing is allocated.
+/// not at all. `scratch [cosine_floats]`.
 template <class Candidate>
 void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> removed,
-                       Candidate candidate, std::span<near_slot> best) {
-  constexpr index_t floats = detail::tile_floats;
+                       Candidate candidate, std::span<near_slot> best, float* scratch) {
+  constexpr index_t floats = cosine_tile_floats;
   const index_t n = head.length(), dim = head.dim();
   const index_t some = std::clamp(floats / dim, index_t{1}, max_cosine_rows);
   const index_t rows = std::clamp(floats / dim, index_t{1}, cosine_slots);
-  float key[floats], buffer[floats], dots[max_cosine_rows * cosine_slots], norm[cosine_slots],
-      own[max_cosine_rows];
+  float *const key = scratch, *const buffer = key + floats, *const dots = buffer + floats;
+  float norm[cosine_slots], own[max_cosine_rows];
   index_t slot[cosine_slots];
   for (std::size_t begin = 0; begin < removed.size(); begin += static_cast<std::size_t>(some)) {
     const auto together =
@@ -205,28 +214,34 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> remove
 near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_comparison& comparison) {
   near_slot best;
   const index_t n = head.length();
-  if (!comparison.complete(n)) {
-    nearest_by_cosine(head, {&c, 1}, [](index_t) { return true; }, {&best, 1});
+  index_t slot[cosine_slots];
+  const auto take = [&](index_t first, index_t count, const float* dots, const float* norm,
+                        float own) {
+    std::iota(slot, slot + count, first);
+    take_nearest(dots, norm, own, slot, count, c, best);
+  };
+  const bool has_norms = comparison.complete(n);
+  const float* const norm = has_norms ? comparison.keys().norm.data() : nullptr;
+  if (has_norms && comparison.is_about(c, n)) {
+    for (index_t first = 0; first < n; first += cosine_slots) {
+      take(first, std::min(cosine_slots, n - first), comparison.keys().dot.data() + first,
+           norm + first, norm[c]);
+    }
     return best;
   }
-  const float* const norm = comparison.keys().norm.data();
-  index_t slot[cosine_slots];
-  const auto take = [&](index_t first, index_t count, const float* dots) {
-    std::iota(slot, slot + count, first);
-    take_nearest(dots, norm + first, norm[c], slot, count, c, best);
-  };
-  if (comparison.is_about(c, n)) {
-    for (index_t first = 0; first < n; first += cosine_slots) {
-      take(first, std::min(cosine_slots, n - first), comparison.keys().dot.data() + first);
+  float key[detail::row_floats], dots[cosine_slots], norms[cosine_slots], own = 0;
+  to_floats(head.key(c), head.dim(), key);
+  score::row_norms({key, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, &own);
+  detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+    const auto count = static_cast<index_t>(keys.rows());
+    if (has_norms) {
+      score::qk_tile(key, 1, keys, dots, cosine_slots);
+      take(first, count, dots, norm + first, norm[c]);
+    } else {
+      score::row_dots_and_norms(keys, key, dots, norms);
+      take(first, count, dots, norms, own);
     }
-  } else {
-    float key[detail::tile_floats], dots[detail::max_tile_slots];
-    to_floats(head.key(c), head.dim(), key);
-    detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-      score::qk_tile(key, 1, keys, dots, detail::max_tile_slots);
-      take(first, static_cast<index_t>(keys.rows()), dots);
-    });
-  }
+  });
   return best;
 }
 
@@ -236,7 +251,7 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_compa
 std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
   const auto n = static_cast<std::size_t>(head.length());
   auto& numbers = work.numbers;
-  numbers.resize(std::max(numbers.size(), n));
+  numbers.resize(std::max(numbers.size(), n + cosine_floats));
   const auto cosine = std::span(numbers).first(n);
   auto& into = work.row_of;
   into.resize(n);
@@ -246,7 +261,7 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   near_slot best[most];
   std::size_t held = 0;
   const auto flush = [&] {
-    nearest_by_cosine(head, {removed, held}, kept, {best, held});
+    nearest_by_cosine(head, {removed, held}, kept, {best, held}, cosine.data() + n);
     for (std::size_t i = 0; i < held; ++i) {
       const auto s = static_cast<std::size_t>(removed[i]);
       into[s] = best[i].slot, cosine[s] = best[i].cosine;

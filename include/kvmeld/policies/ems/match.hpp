@@ -81,12 +81,39 @@ void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float th
   }
 }
 
+/// `x · r` and `‖r‖` of `count` rows from the `first` on, keys or values.
+template <bool values>
+KVMELD_NOINLINE void dots_and_norms(const kv_head auto& head, index_t first, index_t count,
+                                    const float* x, float* dot, float* norm) {
+  float buffer[tile_floats];
+  score::row_dots_and_norms(
+      values ? load_values(head, first, count, buffer) : load_keys(head, first, count, buffer), x,
+      dot, norm);
+}
+
+/// `cosines [count]` of row `e` with rows `first` on, keys or values.
+template <bool values>
+KVMELD_NOINLINE void cosines_with(const kv_head auto& head, index_t e, index_t first, index_t count,
+                                  float* cosines) {
+  const index_t dim = head.dim(), rows = std::max(tile_floats / dim, index_t{1});
+  float x[row_floats], dot[max_tile_slots], norm[max_tile_slots], own = 0;
+  to_floats(values ? head.value(e) : head.key(e), dim, x);
+  score::row_norms({x, 1, dim, Eigen::OuterStride<>(dim)}, &own);
+  for (index_t i = 0; i < count; i += rows) {
+    const index_t some = std::min(rows, count - i);
+    dots_and_norms<values>(head, first + i, some, x, dot, norm);
+    for (index_t j = 0; j < some; ++j) {
+      cosines[i + j] = own * norm[j] > 0 ? dot[j] / (own * norm[j]) : 0.0F;
+    }
+  }
+}
+
 /// The slot most redundant to slot `e` among those for which `candidate(r)`; ties to the
 /// earlier token, NaN last. From `comparison`, if it is about slot `e`, else tile by tile.
 template <class Candidate>
 search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
                               const key_comparison& comparison) {
-  const index_t n = head.length(), dim = head.dim();
+  const index_t n = head.length();
   const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
   search::near_slot best;
   const auto compare = [&](index_t s, float k, float v) {
@@ -108,21 +135,13 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
     }
     return best;
   }
-  constexpr index_t floats = 8192, most = 64;
-  const index_t rows = std::clamp(floats / dim, index_t{1}, most);
-  float key[2 * floats], value[2 * floats], buffer[2 * floats], own_key = 0, own_value = 0;
-  float key_dot[most], key_norm[most], value_dot[most], value_norm[most];
-  to_floats(head.key(e), dim, key), to_floats(head.value(e), dim, value);
-  score::row_norms({key, 1, dim, Eigen::OuterStride<>(dim)}, &own_key);
-  score::row_norms({value, 1, dim, Eigen::OuterStride<>(dim)}, &own_value);
-  for (index_t first = 0; first < n; first += rows) {
-    const index_t count = std::min(rows, n - first);
-    score::row_dots_and_norms(load_keys(head, first, count, buffer), key, key_dot, key_norm);
-    score::row_dots_and_norms(load_values(head, first, count, buffer), value, value_dot,
-                              value_norm);
+  float keys[max_tile_slots], values[max_tile_slots];
+  for (index_t first = 0; first < n; first += max_tile_slots) {
+    const index_t count = std::min(max_tile_slots, n - first);
+    cosines_with<false>(head, e, first, count, keys);
+    cosines_with<true>(head, e, first, count, values);
     for (index_t i = 0; i < count; ++i) {
-      compare(first + i, cosine(key_dot[i], own_key, key_norm[i]),
-              cosine(value_dot[i], own_value, value_norm[i]));
+      compare(first + i, keys[i], values[i]);
     }
   }
   return best;

@@ -1,0 +1,80 @@
+// Every policy decodes on a thread with as little stack as musl gives it: 128 KiB.
+#include <catch2/catch.hpp>
+
+#ifdef __linux__
+#include <pthread.h>
+
+#include <functional>
+#include <string>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+namespace {
+
+using fixtures::normal;
+using kvmeld::budget;
+using kvmeld::index_t;
+
+constexpr std::size_t stack_bytes = 128 << 10;
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool frames_are_real = false;  // the sanitizer's are larger
+#elif defined(__OPTIMIZE__)
+constexpr bool frames_are_real = true;
+#else
+constexpr bool frames_are_real = false;
+#endif
+
+void on_small_stack(const std::function<void()>& f) {
+  pthread_attr_t attributes;
+  REQUIRE(pthread_attr_init(&attributes) == 0);
+  REQUIRE(pthread_attr_setstacksize(&attributes, frames_are_real ? stack_bytes : 8 << 20) == 0);
+  pthread_t thread;
+  const auto call = [](void* x) -> void* {
+    (*static_cast<const std::function<void()>*>(x))();
+    return nullptr;
+  };
+  void* const argument = const_cast<std::function<void()>*>(&f);
+  REQUIRE(pthread_create(&thread, &attributes, call, argument) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
+  pthread_attr_destroy(&attributes);
+}
+
+}  // namespace
+
+TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
+  constexpr index_t dim = 128, group = 4, tokens = 700, steps = 40;
+  for (const auto& example : fixtures::every_policy()) {
+    CAPTURE(example.name);
+    const kvmeld::any_policy& policy = example.policy;
+    kvmeld::cache<Eigen::half> kv{
+        {.heads = 1, .group = group, .dim = dim, .capacity = tokens + steps + 1}};
+    const budget limit = kvmeld::budget_within(policy, 200);
+    const auto k = normal((tokens + steps) * dim), v = normal((tokens + steps) * dim),
+               q = normal((tokens + steps) * group * dim);
+    auto state = kvmeld::make_state(policy, kv);
+    kv.append(0, std::span(k).first(tokens * dim), std::span(v).first(tokens * dim));
+    const auto queries = kvmeld::prompt_queries(q.data(), tokens, 1, group, dim);
+    kvmeld::observe(policy, kv, state, queries);
+    kvmeld::compress(policy, kv, state, queries.last(200), limit);
+    std::string said;
+    on_small_stack([&] {
+      try {
+        std::vector<float> out(group * dim);
+        for (index_t t = tokens; t < tokens + steps && policy.decodes(); ++t) {
+          const auto at = [t](const std::vector<float>& x, index_t width) {
+            return std::span<const float>(x).subspan(static_cast<std::size_t>(t * width),
+                                                     static_cast<std::size_t>(width));
+          };
+          kvmeld::step(policy, kv, state, {at(q, group * dim), at(k, dim), at(v, dim)}, limit, out);
+        }
+      } catch (const std::exception& e) {
+        said = e.what();
+      }
+    });
+    CHECK(said.empty());
+    CHECK(kv.head(0).tokens_total() == (policy.decodes() ? tokens + steps : tokens));
+  }
+}
+#endif
