@@ -1,6 +1,7 @@
 /// Version and index type: what every other header starts from, errors with it.
 #pragma once
 
+#include <cmath>    // FP_FAST_FMAF
 #include <cstdint>  // std::int32_t
 
 #include "kvmeld/error.hpp"  // IWYU pragma: export
@@ -20,6 +21,33 @@
 #else
 #define KVMELD_HD
 #endif
+
+// A name for the instruction sets that code is compiled for. What the preprocessor writes by them
+// is in an inline namespace of this name: of two files with other flags, each calls its own.
+#ifdef __AVX__
+#define KVMELD_HAS_AVX 1
+#else
+#define KVMELD_HAS_AVX 0
+#endif
+#ifdef __AVX512F__
+#define KVMELD_HAS_AVX512 1
+#else
+#define KVMELD_HAS_AVX512 0
+#endif
+#ifdef __F16C__
+#define KVMELD_HAS_F16C 1
+#else
+#define KVMELD_HAS_F16C 0
+#endif
+#ifdef FP_FAST_FMAF
+#define KVMELD_HAS_FMA 1
+#else
+#define KVMELD_HAS_FMA 0
+#endif
+#define KVMELD_NAME_OF(avx, avx512, f16c, fma) avx_##avx##_avx512_##avx512##_f16c_##f16c##_fma_##fma
+#define KVMELD_NAME(avx, avx512, f16c, fma) KVMELD_NAME_OF(avx, avx512, f16c, fma)
+#define KVMELD_INSTRUCTIONS \
+  KVMELD_NAME(KVMELD_HAS_AVX, KVMELD_HAS_AVX512, KVMELD_HAS_F16C, KVMELD_HAS_FMA)
 
 /// A function whose frame no other frame takes in: threads may have little stack (musl: 128 KiB).
 #if defined(__GNUC__)

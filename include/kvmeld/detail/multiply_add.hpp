@@ -3,9 +3,12 @@
 
 #include <cmath>  // std::fma
 
+#include "kvmeld/config.hpp"
+
 namespace kvmeld {
 inline namespace v0 {
 namespace detail {
+inline namespace KVMELD_INSTRUCTIONS {
 
 /// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
 /// compiler, one copy of a function may round otherwise than another. A device has its own.
@@ -17,6 +20,7 @@ inline float multiply_add(float a, float b, float c) {
 #endif
 }
 
+}  // namespace KVMELD_INSTRUCTIONS
 }  // namespace detail
 }  // namespace v0
 }  // namespace kvmeld

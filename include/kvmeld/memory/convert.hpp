@@ -13,6 +13,8 @@
 namespace kvmeld {
 inline namespace v0 {
 
+inline namespace KVMELD_INSTRUCTIONS {
+
 /// Copies `x [dim]` into `out` as floats: exact, whatever the storage.
 template <class Scalar>
 requires plain_scalar<std::remove_const_t<Scalar>>
@@ -63,6 +65,8 @@ inline void to_floats(row<q8_0> x, index_t dim, float* out) {
 inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
   x.visit([&](auto typed) { to_floats(typed, dim, out); });
 }
+
+}  // namespace KVMELD_INSTRUCTIONS
 
 namespace detail {
 

@@ -10,6 +10,7 @@
 namespace kvmeld {
 inline namespace v0 {
 namespace score {
+inline namespace KVMELD_INSTRUCTIONS {
 
 /// `squares [rows]` of the rows, or, less `from [dim]`, of their distances: each summed as products
 /// are, so that equal rows have equal ones.
@@ -151,6 +152,7 @@ inline void add_directions(const detail::tile& keys, const float* norms, float* 
   }
 }
 
+}  // namespace KVMELD_INSTRUCTIONS
 }  // namespace score
 }  // namespace v0
 }  // namespace kvmeld

@@ -10,6 +10,7 @@
 namespace kvmeld {
 inline namespace v0 {
 namespace score {
+inline namespace KVMELD_INSTRUCTIONS {
 
 using packet = Eigen::internal::packet_traits<float>::type;
 inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
@@ -174,6 +175,7 @@ inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries,
   }
 }
 
+}  // namespace KVMELD_INSTRUCTIONS
 }  // namespace score
 }  // namespace v0
 }  // namespace kvmeld

@@ -1,0 +1,9 @@
+// Files of one program with other -march flags: each calls what it was compiled to.
+#include <catch2/catch.hpp>
+
+#include "support/widening.hpp"
+
+TEST_CASE("two instruction sets have a function each", "[convert]") {
+  // One symbol for both would run the instructions of whichever file was linked first.
+  CHECK(widening::of<0>() != widening::of<1>());
+}
