@@ -1,7 +1,9 @@
 /// Carrying out a plan: moves keys, values, log-mass, positions and the state's columns together.
 #pragma once
 
-#include <algorithm>  // std::min
+#include <algorithm>    // std::min
+#include <cstdint>      // std::uintptr_t
+#include <type_traits>  // std::remove_const_t
 
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
@@ -27,6 +29,58 @@ inline void move_slot(const head_ref& head, head_state& state, index_t to, index
   }
 }
 
+/// Where the elements of a row lie: `count` of `size` bytes, `step` bytes apart.
+struct row_bytes_at {
+  std::uintptr_t begin;
+  std::ptrdiff_t step;
+  index_t count, size;
+
+  row_bytes_at(const row<any_scalar>& x, index_t dim)
+      : begin(reinterpret_cast<std::uintptr_t>(x.data)),
+        step(x.step),
+        count(x.type == scalar_type::q8_0 ? row_size<q8_0>(dim) : dim),
+        size(static_cast<index_t>(row_bytes(x.type, dim)) / count) {}
+
+  /// The offset of the byte behind the last.
+  std::ptrdiff_t span() const { return (count - 1) * step + size; }
+};
+
+/// Have the rows a byte in common? Mostly known by their ends; where they interleave, element by
+/// element.
+inline bool overlap(const row_bytes_at& a, const row_bytes_at& b) {
+  const auto from_b = [&](std::uintptr_t at) { return static_cast<std::ptrdiff_t>(at - b.begin); };
+  const std::ptrdiff_t apart = from_b(a.begin);
+  if (apart >= b.span() || -apart >= a.span()) {
+    return false;
+  }
+  for (index_t i = 0; i < a.count; ++i) {
+    const std::ptrdiff_t first = apart + i * a.step, last = first + a.size - 1;
+    const std::ptrdiff_t at_most =
+        last < 0 ? -1 : last / std::max<std::ptrdiff_t>(b.step, 1);  // of b's elements
+    if (at_most >= 0 && std::min<std::ptrdiff_t>(at_most, b.count - 1) * b.step + b.size > first) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Refuses to merge into slot `s` where its value lies in its key, as in latent attention's rows:
+/// the merged key would be overwritten.
+inline void expect_own_values(const head_ref& head, index_t s) {
+  expects(!overlap({head.key(s), head.dim()}, {head.value(s), head.dim()}),
+          "apply: expected keys and values in memory of their own where slots are merged, got "
+          "overlapping rows of slot ",
+          s);
+}
+
+/// Does a row change its anchor's numbers?
+inline bool changes_rows(const merge_plan& plan, index_t r) {
+  const auto sources = plan.row(r);
+  return sources.size() > 1 || sources.front().key_weight != 1.0F ||
+         sources.front().value_weight != 1.0F || !plan.key_correction(r).empty() ||
+         !plan.value_correction(r).empty();
+}
+
 /// Throws unless `plan` obeys its laws and fits `head` and `state`; changes nothing.
 inline void expect_applies(const merge_plan& plan, const head_ref& head, const head_state& state) {
   expects(plan.length() == head.length(), "apply: expected a plan of ", head.length(),
@@ -35,6 +89,11 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
           "apply: expected a correction of dim ", head.dim(), ", got ", plan.dim());
   check(plan);
   state.expect_capacity(head.length());
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    if (changes_rows(plan, r)) {
+      expect_own_values(head, plan.anchor(r));
+    }
+  }
 }
 
 /// Throws unless `d` names slots of `head`, and `state` has numbers for all of them; changes
@@ -48,6 +107,9 @@ inline void expect_applies(const slot_removal& d, const head_ref& head, const he
   expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
           "slot_removal: expected another slot (or nowhere) to merge into, got ", d.into);
   state.expect_capacity(head.length());
+  if (d.into != slot_removal::nowhere || d.share_count > 0) {
+    expect_own_values(head, d.removed);
+  }
 }
 
 /// Carries out a plan that `expect_applies` accepts.
@@ -142,7 +204,8 @@ inline void carry_out(const slot_removal& d, const head_ref& head, head_state& s
 /// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
 /// anchor's slot, which no other row reads, then the anchors move down in order.
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
-/// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim.
+/// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim;
+/// merging where values lie in the memory of keys.
 inline void apply(const merge_plan& plan, const head_ref& head, head_state& state) {
   merge::expect_applies(plan, head, state);
   merge::carry_out(plan, head, state);
