@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/float_rows.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/accumulated.hpp"
@@ -30,6 +31,8 @@ inline namespace v0 {
 ///   match   r = argmax_r k_r·k_c over the residual slots               eq. 6
 ///   merge   running mean by w, w_r ← w_r + w_c                         eq. 7
 ///           log-mass β = α ln w                                        eq. 8
+/// Below float the running means are kept in float too, in the state's memory (ours): what is
+/// stored is their rounding, which alone would soon stand still.
 struct zsmerge {
   /// A prompt's residuals: equal chunks in position order (authors), or eq. 6 against `residual`
   /// seeds, the highest scores among the evicted (ours).
@@ -54,6 +57,9 @@ struct zsmerge {
   enum column_name : index_t { score, count, is_residual };
   std::array<column, 3> columns() const {
     return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
+  }
+  std::size_t memory(index_t dim, index_t, index_t) const {
+    return detail::float_rows::floats(residual, dim);
   }
   index_t min_budget() const {
     // So many that the context is larger than the sinks; from the first on the ring has its 2
@@ -134,9 +140,31 @@ struct zsmerge {
     return slot_removal{c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
   }
 
-  /// Names the residual slots: whatever is merged; then, while context overflows and a residual
-  /// slot is free, the context's lowest (Algorithm 1, line 8), where it lies.
+  /// The means in float, before the slots that they take in are removed.
+  void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
+                     slot_scratch&) const {
+    for (index_t r = 0; rounds(head) && r < change.rows(); ++r) {
+      if (change.row(r).size() > 1) {
+        means(head, state).merge(head, change.row(r));
+      }
+    }
+  }
+  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
+                     slot_scratch&) const {
+    if (rounds(head) && change.into != slot_removal::nowhere) {
+      const merge_source sources[] = {
+          {change.into, change.kept_weight, change.kept_weight},
+          {change.removed, change.removed_weight, change.removed_weight}};
+      means(head, state).merge(head, sources);
+    }
+  }
+
+  /// Stores the means. Names the residual slots: whatever is merged; then, while context overflows
+  /// and a residual slot is free, the context's lowest (Algorithm 1, line 8), where it lies.
   void after_compress(const kv_head auto& head, head_state& state, index_t target) const {
+    if (rounds(head)) {
+      means(head, state).store(head);
+    }
     const auto flag = state.column(is_residual);
     for (index_t s = 0; s < head.length(); ++s) {
       flag[static_cast<std::size_t>(s)] =
@@ -156,6 +184,13 @@ struct zsmerge {
   }
 
  private:
+  /// Is its storage of less precision than float?
+  static bool rounds(const kv_head auto& head) {
+    return head.length() > 0 && detail::floats_in(head.key(0)) == nullptr;
+  }
+  detail::float_rows means(const kv_head auto& head, head_state& state) const {
+    return {state.memory(), residual, head.dim()};
+  }
   index_t ring(index_t target) const { return std::max(index_t{2}, share_of(proximity, target)); }
   index_t context(index_t target) const { return target - ring(target) - residual; }
 

@@ -1,0 +1,141 @@
+/// Rows that take in others again and again, in float beside a storage of less precision.
+#pragma once
+
+#include <algorithm>  // std::equal
+#include <bit>        // std::bit_cast
+#include <cstddef>    // std::size_t
+#include <span>
+
+#include "kvmeld/merge/merge_rows.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+namespace detail {
+
+/// Is the stored row the rounding of `x [dim]`?
+template <class Scalar>
+bool is_rounding(const float* x, row<Scalar> stored, index_t dim) {
+  constexpr index_t chunk = 64;  // whole blocks
+  Scalar buffer[row_size<Scalar>(chunk)];
+  float rounded[chunk], held[chunk];
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    store_row(x + begin, row<Scalar>{buffer}, n);
+    to_floats(row<Scalar>{buffer}, n, rounded);
+    to_floats(stored.from(begin), n, held);
+    if (!std::equal(held, held + n, rounded)) {
+      return false;
+    }
+  }
+  return true;
+}
+inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
+  return stored.visit([&](auto typed) { return is_rounding(x, typed, dim); });
+}
+
+/// A running mean that is rounded to its storage after every step stands still, once a step is less
+/// than half of the storage's unit. So a policy keeps the mean in float, in its memory, and what is
+/// stored is the rounding of it. Slots are known by their positions, which survive their moves.
+///
+/// In `floats(rows, dim)` floats: per row the position and one, by its bits (0: a row of none), 1
+/// if it is still to be stored, a key and a value `[dim]`.
+class float_rows {
+ public:
+  static constexpr std::size_t floats(index_t rows, index_t dim) {
+    return static_cast<std::size_t>(rows) * (2 * static_cast<std::size_t>(dim) + header);
+  }
+  float_rows(std::span<float> memory, index_t rows, index_t dim)
+      : memory_(memory.data()), rows_(rows), dim_(dim) {}
+
+  /// Before a plan's row or a removal is applied: its key and value in float. `sources`: the
+  /// anchor, then the others. A slot that has no row here begins with its stored one.
+  void merge(const kv_head auto& head, std::span<const merge_source> sources) const {
+    const index_t anchor = sources.front().source;
+    float* const own = row_of(head, head.position(anchor));
+    if (own == nullptr) {
+      return;
+    }
+    float* const key = own + header;
+    float* const value = key + dim_;
+    const bool known = position_in(own) == head.position(anchor) &&
+                       is_rounding(key, head.key(anchor), dim_) &&
+                       is_rounding(value, head.value(anchor), dim_);
+    if (!known) {  // else what was stored is from elsewhere
+      to_floats(head.key(anchor), dim_, key), to_floats(head.value(anchor), dim_, value);
+    }
+    take(key, sources, &merge_source::key_weight, [&](index_t s) { return head.key(s); });
+    take(value, sources, &merge_source::value_weight, [&](index_t s) { return head.value(s); });
+    own[at_position] = std::bit_cast<float>(head.position(anchor) + 1);
+    own[to_store] = 1;
+  }
+  /// Afterwards: the slots' rows are the roundings of these.
+  void store(const kv_head auto& head) const {
+    for (index_t i = 0; i < rows_; ++i) {
+      float* const own = at(i);
+      if (own[to_store] == 0) {
+        continue;
+      }
+      own[to_store] = 0;
+      if (const index_t s = slot_at(head, position_in(own)); s >= 0) {
+        store_row(own + header, head.key(s), dim_);
+        store_row(own + header + dim_, head.value(s), dim_);
+      }
+    }
+  }
+
+ private:
+  enum field : std::size_t { at_position, to_store, header };
+
+  float* at(index_t i) const { return memory_ + floats(i, dim_); }
+  static index_t position_in(const float* own) {
+    return std::bit_cast<index_t>(own[at_position]) - 1;
+  }
+  static index_t slot_at(const kv_head auto& head, index_t position) {
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (head.position(s) == position) {
+        return s;
+      }
+    }
+    return -1;
+  }
+  /// That of the slot at `position`; else one of a slot that is gone; null: all are in use.
+  float* row_of(const kv_head auto& head, index_t position) const {
+    for (index_t i = 0; i < rows_; ++i) {
+      if (position_in(at(i)) == position) {
+        return at(i);
+      }
+    }
+    for (index_t i = 0; i < rows_; ++i) {
+      if (slot_at(head, position_in(at(i))) < 0) {
+        return at(i);
+      }
+    }
+    return nullptr;
+  }
+  /// `x ← Σ weight · row`, `x` the anchor's, as `merge_rows` computes it.
+  template <class RowOf>
+  void take(float* x, std::span<const merge_source> sources, float merge_source::*weight,
+            RowOf row_of) const {
+    constexpr index_t chunk = 64;  // whole blocks
+    float part[chunk];
+    for (index_t begin = 0; begin < dim_; begin += chunk) {
+      const index_t n = std::min(chunk, dim_ - begin);
+      for (index_t i = 0; i < n; ++i) {
+        x[begin + i] = multiply_add(sources.front().*weight, x[begin + i], 0.0F);
+      }
+      for (const merge_source& e : sources.subspan(1)) {
+        to_floats(row_of(e.source).from(begin), n, part);
+        for (index_t i = 0; i < n; ++i) {
+          x[begin + i] = multiply_add(e.*weight, part[i], x[begin + i]);
+        }
+      }
+    }
+  }
+
+  float* memory_;
+  index_t rows_, dim_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace kvmeld

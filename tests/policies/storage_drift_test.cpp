@@ -1,0 +1,169 @@
+// Thousands of merges in a storage of less precision than float: rows and log-mass stay near those
+// that float has.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/fixtures.hpp"
+#include "support/policies.hpp"
+
+using fixtures::index_t;
+using fixtures::normal;
+using kvmeld::any_policy;
+using kvmeld::budget;
+
+namespace {
+
+constexpr index_t dim = 32, slots = 48, tokens = 2400;
+
+/// A head of one storage, and the policy's state for it.
+template <class Storage>
+struct held {
+  fixtures::cache<Storage> kv{{.heads = 1, .dim = dim, .capacity = slots + 1}};
+  kvmeld::state state;
+
+  explicit held(const any_policy& p) : state(kvmeld::make_state(p, kv)) {}
+};
+
+/// What the storages are off by, relative to the largest number of a row, and in log-mass.
+struct off {
+  double row = 0, log_mass = 0;
+};
+
+/// The same decisions in float and in `Storage`: the float head attends and decides; the other
+/// takes the same tokens, the same attention and the same changes. The first eighth of the tokens
+/// is about `first`, all others about -`first`.
+template <class Storage>
+off drift(const any_policy& p, float first) {
+  streams::restart();
+  held<float> decides(p);
+  held<Storage> follows(p);
+  kvmeld::workspace& work = decides.state.workspace();
+  const budget b = kvmeld::budget_within(p, slots);
+  const auto head = decides.kv.head(0);
+  const auto other = follows.kv.head(0);
+  std::vector<float> out(dim);
+  off most;
+  for (index_t t = 0; t < tokens; ++t) {
+    auto k = normal(dim, 0.3F), v = normal(dim, 0.3F);
+    const auto q = normal(dim);
+    for (auto* x : {&k, &v}) {
+      // As the storage holds it: so both begin alike.
+      std::ranges::for_each(*x, [&](float& e) { e += t < tokens / 8 ? first : -first; });
+      Storage stored[kvmeld::row_size<Storage>(dim)];
+      kvmeld::detail::store_row(x->data(), kvmeld::row<Storage>{stored}, dim);
+      kvmeld::to_floats(kvmeld::row<Storage>{stored}, dim, x->data());
+    }
+    const auto change = [&](const auto& made) {
+      apply(p, made, head, decides.state[0], work.scratch);
+      apply(p, made, other, follows.state[0], work.scratch);
+    };
+    head.push(k.data(), v.data()), other.push(k.data(), v.data());
+    decides.state[0].extend(head.length()), follows.state[0].extend(head.length());
+    const auto length = static_cast<std::size_t>(head.length());
+    const auto probabilities = std::span(work.attention).first(length);
+    const auto log_sum_exp = std::span(work.log_sum_exp).first(1);
+    kvmeld::traits::attend(p, head, decides.state[0], q.data(), out.data(), probabilities,
+                           log_sum_exp);
+    const kvmeld::observation seen{
+        .probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q.data()};
+    kvmeld::observe(p, head, decides.state[0], work, seen);
+    kvmeld::observe(p, other, follows.state[0], work, seen);
+    if (b.reached(head.length())) {
+      const auto one = head.length() == b.slots + 1
+                           ? kvmeld::traits::choose_victim(p, head, decides.state[0], b.slots)
+                           : std::nullopt;
+      if (one) {
+        change(*one);
+      } else {
+        plan(p, head, decides.state[0], b.slots, work.scratch, work.plan);
+        const kvmeld::merge_plan made = work.plan;
+        change(made);
+      }
+    }
+    if (head.length() <= b.slots) {
+      kvmeld::traits::after_compress(p, head, decides.state[0], b.slots);
+      kvmeld::traits::after_compress(p, other, follows.state[0], b.slots);
+    }
+  }
+  REQUIRE(other.length() == head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    REQUIRE(other.position(s) == head.position(s));
+    most.log_mass = std::max(most.log_mass, double{std::abs(head.log_mass(s) - other.log_mass(s))});
+    for (const bool key : {false, true}) {
+      float x[dim], y[dim];
+      kvmeld::to_floats(key ? head.key(s) : head.value(s), dim, x);
+      kvmeld::to_floats(key ? other.key(s) : other.value(s), dim, y);
+      const float size = std::abs(
+          *std::ranges::max_element(x, [](float a, float c) { return std::abs(a) < std::abs(c); }));
+      for (index_t i = 0; i < dim; ++i) {
+        most.row = std::max(most.row, double{std::abs(x[i] - y[i]) / size});
+      }
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("merges in every storage stay near those in float", "[half][q8_0]") {
+  // In units of the storage's rounding, half of its last place. Most policies round each merge, and
+  // what a slot held before weighs less and less, or the weights are of few tokens. Those named
+  // here have slots that take in token after token: their roundings add up.
+  const std::map<std::string, double> roundings = {
+      {"ems", 16},       {"keepkv", 32}, {"keepkv code", 48}, {"fold", 32}, {"fold by scores", 40},
+      {"centroids", 64}, {"cam", 200}};
+  for (const auto& example : fixtures::every_policy()) {
+    if (!example.policy.decodes() || !example.policy.bounded()) {
+      continue;
+    }
+    const auto named = roundings.find(example.name);
+    const double bound = named == roundings.end() ? 3 : named->second;
+    for (const float first : {1.0F, 0.0F}) {
+      const auto check = [&](const off& of, double unit) {
+        CAPTURE(example.name, first, unit);
+        CHECK(of.row <= bound * unit);
+        CHECK(of.log_mass == 0);
+      };
+      check(drift<Eigen::half>(example.policy, first), 0x1p-11);
+      check(drift<Eigen::bfloat16>(example.policy, first), 0x1p-8);
+      check(drift<kvmeld::q8_0>(example.policy, first), 1.0 / 254);
+    }
+  }
+}
+
+TEST_CASE("a running mean goes where its tokens go, in every storage", "[half][q8_0]") {
+  // The first hundredth of the tokens is about 1, all others about -1.
+  const auto mean = []<class Storage>(Storage) {
+    streams::restart();
+    constexpr index_t many = 20'000;
+    held<Storage> one{kvmeld::zsmerge{}};
+    std::vector<float> out(dim);
+    for (index_t t = 0; t < many; ++t) {
+      auto k = normal(dim, 0.3F), v = normal(dim, 0.3F);
+      for (auto* x : {&k, &v}) {
+        std::ranges::for_each(*x, [&](float& e) { e += t < many / 100 ? 1.0F : -1.0F; });
+      }
+      kvmeld::step(any_policy(kvmeld::zsmerge{}), one.kv, one.state, {normal(dim), k, v},
+                   budget{slots}, out);
+    }
+    const auto head = one.kv.head(0);
+    index_t residual = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      residual = head.log_mass(s) > head.log_mass(residual) ? s : residual;
+    }
+    float sum = 0;
+    for (index_t i = 0; i < dim; ++i) {
+      sum += head.value(residual)[i];
+    }
+    return sum / dim;
+  };
+  const float right = mean(float());
+  CHECK(right == Approx(-0.98).margin(0.01));
+  CHECK(mean(Eigen::half()) == Approx(right).margin(1e-3));
+  CHECK(mean(Eigen::bfloat16()) == Approx(right).margin(5e-3));
+  CHECK(mean(kvmeld::q8_0()) == Approx(right).margin(5e-3));
+}
