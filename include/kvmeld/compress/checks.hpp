@@ -1,7 +1,8 @@
 /// What a call refuses first: sizes, states and budgets that do not fit together.
 #pragma once
 
-#include <limits>  // std::numeric_limits
+#include <cstdint>  // std::int64_t
+#include <limits>   // std::numeric_limits
 #include <span>
 #include <type_traits>  // std::remove_const_t
 
@@ -67,10 +68,16 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
           state.columns(), " columns and ", state.memory().size(), " floats");
 }
 
-/// Queries of one head as a policy gets them: finite, where the cache checks for it.
+/// Queries of one head as a policy gets them: a prompt's own are no more than its tokens, or the
+/// first of them would lie before position 0; finite, where the cache checks for it.
 template <policy P, class Query>
 void expect_queries(const char* expected, const P& p, const head_ref& head,
                     const query_view<Query>& queries) {
+  if (head.length() > 0 && queries.position == nullptr) {
+    const std::int64_t all = std::int64_t{queries.count} + queries.before;
+    expects(all <= head.tokens_total(), expected, " of at most ", head.tokens_total(),
+            " tokens, got ", all);
+  }
   if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
     return;
   }

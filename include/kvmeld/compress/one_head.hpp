@@ -57,7 +57,8 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
 /// observe each chunk's own queries after its tokens were appended, with `before` set.
-/// Refused, with nothing changed: null queries, less than none.
+/// Refused, with nothing changed: null queries, less than none, more than the head has tokens
+/// unless they have positions, NaN or Inf where the head checks for them.
 template <policy P, class Query>
 void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
@@ -75,13 +76,15 @@ void observe(const P& p, const head_ref& head, head_state& state,
 }
 
 /// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
-/// plan on them.
+/// plan on them. Refused, with nothing changed: a budget that does not fit, missing queries, more
+/// than the head has tokens, NaN or Inf where the head checks for them.
 template <policy P, class Query = float>
 void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
               const query_view<Query>& queries = {}) {
   check(p, b, head.capacity());
   detail::expect_policy(p, state);
   detail::expect_measured(p, head, state, queries.count > 0, b);
+  detail::expect_queries("compress: expected finite queries", p, head, queries);
   detail::undo unless_planned(state);
   state.extend(head.length());
   if (head.length() > b.slots) {
