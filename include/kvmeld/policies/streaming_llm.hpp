@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>  // std::min
+#include <bit>        // std::bit_cast
+#include <limits>     // std::numeric_limits
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
@@ -21,7 +23,7 @@ inline namespace v0 {
 ///   match   none: the others are evicted
 /// `positions`: `original` leaves every key at the rotation of its own position. `cache_index` is
 /// the paper's: positions within the cache. RoPE knows distances only, and all kept tokens but the
-/// sinks are consecutive, so rope_params just the S sinks forward gives the paper's logits for O(S
+/// sinks are consecutive, so rotating just the S sinks forward gives the paper's logits for O(S
 /// · dim) a step.
 struct streaming_llm {
   enum class position_mode { original, cache_index };
@@ -46,42 +48,77 @@ struct streaming_llm {
                                              [&](index_t s) { return head.position(s); })};
   }
 
-  /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates.
+  /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates: per
+  /// sink where it was, where it is, and its key `[dim]`.
   std::size_t memory(index_t dim, index_t, index_t) const {
     return positions == position_mode::original
                ? 0
-               : 1 + static_cast<std::size_t>(sinks) * static_cast<std::size_t>(dim);
+               : static_cast<std::size_t>(sinks) * (static_cast<std::size_t>(dim) + header);
   }
 
+  /// Moves the sinks right before the window. They are the slots of the lowest positions, wherever
+  /// they lie. Where another policy left gaps in the window, these stay until it has moved on.
   void after_compress(const kv_head auto& head, head_state& state, index_t) const {
-    if (positions == position_mode::original) {
+    if (positions == position_mode::original || head.length() <= sinks) {
       return;
     }
-    float& saved = state.memory()[0];
-    const index_t newest = newest_position(head);
-    for (index_t s = 0; s < std::min(sinks, head.length()); ++s) {
-      float* own = state.memory().data() + 1 + std::ptrdiff_t{s} * head.dim();
-      const auto key = head.key(s);
-      for (; saved <= static_cast<float>(s); ++saved) {  // token s, at position s
-        to_floats(key, head.dim(), own);
-      }
-      const index_t position = newest - head.length() + 1 + s;  // right before the window
-      if (position != head.position(s)) {
-        float turned[rotation::max_dim];
-        std::copy_n(own, head.dim(), turned);
-        head.spec().rope.rotate(row<float>{turned}, head.dim(), position - s);
-        detail::store_row(turned, key, head.dim());
-        head.position(s) = position;
-      }
+    const index_t first = first_of_window(head);
+    // Downwards: none is moved onto another.
+    for (index_t r = sinks - 1, above = first; r >= 0; --r) {
+      const index_t s = highest_below(head, above);
+      above = head.position(s);
+      move(head, s, first - sinks + r,
+           state.memory().data() + std::ptrdiff_t{r} * (head.dim() + std::ptrdiff_t{header}));
     }
   }
 
  private:
-  /// Sinks move in position under `cache_index`, but never from their slot.
+  enum field : std::size_t { came_at, is_at, header };  // positions and one, by their bits
+
+  /// Moves slot `s` in position; `own`: of the sink.
+  void move(const kv_head auto& head, index_t s, index_t position, float* own) const {
+    const auto get = [own](field f) { return std::bit_cast<index_t>(own[f]) - 1; };
+    const auto set = [own](field f, index_t x) { own[f] = std::bit_cast<float>(x + 1); };
+    if (position == head.position(s)) {
+      return;
+    }
+    if (get(is_at) != head.position(s)) {  // a slot that was not moved yet
+      to_floats(head.key(s), head.dim(), own + header);
+      set(came_at, head.position(s));
+    }
+    float turned[rotation::max_dim];
+    std::copy_n(own + header, head.dim(), turned);
+    head.spec().rope.rotate(row<float>{turned}, head.dim(), position - get(came_at));
+    detail::store_row(turned, head.key(s), head.dim());
+    head.position(s) = position;
+    set(is_at, position);
+  }
+  /// The lowest position that is no sink's.
+  index_t first_of_window(const kv_head auto& head) const {
+    index_t lowest = -1;
+    for (index_t r = 0; r <= sinks; ++r) {
+      index_t next = std::numeric_limits<index_t>::max();
+      for (index_t s = 0; s < head.length(); ++s) {
+        next = head.position(s) > lowest ? std::min(next, head.position(s)) : next;
+      }
+      lowest = next;
+    }
+    return lowest;
+  }
+  static index_t highest_below(const kv_head auto& head, index_t position) {
+    index_t highest = -1;
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (head.position(s) < position &&
+          (highest < 0 || head.position(s) > head.position(highest))) {
+        highest = s;
+      }
+    }
+    return highest;
+  }
+  /// Under `cache_index` sinks move in position, and stay before all others.
   auto sink_of(const kv_head auto& head) const {
-    return [&head, mode = positions, n = sinks](index_t s) {
-      return (mode == position_mode::original ? head.position(s) : s) < n;
-    };
+    return [&head, end = positions == position_mode::original ? sinks : first_of_window(head)](
+               index_t s) { return head.position(s) < end; };
   }
 };
 
