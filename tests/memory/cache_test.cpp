@@ -11,7 +11,7 @@
 namespace {
 
 using Catch::Contains;
-using fixtures::layout;
+using kvmeld::layout;
 using kvmeld::attention_spec;
 using kvmeld::index_t;
 using kvmeld::rows;

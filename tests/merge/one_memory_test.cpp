@@ -7,12 +7,13 @@
 #include "kvmeld/policies/h2o.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "support/random.hpp"
+#include "support/typed_cache.hpp"
 
 namespace {
 
+using fixtures::layout;
+using fixtures::strided_view;
 using kvmeld::index_t;
-using kvmeld::layout;
-using kvmeld::strided_view;
 
 constexpr index_t dim = 8, tokens = 40, capacity = 48, target = 20;
 
@@ -30,9 +31,9 @@ template <class P>
 std::vector<float> run(const P& policy, const layout<float>& keys, const layout<float>& values,
                        const std::vector<float>& q, const std::vector<float>& k) {
   strided_view<float> kv({.heads = 1, .dim = dim, .capacity = capacity}, keys, values);
-  kv.adopt(0, tokens);
+  kv.commit(0, tokens);
   auto state = kvmeld::make_state(policy, kv);
-  const kvmeld::budget limit{target};
+  const kvmeld::budget limit{.slots = target};
   kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), tokens, 1, 1, dim), limit);
   std::vector<float> all, out(dim);
   for (std::size_t t = 0; t < 10; ++t) {
@@ -70,7 +71,7 @@ TEST_CASE("a plan that merges names the slot whose rows overlap", "[plan][views]
   auto memory = numbers(2 * capacity * dim);
   const auto applied = [&](const layout<float>& keys, const layout<float>& values, bool merges) {
     strided_view<float> kv({.heads = 1, .dim = dim, .capacity = capacity}, keys, values);
-    kv.adopt(0, 4);
+    kv.commit(0, 4);
     kvmeld::merge_plan plan;
     plan.reset(4);
     plan.keep(0, 0);

@@ -89,7 +89,7 @@ struct session {
       const auto at = [&](index_t i) {
         return numbers.subspan(static_cast<std::size_t>(320 * i), 320);
       };
-      kvmeld::append_rows(kv.head(h), at(h), at(h + 2));
+      kv.append(h, at(h), at(h + 2));
     }
     kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(numbers.data(), 40, 2, 2, 8),
                      kvmeld::budget{40});
