@@ -68,7 +68,7 @@ struct stream {
   void steps(const streaming_llm& policy, kvmeld::state& state, index_t target, index_t count) {
     std::vector<float> out(dim);
     for (index_t t = 0; t < count; ++t) {
-      kvmeld::step(policy, kv, state, {normal(dim), key(kv.head(0).tokens_total()), normal(dim)},
+      kvmeld::step(policy, kv, state, {normal(dim), key(kv.head(0).next_position()), normal(dim)},
                    kvmeld::budget{target}, out);
       CHECK(check() > sinks);
     }

@@ -75,7 +75,7 @@ void expect_queries(const char* expected, const P& p, const head_ref& head,
                     const query_view<Query>& queries) {
   if (head.length() > 0 && queries.position == nullptr) {
     const std::int64_t all = std::int64_t{queries.count} + queries.before;
-    expects(all <= head.tokens_total(), expected, " of at most ", head.tokens_total(),
+    expects(all <= head.next_position(), expected, " of at most ", head.next_position(),
             " tokens, got ", all);
   }
   if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
