@@ -94,7 +94,7 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
   std::vector<float> keys(40 * slots * heads * dim), values(keys), all;
 
   // keys, values: [page, slot, head, dim], a pool of pages; `pool` lists those that are free.
-  std::vector<kvmeld::index_t> table(pages, fixtures::page_table::no_page);
+  std::vector<kvmeld::index_t> table(pages, kvmeld::page_table::no_page);
   kvmeld::paged_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
                          {.layers = 1, .requests = 1, .capacity = pages * slots},
                          kvmeld::rows(keys, kvmeld::layout::pages_nhd),
@@ -109,7 +109,7 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
     for (const kvmeld::index_t& page : kv.free_pages(0)) {
       if (page >= 0) {
         pool.push_back(page);
-        table[static_cast<std::size_t>(&page - table.data())] = fixtures::page_table::no_page;
+        table[static_cast<std::size_t>(&page - table.data())] = kvmeld::page_table::no_page;
       }
     }
   };

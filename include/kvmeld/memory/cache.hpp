@@ -112,7 +112,9 @@ class strided_cache : public cache_base {
             "strided_cache: expected keys and values of one storage (not carried out by this "
             "version), got two");
     index_t pages = 0;
-    set_rows(detail::place_rows("strided_cache", "keys", keys, spec(), extents, 0, pages),
+    const placed_rows of_keys =
+        detail::place_rows("strided_cache", "keys", keys, spec(), extents, 0, pages);
+    set_rows(of_keys,
              detail::place_rows("strided_cache", "values", values, spec(), extents, 0, pages));
   }
 

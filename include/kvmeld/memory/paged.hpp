@@ -35,12 +35,12 @@ class paged_cache : public cache_base {
             "paged_cache: expected a capacity of whole pages, got ", capacity(),
             " slots in pages of ", tables.slots);
     placed_tables placed = shared(tables);
-    index_t of_keys = 0, of_values = 0;
-    set_rows(
-        detail::place_rows("paged_cache", "keys", keys, spec(), extents, tables.slots, of_keys),
-        detail::place_rows("paged_cache", "values", values, spec(), extents, tables.slots,
-                           of_values));
-    placed.first.limit = std::min(of_keys, of_values);
+    index_t pages_of_keys = 0, pages_of_values = 0;
+    const placed_rows of_keys = detail::place_rows("paged_cache", "keys", keys, spec(), extents,
+                                                   tables.slots, pages_of_keys);
+    set_rows(of_keys, detail::place_rows("paged_cache", "values", values, spec(), extents,
+                                         tables.slots, pages_of_values));
+    placed.first.limit = std::min(pages_of_keys, pages_of_values);
     set_tables(placed);
   }
 
