@@ -18,7 +18,7 @@ using kvmeld::any_policy;
 using kvmeld::budget;
 
 constexpr index_t layers_of = 2, requests_of = 2, kv_heads_of = 2, group = 2, dim = 16;
-const kvmeld::attention_spec spec = [] {
+const kvmeld::attention_spec layer_spec = [] {
   kvmeld::attention_spec s{.kv_heads = kv_heads_of, .group = group, .key_dim = dim};
   s.rope = kvmeld::rotary::halves(10'000);
   return s;
@@ -27,7 +27,7 @@ const kvmeld::attention_spec spec = [] {
 /// Caches of a small model, by layer and request.
 struct model_cache : kvmeld::cache {
   explicit model_cache(index_t capacity)
-      : kvmeld::cache(spec, {.layers = layers_of, .requests = requests_of, .capacity = capacity}) {}
+      : kvmeld::cache(layer_spec, {.layers = layers_of, .requests = requests_of, .capacity = capacity}) {}
   static kvmeld::head_range of(index_t layer, index_t request) {
     return {(layer * requests_of + request) * kv_heads_of, kv_heads_of};
   }
@@ -71,7 +71,7 @@ void read(Meld& meld, model_cache& kv, const prompt_rows& p, index_t request, in
       const index_t last = std::min(first + chunk, p.tokens);
       p.append(kv, l, request, first, last);
       meld.prompt(model_cache::of(l, request),
-                  kvmeld::queries(p.queries(l, first, last), last - first, spec));
+                  kvmeld::queries(p.queries(l, first, last), last - first, layer_spec));
     }
   }
 }
@@ -387,19 +387,19 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
   const auto heads = model_cache::of(0, 0);
   prompt.append(kv, 0, 0, 0, 40);
   const auto q = prompt.queries(0, 0, 40);
-  refused([&] { kvmeld::queries(q.first(q.size() - 1), 40, spec); }, "[40, 4, 16]");
+  refused([&] { kvmeld::queries(q.first(q.size() - 1), 40, layer_spec); }, "[40, 4, 16]");
   refused(
       [&] {
-        meld.prompt(kvmeld::head_range{0, 1}, kvmeld::queries(q, 40, spec));
+        meld.prompt(kvmeld::head_range{0, 1}, kvmeld::queries(q, 40, layer_spec));
       },
       "queries of 1 KV heads, got 2");
-  refused([&] { meld.prompt(model_cache::of(1, 0), kvmeld::queries(q, 40, spec)); },
+  refused([&] { meld.prompt(model_cache::of(1, 0), kvmeld::queries(q, 40, layer_spec)); },
           "at most 0 queries");
-  refused([&] { meld.prompt(kvmeld::head_range{7, 2}, kvmeld::queries(q, 40, spec)); }, "7");
+  refused([&] { meld.prompt(kvmeld::head_range{7, 2}, kvmeld::queries(q, 40, layer_spec)); }, "7");
   refused([&] { meld.end_prompt(2); }, "a request of 0 to 1, got 2");
   refused([&] { meld.end_prompt(0); }, "expected the prompt's queries");
   CHECK(kv.head(0).length() == 40);
-  meld.prompt(heads, kvmeld::queries(q, 40, spec));
+  meld.prompt(heads, kvmeld::queries(q, 40, layer_spec));
   std::vector<float> out(kv_heads_of * group * dim), row(kv_heads_of * dim);
   refused([&] { meld.step(heads, {out, row, row}, out); }, "end_prompt first");
   meld.compress(heads);
@@ -410,4 +410,40 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
   refused([&] { meld.copy(0, 5); }, "a request of 0 to 1, got 5");
   meld.step(heads, {out, row, row}, out);
   CHECK(kv.head(0).next_position() == 41);
+}
+
+TEST_CASE("compressor: a request is saved, and goes on in another place bit for bit") {
+  const index_t tokens = 60;
+  for (const char* name : {"h2o", "fold", "ems:window=8", "keepkv"}) {
+    CAPTURE(name);
+    model_cache kv(128), other(128);
+    const prompt_rows prompt(tokens);
+    const bool shares = std::string(name) == "fold";
+    const budget limit = shares ? budget::shared(40) : budget{.slots = 48};
+    kvmeld::compressor meld(kv, kvmeld::make_policy(name), limit);
+    kvmeld::compressor loaded(other, kvmeld::make_policy(name), limit);
+    read(meld, kv, prompt, 0, tokens);
+    std::stringstream file;
+    CHECK_THROWS_WITH(meld.save(file, 0), Catch::Contains("end_prompt first"));
+    meld.end_prompt(0);
+    meld.save(file, 0);
+    const std::string bytes = file.str();
+    for (const std::size_t cut : {bytes.size() / 2, std::size_t{9}}) {
+      std::istringstream part(bytes.substr(0, cut));
+      CHECK_THROWS_AS(loaded.load(part, 1), kvmeld::error);
+      CHECK(other.head(kv_heads_of).length() == 0);
+    }
+    std::istringstream in(bytes);
+    loaded.load(in, 1);
+    std::vector<float> out(static_cast<std::size_t>(kv_heads_of * group * dim)), same(out);
+    for (index_t step = 0; step < 20; ++step) {
+      for (index_t l = 0; l < layers_of; ++l) {
+        const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim),
+                   v = normal(kv_heads_of * dim);
+        meld.step(model_cache::of(l, 0), {q, k, v}, out);
+        loaded.step(model_cache::of(l, 1), {q, k, v}, same);
+        REQUIRE(out == same);
+      }
+    }
+  }
 }

@@ -270,6 +270,22 @@ class compressor : private detail::drafting<P> {
     this->drafts_[at(to)].clear();
   }
 
+  /// Saves a request: rows, states, and what its heads are held to. Policies and budgets are the
+  /// program's. Several may follow one another in a (binary) stream.
+  /// Refused: a request that is not there, a prompt or draft in between, a stream that fails.
+  void save(std::ostream& out, index_t request) {
+    this->expect_request("save", request);
+    this->expect_between("save", request);
+    this->save_request(out, request);
+  }
+  /// Loads what `save` saved into a request of the same shape, policies and storage; decoding goes
+  /// on bit for bit. Refused, with nothing changed: anything else, an end too early, another
+  /// checksum (`corrupt_file`).
+  void load(std::istream& in, index_t request) {
+    this->expect_request("load", request);
+    this->load_request(in, request);
+  }
+
   // --------------------------------------------------------------------------- what it holds
 
   /// The policy of a head of the cache.

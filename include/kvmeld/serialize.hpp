@@ -1,76 +1,27 @@
 /// Saving and loading a compressed cache, so that decoding goes on bit for bit.
 #pragma once
 
-#include <cstdint>  // std::uint32_t
-#include <cstring>  // std::memcmp
 #include <istream>
 #include <ostream>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "kvmeld/compress.hpp"
-#include "kvmeld/detail/bytes.hpp"
+#include "kvmeld/compress/saved_heads.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
-
-// Version 1. All numbers are little-endian; floats are their bits.
-//
-//     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version                            u32
-//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
-//     heads, group, dim, capacity        u32 each
-//     scale                              f32
-//     for every head:
-//       policy's name                    u32 length, and its bytes
-//       columns                          u32, then (u32 fold, f32 initial) each
-//       floats of memory                 u64
-//     for every head:
-//       length, measured, seen           u32 each: slots, those that have columns, tokens so far
-//       observed                         u64 queries
-//     for every head:
-//       keys, values                     [length, dim] scalars each; q8_0: blocks of half and 32 i8
-//       log-mass, positions              [length] f32, [length] u32
-//       columns                          [columns, measured] f32
-//       memory                           f32
-//     CRC-32 of all that                 u32
-
 namespace detail {
 
-inline constexpr std::string_view saved_magic = "kvmeld\r\n";
-inline constexpr std::uint32_t saved_version = 1;
+/// All heads of a cache with their policies and states.
+template <class P, class Cache>
+struct all_heads {
+  const P& policies;
+  Cache& kv;
+  kvmeld::state& states;
 
-/// What a saved cache and the one that it is loaded into must agree on, field by field:
-/// `field(name, value)`.
-template <policies P, class Field>
-void each_common_field(const P& p, kv_cache auto& kv, const state& s, Field field) {
-  const auto head = kv.head(0);
-  field("version", saved_version);
-  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)",
-        static_cast<std::uint32_t>(kv.head(0).type()));
-  field("heads", kv.heads());
-  field("group", head.group());
-  field("dim", head.dim());
-  field("capacity", head.capacity());
-  field("scale", head.scale());
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    field("policy", std::string_view(for_head(p, h).name()));
-    const auto columns = traits::columns(for_head(p, h));
-    field("columns", static_cast<std::uint32_t>(columns.size()));
-    for (const column& c : columns) {
-      field("merge rule of a column (0: sum, 1: max, 2: anchor)",
-            static_cast<std::uint32_t>(c.fold));
-      field("initial number of a column", c.initial);
-    }
-    field("floats of memory", static_cast<std::uint64_t>(s[h].memory().size()));
-  }
-}
-
-/// Of one head, what says how many bytes follow, and what counts tokens and queries.
-struct saved_counts {
-  index_t length = 0, measured = 0, next_position = 0;
-  std::int64_t observed = 0;
+  index_t count() const { return kv.heads(); }
+  const auto& policy(index_t h) const { return for_head(policies, h); }
+  head_ref head(index_t h) { return kv.head(h); }
+  head_state& state(index_t h) { return states[h]; }
 };
 
 template <policies P>
@@ -83,52 +34,6 @@ void expect_state_of_all(const char* what, const P& p, kv_cache auto& kv, const 
   }
 }
 
-template <class Scalar, class Number>
-void each_number(row<Scalar> x, index_t dim, Number number) {
-  for (index_t i = 0; i < dim; ++i) {
-    number(x[i]);
-  }
-}
-template <class Number>
-void each_number(row<q8_0> x, index_t dim, Number number) {
-  for (q8_0& block : std::span(x.data, static_cast<std::size_t>(row_size<q8_0>(dim)))) {
-    number(block.scale);
-    for (std::int8_t& code : block.codes) {
-      number(code);
-    }
-  }
-}
-
-template <class Number>
-void each_number(row<any_scalar> x, index_t dim, Number number) {
-  x.visit([&](auto typed) { each_number(typed, dim, number); });
-}
-
-/// Every number of a head's slots and of its state, in the order in which they are saved.
-/// `number(x)` reads or writes it.
-template <class Number>
-void each_number(const head_ref& head, head_state& state, Number number) {
-  for (const bool values : {false, true}) {
-    for (index_t s = 0; s < head.length(); ++s) {
-      each_number(values ? head.value(s) : head.key(s), head.dim(), number);
-    }
-  }
-  for (index_t s = 0; s < head.length(); ++s) {
-    number(head.log_mass(s));
-  }
-  for (index_t s = 0; s < head.length(); ++s) {
-    number(head.position(s));
-  }
-  for (index_t c = 0; c < state.columns(); ++c) {
-    for (float& x : state.column(c)) {
-      number(x);
-    }
-  }
-  for (float& x : state.memory()) {
-    number(x);
-  }
-}
-
 }  // namespace detail
 
 /// Saves all heads: keys, values, log-mass, positions, lengths, and the state that `p` keeps (one
@@ -138,30 +43,8 @@ void each_number(const head_ref& head, head_state& state, Number number) {
 template <policies P>
 void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
   detail::expect_state_of_all("save", p, kv, state);
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    expects(state[h].length() <= kv.head(h).length(), "save: expected a state of at most ",
-            kv.head(h).length(), " slots, got ", state[h].length());
-  }
-  detail::byte_writer to(out);
-  to.put_text(detail::saved_magic);
-  detail::each_common_field(p, kv, state, [&](const char*, const auto& x) {
-    if constexpr (requires { x.data(); }) {
-      to.put(static_cast<std::uint32_t>(x.size()));
-      to.put_text(x);
-    } else {
-      to.put(x);
-    }
-  });
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    to.put(kv.head(h).length());
-    to.put(state[h].length());
-    to.put(kv.head(h).next_position());
-    to.put(state[h].observed());
-  }
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    detail::each_number(kv.head(h), state[h], [&](const auto& x) { to.put(x); });
-  }
-  to.finish();
+  detail::all_heads<P, std::remove_reference_t<decltype(kv)>> all{p, kv, state};
+  detail::save_heads(out, all);
 }
 
 /// Loads what `save` saved into a cache of the same shape and the state that `make_state` makes for
@@ -171,63 +54,8 @@ void save(std::ostream& out, const P& p, kv_cache auto& kv, state& state) {
 template <policies P>
 void load(std::istream& in, const P& p, kv_cache auto& kv, state& state) {
   detail::expect_state_of_all("load", p, kv, state);
-  detail::byte_reader from(in);
-  const auto expect_same = [](const char* what, const auto& wanted, const auto& got, bool same) {
-    expects(errc::corrupt_file, same, "load: expected ", what, " ", wanted, ", got ", got);
-  };
-  expects(errc::corrupt_file, from.get_text(detail::saved_magic.size()) == detail::saved_magic,
-          "load: expected a saved cache, got other bytes");
-  detail::each_common_field(p, kv, state, [&]<class T>(const char* what, const T& wanted) {
-    if constexpr (requires { wanted.data(); }) {
-      constexpr std::uint32_t longest = 256;
-      const auto size = from.get<std::uint32_t>();
-      expects(errc::corrupt_file, size <= longest, "load: expected a ", what, " name of at most ",
-              longest, " bytes, got ", size);
-      const std::string got = from.get_text(size);
-      expect_same(what, wanted, got, wanted == got);
-    } else {
-      const T got = from.get<T>();
-      expect_same(what, wanted, got, std::memcmp(&wanted, &got, sizeof got) == 0);
-    }
-  });
-  std::vector<detail::saved_counts> counts(static_cast<std::size_t>(kv.heads()));
-  std::size_t size = 0;  // of what follows: no more than the cache and its state take already
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    auto& n = counts[static_cast<std::size_t>(h)];
-    n.length = from.get<index_t>(), n.measured = from.get<index_t>();
-    n.next_position = from.get<index_t>(), n.observed = from.get<std::int64_t>();
-    const auto head = kv.head(h);
-    expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
-            "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
-    head.expect_pages(0, n.length);
-    expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
-            n.length, " slots with columns, got ", n.measured);
-    expects(errc::corrupt_file, n.next_position >= n.length, "load: expected at least ", n.length,
-            " tokens in total, got ", n.next_position);
-    expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
-            n.observed);
-    const std::size_t row = 2 * row_bytes(head.type(), head.dim());
-    size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
-            sizeof(float) * (static_cast<std::size_t>(n.measured) *
-                                 static_cast<std::size_t>(state[h].columns()) +
-                             state[h].memory().size());
-  }
-  std::vector<unsigned char> bytes(size);
-  from.get(bytes);
-  from.finish();
-  // All is read and right: from here on nothing throws.
-  const unsigned char* next = bytes.data();
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    const auto& n = counts[static_cast<std::size_t>(h)];
-    kv.head(h).restore(n.length, n.next_position);
-    state[h].truncate(0);
-    state[h].extend(n.measured);
-    state[h].count_queries(n.observed - state[h].observed());
-    detail::each_number(kv.head(h), state[h], [&]<class T>(T& x) {
-      detail::from_bytes(next, x);
-      next += sizeof x;
-    });
-  }
+  detail::all_heads<P, std::remove_reference_t<decltype(kv)>> all{p, kv, state};
+  detail::load_heads(in, all);
 }
 
 }  // namespace v0

@@ -7,6 +7,7 @@
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/compress/reuse.hpp"
+#include "kvmeld/compress/saved_heads.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/compress/workspace_pool.hpp"
 #include "kvmeld/memory/cache_ref.hpp"
@@ -223,6 +224,48 @@ class compressor_base {
     }
     expects(errc::not_finite, marked.empty(), "step: expected finite rows, got NaN or Inf in head ",
             marked, " (as it was; all other heads have made their step)");
+  }
+
+  /// One request's heads, as they are saved.
+  struct request_heads {
+    compressor_base& of;
+    index_t request;
+
+    index_t head_of(index_t i) const { return of.kv_.of_request(request, i); }
+    index_t count() const { return of.kv_.per_request(); }
+    const P& policy(index_t i) const { return of.policy_of(head_of(i)); }
+    head_ref head(index_t i) const { return of.kv_.head(head_of(i)); }
+    head_state& state(index_t i) const { return of.states_[at(head_of(i))]; }
+  };
+
+  /// What heads are held to, with a checksum, then the heads.
+  void save_request(std::ostream& out, index_t request) {
+    byte_writer limits(out);
+    request_heads heads{*this, request};
+    for (index_t i = 0; i < heads.count(); ++i) {
+      limits.put(limits_[at(heads.head_of(i))].slots);
+      limits.put(limits_[at(heads.head_of(i))].trigger);
+    }
+    limits.finish();
+    save_heads(out, heads);
+  }
+  void load_request(std::istream& in, index_t request) {
+    byte_reader from(in);
+    request_heads heads{*this, request};
+    std::vector<budget> limits;
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const auto slots = from.get<index_t>(), trigger = from.get<index_t>();
+      limits.push_back({slots, trigger});
+      expects(errc::corrupt_file, slots > 0 && slots <= heads.head(i).capacity() && trigger >= 0,
+              "load: expected a limit of 1 to ", heads.head(i).capacity(), " slots, got ", slots);
+    }
+    from.finish();
+    load_heads(in, heads);
+    for (index_t i = 0; i < heads.count(); ++i) {
+      limits_[at(heads.head_of(i))] = limits[at(i)];
+      held_[at(heads.head_of(i))].release();
+    }
+    drafts_[at(request)].clear();
   }
 
   cache_ref kv_;

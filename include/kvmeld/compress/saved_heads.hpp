@@ -1,0 +1,216 @@
+/// The bytes of saved heads: of a whole cache, or of one request.
+#pragma once
+
+#include <cstdint>  // std::uint32_t
+#include <cstring>  // std::memcmp
+#include <istream>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/compress/checks.hpp"
+#include "kvmeld/detail/bytes.hpp"
+
+namespace kvmeld {
+inline namespace v0 {
+
+// Version 1. All numbers are little-endian; floats are their bits.
+//
+//     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
+//     version                            u32
+//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
+//     heads, group, dim, capacity        u32 each
+//     scale                              f32
+//     for every head:
+//       policy's name                    u32 length, and its bytes
+//       columns                          u32, then (u32 fold, f32 initial) each
+//       floats of memory                 u64
+//     for every head:
+//       length, measured, seen           u32 each: slots, those that have columns, tokens so far
+//       observed                         u64 queries
+//     for every head:
+//       keys, values                     [length, dim] scalars each; q8_0: blocks of half and 32 i8
+//       log-mass, positions              [length] f32, [length] u32
+//       columns                          [columns, measured] f32
+//       memory                           f32
+//     CRC-32 of all that                 u32
+
+namespace detail {
+
+inline constexpr std::string_view saved_magic = "kvmeld\r\n";
+inline constexpr std::uint32_t saved_version = 1;
+
+/// What saved heads and those that they are loaded into must agree on, field by field:
+/// `field(name, value)`. `Heads`: `count()`, and of the `i`-th `policy(i)`, `head(i)`, `state(i)`.
+template <class Heads, class Field>
+void each_common_field(Heads& heads, Field field) {
+  const head_ref any = heads.head(0);
+  field("version", saved_version);
+  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)", static_cast<std::uint32_t>(any.type()));
+  field("heads", heads.count());
+  field("group", any.group());
+  field("dim", any.dim());
+  field("capacity", any.capacity());
+  field("scale", any.scale());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    field("policy", std::string_view(heads.policy(i).name()));
+    const auto columns = traits::columns(heads.policy(i));
+    field("columns", static_cast<std::uint32_t>(columns.size()));
+    for (const column& c : columns) {
+      field("merge rule of a column (0: sum, 1: max, 2: anchor)",
+            static_cast<std::uint32_t>(c.fold));
+      field("initial number of a column", c.initial);
+    }
+    field("floats of memory", static_cast<std::uint64_t>(heads.state(i).memory().size()));
+  }
+}
+
+/// Of one head, what says how many bytes follow, and what counts tokens and queries.
+struct saved_counts {
+  index_t length = 0, measured = 0, next_position = 0;
+  std::int64_t observed = 0;
+};
+
+template <class Scalar, class Number>
+void each_number(row<Scalar> x, index_t dim, Number number) {
+  for (index_t i = 0; i < dim; ++i) {
+    number(x[i]);
+  }
+}
+template <class Number>
+void each_number(row<q8_0> x, index_t dim, Number number) {
+  for (q8_0& block : std::span(x.data, static_cast<std::size_t>(row_size<q8_0>(dim)))) {
+    number(block.scale);
+    for (std::int8_t& code : block.codes) {
+      number(code);
+    }
+  }
+}
+
+template <class Number>
+void each_number(row<any_scalar> x, index_t dim, Number number) {
+  x.visit([&](auto typed) { each_number(typed, dim, number); });
+}
+
+/// Every number of a head's slots and of its state, in the order in which they are saved.
+/// `number(x)` reads or writes it.
+template <class Number>
+void each_number(const head_ref& head, head_state& state, Number number) {
+  for (const bool values : {false, true}) {
+    for (index_t s = 0; s < head.length(); ++s) {
+      each_number(values ? head.value(s) : head.key(s), head.dim(), number);
+    }
+  }
+  for (index_t s = 0; s < head.length(); ++s) {
+    number(head.log_mass(s));
+  }
+  for (index_t s = 0; s < head.length(); ++s) {
+    number(head.position(s));
+  }
+  for (index_t c = 0; c < state.columns(); ++c) {
+    for (float& x : state.column(c)) {
+      number(x);
+    }
+  }
+  for (float& x : state.memory()) {
+    number(x);
+  }
+}
+
+/// Saves heads: `save` of the whole cache, or of one request. Refused: a stream that fails.
+template <class Heads>
+void save_heads(std::ostream& out, Heads& heads) {
+  for (index_t h = 0; h < heads.count(); ++h) {
+    expects(heads.state(h).length() <= heads.head(h).length(), "save: expected a state of at most ",
+            heads.head(h).length(), " slots, got ", heads.state(h).length());
+  }
+  byte_writer to(out);
+  to.put_text(saved_magic);
+  each_common_field(heads, [&](const char*, const auto& x) {
+    if constexpr (requires { x.data(); }) {
+      to.put(static_cast<std::uint32_t>(x.size()));
+      to.put_text(x);
+    } else {
+      to.put(x);
+    }
+  });
+  for (index_t h = 0; h < heads.count(); ++h) {
+    to.put(heads.head(h).length());
+    to.put(heads.state(h).length());
+    to.put(heads.head(h).next_position());
+    to.put(heads.state(h).observed());
+  }
+  for (index_t h = 0; h < heads.count(); ++h) {
+    each_number(heads.head(h), heads.state(h), [&](const auto& x) { to.put(x); });
+  }
+  to.finish();
+}
+
+/// Loads what `save_heads` saved into heads of the same shape and policies. Refused, with nothing
+/// changed: what `load` refuses.
+template <class Heads>
+void load_heads(std::istream& in, Heads& heads) {
+  byte_reader from(in);
+  const auto expect_same = [](const char* what, const auto& wanted, const auto& got, bool same) {
+    expects(errc::corrupt_file, same, "load: expected ", what, " ", wanted, ", got ", got);
+  };
+  expects(errc::corrupt_file, from.get_text(saved_magic.size()) == saved_magic,
+          "load: expected a saved cache, got other bytes");
+  each_common_field(heads, [&]<class T>(const char* what, const T& wanted) {
+    if constexpr (requires { wanted.data(); }) {
+      constexpr std::uint32_t longest = 256;
+      const auto size = from.get<std::uint32_t>();
+      expects(errc::corrupt_file, size <= longest, "load: expected a ", what, " name of at most ",
+              longest, " bytes, got ", size);
+      const std::string got = from.get_text(size);
+      expect_same(what, wanted, got, wanted == got);
+    } else {
+      const T got = from.get<T>();
+      expect_same(what, wanted, got, std::memcmp(&wanted, &got, sizeof got) == 0);
+    }
+  });
+  std::vector<saved_counts> counts(static_cast<std::size_t>(heads.count()));
+  std::size_t size = 0;  // of what follows: no more than the cache and its state take already
+  for (index_t h = 0; h < heads.count(); ++h) {
+    auto& n = counts[static_cast<std::size_t>(h)];
+    n.length = from.get<index_t>(), n.measured = from.get<index_t>();
+    n.next_position = from.get<index_t>(), n.observed = from.get<std::int64_t>();
+    const auto head = heads.head(h);
+    expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
+            "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
+    head.expect_pages(0, n.length);
+    expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
+            n.length, " slots with columns, got ", n.measured);
+    expects(errc::corrupt_file, n.next_position >= n.length, "load: expected at least ", n.length,
+            " tokens in total, got ", n.next_position);
+    expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
+            n.observed);
+    const std::size_t row = 2 * row_bytes(head.type(), head.dim());
+    size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
+            sizeof(float) * (static_cast<std::size_t>(n.measured) *
+                                 static_cast<std::size_t>(heads.state(h).columns()) +
+                             heads.state(h).memory().size());
+  }
+  std::vector<unsigned char> bytes(size);
+  from.get(bytes);
+  from.finish();
+  // All is read and right: from here on nothing throws.
+  const unsigned char* next = bytes.data();
+  for (index_t h = 0; h < heads.count(); ++h) {
+    const auto& n = counts[static_cast<std::size_t>(h)];
+    heads.head(h).restore(n.length, n.next_position);
+    heads.state(h).truncate(0);
+    heads.state(h).extend(n.measured);
+    heads.state(h).count_queries(n.observed - heads.state(h).observed());
+    each_number(heads.head(h), heads.state(h), [&]<class T>(T& x) {
+      from_bytes(next, x);
+      next += sizeof x;
+    });
+  }
+}
+
+}  // namespace detail
+
+}  // namespace v0
+}  // namespace kvmeld
