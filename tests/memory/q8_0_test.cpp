@@ -194,7 +194,7 @@ TEST_CASE("Q8_0 lies in rows of blocks, strided and in pages", "[q8_0]") {
       for (index_t i = 0; i < dim; ++i) {
         const auto e = static_cast<std::size_t>(s * dim + i);
         REQUIRE((kv.head(1).key(s)[i] == keys[e] && kv.head(1).value(s)[i] == values[e]));
-        REQUIRE(kv.head(1).ref().value(s).from(i / 32 * 32)[i % 32] == values[e]);
+        REQUIRE(kvmeld::head_ref(kv.head(1)).value(s).from(i / 32 * 32)[i % 32] == values[e]);
       }
     }
   };

@@ -69,7 +69,7 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
     const std::ptrdiff_t row = std::ptrdiff_t{h} * shape.group;
     auto packed = std::span(states.all().workspace(worker).attention)
                       .first(probabilities != nullptr ? group * length : 0);
-    kvmeld::traits::attend(policy, head.ref(), states[h], query + row * shape.dim,
+    kvmeld::traits::attend(policy, head, states[h], query + row * shape.dim,
                            out + row * shape.dim, packed, std::span(log_sum_exp + row, group),
                            nullptr);
     for (std::size_t g = 0; g < group && probabilities != nullptr; ++g) {
@@ -91,7 +91,7 @@ void column_scores(tensor_cache cache, const query_rows& reference, index_t wind
       return std::span(out + which * all + std::ptrdiff_t{h} * shape.capacity,
                        static_cast<std::size_t>(head.length()));
     };
-    kvmeld::column_scores(head.ref(), reference.of(h),
+    kvmeld::column_scores(head, reference.of(h),
                           {.window = window, .decay = decay, .combine = combine},
                           {.total = sums(0), .window = sums(1), .decayed = sums(2)});
   });
