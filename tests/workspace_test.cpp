@@ -39,5 +39,5 @@ TEST_CASE("a step makes room in the workspace that it is given", "[step]") {
     REQUIRE(out == wanted);
     REQUIRE(kv.head(1).length() == kv.head(0).length());
   }
-  CHECK(kv.head(1).length() == limit.target);
+  CHECK(kv.head(1).length() == limit.slots);
 }

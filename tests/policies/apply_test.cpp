@@ -8,6 +8,7 @@
 #include "kvmeld/policies/h2o.hpp"
 #include "kvmeld/policies/key_diff.hpp"
 #include "support/random.hpp"
+#include "support/typed_cache.hpp"
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/fold.hpp"
 #include "support/random.hpp"
+#include "support/typed_cache.hpp"
 
 using kvmeld::budget;
 using kvmeld::fold;

@@ -161,7 +161,7 @@ query_tensors::query_tensors(const tensor_shape& shape, index_t heads,
     return;
   }
   expect_on(device, "queries", *queries);
-  scalar_of("queries", *queries);
+  (void)storage_in("queries", *queries);
   if (queries->dim() != 4) {
     refuse("queries: expected [heads, group, count, dim], got ", text_of(queries->sizes()));
   }
