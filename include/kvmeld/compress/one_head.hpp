@@ -103,10 +103,8 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
 template <policy P>
 bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
               const float* k, const float* v, const budget& b, float* out) {
-  const auto finite = [](const float* x, index_t n) {  // 0 times Inf is NaN
-    return (Eigen::Map<const Eigen::ArrayXf>(x, n) * 0.0F).sum() == 0.0F;
-  };
-  if (!finite(q, head.group() * head.dim()) || !finite(k, head.dim()) || !finite(v, head.dim())) {
+  if (!detail::all_finite(q, head.group() * head.dim()) || !detail::all_finite(k, head.dim()) ||
+      !detail::all_finite(v, head.dim())) {
     return false;
   }
   work.reserve(head);
@@ -127,7 +125,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     traits::predict_victim(p, head, state, b.slots, work.comparison);
   }
   traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
-  if (!finite(out, head.group() * head.dim())) {
+  if (!detail::all_finite(out, head.group() * head.dim())) {
     head.restore(head.length() - 1, head.next_position() - 1);
     state.truncate(head.length());
     return false;

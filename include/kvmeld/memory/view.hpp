@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>  // std::max
+#include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 #include <concepts>   // std::same_as
 #include <cstddef>    // std::ptrdiff_t
+#include <cstdint>    // std::uint32_t
 
 #include "kvmeld/config.hpp"
 #include "kvmeld/memory/head_ref.hpp"
@@ -52,6 +54,21 @@ index_t newest_position(const kv_head auto& head) {
   }
   return newest;
 }
+
+namespace detail {
+
+/// Are the numbers `x [count]` neither NaN nor Inf? By their bits, at the width of a vector.
+inline bool all_finite(const float* x, index_t count) {
+  constexpr std::uint32_t exponent = 0x7F800000U;
+  std::uint32_t found = 0;
+  for (index_t i = 0; i < count; ++i) {
+    found |=
+        static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x[i]) & exponent) == exponent);
+  }
+  return found == 0;
+}
+
+}  // namespace detail
 
 /// Refuses NaN and Inf, naming the first: an option of the cache (`check_finite`), one pass.
 /// `expected`: "call: expected finite name".
