@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # shellcheck shell=bash
 # libllama from the pinned source of llama-cpp-python, and the bundled model as GGUF. To be sourced behind setup.sh.
 

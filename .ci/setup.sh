@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # shellcheck shell=bash
 # What examples/run, tests/run and .ci/run share: packages and builds. To be sourced, under `set -euo pipefail`.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # shellcheck shell=bash
 # SmolLM2-135M-Instruct, a model that others trained. To be sourced behind llama.sh.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # shellcheck shell=bash
 # PyTorch, transformers and kvpress at pinned versions, and the extension of examples/torch. To be sourced behind setup.sh.
 

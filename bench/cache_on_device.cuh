@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A cache on the card with random contents, and the prompt that filled it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The card that the benches are held against: memory, time without L2, its own copy and matrix
 /// rates.
 #pragma once

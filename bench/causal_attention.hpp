@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a prompt costs without any policy: exact causal attention, blocked, as a good engine on
 /// Eigen would do it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Benches of the clusters of `fold`'s prompt: seeds, and the nearest centre.
 #pragma once
 

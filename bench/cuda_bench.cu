@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The CUDA kernels against the card's own measured rates: copy bandwidth, and mma.sync on
 // registers. Every result is checked before it is timed; L2 is overwritten before every run.
 // Without a device it says so and exits with 77.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One decoded token: attention alone against the two matrix-vector products it cannot do without,
 /// and `step` of every policy against attention alone.
 #include <Eigen/Core>

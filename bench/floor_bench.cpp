@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What this machine can do at best on one thread, measured as the rest is: bytes read a second,
 /// products a second, exponentials a second. A time below these is a mistake in the measurement.
 #include <benchmark/benchmark.h>

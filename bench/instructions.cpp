@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What callgrind counts: `instructions CASE` decodes tokens at 1024 slots, and does what is to be
 // counted inside `counted` alone. Without an argument it lists the cases.
 #include <Eigen/Core>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How the benches of the card time and report: medians, and ratios to the card's own rates.
 #pragma once
 

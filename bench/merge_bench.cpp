@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt brought to a tenth of its slots: `compress` of every policy against the prompt's causal
 /// attention, its parts (plan and apply when the scores are there; apply alone), and its growth.
 #include <Eigen/Core>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Counts all memory: Eigen's aligned blocks come from malloc, which the linker sends here
 // (--wrap=malloc,--wrap=free), everything else from new.
 #include "peak_memory.hpp"

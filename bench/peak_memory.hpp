@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How much memory a call takes at its height. The program links peak_memory.cpp.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How often the slot that a step evicts is among the 1, 2, ... that the scores before it would
 // evict first: what a comparison on the way is worth that is made for so many.
 #include <algorithm>

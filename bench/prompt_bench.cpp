@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt's column sums for one head, against the plain product Q Kᵀ of the same shape.
 #include <Eigen/Core>
 #include <algorithm>

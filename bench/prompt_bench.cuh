@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Benches of a prompt: column sums, leverage, compressing it, carrying plans out. Arguments:
 /// heads, tokens, for column sums the group.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The hot kernels for `bench/resources`, compiled as an engine compiles them. Prints what the
 // compiler does not report: a kernel's name there, its type, its threads and its shared memory.
 #include <cstdio>

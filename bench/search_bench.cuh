@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Benches of the searches alone: which slots are removed, and into which.
 #pragma once
 

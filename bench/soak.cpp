@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A long stream through every policy that decodes: does anything grow, break or drift?
 //
 //     soak [--tokens 1000000] [--slots 64,512] [--dim 16] [--sharpness 1.5] [--policy NAME]...

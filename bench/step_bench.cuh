@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Benches of a token: attention, and steps at the budget. Arguments: heads, slots, group.
 #pragma once
 

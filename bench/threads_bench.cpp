@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Two threads against one, the same work by turns: decode steps of 32 heads, and a prompt's
 /// compression of 8. And what memory itself gives two threads.
 #include <Eigen/Core>

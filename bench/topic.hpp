@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Tokens of a text whose topic drifts: what was attended to a while ago is attended to no more.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A time says little on a shared machine; a ratio to a baseline measured in turn with it says
 /// more.
 #pragma once

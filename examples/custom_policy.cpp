@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Uses a policy that the library has never heard of (custom_policy.hpp), as any other.
 #include "custom_policy.hpp"
 

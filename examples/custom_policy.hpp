@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A policy of one's own: keep the keys of the lowest norm, which attention tends to favour
 /// (Devoto et al. 2024, arXiv 2406.11430). The library is not touched.
 #pragma once

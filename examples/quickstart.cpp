@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Compresses one prompt's cache and decodes a token on it. The middle of main is the README's
 // snippet.
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Compresses one prompt's cache on the GPU and decodes a token on it. The middle of main is the
 // snippet of docs/how-to/cuda.md. Without a device it says so and exits with 77.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The code of docs/adopting.md: layers one after the other, with requests that end and begin.
 #include <catch2/catch.hpp>
 #include <vector>

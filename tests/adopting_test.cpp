@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The code of docs/adopting.md: an engine with its own memory and attention, in four layouts.
 #include <catch2/catch.hpp>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // any_policy is the policy inside it.
 #include <catch2/catch.hpp>
 #include <span>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Decode attention against double-precision loops: every size around the tiles, every layout and
 // scalar, and the numbers that break softmaxes.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a model computes in a layer: its defaults, and what no cache can be made for.
 #include "kvmeld/memory/attention_spec.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Budgets of layers and heads: the oracle's, exact sums, monotone in the variance.
 #include "oracle/budgets.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The object that an engine holds: equal to its parts, and refusing what cannot be.
 #include "kvmeld/compressor.hpp"
 
@@ -27,7 +28,8 @@ const kvmeld::attention_spec layer_spec = [] {
 /// Caches of a small model, by layer and request.
 struct model_cache : kvmeld::cache {
   explicit model_cache(index_t capacity)
-      : kvmeld::cache(layer_spec, {.layers = layers_of, .requests = requests_of, .capacity = capacity}) {}
+      : kvmeld::cache(layer_spec,
+                      {.layers = layers_of, .requests = requests_of, .capacity = capacity}) {}
   static kvmeld::head_range of(index_t layer, index_t request) {
     return {(layer * requests_of + request) * kv_heads_of, kv_heads_of};
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What compress, step and observe refuse, whatever the policy: nothing has changed after it.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One exception type, and a code that says what an engine can do about it.
 #include <catch2/catch.hpp>
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the parts refuse: the message says "expected X, got Y", and nothing changes.
 #include <catch2/catch.hpp>
 #include <functional>

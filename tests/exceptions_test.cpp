@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a caller's own executor or policy throws: caches stay as they were, or their lengths say
 // which heads went on.
 #include <catch2/catch.hpp>

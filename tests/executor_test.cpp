@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Heads on several threads: the same bits for any number of them. A program of its own, which
 // ThreadSanitizer runs too.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What fuzzing (tests/fuzz) has found, one test each.
 #include <catch2/catch.hpp>
 

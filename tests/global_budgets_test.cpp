@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Budgets by one threshold over a model, and profiles of them.
 #include "kvmeld/compress/global_budgets.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The code that docs/adopting.md shows is code that is tested.
 #include <algorithm>
 #include <catch2/catch.hpp>

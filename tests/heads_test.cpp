@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Calls for some heads of a cache: a layer's, or those of the requests that are active.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Files of one program with other -march flags: each calls what it was compiled to.
 #include <catch2/catch.hpp>
 

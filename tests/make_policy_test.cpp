@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies from text: names, parameters, and what is refused.
 #include "kvmeld/make_policy.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What observe refuses has not been observed: the state is as it was, and nothing was measured.
 #include <catch2/catch.hpp>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A hook that a policy means to have and has not is found by the compiler.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Products of matrices: the bits of Eigen's operator, on the calling thread alone.
 #include "kvmeld/detail/product.hpp"
 

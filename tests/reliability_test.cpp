@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every row of the tables of bad input in docs/reference/errors.md names a test that exists.
 #include <catch2/catch.hpp>
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The house: headers lie in rooms, and includes between rooms run one way.
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The bytes of a saved cache: the same on every machine, and refused when they are not whole.
 #include <catch2/catch.hpp>
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A saved cache goes on bit for bit.
 #include "kvmeld/serialize.hpp"
 

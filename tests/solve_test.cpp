@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Triangular systems, and what is made of them.
 #include "kvmeld/detail/solve.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every policy decodes on a thread with as little stack as musl gives it: 128 KiB.
 #include <catch2/catch.hpp>
 

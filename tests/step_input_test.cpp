@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A step's rows in the engine's own scalar.
 #include <catch2/catch.hpp>
 

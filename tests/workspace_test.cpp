@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A head stepped by itself, in a workspace of the caller's.
 #include <catch2/catch.hpp>
 #include <vector>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """PyTorch beside cuda_bench, on the same card by turns: SDPA by backend, and what gpu_works.py has.
 
 python3 bench/peers/gpu.py --program build/release/bin/cuda_bench    (PyTorch 2.5 or later; bfloat16, 128 dimensions)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What PyTorch offers on a card beside SDPA: works for gpu.py, each by the name of kvmeld's benchmark of the same."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """PyTorch and kvpress beside kvmeld, one thread each, by turns; ratios to each one's own attention. See ./run."""
 
 import argparse

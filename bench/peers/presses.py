@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A prompt in PyTorch: causal attention, H2O's column sums, and kvpress's presses on the same keys, values and queries."""
 
 from types import SimpleNamespace

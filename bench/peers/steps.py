@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Decode steps as one writes them in PyTorch: append, attend, score, bring back to the budget.
 
 All heads at once, keys and values [heads, slots, dim], one query, key and value [heads, 1, dim] a step. Equations: those of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/causal.hpp"
 
 #include <algorithm>  // std::min

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Exact causal attention over everything so far: what a policy's attention is measured against.
 #pragma once
 

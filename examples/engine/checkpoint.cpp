@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/checkpoint.hpp"
 
 #include "engine/error.hpp"

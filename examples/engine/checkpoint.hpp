@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A model's weights: one safetensors file, or several with an index.
 #pragma once
 

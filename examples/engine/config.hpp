@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A model's shape, read from Hugging Face's `config.json`.
 #pragma once
 

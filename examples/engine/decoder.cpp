@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/decoder.hpp"
 
 #include <cmath>  // std::sqrt

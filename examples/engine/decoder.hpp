@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A llama-family decoder whose attention is the caller's: where KV-cache policies plug in.
 #pragma once
 

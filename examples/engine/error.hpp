@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the engine throws when a model's files are not what they should be.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// GGUF files of the llama family, read by ggml and libllama.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// JSON files with errors that name the file, what was expected and what it has.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A file's bytes, mapped rather than read.
 #pragma once
 

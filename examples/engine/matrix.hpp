@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The matrices of the engine: activations and weights are float, row-major, one token a row.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/model.hpp"
 
 #include "engine/gguf.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A model and its tokens, from a Hugging Face folder or a GGUF file.
 #pragma once
 

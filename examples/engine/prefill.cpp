@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/prefill.hpp"
 
 #include <algorithm>  // std::min

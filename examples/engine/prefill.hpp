@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A whole prompt through exact attention, with every layer's queries, keys and values on record.
 #pragma once
 

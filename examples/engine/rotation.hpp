@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// RoPE for a block of tokens: sines and cosines once, for all layers and heads.
 #pragma once
 

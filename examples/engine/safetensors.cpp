@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/safetensors.hpp"
 
 #include <algorithm>  // std::min, std::sort

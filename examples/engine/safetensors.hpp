@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One file of the safetensors format: named tensors behind a JSON header.
 /// https://huggingface.co/docs/safetensors: `u64 n | n bytes of JSON | the tensors' bytes`,
 /// little-endian.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/sentencepiece.hpp"
 
 #include <algorithm>  // std::min

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The codec of a SentencePiece model, `tokenizer.model`.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Text to tokens and back: SentencePiece's `tokenizer.model`, plain bytes, or another codec.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/weights.hpp"
 
 #include <algorithm>  // std::max

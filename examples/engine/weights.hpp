@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A decoder's parameters, by Hugging Face's names.
 #pragma once
 

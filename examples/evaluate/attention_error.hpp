@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `error`: how far attention over the compressed cache is from attention over the full one,
 /// head by head, and in what it adds to the residual stream.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Nats of what follows a prompt, for the tasks that count them.
 #pragma once
 

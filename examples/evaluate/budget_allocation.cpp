@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/budget_allocation.hpp"
 
 #include <algorithm>  // std::min, std::ranges::min_element

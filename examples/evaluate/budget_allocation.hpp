@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How a budget is divided between layers and heads: the word behind `+` in `snapkv+ada_kv`.
 #pragma once
 

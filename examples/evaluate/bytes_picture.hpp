@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Picture `bytes`: what compression costs against the bytes that it holds, state included.
 #pragma once
 

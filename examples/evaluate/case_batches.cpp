@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/case_batches.hpp"
 
 #include <algorithm>  // std::clamp

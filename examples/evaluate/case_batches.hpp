@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Needle cases of which not all fit in memory: batch by batch. All but the last batch are asked
 /// before the rows are measured; where all fit, that is none.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `chain`: transitions that are to be read off the whole prompt, and counted.
 #pragma once
 

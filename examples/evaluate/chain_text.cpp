@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/chain_text.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A random Markov chain over letters, and the best that any predictor can do on it.
 #pragma once
 

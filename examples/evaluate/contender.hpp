@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What is compared: a policy at a budget.
 #pragma once
 

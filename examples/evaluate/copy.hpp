@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `copy`: a passage of the prompt comes once more behind it, to be copied from there.
 #pragma once
 

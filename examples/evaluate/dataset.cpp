@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/dataset.hpp"
 
 #include <algorithm>  // std::copy, std::max

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// All that the tasks measure on: made once, shared by every policy and budget.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Picture `error`: attention error against budget, after a prompt and while streaming.
 #pragma once
 

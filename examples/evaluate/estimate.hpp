@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A mean of some samples, and how sure it is.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/evaluate.hpp"
 
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The main job: every policy at every budget, as a table, a CSV file and pictures.
 #pragma once
 

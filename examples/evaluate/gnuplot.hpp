@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Pictures are gnuplot scripts with their data inside.
 #pragma once
 

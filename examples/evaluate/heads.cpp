@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/heads.hpp"
 
 #include <algorithm>  // std::max, std::ranges::stable_sort

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What attention heads look at while an answer is written: the fact, the latest tokens, or the
 /// first ones.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Picture `heads`: retrieval, local and sink heads.
 #pragma once
 

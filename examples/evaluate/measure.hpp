@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One row's measurements.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/names.hpp"
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A policy from its name on the command line:
 /// `name[:parameter=value,...][+budget_allocation][@source[:queries]]`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/needle.hpp"
 
 #include <algorithm>  // std::max, std::ranges::find

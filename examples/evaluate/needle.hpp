@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `needle`: is a fact planted in the prompt still there after compression?
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Picture `needle`: what is still found, by depth and budget.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/needle_text.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Facts planted in a text, and a question about one of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `nll`: how well the model predicts text behind a compressed prompt, and how far its
 /// predictions are from the full cache's.
 #pragma once

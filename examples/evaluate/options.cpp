@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/options.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What was asked for on the command line.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// All pictures of what was measured.
 #pragma once
 

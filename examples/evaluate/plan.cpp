@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/plan.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What will be run, before anything is: every policy at every budget, and which of them are
 /// refused.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The policies that are compared, as the command line names them: `h2o`, `snapkv@foresight`,
 /// `fold:share=0.4,ridge=0/q8_0`.
 #pragma once

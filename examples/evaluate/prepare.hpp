@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Making the material: all that the full model has to do.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/profile.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// `--profile`: how a model's heads share its slots, in a file. It is made of the thresholds of a
 /// run's prompts and of the errors behind them. In a later run `+profile` divides by it in place of
 /// a threshold, and clusters of fold go by the errors.

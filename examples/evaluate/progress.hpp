@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How far the run is: one line, redrawn, on a terminal; elsewhere a plain line now and then.
 #pragma once
 

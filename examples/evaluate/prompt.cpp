@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/prompt.hpp"
 
 #include <algorithm>  // std::min, std::ranges::max_element

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt that the full model has read, and going on from it through a compressed cache.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Random draws that are the same everywhere, and for any order of threads.
 #pragma once
 

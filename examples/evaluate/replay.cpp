@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/replay.hpp"
 
 #include <algorithm>  // std::min, std::ranges::mismatch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Replay: the model reads the prompt once more behind itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What becomes of every token, step by step: followed through the plans.
 #pragma once
 

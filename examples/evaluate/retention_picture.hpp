@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Picture `retention`: every token at every step, a panel for each policy.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One line of results, and all its columns in one list.
 #pragma once
 

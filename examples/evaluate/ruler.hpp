@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `ruler`: questions about what is planted in the prompt, after compression and before it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/ruler_text.hpp"
 
 #include <fmt/format.h>

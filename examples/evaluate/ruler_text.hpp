@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Prompts with questions in the manner of RULER (Hsieh et al. 2024), scaled to small models.
 #pragma once
 

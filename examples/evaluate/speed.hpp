@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `speed`: what compressing costs and what it gains, on one thread.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A layer's keys and values in another storage.
 #pragma once
 

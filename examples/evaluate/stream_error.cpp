@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/stream_error.hpp"
 
 namespace evaluate {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `stream`: the attention error while decoding ten times the budget from an empty cache.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Task `stream_needle`: a fact that was decoded long ago, while all that comes is decoded through
 /// `step`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Picture `stream`: how the error grows, or does not, while more and more is decoded.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The rows for people: aligned, a group for each budget, the best of a group marked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A task of the second table: its samples are read one by one, so that only a few are in memory.
 #pragma once
 

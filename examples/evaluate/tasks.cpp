@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "evaluate/tasks.hpp"
 
 #include <algorithm>  // std::max

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The tasks of the second table: which there are, and what each policy loses on them.
 #pragma once
 

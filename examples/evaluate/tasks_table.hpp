@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The second file and the second table: a column for each task.
 #pragma once
 

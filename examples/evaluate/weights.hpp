@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// About how long things take, in milliseconds of one thread with the bundled model, so that the
 /// bar runs evenly.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One layer's KV heads, over the engine's cells or over memory of their own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The adapter for policies chosen at run time, compiled once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// All layers of a model: what becomes of a micro-batch's attention.
 ///
 /// A micro-batch's tokens are appended and attended one after another, as `kvmeld::step` does; at

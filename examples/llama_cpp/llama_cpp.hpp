@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KV-cache compression for an unpatched llama.cpp, through its evaluation callback:
 ///
 ///     kvmeld::llama::compressor kv(model, kvmeld::fold{}, {.limits = {{.slots = 512}}});

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// kvmeld-llama: a GGUF model with a compressed KV cache, on an unpatched llama.cpp.
 #include <iostream>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a policy is given of the engine's attention.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What is read off the nodes of llama.cpp's graphs: names, cells, positions, rotation.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// kvmeld-llama-nodes FILE.gguf [PROMPT [STEPS [ROUNDS]]]: what asking for nodes costs llama.cpp,
 /// as a Markdown table. Nothing is compressed, no tensor is read; one thread,
 /// best of so many rounds.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What `kvmeld-llama` is asked to do.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the adapter cannot compress: said before a context is made, or before a micro-batch.
 #pragma once
 

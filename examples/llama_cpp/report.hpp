@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the adapter says of the text behind it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A text through llama.cpp, chunk by chunk, with the adapter or with the full cache.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What an adapter is told, and what follows from it before the first token.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Needles and streams through llama.cpp, as `evaluate` asks them of our own engine.
 #pragma once
 

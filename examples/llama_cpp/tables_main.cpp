@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// kvmeld-llama-tables FILE.gguf MODES [evaluate's arguments]: needles and streams through
 /// llama.cpp, as a Markdown table. MODES: repack, own, or both with a comma between.
 #include <iostream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Text and tokens, by a GGUF's own vocabulary.
 #pragma once
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """A Hugging Face folder of a llama (config.json, one model.safetensors, tokenizer.model) as GGUF, for llama.cpp.
 
     to_gguf.py FOLDER OUT.gguf [--type f32|f16]

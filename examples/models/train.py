@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Train the bundled model: a small llama-family decoder that retrieves, copies and counts over its whole context.
 
     python3 -m venv venv && venv/bin/pip install -r requirements.txt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What the bundled model is trained on: prose with facts planted in it, copies, random chains and blocks."""
 import os
 

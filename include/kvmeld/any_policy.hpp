@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A policy chosen at run time, so that every head of every layer may have its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How many slots a head may hold.
 #pragma once
 

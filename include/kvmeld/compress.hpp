@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// observe → plan → apply, and the two entry points that most engines need: `compress` after a
 /// prompt, `step` for one decoded token.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The one object that an engine holds: policies, budgets, states and scratch over a cache.
 #pragma once
 

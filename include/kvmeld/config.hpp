@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Version and index type: what every other header starts from, errors with it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What kvmeld refuses: one exception type, with a code that an engine can act on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Executors run the heads on the caller's threads. kvmeld has none of its own.
 #pragma once
 

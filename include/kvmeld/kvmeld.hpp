@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything but
 /// openmp.hpp, which needs OpenMP.
 #pragma once

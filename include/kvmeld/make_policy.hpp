@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A policy from text, as a command line or a configuration has it:
 /// `make_policy("fold:share=0.4")`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Heads on OpenMP's threads. There is nothing here where OpenMP is off (`-fopenmp` is on).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt's queries as an engine has them, with their extents.
 #pragma once
 

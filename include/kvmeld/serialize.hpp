@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Saving and loading a compressed cache, so that decoding goes on bit for bit.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The state of all heads, the memory that planning and attention work in, and heads that are used
 /// again: by the next request, by a fork, in less memory.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What both files of every consumer include: the headers of some policies, or the single header.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The second file that includes the headers: what is not inline would be there twice.
 #include <cstdio>
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A policy whose `observe` is not const: it must not compile, or it would never be called.
 #include <kvmeld/compress.hpp>
 #include <kvmeld/memory/cache.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `apply` against double loops: plans of every kind, lengths from nothing to two blocks of rows and
 // one more, every scalar, strided, paged and unaligned rows, every order of threads.
 #include "kvmeld/cuda/merge/apply.cuh"

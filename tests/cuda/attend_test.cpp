@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Attention, split and combined, against double loops: every scalar, dim, group and layout, lengths
 // from nothing on, and what a rule makes of the probabilities.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Attention of half and bfloat16 on tensor cores against double loops: every dim and group, layouts
 // and pages, one split and several, what is not a number, and where the new token goes.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Column sums against double loops: every scalar, dim, group and combination, counts around whole
 // tiles, slots in any order, positions given or not, the log-sum-exp given or not.
 #include "kvmeld/cuda/score/column_scores.cuh"

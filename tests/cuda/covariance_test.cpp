@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Mean and covariance of reference queries against double loops.
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What EMS moves after a prompt, as the emulator counts it, beside the least that there is to move.
 #include <catch2/catch.hpp>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulator itself: that kernels compute what they say in every order of threads, and that what
 // a GPU would leave undefined is noticed. Each fault is a correct kernel with one thing wrong.
 #include <catch2/catch.hpp>

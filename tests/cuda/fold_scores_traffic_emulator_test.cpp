@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a prompt's scores for fold move, as the emulator counts it, beside the least that there is
 // to move.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What fold's fit of values moves, as the emulator counts it, beside the least that there is to
 // move.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The parts of fold's fit of values against double loops.
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What tests/cuda/native measured, beside the goals, as Markdown: python3 tests/cuda/goals.py FOLDER (of its logs)."""
 
 import collections

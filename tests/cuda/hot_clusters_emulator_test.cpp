@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What clusters move, as the emulator counts it, beside the least that there is to move, as
 // hot_kernels_emulator_test.cpp does.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the hot kernels move, as the emulator counts it, beside the least that there is to move:
 // rows are read no more often than they have to be, sectors are used whole, banks do not conflict.
 // Ratios to the floor have no slack: a bound that is passed is a slower kernel.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Joins of leaders against a slow walk along them, on numbers whose products are exact.
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Leverage of un-rotated keys against double loops over its definition: the covariance of keys as
 // they were before RoPE, and what is left of a key when that is divided out.
 #include "kvmeld/cuda/policies/fold/leverage.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What leverage multiplies and moves, as the emulator counts it, beside the least that there is.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `match` against double loops on numbers whose products are exact: the same slot, ties included.
 #include "kvmeld/cuda/search/match.cuh"
 

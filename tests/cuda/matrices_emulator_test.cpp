@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the emulator says of matrices over the lanes, of memory used twice and of early launches,
 // and that it notices their misuse. Each fault is a correct kernel with one thing wrong.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where the lanes of a warp meet on the emulator: what each gets does not hang on who runs first,
 // and a lane that will not come is named.
 #include <algorithm>

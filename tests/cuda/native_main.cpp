@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The main of the CUDA tests as nvcc compiles them: without a device they are skipped, which 77
 // says.
 #define CATCH_CONFIG_RUNNER

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Attention, observing and removals for each scalar, as nvcc compiles them for the hardware on
 // every commit.
 #include "kvmeld/cuda/attend.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
 #include "kvmeld/cuda/attend.cuh"
 #include "kvmeld/cuda/policies/fold.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Steps and plans that merge, for each scalar, as nvcc compiles them for the hardware on every
 // commit.
 #include "kvmeld/cuda/attend.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The library's headers, and every policy that has a CUDA path, as nvcc hands them to the host's
 // compiler on every commit: its front end writes anew what it has read.
 #include "kvmeld/cuda/policies/d2o.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Column sums, foresight and matching for each scalar, as nvcc compiles them for the hardware on
 // every commit.
 #include "kvmeld/cuda/score/column_scores.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Heads with budgets of their own in one call: each gets what the CPU's library gives it, in
 // prompts and in the steps after them, however far apart the budgets are.
 #include <catch2/catch.hpp>

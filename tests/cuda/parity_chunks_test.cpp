@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Prompts in chunks on the device are the library's: windows reach back over them, and what is
 // remembered is spread over all.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A head's points in clusters on the device: seeds in pools, the nearest, means. Whole numbers, so
 // that products and distances are exact and many of them equal: the library's clusters to the last.
 #include <catch2/catch.hpp>

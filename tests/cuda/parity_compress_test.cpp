@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The device's `compress` is the library's: on prompts whose attention is exact, the same plans,
 // ties included, with the same weights; on random ones nearly always. Then decoding goes on.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // EMS in a step: a prediction decides when the removed entry's centre is found, and changes
 // nothing.
 #include <algorithm>

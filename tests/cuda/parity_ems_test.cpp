@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // EMS on the device is the library's: entries, plans, and the table token by token, place by place.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold by scores on the device is the library's: a prompt's scores, what they pin, and what decode
 // steps after it keep. Scores around the last pin are drawn apart, so that rounding decides
 // nothing.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold on the device is the library's: queries remembered, leverage, pairs, rows and their mass.
 // Numbers here are seldom exact, so nothing ties but equal keys.
 #include <catch2/catch.hpp>

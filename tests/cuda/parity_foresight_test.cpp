@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Foresight on the device is the library's.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How many launches a plan and a step take: the table "Launches and bytes" of cuda/INTERNALS.md.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies that merge by similarity are the library's on the device too: whole prompts, and steps.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How often a step that merges the evicted slot into its nearest reads keys: once where attention
 // has compared it on its way, twice where the prediction fails.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Steps that merge the evicted slot into its nearest: which it is, by loops; and a prediction
 // decides when the nearest is found, not which it is.
 #include <catch2/catch.hpp>

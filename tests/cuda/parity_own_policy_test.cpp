@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies of a user's own on the device: nothing but `device_policy` says which kernels they get.
 #include <catch2/catch.hpp>
 

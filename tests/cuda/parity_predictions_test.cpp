@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a step predicts of the next one, and steps that go by it beside the library's.
 #include <catch2/catch.hpp>
 #include <set>

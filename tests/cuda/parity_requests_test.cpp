@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a serving engine asks beside whole prompts and all heads at once: some heads only, pages of
 // any size.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The state of policies in device memory: made from a policy's columns, any strides, and refused
 // before any launch where it is another policy's.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The device's decode step is the library's: the same slots leave, ties included, on numbers whose
 // dot products are exact; and nearly always on random ones.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How often a block waits for itself, and looks at a key, while it makes a head's plan.
 #include <catch2/catch.hpp>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A ridge's tiles against elimination in double: heads of any numbers of unknowns, none among them.
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a ridge moves, as the emulator counts it, beside the least that its tiles are: every operand
 // once a product, results once, sectors whole, no two lanes at one bank.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KVMerger's runs and a plan's rows against slow loops: lengths around a warp, a block's registers
 // and beyond them, every order of threads.
 #include <algorithm>

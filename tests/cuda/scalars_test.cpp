@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulator's 16-bit scalars, beside the hardware's rules.
 #include <catch2/catch.hpp>
 

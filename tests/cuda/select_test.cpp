@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `select` against sorting: sizes from one to 128k, ties, NaN, infinities, protected slots.
 #include "kvmeld/cuda/search/select.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A block's sort and order statistic against the standard library's: every length around whole
 // warps and blocks, keys of every width, many of them equal.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The walk over tiles of columns that `column_scores` takes.
 #include "kvmeld/cuda/score/stream_tiles.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The Cholesky factor of a tile, and its inverse, against double loops.
 #include "kvmeld/cuda/device/tile_cholesky.cuh"
 

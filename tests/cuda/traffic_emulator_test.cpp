@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the emulator counts, of kernels whose traffic is known by hand.
 #include <catch2/catch.hpp>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulator's registers of sixteen bytes, and its powers of 2.
 #include <algorithm>
 #include <catch2/catch.hpp>

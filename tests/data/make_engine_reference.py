@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Write the small models of tests/data/engine/: random decoders with their logits, as Hugging Face transformers computes
 them, and tokenizers with their tokens, as SentencePiece's own Python package computes them.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Write tests/data/kvzip.json: what kvpress's KVzipPress keeps of a prompt of the bundled model.
 
     python3 -m venv venv && venv/bin/pip install kvpress==0.5.5 torch==2.12.1 transformers==5.2.0 sentencepiece==0.2.0

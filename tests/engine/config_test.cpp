@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// config.json: every form that is read, and what is refused.
 #include "engine/config.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The decoder against Hugging Face transformers' logits, and its own paths against each other.
 #include "engine/decoder.hpp"
 

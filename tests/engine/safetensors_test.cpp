@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// safetensors: values of every type that is read, and every malformed file by its message.
 #include "engine/safetensors.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Files that the engine's tests write and refuse.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Tokenizers: SentencePiece's own results, fragments, bytes, and refusals.
 #include "engine/tokenizer.hpp"
 

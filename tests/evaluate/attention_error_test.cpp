@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a compressed prompt changes of attention's output, against slow loops.
 #include "evaluate/attention_error.hpp"
 

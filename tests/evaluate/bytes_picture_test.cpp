@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which policies are in colour in the picture by bytes.
 #include "evaluate/bytes_picture.hpp"
 

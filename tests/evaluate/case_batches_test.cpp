@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Needle cases of which not all fit in memory.
 #include "evaluate/case_batches.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The main job from its command line to its files.
 #include "evaluate/evaluate.hpp"
 

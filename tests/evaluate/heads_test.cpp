@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What heads look at, and in which order they retrieve.
 #include "evaluate/heads.hpp"
 

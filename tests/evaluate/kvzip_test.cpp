@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KVzip's second reading: scores are the oracle's, kept sets are kvpress's on the same tokens.
 #include "oracle/kvzip.hpp"
 

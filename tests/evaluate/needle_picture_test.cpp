@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Names in the pictures: beside a sample of their line, and apart from their neighbours'.
 #include "evaluate/needle_picture.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the command line says, and what it may not say.
 #include <catch2/catch.hpp>
 

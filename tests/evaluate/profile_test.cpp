@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A profile of thresholds: made, saved, and used in their place.
 #include "evaluate/profile.hpp"
 

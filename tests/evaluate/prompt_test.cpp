@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Prompts that all policies and budgets share, and what each keeps of them.
 #include "evaluate/prompt.hpp"
 

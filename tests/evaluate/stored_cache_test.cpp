@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A policy's slots in another storage: rows of the table, and the cache that they decode from.
 #include "evaluate/stored_cache.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the tasks of the second table draw: chains, and texts with questions.
 #include <catch2/catch.hpp>
 #include <cmath>  // std::log

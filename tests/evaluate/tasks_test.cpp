@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The tasks of the second table, on the bundled model.
 #include <catch2/catch.hpp>
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a fuzzer's bytes stand for: numbers one after another, and zeros when they are used up.
 #pragma once
 

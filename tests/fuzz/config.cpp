@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The reader of config.json: refused with a format error, or a shape that a decoder can have.
 #include "engine/config.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The reader of saved caches: refused with nothing changed, or a cache that is as long as it says.
 // A checksum is put behind most inputs, or none would be read to the end.
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Plans of anything: refused by check, and then by apply with nothing changed; or carried out, to
 // the rows that two loops in double make of them.
 #include <cmath>

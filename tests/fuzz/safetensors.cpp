@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The safetensors reader: a file is refused with a format error, or every tensor in it can be read.
 #include "engine/safetensors.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A life of a cache under any policy: tokens, prompts, budgets and broken numbers in any order, in
 // a cache's own memory, an engine's or an engine's pages, of heads of any small shape. What is
 // refused at the door has changed nothing; after any other call the head can go on.

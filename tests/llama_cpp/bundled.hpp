@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The bundled model in both engines, with its tokens and its held-out text.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Random models as GGUF files, written through gguf's own C API, and llama.cpp driven chunk by
 // chunk.
 #pragma once

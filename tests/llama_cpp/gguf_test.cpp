@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // GGUF files in our own engine: llama.cpp's logits and tokens on the same file, and refusals.
 #include "engine/gguf.hpp"
 

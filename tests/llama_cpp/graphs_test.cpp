@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the adapter refuses in the engine's graphs, micro-batch by micro-batch.
 #include <catch2/catch.hpp>
 #include <cstring>  // std::memcpy

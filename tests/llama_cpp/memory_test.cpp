@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the adapter says that it holds and reserves, and what the process then has.
 #include <malloc.h>  // mallinfo2
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The bundled model as GGUF: llama.cpp tokenises and predicts as our engine does.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Budgets of layers and heads, layers left alone, micro-batches, threads, half rows.
 #include <catch2/catch.hpp>
 

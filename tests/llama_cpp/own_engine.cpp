@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "llama_cpp/own_engine.hpp"
 
 #include <cmath>

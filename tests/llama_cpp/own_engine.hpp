@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The small engine driven as the llama.cpp adapter says it drives llama.cpp: what that is held to.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A policy of one's own under the adapter: it is shown all that there is of every token.
 #include <catch2/catch.hpp>
 

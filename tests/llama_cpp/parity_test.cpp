@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // llama.cpp behind the adapter against our own engine, both compressing by the same policy.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The program kvmeld-llama on the bundled model: its options, and what its table counts.
 #include "llama_cpp/program.hpp"
 

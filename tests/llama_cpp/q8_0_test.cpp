@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Q8_0 is ggml's own: its functions read what we store, and we read what they store.
 #include "kvmeld/memory/q8_0.hpp"
 

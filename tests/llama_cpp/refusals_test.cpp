@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the adapter refuses, and what an error within the callback does.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rotations, as the adapter reads them off llama.cpp's graph, for policies that turn keys or
 // queries.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A text through llama.cpp behind the adapter and through our own engine, both compressing by the
 // same policy, chunk by chunk.
 #pragma once

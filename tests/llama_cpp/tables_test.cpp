@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The table that kvmeld-llama-tables prints, on the bundled model.
 #include "llama_cpp/tables.hpp"
 

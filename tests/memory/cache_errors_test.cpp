@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What caches refuse, by name; layers of different models; selections of heads.
 #include <catch2/catch.hpp>
 #include <string>

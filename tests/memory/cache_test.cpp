@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One cache per kind: heads by layer and request, rows in every layout and storage, refusals.
 #include "kvmeld/memory/cache.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rows as floats: exact, for every number that two bytes can hold.
 #include "kvmeld/memory/convert.hpp"
 

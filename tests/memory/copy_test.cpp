@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Heads copied into caches of other capacities.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A head's state as a value: what is copied or moved shares no memory with what it came from.
 #include "kvmeld/memory/head_state.hpp"
 

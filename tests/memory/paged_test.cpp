@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Caches in pages: everything a cache does, and pages that come free.
 #include "kvmeld/memory/paged.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Heads that are used again: by a view that moves, by another request, by a fork, in less memory.
 #include <catch2/catch.hpp>
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rotations of every kind against the formulas that models publish, written out, and refusals.
 #include <catch2/catch.hpp>
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rotary embedding against the oracle, and the property it exists for.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The models of kv_cache: what is appended is where it belongs, and nothing else is touched.
 #include <catch2/catch.hpp>
 #include <cstring>

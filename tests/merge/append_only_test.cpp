@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Admission: what a plan says of new slots, with sealed slots as they are.
 #include "kvmeld/merge/append_only.hpp"
 

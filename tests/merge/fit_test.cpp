@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The fit of values alone: what it does where there is nothing to fit.
 #include "kvmeld/merge/fit.hpp"
 

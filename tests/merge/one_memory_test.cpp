@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Keys and values in one memory, as latent attention keeps them: what evicts is right, what merges
 // is refused.
 #include <catch2/catch.hpp>

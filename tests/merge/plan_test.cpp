@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The waist: the laws of merge_plan, and that `apply` in place makes of a head what the dense
 // matrices of the oracle make of it, touching nothing else.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold's polish: its gradient against differences of a loss written out in loops, and its promises.
 #include "kvmeld/merge/polish.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One plan on two caches: another model's, or the same rows in Q8_0.
 #include <catch2/catch.hpp>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One slot is removed in a decode step: the one that a plan would take, whatever the keys and
 // scores.
 #include <algorithm>

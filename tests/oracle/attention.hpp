@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The oracle: what the library must compute, in double precision and plain loops, transcribed from
 // the papers and sharing no code with the library. Slow on purpose.
 //

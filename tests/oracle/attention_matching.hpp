@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Attention Matching (arXiv 2602.16284): keep some keys, fit their log-mass so that the mass of
 // every reference query is that of the full cache, and their values so that the outputs are.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Baselines that no method should lose to: by attention, by keys alone, by chance.
 //
 // Common readings: sinks are the positions below `sinks`, recent ones the last `window` positions;

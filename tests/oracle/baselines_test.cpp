@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Holds the oracle's baselines against tiny cases by hand and against what must hold of all.
 #include <catch2/catch.hpp>
 

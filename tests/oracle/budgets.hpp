@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Budgets of layers and of heads; every function's integers sum to exactly what was asked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // k-means centroids of keys as the whole cache, log-mass ln n (Multipole Attention's centroids).
 //
 // Readings that the library follows:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Comparing heads: after a step the order of slots does not matter.
 #pragma once
 

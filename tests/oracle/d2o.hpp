@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // D2O (arXiv 2406.13035): evict by cumulative attention, merge the evicted into the nearest kept
 // key when it is near enough, by a threshold that follows the similarities seen.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // EMS (arXiv 2412.08521): tokens that are alike share one entry, and keep their own norms and
 // scores. This oracle expands every token in every step; the library must not.
 //

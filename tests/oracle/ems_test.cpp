@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Holds the oracle's EMS against tiny cases by hand and against what must hold of it.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Baselines that score by the attention received: TOVA, Scissorhands, RoCo, CaM.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold: pinned slots, clusters of the others (oracle_fold_clusters.hpp), each cluster one slot
 // fitted to reference queries.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold's clusters: slots as points, seeds far from each other, and Lloyd's rounds.
 //
 // Readings that the library follows:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold while decoding: its memory, and the slots that it folds away. Included by oracle_fold.hpp.
 //
 // Readings that the library follows:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Holds the oracle's fold against its prototypes' numbers (tests/data/fold_*.json: the prototypes
 // of fold run in float64), and against what must hold of any fold.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reference queries moved to the positions to come, and the leverage of keys. Used by fold, and at
 // hand for policies that measure slots on queries.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Foresight-max: what a second reading of a prompt would look up, from the prompt's own queries
 // moved behind it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What must hold of any foresight-max, of the oracle's first.
 #include "oracle/foresight_max.hpp"
 

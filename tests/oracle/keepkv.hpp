@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KeepKV (arXiv 2504.09936): votes and merges that leave the present output as it was (ZIP).
 //
 // Notation. Slot j has beta_j = ln p_j (p: votes, 1 for a fresh token) and an estimate

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The oracle's KeepKV against the authors' vectors, the paper's theorem 3, and cases by hand.
 #include <catch2/catch.hpp>
 

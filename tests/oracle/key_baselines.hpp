@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Baselines that look at keys, or at nothing: random, KeyDiff, Expected Attention, centroids,
 // Compactor.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KVMerger (arXiv 2407.08454): runs of consecutive similar keys become one slot each, weighted by
 // a Gaussian kernel around the member with the most attention.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KVzip (arXiv 2505.23416, section 3.2 and algorithm 1): the largest attention that a second
 // reading gives each slot of a prompt.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Small dense linear algebra, by the book: elimination, Cholesky.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How clear the oracle's decisions were. Where it finds two numbers all but equal, a library that
 // computes in float may find them the other way round, on this processor or on another, and be as
 // right: data for a comparison are drawn until no decision is that close (fixtures::clearly).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the merging policies share: which slots are kept, and the nearest key by cosine.
 #pragma once
 

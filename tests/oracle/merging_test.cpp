@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The oracles of D2O, KVMerger and the budgets, by hand and by what must always hold.
 #include <catch2/catch.hpp>
 #include <numeric>

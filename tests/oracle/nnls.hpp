@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Non-negative least squares: min |a x - b|^2 over x >= 0, by Lawson and Hanson's active sets.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The whole oracle; see oracle_attention.hpp for what it is.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Holds the oracle itself against what the authors' code computed, and against the paper's theorem,
 // before the library is held against the oracle.
 #include "oracle/oracle.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Merge plans as dense matrices: K' = Wk K, V' = Wv V (+ correction), beta' = the plan's own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The policies that only drop tokens: full cache, StreamingLLM, H2O, SnapKV.
 //
 // Each has   prompt(head, queries [n][group][dim], query positions [n] or {}, target)

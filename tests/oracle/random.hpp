@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Random numbers for the oracle's tests.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A golden case run through a policy of the oracle, and what must hold of it.
 #pragma once
 

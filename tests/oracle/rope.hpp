@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 34) in the two layouts in use.
 #pragma once
 

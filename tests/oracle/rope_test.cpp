@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Holds the oracle's rotation, and StreamingLLM's positions by cache index, against what must hold
 // of them.
 #include <catch2/catch.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // ZSMerge (arXiv 2503.10714): ring of the latest, context by score, residual slots for the others.
 #pragma once
 

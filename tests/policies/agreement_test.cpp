@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every policy against its oracle: a prompt, then decode steps, slots compared as sets.
 #include <catch2/catch.hpp>
 

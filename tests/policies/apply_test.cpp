@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Plans and removals carried out for a policy: what is refused changes nothing, its memory
 // included.
 #include <catch2/catch.hpp>

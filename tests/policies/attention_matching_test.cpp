@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Attention Matching and its non-negative least squares, against their oracles and what must hold
 // of any least-squares fit.
 #include "kvmeld/policies/attention_matching.hpp"

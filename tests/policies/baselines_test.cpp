@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Baselines against their oracles: a prompt, then decode steps, slots compared as sets.
 #include <catch2/catch.hpp>
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // streaming_llm by positions within the cache, on heads whose slots are in no order, or were
 // another policy's before.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies one after another: another one decodes, compression upon compression, budgets that
 // change, prompts in chunks. Every policy of the list, through any_policy.
 #include <algorithm>

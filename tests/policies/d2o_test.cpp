@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // D2O against its oracle, its threshold over a long run, and what is merged and what is dropped.
 #include "kvmeld/policies/d2o.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // EMS against the oracle that expands every token; memory counted; nothing lost where nothing need
 // be.
 #include "kvmeld/policies/ems.hpp"

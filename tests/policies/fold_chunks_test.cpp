@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold by scores, of a prompt that comes in chunks.
 #include <catch2/catch.hpp>
 #include <utility>

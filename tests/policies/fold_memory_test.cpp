@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What fold remembers between plans: queries, in 16 bits, or none.
 #include <algorithm>  // std::ranges::all_of
 #include <catch2/catch.hpp>

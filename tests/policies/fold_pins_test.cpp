@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold in decode: whatever its parameters, the pinned slots leave one to merge into.
 #include <algorithm>
 #include <catch2/catch.hpp>

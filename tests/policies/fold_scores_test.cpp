@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold with pins by scores: against its oracle, and over all heads of a model.
 #include <catch2/catch.hpp>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold by scores from an empty cache: against its oracle, and what it keeps.
 #include <algorithm>
 #include <catch2/catch.hpp>

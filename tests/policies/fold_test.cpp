@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold against its prototypes' numbers, its oracle, and what must hold of any tangent and fit.
 #include "kvmeld/policies/fold.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The library against what the authors' own code computed (tests/data/golden; another folder of the
 // same form through the environment variable KVMELD_GOLDEN).
 #include "support/golden.hpp"

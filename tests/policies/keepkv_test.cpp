@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KeepKV against its oracle, the authors' vectors, and theorem 3.
 #include "kvmeld/policies/keepkv.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KVMerger against its oracle; budgets met exactly; the runs and weights by hand.
 #include "kvmeld/policies/kvmerger.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // KVzip against its oracle, and the engine's second reading: appended, observed, taken away.
 #include "kvmeld/policies/kvzip.hpp"
 

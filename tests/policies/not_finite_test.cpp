@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // NaN in one head: what any policy makes of it, and what it must leave alone.
 #include <bit>
 #include <catch2/catch.hpp>

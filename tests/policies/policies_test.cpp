@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The laws of every policy, from one list.
 #include "support/policies.hpp"
 

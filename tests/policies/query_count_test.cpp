@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Queries of a prompt are those of its tokens: where there are more, some have no position.
 #include <catch2/catch.hpp>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Finite in, finite out: sums that a storage cannot hold are not made.
 #include <algorithm>
 #include <catch2/catch.hpp>

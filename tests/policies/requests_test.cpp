@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What engines have asked for, held for every policy: prompts in chunks, hysteresis, and budgets
 // that are refused with the number that would do.
 #include <catch2/catch.hpp>

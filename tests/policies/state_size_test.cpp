@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What policies keep of a head in addition to its slots: docs/lab/2026-11-22-cpu.md.
 #include <catch2/catch.hpp>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Thousands of merges in a storage of less precision than float: rows and log-mass stay near those
 // that float has.
 #include <algorithm>

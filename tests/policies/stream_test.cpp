@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A long stream through every policy: constant memory, no allocation, sinks still there, no NaN.
 #include <algorithm>
 #include <array>

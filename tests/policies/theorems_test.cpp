@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the papers prove, as properties over random caches.
 #include <catch2/catch.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Published traps: values fitted on fewer queries than there are slots, keys turned back by slots.
 #include <algorithm>
 #include <catch2/catch.hpp>

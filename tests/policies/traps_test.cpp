@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Published traps: what implementations of these papers have got wrong. Each test fails when its
 // guard is taken away; where it can, it takes the guard away itself and sees the trap close.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Column sums of a prompt's attention against the oracle's one query at a time.
 #include <catch2/catch.hpp>
 #include <numeric>

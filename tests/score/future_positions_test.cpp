@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where queries go: within the horizon, in order, as densely as the fade says.
 #include "kvmeld/score/future_positions.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Comparisons within attention's sweep: the same bits as a sweep of its own, and plans that do not
 // change.
 #include "kvmeld/score/key_comparison.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Foresight-max times leverage against the oracle's loops.
 #include "kvmeld/score/prompt_scores.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Online softmax against one sum in double.
 #include "kvmeld/score/softmax.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Clusters against loops: seeds, lazily or not, are the same rows; the nearest centre is the
 // nearest, however many are looked at together.
 #include "kvmeld/search/cluster.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The least budget of policies that protect a share of it: found without trying them one by one.
 #include <catch2/catch.hpp>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The nearest slot, against loops over all pairs. Keys of whole numbers: products are exact, so
 // that ties are ties, and many are.
 #include "kvmeld/search/match.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A policy beside its oracle: the same prompt, the same decode steps.
 #pragma once
 

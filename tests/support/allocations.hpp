@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Allocations of the test program so far, all of them: policies/stream_test.cpp counts.
 #pragma once
 

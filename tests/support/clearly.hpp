@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Data for comparing with the oracle: nothing hangs on rounding.
 #pragma once
 

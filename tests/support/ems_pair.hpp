@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // EMS beside the oracle that expands every token: the same parameters, tables compared token by
 // token, and tokens that like to share entries.
 #pragma once

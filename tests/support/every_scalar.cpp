@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What is run with every policy over caches of each scalar, compiled once for KVMELD_SCALAR: to
 // compile the policies for every scalar again in each test takes minutes.
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Random heads, once for the library and once for the oracle, and the way back to compare.
 #pragma once
 

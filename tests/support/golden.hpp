@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the authors' own code computed on small random inputs (tests/data/golden).
 //
 // Arrays are flat, [heads, tokens, dim]; a token is of the prompt or of a step after it.

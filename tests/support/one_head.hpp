@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One head, its policy and its state: what tests send through several steps.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // An engine that adopts kvmeld: its tokens, its attention, and what it must give.
 #pragma once
 

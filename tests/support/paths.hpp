@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where the tests' files are: known to one object alone, so that compiled tests serve any checkout.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list of all policies that laws run over, each with an example that small heads can hold.
 #pragma once
 

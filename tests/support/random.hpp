@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The streams of random bits that the tests draw their data from.
 #pragma once
 

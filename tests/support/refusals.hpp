@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Calls that must throw, and must have changed nothing when they do.
 #pragma once
 

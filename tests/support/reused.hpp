@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Heads of one policy that are run alone, through a prompt and some steps: copied, cleared, shrunk.
 #pragma once
 

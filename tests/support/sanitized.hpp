@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Whether AddressSanitizer is compiled in, for tests whose length is a matter of time.
 #pragma once
 

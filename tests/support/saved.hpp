@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A cache as its bits, and as the bytes that it is saved to.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The main job on a tiny random model: bytes for tokens, two layers, two query heads on one.
 #pragma once
 

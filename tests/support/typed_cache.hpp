@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Caches whose scalar is a type, as most tests write them, of a model that rotates its keys.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Compiled for several instruction sets: KVMELD_SET names this one.
 #include "support/widening.hpp"
 

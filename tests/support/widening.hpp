@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where `to_floats` is, as files see it that are compiled for several instruction sets.
 #pragma once
 

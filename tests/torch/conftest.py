@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What the tests share: the bundled model, its text, and numbers."""
 
 import sys

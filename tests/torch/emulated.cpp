@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The operators of a GPU on the emulator: torch.ops.kvmeld_emulated takes CPU tensors.
 #include <torch/library.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Heads that hold a prompt of random numbers."""
 
 import torch

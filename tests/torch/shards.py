@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What test_shards.py runs on every rank: torchrun shards.py FOLDER. Each rank writes what it saw."""
 
 import os

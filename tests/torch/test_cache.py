@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """model.generate with a kvmeld_torch.Cache, on the bundled model."""
 
 import pytest

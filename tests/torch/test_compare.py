@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """python -m kvmeld_torch.compare on few prompts."""
 
 import csv

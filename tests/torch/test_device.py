@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The operators of a GPU equal the CPU's: by the kernels on the emulator, and on a card where there is one."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What docs/torch.md says is run as it stands."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The operators by themselves: against slow loops and against one another."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What the operators refuse, before anything is written."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """kvzip's second reading of a prompt."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A model whose heads lie on several ranks computes what one process does."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """python -m kvmeld_torch.speed times `generate` as it is."""
 
 import torch

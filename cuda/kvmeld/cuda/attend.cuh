@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Decode attention with log-mass, which observes as it goes.
 #pragma once
 

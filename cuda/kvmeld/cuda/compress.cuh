@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt's cache, brought to the budget without a round trip to the host.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The exception of a refused CUDA call.
 #pragma once
 

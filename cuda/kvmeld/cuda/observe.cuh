@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt's attention, measured before anything is compressed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A policy's state in device memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The decode step.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Device memory that calls work in, and how much they need.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/gguf/config.hpp"
 
 #include <cmath>  // std::abs, std::isfinite

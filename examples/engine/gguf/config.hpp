@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A model's shape, from the values of a GGUF file.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/gguf/file.hpp"
 
 #include <ggml.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One GGUF file: named values and tensors, each checked when it is read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/gguf.hpp"
 #include "engine/gguf/vocabulary.hpp"
 #include "engine/gguf/weights.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/gguf/vocabulary.hpp"
 
 #include <algorithm>  // std::max

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The vocabulary of a GGUF file, by libllama.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A decoder's parameters, from the tensors of a GGUF file.
 #pragma once
 

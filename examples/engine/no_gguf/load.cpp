@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "engine/error.hpp"
 #include "engine/gguf.hpp"
 

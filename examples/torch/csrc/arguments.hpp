@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What operators take beside tensors, and what becomes of it.
 #pragma once
 

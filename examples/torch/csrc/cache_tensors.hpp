@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A cache's tensors, and queries beside them, on the CPU or on a GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The operators on the CPU (schema.cpp says what they are).
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CUDA tensors, where the extension is built with nvcc.
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>

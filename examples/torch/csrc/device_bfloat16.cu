@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The operators' kernels for caches of bfloat16.
 #include "device_calls.cuh"
 

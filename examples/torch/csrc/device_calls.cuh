@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// `device_calls` by the kernels.
 #pragma once
 

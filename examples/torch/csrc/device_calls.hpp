@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the operators do with tensors on a GPU, without a word of PyTorch: one type for each
 /// scalar, so that nvcc compiles them side by side.
 #pragma once

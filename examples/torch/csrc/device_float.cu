@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The operators' kernels for caches of float.
 #include "device_calls.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The operators' kernels for caches of half.
 #include "device_calls.cuh"
 

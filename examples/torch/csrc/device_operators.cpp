@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The operators on a GPU (schema.cpp says what they are): kernels on PyTorch's stream, in memory of
 // its allocator.
 #include "device_operators.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the operators on a GPU need of the framework's, beside its tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where there is no nvcc: tensors on a GPU are refused in words.
 #include <torch/library.h>
 

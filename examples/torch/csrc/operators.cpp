@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 #include "operators.hpp"
 
 #include <algorithm>  // std::fill_n

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the operators do, without a word of PyTorch: compiled once, for tensors of every scalar.
 #pragma once
 

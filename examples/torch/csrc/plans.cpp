@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Plans as tensors, and back.
 #include <cmath>   // std::isnan
 #include <limits>  // std::numeric_limits

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies from their text, and budgets from lists.
 #include <functional>  // std::less
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// torch.ops.kvmeld: what there is, on any device.
 #pragma once
 

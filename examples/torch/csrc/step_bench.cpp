@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A decode step as C++ calls it, for `python -m kvmeld_torch.speed`: microseconds of every step.
 //   step_bench POLICY HEADS GROUP DIM SLOTS STEPS
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A cache and its policy's state in an engine's tensors: nothing of it is kept here.
 #pragma once
 

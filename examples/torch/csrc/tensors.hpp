@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// PyTorch's tensors as the operators take them, and what is refused before anything is written.
 #pragma once
 

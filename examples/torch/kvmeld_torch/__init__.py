@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """kvmeld's cache compression inside PyTorch and transformers."""
 
 from ._library import ops

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """torch.ops.kvmeld: the operators of csrc/, and what torch.compile has to know of them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """attn_implementation="kvmeld": prompts by SDPA, decode steps by kvmeld's operator."""
 
 import torch

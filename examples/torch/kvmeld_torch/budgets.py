@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A layer's slots divided over its KV heads by scores, also where the heads lie on several ranks.
 
 AdaKV's rule (arXiv 2407.11550): each head its own `floor` best slots, then the best of all heads. Scores are compared

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A transformers cache whose heads are compressed by a policy."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """python -m kvmeld_torch.compare: kvmeld's policies and kvpress's presses on the same prompts.
 
 One row for each method and budget: the relative error of the attention's outputs over the 64 tokens behind a prompt,

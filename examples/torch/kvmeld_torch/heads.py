@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """KV heads in slots: tensors that the operators work on, and nothing else."""
 
 from dataclasses import dataclass, fields, replace

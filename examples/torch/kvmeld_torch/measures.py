@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What `kvmeld_torch.compare` measures of a method: a cache that holds a prompt, however it was compressed."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Ranks that share a model by its heads; one process is one rank."""
 
 import torch.distributed as dist

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A model's rotary embedding, as kvmeld's policies take it."""
 
 from transformers import PreTrainedConfig

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """KVzip's second reading (arXiv 2505.23416): behind a prompt the model reads it once more.
 
 What the queries of that look up stays.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """python -m kvmeld_torch.speed: what the way through PyTorch costs, and what a smaller cache saves.
 
 A decode step through the operator beside the C++ step that it calls, which `examples/torch/run` builds; and, where

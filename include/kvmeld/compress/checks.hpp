@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a call refuses first: sizes, states and budgets that do not fit together.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a compressor holds, and the work on one head that its calls have in common.
 #pragma once
 

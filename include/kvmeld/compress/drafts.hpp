@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Speculation: drafted tokens that count only once they are accepted.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Budgets of all heads of a model by one threshold, and a profile of them for the next prompts.
 #pragma once
 

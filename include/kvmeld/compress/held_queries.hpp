@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What is kept of one head's queries while its prompt comes: no more than its policy will need.
 #pragma once
 

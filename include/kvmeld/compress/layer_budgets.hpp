@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Budgets of layers and of heads. Every function's counts sum to exactly the given total.
 #pragma once
 

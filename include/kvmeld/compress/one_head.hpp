@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// observe → plan → apply for one head: what a `compressor` is made of, and for who orchestrates.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A head that is used again: by the next request, by a fork.
 #pragma once
 

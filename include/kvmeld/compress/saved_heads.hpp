@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The bytes of saved heads: of a whole cache, or of one request.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How slots that a model's heads share are divided between them: by one threshold over the scores.
 #pragma once
 

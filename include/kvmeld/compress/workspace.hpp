@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The memory that planning and attention of one head work in.
 #pragma once
 

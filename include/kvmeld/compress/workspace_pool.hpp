@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Scratch of calls that may run at the same time: lent for a call, kept for the next.
 #pragma once
 

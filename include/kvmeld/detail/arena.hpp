@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Pieces of one block of floats: scratch that is allocated once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Numbers as bytes in a stream, lowest byte first whatever the machine, with a checksum.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// CRC-32, the checksum of what is saved.
 #pragma once
 

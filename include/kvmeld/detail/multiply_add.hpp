@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Sums that round the same in every copy that a compiler makes.
 #pragma once
 

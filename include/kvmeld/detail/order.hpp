@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Slots in the order of a number that each of them has.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Products of matrices in memory. There are three, for float and double, and each is compiled
 /// once: every further shape of Eigen's expressions would cost the compiler another second.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Random numbers that depend on seed and position alone.
 #pragma once
 

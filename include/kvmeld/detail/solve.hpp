@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Triangular systems, with no more stack than a few numbers: Eigen's own solver has its blocks
 /// there, which are larger than some threads' stacks.
 #pragma once

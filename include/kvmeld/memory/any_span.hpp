@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Contiguous numbers of whatever scalar, as an engine hands them in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a model computes in an attention layer: all of it, said once.
 #pragma once
 

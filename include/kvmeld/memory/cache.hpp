@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Models of `kv_cache`: one that owns its memory, and one over an engine's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What all caches are: heads by layer and request, and for each what an engine has no place for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A cache of any kind behind two pointers: what a compressor is compiled for once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How a number per slot merges with its slot. For host and device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows as floats, at the width of a vector.
 #pragma once
 

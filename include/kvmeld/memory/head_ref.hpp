@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A KV head of whatever storage, wherever its rows lie: what policies are compiled for.
 #pragma once
 

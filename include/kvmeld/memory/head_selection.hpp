@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Which heads of a cache a call is for: of one layer, or of the requests that are active.
 #pragma once
 

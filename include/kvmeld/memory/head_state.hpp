@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a policy remembers of each slot of a head.
 #pragma once
 

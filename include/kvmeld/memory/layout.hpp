@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Where the rows of a head lie, and how engines lay out the keys (or values) of all their heads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A cache in pages: a head's slots lie in blocks of the engine's memory that a table lists.
 #pragma once
 

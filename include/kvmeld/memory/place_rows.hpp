@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// An engine's rows, placed: the strides in bytes of all heads, checked.
 #pragma once
 

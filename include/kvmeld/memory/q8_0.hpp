@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Q8_0, ggml's format: 32 numbers in int8 with one scale, 34 bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rotary position embedding (RoPE) as a model computes it: said once, in its `attention_spec`.
 #pragma once
 

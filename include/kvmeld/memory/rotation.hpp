@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A model's rotation by one angle, for many rows: what moves keys and queries in position.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One key or one value, in whatever storage.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows of a cache as float matrices: in place where they are already so, converted otherwise.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Views of key-value memory: one KV head as policies read it, wherever the engine keeps it.
 #pragma once
 

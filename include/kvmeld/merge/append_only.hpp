@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Admission: plans that never touch slots that are sealed, for pages that are only appended to.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Carrying out a plan: moves keys, values, log-mass, positions and the state's columns together.
 #pragma once
 

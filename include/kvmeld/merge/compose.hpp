@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Two plans as one.
 #pragma once
 

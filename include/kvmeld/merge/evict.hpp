@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Eviction, as most baselines do it: sinks and the latest are kept, then the best by score.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Fitting slots to the full cache on reference queries: log-mass in the mean, values by ridge.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows that take in others again and again, in float beside a storage of less precision.
 #pragma once
 

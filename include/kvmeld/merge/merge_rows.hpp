@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows as weighted sums of rows, in whatever storage.
 #pragma once
 

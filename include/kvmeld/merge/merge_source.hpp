@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What rows of a plan are made of, on the host and on the device.
 #pragma once
 

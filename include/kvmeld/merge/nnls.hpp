@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Non-negative least squares on the normal equations: what cannot be negative, such as mass.
 #pragma once
 

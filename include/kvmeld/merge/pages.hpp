@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Plans of whole pages: carried out by changing a page table alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The waist: every policy makes a `merge_plan`; everything after it uses one and knows no policy.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Gradient steps on slots' keys, values and log-mass, so that attention over them comes closer to
 /// the full cache's on reference queries: fold's fifth part.
 #pragma once

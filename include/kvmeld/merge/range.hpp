@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Merges whose result the storage of a head cannot hold: they are not carried out.
 #pragma once
 

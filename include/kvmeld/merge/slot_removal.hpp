@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One slot less: what a decode step does to a head at its budget.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Every policy, and what has been compiled of them where the target `kvmeld::compiled` is linked
 /// to.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The baseline of baselines: nothing is evicted, and the budget does not matter.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What runs a policy over a head: its members, or defaults for those that it omits.
 #pragma once
 

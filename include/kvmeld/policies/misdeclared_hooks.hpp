@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Members of a policy that have a hook's name and cannot be called as the hook is: a misspelt
 /// signature would be ignored otherwise.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a policy is: two members, and what it may add to them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The facts that a policy may omit (see policy.hpp), with their defaults in one place.
 #pragma once
 

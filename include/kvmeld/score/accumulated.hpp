@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How attention enters a score: scalars in, a scalar out. For host and device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Decode attention over a compressed cache: softmax with log-mass.
 #pragma once
 

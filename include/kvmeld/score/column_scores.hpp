@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Column sums of a prompt's causal attention, without ever holding the attention.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A head and its reference queries as dense matrices, and the full cache's attention on them: what
 /// policies that fit a prompt start from.
 #pragma once

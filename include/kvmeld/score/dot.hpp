@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Products and distances of two rows, of whatever storage.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt's attention one query after another, for scores that column sums do not give.
 #pragma once
 

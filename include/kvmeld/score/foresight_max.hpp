@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Foresight-max: what a second reading of a prompt would look up, without a second reading.
 #pragma once
 

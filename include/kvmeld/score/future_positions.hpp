@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Where reference queries are moved to: the positions to come.
 #pragma once
 

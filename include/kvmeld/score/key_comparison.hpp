@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a decode step's attention computes for a policy, as it reads every key and value anyway.
 #pragma once
 

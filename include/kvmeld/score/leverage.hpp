@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Statistical leverage of un-rotated keys: outliers among a head's tokens, attended to or not.
 #pragma once
 

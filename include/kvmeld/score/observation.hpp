@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One decode step's attention, as policies observe it.
 #pragma once
 

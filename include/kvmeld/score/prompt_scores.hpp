@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What of a prompt will be asked for: a number for every slot of a head, comparable over all heads
 /// of a model.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a policy takes of a prompt's queries, and what it needs of a decode step's attention.
 #pragma once
 

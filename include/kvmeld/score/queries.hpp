@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Reference queries: what a policy measures slots on. Where they come from is the engine's choice.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Running mean and second moment of un-rotated queries, of each query head.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Sources of reference queries: a spread over the prompt, and foresight. The last window is
 /// `query_view::last`; a replay is the engine's second pass.
 #pragma once

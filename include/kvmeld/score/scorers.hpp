@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Scorers: how one query's attention `[length]` enters a slot's score.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Softmax of logits that come in parts.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How the rows of a tile compare with another: products, norms, distances, directions.
 #pragma once
 

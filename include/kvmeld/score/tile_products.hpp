@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The two products of attention over a tile of slots: each row is read once for several queries.
 #pragma once
 

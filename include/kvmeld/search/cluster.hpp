@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Weighted k-means with farthest-first seeds: which slots become one.
 #pragma once
 

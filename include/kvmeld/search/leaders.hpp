@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Leader clustering: which slots join which before any is selected.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Destinations of evicted slots: the nearest of those that are kept.
 #pragma once
 

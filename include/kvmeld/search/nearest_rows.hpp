@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The nearest of some centres to each row of a matrix.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Which slots are protected, and how scores rank. For host and device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How seeds of clusters are chosen in rounds. For host and device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Seeds of clusters: farthest-first, in rounds of a pool each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Which slots are kept: the protected, then the best of the rest.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Memory that searches over a head's slots work in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Which slots to fold into which: the cheapest by Ward's cost.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // d2o, as the tests call it.
 #include "kvmeld/cuda/policies/d2o.cuh"
 

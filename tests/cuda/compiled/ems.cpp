@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // ems, as the tests call it.
 #include "kvmeld/cuda/policies/ems.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies that evict, as the tests call them.
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"

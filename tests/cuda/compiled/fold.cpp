@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // fold, as the tests call it.
 #include "kvmeld/cuda/policies/fold.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // keepkv, as the tests call it.
 #include "kvmeld/cuda/policies/keepkv.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // kvmerger, as the tests call it.
 #include "kvmeld/cuda/policies/kvmerger.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // zsmerge, as the tests call it.
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 

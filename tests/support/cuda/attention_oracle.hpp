@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Attention by double loops, and the device's held against it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One block of the CUDA emulator: its threads as fibers, where they wait, and what they exchange.
 #pragma once
 

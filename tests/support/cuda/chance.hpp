@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Chance, the same on every machine.
 #pragma once
 

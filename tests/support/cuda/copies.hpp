@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Copies to shared memory that one thread of the CUDA emulator has on their way.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Caches for the CUDA tests: strided or paged, with guards behind everything, filled by a seed.
 #pragma once
 

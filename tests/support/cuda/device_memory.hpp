@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Device memory of the CUDA emulator: heap blocks that are there for kernels alone. Under
 /// AddressSanitizer a host that reads or writes them, but for copies, is seen.
 #pragma once

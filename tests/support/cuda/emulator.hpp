@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The thin layer of `kvmeld/cuda/device/device.cuh` without a GPU: blocks run one after another,
 /// their threads as fibers, in an order that the stream's seed shuffles. What a GPU would leave
 /// undefined (a barrier not met by all, a mask not agreed on, a race in shared memory) is thrown as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Fibers for the CUDA emulator: one a thread of a block, on Boost.Context's own switches,
 /// announced to AddressSanitizer where it runs.
 #pragma once

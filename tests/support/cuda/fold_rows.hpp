@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Reference queries and a plan of fold's, for tests of how its rows are fitted.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Tensor cores and the registers that feed them, for the CUDA emulator.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What threads of the CUDA emulator bring to a call in which they meet, and what it says of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A cache and state of the CPU's library, once more in device memory: for parity tests.
 #pragma once
 

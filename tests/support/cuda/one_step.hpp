@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One step on the device that evicts a slot of every head, on numbers of the test's own, and what
 /// became of the slots: for policies that merge the evicted slot into its nearest.
 #pragma once

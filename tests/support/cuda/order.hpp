@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the CUDA tests need of their machine: on the emulator, or on a device where nvcc compiled
 /// them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What parity tests call of a policy: `observe`, `compress` and `step`, and the comparisons with
 /// the library that many of them share. On the emulator all this is compiled once for the library's
 /// policies (tests/cuda/compiled): kernels are what takes long.

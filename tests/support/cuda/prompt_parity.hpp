@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt compressed on the device and by the library, and decoding after it: the same plans,
 /// ties included, where attention is exact.
 #pragma once

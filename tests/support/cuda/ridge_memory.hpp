@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a ridge is solved in, for tests: of heads with any numbers of unknowns.
 #pragma once
 

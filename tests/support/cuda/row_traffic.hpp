@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a launch moves of a cache's rows, as the emulator counts it.
 #pragma once
 

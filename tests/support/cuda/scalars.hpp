@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The device's 16-bit scalars, for the emulator: the same bits, rounded to nearest even.
 #pragma once
 

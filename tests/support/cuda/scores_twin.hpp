@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt for fold by scores, on the device and in the library: scored in chunks, compressed,
 /// decoded.
 #pragma once

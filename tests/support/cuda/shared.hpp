@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Shared memory of the CUDA emulator: heap blocks that begin as NaN, know their bounds, and notice
 /// when two threads touch an element, one of them writing, with no barrier between.
 #pragma once

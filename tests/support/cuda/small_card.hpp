@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Emulates a card whose blocks have as little shared memory as any card's.
 #pragma once
 

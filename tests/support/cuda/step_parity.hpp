@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Decoding on the device and by the library: the same slots leave, ties included, on numbers whose
 /// dot products are exact.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A stream of tokens on the device alone: nothing is lost or broken on the way, and the same bytes
 /// come of it a second time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What kernels move on the CUDA emulator, counted as the hardware would serve it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Memory that the host and the device each have a copy of. What the host has changed goes to the
 /// device before the next call (`before_call`), what a call has changed comes back when the host
 /// looks. Copies are made only then, and nothing but a look waits for the device.

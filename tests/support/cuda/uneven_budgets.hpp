@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Budgets of heads on both sides.
 #pragma once
 

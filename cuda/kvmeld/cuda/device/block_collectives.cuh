@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the threads of a block find out together, and how blocks share what there is to do.
 #pragma once
 

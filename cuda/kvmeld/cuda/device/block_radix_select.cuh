@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The k-th highest of a head's numbers, found by a block.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Runs of places in order that reach over a block's threads, and the best candidate of each.
 #pragma once
 

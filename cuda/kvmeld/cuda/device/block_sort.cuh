@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Slots in an order of their own, found by a block.
 #pragma once
 

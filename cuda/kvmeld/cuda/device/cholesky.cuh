@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Dense solves by one block: a Cholesky factor and its inverse.
 #pragma once
 

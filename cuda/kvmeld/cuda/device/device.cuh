@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The thin layer that kernels stand on. It has two implementations: nvcc's, which is the hardware,
 /// and an emulator for every other compiler (`tests/support/cuda`), on which the same kernels run
 /// without a GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a refused CUDA call becomes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Tiles of rows of halfs in shared memory, and their products by a warp on tensor cores.
 #pragma once
 

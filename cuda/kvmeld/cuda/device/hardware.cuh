@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The thin layer (`device.cuh`) on the hardware.
 #pragma once
 

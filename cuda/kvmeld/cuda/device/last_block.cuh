@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The best candidate of a head's tiles, for the last of its blocks to finish.
 #pragma once
 

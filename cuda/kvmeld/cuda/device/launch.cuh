@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Launches on the hardware: part of the thin layer (`device.cuh`).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Two kernels as one launch.
 #pragma once
 

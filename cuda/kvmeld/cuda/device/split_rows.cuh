@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows of floats as tensor cores multiply them: every number a sum of three bfloat16s.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Threads that have one thing to do together: a warp, or the whole block.
 #pragma once
 

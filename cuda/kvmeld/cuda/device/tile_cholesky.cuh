@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The Cholesky factor of a tile in shared memory and its inverse, by a block.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Products of tiles of halfs on tensor cores, for matrices that lie in global memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A state as it is before anything was observed.
 #pragma once
 

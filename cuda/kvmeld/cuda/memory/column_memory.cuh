@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What `column_scores` works in, and how it splits a pass where rows are few.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How many slots heads may hold on the device: all the same, or each its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// One head as rules see it.
 #pragma once
 

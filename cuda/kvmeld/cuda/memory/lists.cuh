@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Lists of slots on the device: what plans that merge are made from.
 #pragma once
 

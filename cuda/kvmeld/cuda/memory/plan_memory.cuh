@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What plans are made in, allocated from a workspace.
 #pragma once
 

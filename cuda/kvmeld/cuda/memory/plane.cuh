@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Where keys or values lie in device memory, strided or in pages.
 #pragma once
 

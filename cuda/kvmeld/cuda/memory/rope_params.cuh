@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rotary position embedding on the device.
 #pragma once
 

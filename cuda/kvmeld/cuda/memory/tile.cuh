@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Products of tiles of rows, as prompt scores and similarity search need them: every row of one
 /// tile with every row of another, never stored.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Views of a cache, of a policy's state and of plans in device memory, all heads in one.
 #pragma once
 

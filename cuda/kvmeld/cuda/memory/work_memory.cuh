@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What calls work in, allocated from one workspace: what one phase wrote may be overwritten by
 /// the next.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Device memory that calls work in: the same code sizes and allocates it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Carrying out plans: rows, log-mass, positions and columns of all heads, in place.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A plan's numbers beside the rows, in place: log-mass, positions and columns of a head.
 #pragma once
 

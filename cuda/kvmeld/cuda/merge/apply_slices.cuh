@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A plan's rows of keys or values, in place: a block's slice of all rows of a head.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Attention that observes: what every step begins with.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A step of heads that a block each attends: one launch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows of a plan that is too long: which of them go.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The end of a step's removal by similarity: the removed slot goes into its nearest.
 #pragma once
 

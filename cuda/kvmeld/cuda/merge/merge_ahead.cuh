@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows of a plan that are merged before others are moved.
 #pragma once
 

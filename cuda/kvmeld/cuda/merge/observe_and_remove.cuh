@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Combining the splits, observing, and removing one slot: the second of a step's launches, or the
 /// end of its only one.
 #pragma once

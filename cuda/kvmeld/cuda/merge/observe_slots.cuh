@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a step makes of a share of a head's slots when attention has ended: scores, and which is
 /// evicted first.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Which slots a step may evict next, and what attention has found of those that it was told.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A step's third launch: the removed slot merges into the nearest of all others, where attention
 /// did not find it on its way.
 #pragma once

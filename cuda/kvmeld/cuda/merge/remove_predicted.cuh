@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The end of a step's second launch for policies that merge the removed slot into its nearest.
 #pragma once
 

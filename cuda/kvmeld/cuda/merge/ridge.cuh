@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Ridge: corrections of values by which rows come closer to the outputs that are wanted.
 #pragma once
 

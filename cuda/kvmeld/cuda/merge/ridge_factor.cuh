@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A ridge's products and their Cholesky factor, tile by tile.
 #pragma once
 

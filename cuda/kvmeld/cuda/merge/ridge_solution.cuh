@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Back substitution through a ridge's factor, in one launch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A ridge's equations as tiles: where they lie, and how they are scaled.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a block has on its way from the rows that it merges.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A block's slice of all rows of a head's keys or values.
 #pragma once
 

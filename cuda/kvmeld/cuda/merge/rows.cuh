@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// From each slot's destination to the rows of a plan.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Removing one slot in a step. By a block.
 #pragma once
 

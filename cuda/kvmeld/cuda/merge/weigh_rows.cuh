@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Weights and log-mass of a plan's rows.
 #pragma once
 

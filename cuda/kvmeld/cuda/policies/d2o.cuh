@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// d2o on the device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How a policy becomes kernels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// ems on the device.
 #pragma once
 

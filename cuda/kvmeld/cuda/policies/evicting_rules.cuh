@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rules of policies that let slots go.
 #pragma once
 

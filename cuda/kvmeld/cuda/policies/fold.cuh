@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold on the device.
 #pragma once
 

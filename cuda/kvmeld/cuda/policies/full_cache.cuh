@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// full_cache on the device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// h2o on the device.
 #pragma once
 

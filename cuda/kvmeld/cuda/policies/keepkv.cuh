@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// keepkv on the device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// kvmerger on the device.
 #pragma once
 

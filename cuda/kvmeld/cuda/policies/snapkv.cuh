@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// snapkv on the device.
 #pragma once
 

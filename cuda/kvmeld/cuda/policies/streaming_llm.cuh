@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// streaming_llm on the device.
 #pragma once
 

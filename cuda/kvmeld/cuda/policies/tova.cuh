@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// tova on the device.
 #pragma once
 

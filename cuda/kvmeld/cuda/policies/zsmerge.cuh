@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// zsmerge on the device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Parts of `stream_columns` made one, in order.
 #pragma once
 

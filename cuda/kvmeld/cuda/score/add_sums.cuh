@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A prompt's column sums into a policy's scores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The new token's part of a step's attention on tensor cores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Decode attention on the plain units: float, and rows that the tensor cores cannot take.
 #pragma once
 

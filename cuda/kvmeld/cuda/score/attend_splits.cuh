@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Decode attention with log-mass, split over the sequence: the first launch of a step.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Decode attention on tensor cores, for rows of 16-bit elements that begin at multiples of 16
 /// bytes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The first launch of a step: what either kernel of it reads and writes.
 #pragma once
 

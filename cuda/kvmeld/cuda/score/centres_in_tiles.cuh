@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: the centres most like a few of a head's entries, found as its keys and values come by.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A head's softmax from that of its splits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Foresight on the device: a prompt's queries, moved to the positions to come.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The nearest keys of a few of a head's own, found as its keys come by.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Queries of a prompt, and the log-sum-exp of their causal attention.
 #pragma once
 

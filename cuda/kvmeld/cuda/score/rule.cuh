@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What the kernels know of a policy, a *rule*: how a probability enters a slot's score, which
 /// slots are protected, in what order the others are evicted. A rule is numbers; those that depend
 /// on a head's budget are made where it is run, `rule.of_target(target)`.

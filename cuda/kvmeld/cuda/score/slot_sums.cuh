@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Column sums of causal attention for every scalar, dim and combination.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Column sums of causal attention on tensor cores, two passes of one kernel.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What a block of `stream_columns` holds.
 #pragma once
 

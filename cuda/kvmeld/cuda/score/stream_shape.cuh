@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Products of rows that stay in registers with columns that stream past in shared memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What `stream_columns` keeps of its products.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Which tiles of columns a block of `stream_columns` has to do with.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Cosines of a few of a head's rows with others, as these come by in tiles.
 #pragma once
 

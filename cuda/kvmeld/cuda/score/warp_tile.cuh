@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Tiles of 16 rows, each of which one warp copies and multiplies by itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Weighted k-means of a head's points: members of each centre, and their means.
 #pragma once
 

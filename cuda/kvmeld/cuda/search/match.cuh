@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The nearest kept slot of every removed one.
 #pragma once
 

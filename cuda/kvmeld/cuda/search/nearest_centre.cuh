@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The nearest of some centres to each point, on tensor cores.
 #pragma once
 

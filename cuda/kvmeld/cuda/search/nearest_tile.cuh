@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A step's search among all slots: tiles of them, each read once by a block.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A head's slots as points: what is clustered, and where its seeds stand.
 #pragma once
 

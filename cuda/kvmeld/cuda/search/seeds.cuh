@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Seeds of clusters, chosen in pools.
 #pragma once
 

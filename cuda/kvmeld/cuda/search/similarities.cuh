@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How near keys are, and the nearest of many.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// A block's rows beside others that stream by, and what each row finds best among them.
 #pragma once
 

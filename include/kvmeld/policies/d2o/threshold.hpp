@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// D2O's threshold, for host and device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Attention over EMS's entries: what their tokens would have done each on its own, from one dot
 /// product an entry.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How alike two entries are to EMS, and what they are merged into.
 #pragma once
 

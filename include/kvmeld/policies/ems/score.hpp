@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS's Global-Local score.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS's look-up table: tokens that share an entry, each with its own norm and scores.
 #pragma once
 

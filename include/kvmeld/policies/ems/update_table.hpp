@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// How EMS's table follows a plan.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold while decoding: the cheapest pairs of slots, on queries moved to the positions to come.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What fold frees, keeps, and remembers of a head, for host and device.
 #pragma once
 

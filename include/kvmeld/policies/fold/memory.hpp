@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What `fold` remembers of a head: some of the last steps' queries.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold after a prompt: clusters of slots, fitted to the full cache on reference queries.
 #pragma once
 

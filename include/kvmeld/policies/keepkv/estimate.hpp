@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV's estimates of the attention that a slot will get.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV's merge of several slots into one.
 #pragma once
 

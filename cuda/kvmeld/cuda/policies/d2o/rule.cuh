@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// D2O as the kernels know it: evicted slots join the nearest kept one above a threshold.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: attention over entries that tokens share, and what it adds to the tokens' scores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: the centre most like every entry that is to be merged, and what they are merged into.
 #pragma once
 

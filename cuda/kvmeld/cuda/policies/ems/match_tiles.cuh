@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: the centre most like every entry that is to be merged, on tensor cores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS's plans, launch by launch.
 #pragma once
 

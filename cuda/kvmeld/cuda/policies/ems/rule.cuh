@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS as the kernels know it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: the scores of tokens, the weights of entries, and which slots are centres.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS in a step: the centre most like the entry that is removed, among all others.
 #pragma once
 

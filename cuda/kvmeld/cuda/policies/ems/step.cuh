@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS in a step: the entry of least score joins the centre most like it, or is evicted.
 #pragma once
 

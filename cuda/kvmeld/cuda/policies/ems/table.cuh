@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: the table of a head, and attention over entries that tokens share.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: how a head's table follows a plan, before it is applied.
 #pragma once
 

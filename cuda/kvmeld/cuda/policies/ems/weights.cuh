@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// EMS: the scores of tokens, and the weights of the entries that they share. By a block.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold after a prompt: clusters of slots, launch by launch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: the mean and the covariance of a head's keys or queries.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: the inverse of a covariance's Cholesky factor, as tensor cores multiply by it.
 #pragma once
 

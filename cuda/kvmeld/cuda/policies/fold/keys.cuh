@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: keys as they were before RoPE.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: leverage of un-rotated keys, what stands out among a head's slots.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What fold's plans work in.
 #pragma once
 

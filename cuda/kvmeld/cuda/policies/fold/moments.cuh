@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: sums of a head's keys or queries and of their products, on tensor cores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// Rows of 16-bit elements as tiles in shared memory, for products on tensor cores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: the cheapest pairs by Ward's cost become one, and how rows are made of them.
 #pragma once
 

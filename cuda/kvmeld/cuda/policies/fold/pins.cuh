@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: which slots keep their bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold's plans, launch by launch.
 #pragma once
 

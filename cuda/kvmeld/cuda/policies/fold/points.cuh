@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold after a prompt: slots as points of the space that its reference queries see.
 #pragma once
 

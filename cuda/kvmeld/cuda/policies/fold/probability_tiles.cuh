@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What reference queries get from the rows that are to stand for a head, on tensor cores.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold by scores: what of a prompt will be asked for, a number for every slot.
 #pragma once
 

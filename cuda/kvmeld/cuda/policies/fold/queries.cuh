@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold: the remembered queries at the positions to come, and their attention.
 #pragma once
 

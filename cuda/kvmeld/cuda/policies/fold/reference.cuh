@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold after a prompt: the reference queries remembered, and the leverage that they give slots.
 #pragma once
 

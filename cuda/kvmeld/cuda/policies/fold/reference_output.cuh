@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What reference queries get from a head, and from the rows that are to stand for it.
 #pragma once
 

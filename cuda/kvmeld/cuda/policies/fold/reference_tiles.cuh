@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What reference queries get from a head, on tensor cores.
 #pragma once
 

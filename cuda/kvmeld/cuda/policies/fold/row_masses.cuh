@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// The log-mass of a plan's rows, on tensor cores.
 #pragma once
 

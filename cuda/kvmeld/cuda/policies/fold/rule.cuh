@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold as the kernels know it, and what it remembers of a head.
 #pragma once
 

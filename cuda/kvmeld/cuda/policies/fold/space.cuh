@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold after a prompt: the space that its reference queries measure slots in.
 #pragma once
 

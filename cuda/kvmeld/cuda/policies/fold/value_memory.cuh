@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// What fold's fit of values works in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// fold's fit of a plan's rows: their log-mass, and corrections of values by ridge.
 #pragma once
 

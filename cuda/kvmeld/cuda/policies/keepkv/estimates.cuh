@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV's estimates of a prompt.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV's joins: each slot, in order, goes to its most similar leader or becomes one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV's prompt: merged first, then evicted. In descending order of weight, each slot joins its
 /// most similar leader or becomes one.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV's plan of a prompt, launch by launch.
 #pragma once
 

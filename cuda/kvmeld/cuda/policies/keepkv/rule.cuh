@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KeepKV as the kernels know it: votes, estimates, and the merge of slots by both.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KVMerger: runs of consecutive similar keys, and the member that each goes to.
 #pragma once
 

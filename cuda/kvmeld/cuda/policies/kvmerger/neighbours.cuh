@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KVMerger: neighbours in position, and how similar their keys are.
 #pragma once
 

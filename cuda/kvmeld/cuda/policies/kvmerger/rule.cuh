@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KVMerger as the kernels know it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// KVMerger: what a run weighs, and what its members weigh in it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// SnapKV's score of a prompt.
 #pragma once
 

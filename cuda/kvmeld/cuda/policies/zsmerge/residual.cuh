@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// ZSMerge's plans: which slots are residual, what merges into which, and with what weight.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /// ZSMerge as the kernels know it, and its residual slots in a step.
 #pragma once
 
