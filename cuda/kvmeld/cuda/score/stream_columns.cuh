@@ -147,7 +147,7 @@ struct stream_columns {
     };
     // The numbers beside a tile come by registers, one tile ahead: nothing waits for them before.
     float next_number = 0;
-    index_t next_position = 0, next_query = 0;
+    index_t staged_position = 0, next_query = 0;
     const auto fetch = [&](index_t u) {
       if (thread_index() >= shape::columns) {
         return;
@@ -155,13 +155,13 @@ struct stream_columns {
       const index_t column = column_of(u) + thread_index();
       if constexpr (of_queries) {
         next_number = masses[column < n ? column : n - 1];
-        next_position = column < n ? positions[column] : never;
+        staged_position = column < n ? positions[column] : never;
       } else {
         const auto place = grouped.at(column);
         next_query = place.i;
         const index_t i = place.i < queries.count ? place.i : queries.count - 1;
         next_number = log_sum_exp[(std::ptrdiff_t{h} * cache.group + place.g) * queries.count + i];
-        next_position = position_of(i);
+        staged_position = position_of(i);
       }
     };
     const auto put = [&](index_t stage) {
@@ -180,9 +180,9 @@ struct stream_columns {
         if constexpr (What == measured::three_sums) {
           shared.age[kept::age_of(at)] = x.age;
         }
-        next_position = is ? next_position : -1;
+        staged_position = is ? staged_position : -1;
       }
-      shared.position[at] = next_position;
+      shared.position[at] = staged_position;
     };
     // Masses too: scale (x + mass / scale).
     const float unseen = base > 0 ? lowest_score : -lowest_score;
