@@ -146,8 +146,7 @@ void scores(benchmark::State& state, bool given) {
       state, "vs_attention",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvmeld::prompt_scores(p.full.head(h), p.own().of(h), {}, {.log_sum_exp = log_sum_exp},
-                                out);
+          kvmeld::prompt_scores(p.full.head(h), p.own().of(h), {.log_sum_exp = log_sum_exp}, out);
           benchmark::DoNotOptimize(out.data());
         }
       },

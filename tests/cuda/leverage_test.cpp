@@ -22,7 +22,7 @@ struct leverage_case {
   float ridge = 1;
   bool halves = true;   ///< pairs of RoPE
   bool single = false;  ///< only slots that hold one token
-  index_t target = 0;   ///< heads with no more slots are not asked
+  index_t slots = 0;    ///< heads with no more slots are not asked
   double outlier = 0;   ///< added to every number of some keys, that in the middle among them
   double error = 2e-5;  ///< of a leverage, at most
 };

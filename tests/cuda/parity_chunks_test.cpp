@@ -20,7 +20,7 @@ namespace {
 
 struct chunk_case {
   std::vector<index_t> chunks;
-  index_t target = 20;
+  index_t slots = 20;
   index_t group = 2;
   bool random = false;  ///< keys and values; else small integers
   bool apart = false;   ///< observed first, and compressed without queries

@@ -14,7 +14,7 @@ namespace {
 struct clusters_case {
   index_t dim;       ///< of keys and of values
   index_t capacity;  ///< of head 0; every further head has 37 slots less
-  index_t target, apart = 0;
+  index_t slots, apart = 0;
   index_t pins = 20;  ///< every so many slots one is pinned
   int span = 4;       ///< numbers are 0 to this
   bool even = false;  ///< are weights all the same?

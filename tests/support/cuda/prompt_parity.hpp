@@ -12,8 +12,8 @@ namespace kvmeld::cuda {
 struct prompt_case {
   index_t length = 70;   ///< of head 0; every further head has 9 less
   index_t queries = 70;  ///< the last of the prompt's own
-  index_t target = 24;   ///< of head 0
-  index_t apart = 0;     ///< slots that the target of every further head is less (below 0: more)
+  index_t slots = 24;    ///< that head 0 is brought to
+  index_t apart = 0;     ///< slots that every further head has less (below 0: more)
   bool random = false;
   bool shuffled = false;   ///< slots in no order of positions
   bool nan = false;        ///< some scores from before are no numbers
