@@ -75,8 +75,9 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
   SECTION("a missing page") {
     std::vector<float> rows(8);
     index_t table[] = {0, -1};
-    fixtures::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4}, {rows.data(), 4, 0, 2},
-                                      {rows.data() + 4, 4, 0, 2}, {table, 2});
+    fixtures::paged_view<float> pages({.heads = 1, .dim = 2, .capacity = 4},
+                                      {rows.data(), 0, 2, 1, 4}, {rows.data() + 4, 0, 2, 1, 4},
+                                      {table, 2});
     code(errc::no_page, [&] { pages.append(0, all.first(6), all.first(6)); });
     code(errc::no_page, [&] { pages.commit(0, 3); });
     pages.append(0, all.first(4), all.first(4));

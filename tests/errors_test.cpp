@@ -112,7 +112,7 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   bad("got null", {static_cast<float*>(nullptr), 4}, all.first(4));
   bad("got null", all.first(4), {static_cast<float*>(nullptr), 4});
   const std::size_t huge = std::size_t{1} << 34;  // tokens beyond int32; never read
-  bad("got " + std::to_string(huge), {x.data(), 4 * huge}, {x.data(), 4 * huge});
+  bad("got " + std::to_string(4 * huge) + " and", {x.data(), 4 * huge}, {x.data(), 4 * huge});
   for (const float nonsense : bad_floats) {
     x[6] = nonsense;
     bad("append: expected finite keys, got ", all.first(8), all.last(8));
@@ -135,7 +135,7 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   const auto old = kv.head(1);
   old.restore(0, most - 1);
   refuses(
-      "append: expected at most 2147483647 tokens in total, got 2147483648",
+      "append: expected positions below 2^31, got 2 tokens after 2147483646",
       [&] { kv.append(1, all.last(8), all.last(8)); }, everything);
   CHECK((old.length() == 0 && old.next_position() == most - 1));
   old.restore(0, most);

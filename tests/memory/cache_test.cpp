@@ -12,9 +12,9 @@
 namespace {
 
 using Catch::Contains;
-using kvmeld::layout;
 using kvmeld::attention_spec;
 using kvmeld::index_t;
+using kvmeld::layout;
 using kvmeld::rows;
 using kvmeld::storage;
 

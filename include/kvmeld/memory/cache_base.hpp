@@ -93,13 +93,14 @@ class cache_base {
   /// (`no_page`), heads that are not there or come twice, NaN or Inf where the model checks for it.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
     const index_t count = heads.count(), dim = spec().key_dim;
-    expect_room("append", heads, tokens);
+    expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
     const std::size_t wanted = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(count) *
                                static_cast<std::size_t>(dim);
     expects(k.size() == wanted && v.size() == wanted, "append: expected keys and values [", tokens,
             ", ", count, ", ", dim, "], got ", k.size(), " and ", v.size(), " numbers");
     expects(wanted == 0 || (k.data() != nullptr && v.data() != nullptr),
             "append: expected keys and values, got null");
+    expect_room("append", heads, tokens);
     if (spec().check_finite) {
       expect_finite("append: expected finite keys", k);
       expect_finite("append: expected finite values", v);

@@ -37,10 +37,11 @@ class paged_cache : public cache_base {
             " slots in pages of ", tables.slots);
     placed_tables placed = shared(tables);
     index_t pages_of_keys = 0, pages_of_values = 0;
+    const bool own_tables = kv_heads() > 1 && placed.heads_each == 1;
     const placed_rows of_keys = detail::place_rows("paged_cache", "keys", keys, spec(), extents,
-                                                   tables.slots, pages_of_keys);
+                                                   tables.slots, pages_of_keys, own_tables);
     set_rows(of_keys, detail::place_rows("paged_cache", "values", values, spec(), extents,
-                                         tables.slots, pages_of_values));
+                                         tables.slots, pages_of_values, own_tables));
     placed.first.limit = std::min(pages_of_keys, pages_of_values);
     set_tables(placed);
   }

@@ -82,11 +82,12 @@ inline strides strides_of(layout how, const attention_spec& spec, const cache_ex
 }
 
 /// Places an engine's rows; of a cache in pages of `page_slots` slots, else 0. `what`: "call:
-/// keys". `pages`: how many there are. Refused: null, another layout, blocks that do not lie side
-/// by side, rows that overlap, less memory than the strides reach.
+/// keys". `pages`: how many there are. `own_tables`: each head has pages of its own. Refused: null,
+/// another layout, blocks that do not lie side by side, rows that overlap, less memory than the
+/// strides reach.
 inline placed_rows place_rows(const char* call, const char* what, const rows& from,
                               const attention_spec& spec, const cache_extents& e,
-                              index_t page_slots, index_t& pages) {
+                              index_t page_slots, index_t& pages, bool own_tables = false) {
   const bool paged = page_slots > 0;
   const index_t per_element = numbers_of(from.type()), slots = paged ? page_slots : e.capacity,
                 row_size = spec.key_dim / per_element;
@@ -129,13 +130,20 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
       elements{s.element, row_size};
   std::ptrdiff_t reach = 0;
   if (paged) {
-    const std::ptrdiff_t one = reach_of(std::array{layers, heads, rows_of, elements});
+    // Heads with tables of their own do not share pages, so they may lie at one place of a page.
+    const axis of_layers = own_tables ? axis{0, 1} : layers,
+               of_heads = own_tables ? axis{0, 1} : heads;
+    const std::ptrdiff_t beside =
+        own_tables ? (e.layers - 1) * s.layer + (spec.kv_heads - 1) * s.head : 0;
+    const std::ptrdiff_t one =
+        reach_of(std::array{of_layers, of_heads, rows_of, elements}) + beside;
     expects(s.page > 0, call, ": expected ", what, " with a page stride above 0, got ", s.page);
     const std::ptrdiff_t there = from.size() < one ? 0 : (from.size() - one) / s.page + 1;
     pages =
         static_cast<index_t>(std::min<std::ptrdiff_t>(there, std::numeric_limits<index_t>::max()));
-    reach = reach_of(
-        std::array{axis{s.page, std::max(pages, index_t{1})}, layers, heads, rows_of, elements});
+    reach = reach_of(std::array{axis{s.page, std::max(pages, index_t{1})}, of_layers, of_heads,
+                                rows_of, elements});
+    reach += beside;
   } else {
     reach = reach_of(std::array{layers, axis{s.request, e.requests}, heads, rows_of, elements});
   }

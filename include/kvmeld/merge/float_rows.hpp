@@ -11,7 +11,7 @@
 
 namespace kvmeld {
 inline namespace v0 {
-namespace detail {
+namespace merge {
 
 /// Is the stored row the rounding of `x [dim]`?
 template <class Scalar>
@@ -137,6 +137,6 @@ class float_rows {
   index_t rows_, dim_;
 };
 
-}  // namespace detail
+}  // namespace merge
 }  // namespace v0
 }  // namespace kvmeld

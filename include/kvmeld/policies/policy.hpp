@@ -141,9 +141,12 @@ void apply(const P& p, const Change& change, const head_ref& head, head_state& s
 template <policy P>
 void apply(const P& p, slot_removal change, const head_ref& head, head_state& state,
            slot_scratch& work) {
+  detail::expect_policy(p, state);
+  merge::expect_applies(change, head, state);
   merge::keep_in_range(head, change);
+  state.extend(head.length());
   traits::update_memory(p, head, state, change, work);
-  apply(change, head, state);
+  merge::carry_out(change, head, state);
 }
 
 /// The budget of a head that must never hold more than `slots` between steps, with the

@@ -60,7 +60,7 @@ struct zsmerge {
     return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
   }
   std::size_t memory(index_t dim, index_t, index_t) const {
-    return detail::float_rows::floats(residual, dim);
+    return merge::float_rows::floats(residual, dim);
   }
   index_t min_budget() const {
     // So many that the context is larger than the sinks; from the first on the ring has its 2
@@ -189,7 +189,7 @@ struct zsmerge {
   static bool rounds(const kv_head auto& head) {
     return head.length() > 0 && detail::floats_in(head.key(0)) == nullptr;
   }
-  detail::float_rows means(const kv_head auto& head, head_state& state) const {
+  merge::float_rows means(const kv_head auto& head, head_state& state) const {
     return {state.memory(), residual, head.dim()};
   }
   index_t ring(index_t target) const { return std::max(index_t{2}, share_of(proximity, target)); }
