@@ -21,7 +21,7 @@ bool is_rounding(const float* x, row<Scalar> stored, index_t dim) {
   float rounded[chunk], held[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
-    store_row(x + begin, row<Scalar>{buffer}, n);
+    detail::store_row(x + begin, row<Scalar>{buffer}, n);
     to_floats(row<Scalar>{buffer}, n, rounded);
     to_floats(stored.from(begin), n, held);
     if (!std::equal(held, held + n, rounded)) {
@@ -78,8 +78,8 @@ class float_rows {
       }
       own[to_store] = 0;
       if (const index_t s = slot_at(head, position_in(own)); s >= 0) {
-        store_row(own + header, head.key(s), dim_);
-        store_row(own + header + dim_, head.value(s), dim_);
+        detail::store_row(own + header, head.key(s), dim_);
+        detail::store_row(own + header + dim_, head.value(s), dim_);
       }
     }
   }
@@ -122,12 +122,12 @@ class float_rows {
     for (index_t begin = 0; begin < dim_; begin += chunk) {
       const index_t n = std::min(chunk, dim_ - begin);
       for (index_t i = 0; i < n; ++i) {
-        x[begin + i] = multiply_add(sources.front().*weight, x[begin + i], 0.0F);
+        x[begin + i] = detail::multiply_add(sources.front().*weight, x[begin + i], 0.0F);
       }
       for (const merge_source& e : sources.subspan(1)) {
         to_floats(row_of(e.source).from(begin), n, part);
         for (index_t i = 0; i < n; ++i) {
-          x[begin + i] = multiply_add(e.*weight, part[i], x[begin + i]);
+          x[begin + i] = detail::multiply_add(e.*weight, part[i], x[begin + i]);
         }
       }
     }
