@@ -218,7 +218,7 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
   refused(" queries in the window, got 0", snapkv{.window = 0});
   refused("expected an odd kernel, got 4", snapkv{.window = 4, .kernel = 4});
   refused("expected an odd kernel, got -1", snapkv{.window = 4, .kernel = -1});
-  refused(" residual slots, got 0", zsmerge{.residual = 0});
+  refused("expected a state of", zsmerge{.residual = 0});  // its state follows the residuals
   refused("expected a finite alpha of at least 0, got -1", zsmerge{.alpha = -1});
   refused("expected a decay in (0, 1], got 0", zsmerge{.decay = 0});
   refused("expected a decay in (0, 1], got 1.5", zsmerge{.decay = 1.5F});
@@ -233,7 +233,8 @@ TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
   decode d(kvmeld::h2o{});
   const auto head = d.kv.head(0);
   const kvmeld::query_view<float> null{nullptr, 4};
-  d.refuses("expected queries, got null", [&] { observe(d.policy, head, d.state[0], null); });
+  d.refuses("expected finite queries, got null",
+            [&] { observe(d.policy, head, d.state[0], null); });
   d.state = make_state(d.policy, d.kv);
   kvmeld::slot_scratch scratch;
   merge_plan out;
