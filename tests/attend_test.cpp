@@ -88,14 +88,6 @@ struct engine {
   }
 };
 
-/// A paged head: slots of a cache in another order, which no stride describes.
-struct paged_head : fixtures::head_view<float> {
-  const index_t* table;
-  kvmeld::row<float> key(index_t s) const { return head_view::key(table[s]); }
-  kvmeld::row<float> value(index_t s) const { return head_view::value(table[s]); }
-  float& log_mass(index_t s) const { return head_view::log_mass(table[s]); }
-};
-
 }  // namespace
 
 TEST_CASE("attention is the oracle's at every size around the tiles", "[attend]") {
@@ -140,17 +132,23 @@ TEMPLATE_TEST_CASE("attention is the oracle's in every layout and scalar", "[att
 }
 
 TEST_CASE("attention reads a paged head, whose rows jump", "[attend]") {
-  auto kv = fixtures::random_cache(300, 16, 2);
-  std::vector<index_t> table(300);
+  constexpr index_t slots = 300, dim = 16;
+  std::vector<float> keys(slots * dim), values(keys.size());
+  std::vector<index_t> table(slots);
   std::iota(table.begin(), table.end(), 0);
   const auto moved = [&](auto change) {
     auto t = table;
     change(t);
-    const auto q = normal(32);
-    for (index_t s = 0; s < 300; ++s) {
+    const auto one = [](std::vector<float>& x) {  // a slot a page
+      return fixtures::layout<float>::page_slot_head_dim(x.data(), 1, 1, dim);
+    };
+    fixtures::paged_view<float> kv({.heads = 1, .group = 2, .dim = dim, .capacity = slots},
+                                   one(keys), one(values), {t.data(), 1});
+    kv.append(0, normal(slots * dim), normal(slots * dim));
+    for (index_t s = 0; s < slots; ++s) {
       kv.head(0).log_mass(s) = normal(1)[0];
     }
-    is_the_oracles(paged_head{kv.head(0), t.data()}, q);
+    is_the_oracles(kv.head(0), normal(2 * dim));
   };
   moved([](auto&) {});
   moved([](auto& t) { std::swap(t[0], t[299]); });

@@ -43,7 +43,7 @@ TEST_CASE("a product starts no thread", "[product]") {
   dense::add_product_transposed(1, a, b, out);
   dense::add_product(1, a, c, out);
   dense::add_transposed_product(1, a, a, square);
-  CHECK(threads_of_the_process() == before);
+  CHECK(threads_of_the_process() <= before);
 }
 #endif
 

@@ -185,7 +185,7 @@ TEST_CASE("gguf: what the engine would get wrong is refused, by the file's name"
         ggml_set_name(norm, "blk.0.attn_q_norm.weight");
         gguf_add_tensor(out, norm);  // the file is written while the memory is there
       },
-      "norms of queries and keys");
+      "query and key norms");
   refused({}, "got \"exaone\"", "exaone");
 
   const temporary_folder folder;
