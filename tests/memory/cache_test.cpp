@@ -83,7 +83,7 @@ void refuses(kvmeld::errc code, const std::string& message, Call call) {
     CHECK_THAT(e.what(), Contains(message));
   }
 }
-constexpr auto invalid = kvmeld::errc::invalid_argument, unsupported = kvmeld::errc::unsupported;
+constexpr auto invalid = kvmeld::errc::invalid_argument;
 
 }  // namespace
 

@@ -12,7 +12,6 @@
 namespace fixtures {
 
 using kvmeld::budget;
-using kvmeld::cache;
 using kvmeld::errc;
 
 /// A prompt's and some steps' numbers.
