@@ -132,7 +132,7 @@ TEMPLATE_TEST_CASE("attention is the oracle's in every layout and scalar", "[att
 }
 
 TEST_CASE("attention reads a paged head, whose rows jump", "[attend]") {
-  constexpr index_t slots = 300, dim = 16;
+  static constexpr index_t slots = 300, dim = 16;
   std::vector<float> keys(slots * dim), values(keys.size());
   std::vector<index_t> table(slots);
   std::iota(table.begin(), table.end(), 0);
