@@ -40,7 +40,7 @@ void check_made(const Policy& p) {
   if constexpr (requires { rule.memory(shape.dim, shape.group, shape.capacity); }) {
     CHECK(rule.memory(shape.dim, shape.group, shape.capacity) ==
           traits::memory(p, shape.dim, shape.group, shape.capacity));
-  } else {
+  } else if (p.name() != zsmerge::name()) {  // the device keeps no means in float: it rounds each
     CHECK(state.floats == 0);
   }
   bool same = true;

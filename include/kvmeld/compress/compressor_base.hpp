@@ -191,7 +191,7 @@ class compressor_base {
   void expect_step(index_t h) const {
     const P& p = policy_of(h);
     const head_ref head = kv_.head(h);
-    check_step(p, head, limits_[at(h)]);
+    check_token(p, head);
     expects(!held_[at(h)].begun(),
             "step: expected end_prompt first, got a prompt that has not ended");
     expects(drafts_[at(kv_.request_of(h))].empty(),

@@ -58,8 +58,8 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
 /// observe each chunk's own queries after its tokens were appended, with `before` set.
-/// Refused, with nothing changed: null queries, less than none, more than the head has tokens
-/// unless they have positions, NaN or Inf where the head checks for them.
+/// Refused, with nothing changed: null queries, less than none,
+/// NaN or Inf where the head checks for them.
 template <policy P, class Query>
 void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
@@ -77,8 +77,8 @@ void observe(const P& p, const head_ref& head, head_state& state,
 }
 
 /// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
-/// plan on them. Refused, with nothing changed: a budget that does not fit, missing queries, more
-/// than the head has tokens, NaN or Inf where the head checks for them.
+/// plan on them. Refused, with nothing changed: a budget that does not fit, missing queries,
+/// NaN or Inf where the head checks for them.
 template <policy P, class Query = float>
 void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
               const query_view<Query>& queries = {}) {

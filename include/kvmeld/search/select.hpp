@@ -68,6 +68,9 @@ inline index_t least_target(index_t first, float share, index_t others) {
     }
     return from;
   };
+  for (index_t tried = 0; tried < 32 && !fits(first); ++tried) {
+    ++first;  // the usual shares fit at once
+  }
   while (first < max_tokens && !fits(first)) {
     const auto here = exponents(first);
     const index_t next =
