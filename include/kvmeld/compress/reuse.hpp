@@ -2,6 +2,7 @@
 /// A head that is used again: by the next request, by a fork.
 #pragma once
 
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/memory/view.hpp"
 
