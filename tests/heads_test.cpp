@@ -53,7 +53,6 @@ struct run {
 }  // namespace
 
 TEST_CASE("a cache run by layers or by requests is the one that is run at once", "[heads]") {
-  constexpr index_t asked = tokens - heads;  // as many as the shortest head has tokens
   const list odd = {5, 1, 3}, none, last = {0};
   const head_selection parts[] = {odd, none, head_range{2, 1}, head_range{6, 0}, head_range{4, 1},
                                   last};
@@ -64,13 +63,14 @@ TEST_CASE("a cache run by layers or by requests is the one that is run at once",
       const auto k = normal((tokens - h) * dim), v = normal((tokens - h) * dim);
       whole.kv.append(h, k, v), parted.kv.append(h, k, v);
     }
-    const auto q = normal(heads * asked * group * dim);  // [heads, asked, group, dim]
-    const kvmeld::query_view<float> queries{q.data(), asked, asked * group * dim, dim, group * dim};
+    const auto q = normal(heads * tokens * group * dim);  // [heads, tokens, group, dim]
+    const kvmeld::query_view<float> queries{q.data(), tokens, tokens * group * dim, dim,
+                                            group * dim};
     compress(whole.policy, whole.kv, whole.state, queries, whole.limit);
     for (const bool first : {true, false}) {
       const list others = {4, 0, 2};
       const head_selection chosen = first ? odd : others;
-      const auto own = rows(q, chosen, asked * group * dim);
+      const auto own = rows(q, chosen, tokens * group * dim);
       auto some = queries;
       some.data = own.data();
       compress(parted.policy, parted.kv, parted.state, chosen, some, parted.limit);

@@ -23,8 +23,8 @@ struct decode {
   fixtures::cache<float> kv{
       {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .check_finite = true}};
   kvmeld::state state;
-  std::vector<float> data = normal(3 * heads * group * dim);
-  kvmeld::query_view<float> queries = kvmeld::prompt_queries(data.data(), 3, heads, group, dim);
+  std::vector<float> data = normal(20 * heads * group * dim);
+  kvmeld::query_view<float> queries = kvmeld::prompt_queries(data.data(), 20, heads, group, dim);
   std::vector<float> q = normal(heads * group * dim), k = normal(heads * dim), v = k, out = q;
 
   explicit decode(Policy p) : policy(p), state(make_state(p, kv)) {
