@@ -36,11 +36,13 @@ class rotation {
   /// Sets the rotation: by so many positions (may be negative).
   void by(double positions) {
     constexpr double turn = 2 * std::numbers::pi;
-    constexpr index_t few = 64;  // at a time, on the stack
+    // On the stack; the count is written out, since nvcc's front end gives every later use of a
+    // type the words of its first, and a constant's name means nothing elsewhere.
+    Eigen::Array<double, 64, 1> angle;
+    Eigen::Array<float, 64, 1> reduced, turned;
+    constexpr index_t few = decltype(angle)::SizeAtCompileTime;
     for (index_t p = 0; p < pairs_; p += few) {
       const index_t count = std::min(few, pairs_ - p);
-      Eigen::Array<double, few, 1> angle;
-      Eigen::Array<float, few, 1> reduced, turned;
       angle.head(count) = positions * Eigen::Map<const Eigen::ArrayXd>(frequencies() + p, count);
       angle.head(count) -= turn * (angle.head(count) / turn).rint();
       reduced.head(count) = angle.head(count).cast<float>();

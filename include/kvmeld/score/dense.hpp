@@ -17,10 +17,9 @@ namespace kvmeld {
 inline namespace v0 {
 namespace dense {
 
-/// Numbers that are computed side by side. This type has no second name: for that, nvcc's front end
-/// writes the size in the words of the first, where they may mean nothing.
-inline constexpr index_t array_size = 64;
-using array = Eigen::Array<float, array_size, 1>;
+/// Numbers that are computed side by side; their count is written out for nvcc, as `rotation` says.
+using array = Eigen::Array<float, 64, 1>;
+inline constexpr index_t array_size = array::SizeAtCompileTime;
 
 using matrix = matrix_of<float>;
 using vector = Eigen::VectorXf;
