@@ -197,10 +197,15 @@ __device__ void copy_async(shared_array<T, N>& to, index_t i, const T* from, ind
   if constexpr (Reads == reads::once) {
     unsigned long long evict_first = 0;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(
-                     shared_address(to, i)),
-                 "l"(from), "r"(bytes), "l"(evict_first)
-                 : "memory");
+    // The select keeps the address in its register: without it ptxas 12.4 to 13.0 make of some of
+    // these an LDGSTS that has lost it, which a GPU refuses. tests/cuda/lost_registers looks for
+    // it.
+    asm volatile(
+        "{ .reg .pred p; .reg .b32 a; setp.ge.s32 p, %2, 0; selp.b32 a, %0, 0, p;"
+        "cp.async.cg.shared.global.L2::cache_hint [a], [%1], 16, %2, %3; }" ::"r"(
+            shared_address(to, i)),
+        "l"(from), "r"(bytes), "l"(evict_first)
+        : "memory");
   } else {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to, i)),
                  "l"(from), "r"(bytes)
