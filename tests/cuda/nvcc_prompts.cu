@@ -12,8 +12,7 @@ struct every_kernel {
   static void call(const cache_view<Scalar>& cache, const slot_lists& slots, const matches& out,
                    workspace memory, stream stream) {
     column_scores(cache, query_rows<Scalar>{}, {}, {}, memory, stream);
-    foresight(cache, query_rows<Scalar>{}, rope_params{}, {}, static_cast<Scalar*>(nullptr),
-              nullptr, stream);
+    foresight(cache, query_rows<Scalar>{}, {}, static_cast<Scalar*>(nullptr), nullptr, stream);
     match(dot_similarity{}, cache, slots, slots, out, memory, stream);
     match(cosine_similarity{}, cache, slots, slots, out, memory, stream);
     match(euclidean_similarity{}, cache, slots, slots, out, memory, stream);
