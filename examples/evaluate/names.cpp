@@ -66,7 +66,7 @@ budget_allocation parse_budget_allocation(const named_policy& p, const std::stri
       "--policies: expected +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, +global or "
       "+profile, got '+" +
           word + "'");
-  require(!by_scores(found->second) || p.policy.column_count() > 0,
+  require(!by_scores(found->second) || !p.policy.columns().empty(),
           "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
   return found->second;
 }

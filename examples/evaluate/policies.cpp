@@ -91,4 +91,3 @@ void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead) {
 
 }  // namespace evaluate
 
-template struct kvmeld::detail::hooks<evaluate::any_policy, kvmeld::head_ref>;

@@ -83,5 +83,3 @@ void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead);
 
 }  // namespace evaluate
 
-// What runs this variant over heads is compiled once, in policies.cpp.
-extern template struct kvmeld::detail::hooks<evaluate::any_policy, kvmeld::head_ref>;

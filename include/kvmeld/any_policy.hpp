@@ -31,9 +31,6 @@ consteval bool holds() {
 }  // namespace detail
 
 /// One of `Policies`, itself a policy. Each call is one switch a head, none a slot.
-///
-/// What runs a policy over a head is defined outside of the class, so that a program with many
-/// files may compile it once: the target `kvmeld::compiled`.
 template <policy... Policies>
 class basic_any_policy {
  public:
@@ -55,82 +52,32 @@ class basic_any_policy {
     return all;
   }
 
-  /// What the policy inside says and does; its default where it omits a member (policy.hpp).
+  /// What the policy inside says; its default where it omits a member (policy.hpp).
   /// @{
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
   }
-  std::vector<column> columns() const {
-    return visit([](const auto& p) {
-      const auto columns = traits::columns(p);
-      return std::vector<column>(columns.begin(), columns.end());
-    });
-  }
-  index_t column_count() const {
-    return visit([](const auto& p) { return traits::column_count(p); });
-  }
+  std::vector<column> columns() const { return traits::columns(*this); }
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
-    return visit([&](const auto& p) { return traits::memory(p, dim, group, capacity); });
+    return traits::memory(*this, dim, group, capacity);
   }
-  bool memory_follows_capacity(index_t dim, index_t group, index_t capacity) const {
-    return visit(
-        [&](const auto& p) { return traits::memory_follows_capacity(p, dim, group, capacity); });
-  }
-  index_t min_budget() const {
-    return visit([](const auto& p) { return traits::min_budget(p); });
-  }
-  bool accepts(index_t target) const {
-    return visit([&](const auto& p) { return traits::accepts(p, target); });
-  }
-  index_t eviction_batch(index_t slots) const {
-    return visit([&](const auto& p) { return traits::eviction_batch(p, slots); });
-  }
-  void validate() const {
-    visit([](const auto& p) { traits::validate(p); });
-  }
-  group_combine combine() const {
-    return visit([](const auto& p) { return traits::combine(p); });
-  }
-  bool bounded() const {
-    return visit([](const auto& p) { return traits::bounded(p); });
-  }
-  bool decodes() const {
-    return visit([](const auto& p) { return traits::decodes(p); });
-  }
-  bool measures() const {
-    return visit([](const auto& p) { return traits::measures(p); });
-  }
-  bool plans_on_queries() const {
-    return visit([](const auto& p) { return traits::plans_on_queries(p); });
-  }
-  kvmeld::prompt_use prompt_use() const {
-    return visit([](const auto& p) { return traits::prompt_use_of(p); });
-  }
-  observation_needs needs() const {
-    return visit([](const auto& p) { return traits::observation_needs_of(p); });
-  }
-
-  void observe(const kv_head auto& head, head_state& state, const observation& observed) const;
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const;
-  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const;
-  template <class T>
-  void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
-            index_t target, slot_scratch& work, merge_plan& out) const;
-  void predict_victim(const kv_head auto& head, head_state& state, index_t target,
-                      key_comparison& comparison) const;
-  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
-                                            index_t target, const key_comparison& comparison) const;
-  template <class Change>
-  void update_memory(const kv_head auto& head, head_state& state, const Change& change,
-                     slot_scratch& work) const;
-  void after_compress(const kv_head auto& head, head_state& state, index_t target) const;
-  void attend(const kv_head auto& head, const head_state& state, const float* q, float* out,
-              std::span<float> probabilities, std::span<float> log_sum_exp,
-              key_comparison* comparison = nullptr) const;
-
+  index_t min_budget() const { return traits::min_budget(*this); }
+  index_t eviction_batch(index_t slots) const { return traits::eviction_batch(*this, slots); }
+  void validate() const { traits::validate(*this); }
+  group_combine combine() const { return traits::combine(*this); }
+  bool bounded() const { return traits::bounded(*this); }
+  bool decodes() const { return traits::decodes(*this); }
+  bool measures() const { return traits::measures(*this); }
+  bool plans_on_queries() const { return traits::plans_on_queries(*this); }
+  kvmeld::prompt_use prompt_use() const { return traits::prompt_use_of(*this); }
+  observation_needs needs() const { return traits::observation_needs_of(*this); }
   /// @}
+
+  /// The plan of the policy inside. All that else runs it over a head visits it.
+  void plan(const head_ref& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    traits::plan(*this, head, state, no_queries, target, work, out);
+  }
 
   /// `f` is called with the policy inside, however deep.
   template <class F>
@@ -186,78 +133,6 @@ class basic_any_policy {
   std::variant<Policies...> policy_;
 };
 
-template <policy... Policies>
-void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
-                                            const observation& observed) const {
-  switch_to<0>(policy_, [&](const auto& p) { traits::observe(p, head, state, observed); });
-}
-
-template <policy... Policies>
-template <class T>
-void basic_any_policy<Policies...>::observe(const kv_head auto& head, head_state& state,
-                                            const query_view<T>& queries) const {
-  switch_to<0>(policy_, [&](const auto& p) { traits::observe(p, head, state, queries); });
-}
-
-template <policy... Policies>
-void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
-                                         index_t target, slot_scratch& work,
-                                         merge_plan& out) const {
-  switch_to<0>(policy_,
-               [&](const auto& p) { traits::plan(p, head, state, no_queries, target, work, out); });
-}
-
-template <policy... Policies>
-template <class T>
-void basic_any_policy<Policies...>::plan(const kv_head auto& head, const head_state& state,
-                                         const query_view<T>& queries, index_t target,
-                                         slot_scratch& work, merge_plan& out) const {
-  switch_to<0>(policy_,
-               [&](const auto& p) { traits::plan(p, head, state, queries, target, work, out); });
-}
-
-template <policy... Policies>
-void basic_any_policy<Policies...>::predict_victim(const kv_head auto& head, head_state& state,
-                                                   index_t target,
-                                                   key_comparison& comparison) const {
-  switch_to<0>(policy_,
-               [&](const auto& p) { traits::predict_victim(p, head, state, target, comparison); });
-}
-
-template <policy... Policies>
-std::optional<slot_removal> basic_any_policy<Policies...>::choose_victim(
-    const kv_head auto& head, const head_state& state, index_t target,
-    const key_comparison& comparison) const {
-  return switch_to<0>(policy_, [&](const auto& p) {
-    return traits::choose_victim(p, head, state, target, comparison);
-  });
-}
-
-template <policy... Policies>
-template <class Change>
-void basic_any_policy<Policies...>::update_memory(const kv_head auto& head, head_state& state,
-                                                  const Change& change, slot_scratch& work) const {
-  switch_to<0>(policy_,
-               [&](const auto& p) { traits::update_memory(p, head, state, change, work); });
-}
-
-template <policy... Policies>
-void basic_any_policy<Policies...>::after_compress(const kv_head auto& head, head_state& state,
-                                                   index_t target) const {
-  switch_to<0>(policy_, [&](const auto& p) { traits::after_compress(p, head, state, target); });
-}
-
-template <policy... Policies>
-void basic_any_policy<Policies...>::attend(const kv_head auto& head, const head_state& state,
-                                           const float* q, float* out,
-                                           std::span<float> probabilities,
-                                           std::span<float> log_sum_exp,
-                                           key_comparison* comparison) const {
-  switch_to<0>(policy_, [&](const auto& p) {
-    traits::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
-  });
-}
-
 /// Every policy of the library.
 using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
@@ -269,12 +144,6 @@ static_assert(policy<any_policy>);
 /// These, and `Own`: policies of one's own.
 template <policy... Own>
 using any_policy_with = basic_any_policy<any_policy, Own...>;
-
-#ifdef KVMELD_COMPILED
-namespace detail {
-extern template struct hooks<any_policy, head_ref>;
-}
-#endif
 
 }  // namespace v0
 }  // namespace kvmeld

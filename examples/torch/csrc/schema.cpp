@@ -15,7 +15,7 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
                                    std::int64_t capacity) {
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
-    return {p.column_count(),
+    return {kvmeld::traits::column_count(p),
             static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
                                                positive("capacity", capacity))),
             p.min_budget(),

@@ -35,27 +35,27 @@ inline namespace v0 {
 
 namespace detail {
 
-extern template struct hooks<full_cache, head_ref>;
-extern template struct hooks<streaming_llm, head_ref>;
-extern template struct hooks<h2o, head_ref>;
-extern template struct hooks<snapkv, head_ref>;
-extern template struct hooks<zsmerge, head_ref>;
-extern template struct hooks<d2o, head_ref>;
-extern template struct hooks<kvmerger, head_ref>;
-extern template struct hooks<ems, head_ref>;
-extern template struct hooks<keepkv, head_ref>;
-extern template struct hooks<attention_matching, head_ref>;
-extern template struct hooks<kvzip, head_ref>;
-extern template struct hooks<fold, head_ref>;
-extern template struct hooks<random_tokens, head_ref>;
-extern template struct hooks<tova, head_ref>;
-extern template struct hooks<roco, head_ref>;
-extern template struct hooks<scissorhands, head_ref>;
-extern template struct hooks<key_diff, head_ref>;
-extern template struct hooks<expected_attention, head_ref>;
-extern template struct hooks<centroids, head_ref>;
-extern template struct hooks<compactor, head_ref>;
-extern template struct hooks<cam, head_ref>;
+extern template struct hooks<full_cache>;
+extern template struct hooks<streaming_llm>;
+extern template struct hooks<h2o>;
+extern template struct hooks<snapkv>;
+extern template struct hooks<zsmerge>;
+extern template struct hooks<d2o>;
+extern template struct hooks<kvmerger>;
+extern template struct hooks<ems>;
+extern template struct hooks<keepkv>;
+extern template struct hooks<attention_matching>;
+extern template struct hooks<kvzip>;
+extern template struct hooks<fold>;
+extern template struct hooks<random_tokens>;
+extern template struct hooks<tova>;
+extern template struct hooks<roco>;
+extern template struct hooks<scissorhands>;
+extern template struct hooks<key_diff>;
+extern template struct hooks<expected_attention>;
+extern template struct hooks<centroids>;
+extern template struct hooks<compactor>;
+extern template struct hooks<cam>;
 
 }  // namespace detail
 

@@ -9,6 +9,7 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/traits.hpp"
 #include "kvmeld/score/attention.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
@@ -17,41 +18,43 @@ namespace kvmeld {
 inline namespace v0 {
 namespace detail {
 
-/// What runs a policy `P` over heads `H`, with a default for every member that `P` omits. One
-/// class, and its members defined outside of it, so that a program with many files may compile it
-/// once (`kvmeld::compiled`).
-template <class P, class H>
+/// What runs a policy `P` over a head, with a default for every member that `P` omits. One class,
+/// and its members defined outside of it, so that a program with many files may compile it once
+/// (`kvmeld::compiled`).
+template <class P>
 struct hooks {
-  static void observe(const P& p, const H& head, head_state& state, const observation& observed);
-  static void observe(const P& p, const H& head, head_state& state,
+  static void observe(const P& p, const head_ref& head, head_state& state,
+                      const observation& observed);
+  static void observe(const P& p, const head_ref& head, head_state& state,
                       const query_view<float>& queries);
-  static void plan(const P& p, const H& head, const head_state& state,
+  static void plan(const P& p, const head_ref& head, const head_state& state,
                    const query_view<float>& queries, index_t target, slot_scratch& work,
                    merge_plan& out);
-  static void predict_victim(const P& p, const H& head, head_state& state, index_t target,
+  static void predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
                              key_comparison& comparison);
-  static std::optional<slot_removal> choose_victim(const P& p, const H& head,
+  static std::optional<slot_removal> choose_victim(const P& p, const head_ref& head,
                                                    const head_state& state, index_t target,
                                                    const key_comparison& comparison);
-  static void update_memory(const P& p, const H& head, head_state& state, const merge_plan& change,
-                            slot_scratch& work);
-  static void update_memory(const P& p, const H& head, head_state& state,
+  static void update_memory(const P& p, const head_ref& head, head_state& state,
+                            const merge_plan& change, slot_scratch& work);
+  static void update_memory(const P& p, const head_ref& head, head_state& state,
                             const slot_removal& change, slot_scratch& work);
-  static void after_compress(const P& p, const H& head, head_state& state, index_t target);
-  static void attend(const P& p, const H& head, const head_state& state, const float* q, float* out,
-                     std::span<float> probabilities, std::span<float> log_sum_exp,
+  static void after_compress(const P& p, const head_ref& head, head_state& state, index_t target);
+  static void attend(const P& p, const head_ref& head, const head_state& state, const float* q,
+                     float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
                      key_comparison* comparison);
 };
 
-template <class P, class H, class T>
-void observe_queries(const P& p, const H& head, head_state& state, const query_view<T>& queries) {
+template <class P, class T>
+void observe_queries(const P& p, const head_ref& head, head_state& state,
+                     const query_view<T>& queries) {
   if constexpr (requires { p.observe(head, state, queries); }) {
     p.observe(head, state, queries);
   }
 }
 
-template <class P, class H, class T>
-void plan_on_queries(const P& p, const H& head, const head_state& state,
+template <class P, class T>
+void plan_on_queries(const P& p, const head_ref& head, const head_state& state,
                      const query_view<T>& queries, index_t target, slot_scratch& work,
                      merge_plan& out) {
   if constexpr (requires { p.plan(head, state, queries, target, work, out); }) {
@@ -62,48 +65,48 @@ void plan_on_queries(const P& p, const H& head, const head_state& state,
   p.plan(head, state, target, work, out);
 }
 
-template <class P, class H, class Change>
-void update_memory_by(const P& p, const H& head, head_state& state, const Change& change,
+template <class P, class Change>
+void update_memory_by(const P& p, const head_ref& head, head_state& state, const Change& change,
                       slot_scratch& work) {
   if constexpr (requires { p.update_memory(head, state, change, work); }) {
     p.update_memory(head, state, change, work);
   }
 }
 
-template <class P, class H>
-void hooks<P, H>::observe(const P& p, const H& head, head_state& state,
-                          const observation& observed) {
+template <class P>
+void hooks<P>::observe(const P& p, const head_ref& head, head_state& state,
+                       const observation& observed) {
   if constexpr (requires { p.observe(head, state, observed); }) {
     p.observe(head, state, observed);
   }
 }
 
-template <class P, class H>
-void hooks<P, H>::observe(const P& p, const H& head, head_state& state,
-                          const query_view<float>& queries) {
+template <class P>
+void hooks<P>::observe(const P& p, const head_ref& head, head_state& state,
+                       const query_view<float>& queries) {
   observe_queries(p, head, state, queries);
 }
 
-template <class P, class H>
-void hooks<P, H>::plan(const P& p, const H& head, const head_state& state,
-                       const query_view<float>& queries, index_t target, slot_scratch& work,
-                       merge_plan& out) {
+template <class P>
+void hooks<P>::plan(const P& p, const head_ref& head, const head_state& state,
+                    const query_view<float>& queries, index_t target, slot_scratch& work,
+                    merge_plan& out) {
   plan_on_queries(p, head, state, queries, target, work, out);
 }
 
-template <class P, class H>
-void hooks<P, H>::predict_victim(const P& p, const H& head, head_state& state, index_t target,
-                                 key_comparison& comparison) {
+template <class P>
+void hooks<P>::predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
+                              key_comparison& comparison) {
   comparison.reset();
   if constexpr (requires { p.predict_victim(head, state, target, comparison); }) {
     p.predict_victim(head, state, target, comparison);
   }
 }
 
-template <class P, class H>
-std::optional<slot_removal> hooks<P, H>::choose_victim(const P& p, const H& head,
-                                                       const head_state& state, index_t target,
-                                                       const key_comparison& comparison) {
+template <class P>
+std::optional<slot_removal> hooks<P>::choose_victim(const P& p, const head_ref& head,
+                                                    const head_state& state, index_t target,
+                                                    const key_comparison& comparison) {
   if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
     return p.choose_victim(head, state, target, comparison);
   } else {
@@ -111,29 +114,29 @@ std::optional<slot_removal> hooks<P, H>::choose_victim(const P& p, const H& head
   }
 }
 
-template <class P, class H>
-void hooks<P, H>::update_memory(const P& p, const H& head, head_state& state,
-                                const merge_plan& change, slot_scratch& work) {
+template <class P>
+void hooks<P>::update_memory(const P& p, const head_ref& head, head_state& state,
+                             const merge_plan& change, slot_scratch& work) {
   update_memory_by(p, head, state, change, work);
 }
 
-template <class P, class H>
-void hooks<P, H>::update_memory(const P& p, const H& head, head_state& state,
-                                const slot_removal& change, slot_scratch& work) {
+template <class P>
+void hooks<P>::update_memory(const P& p, const head_ref& head, head_state& state,
+                             const slot_removal& change, slot_scratch& work) {
   update_memory_by(p, head, state, change, work);
 }
 
-template <class P, class H>
-void hooks<P, H>::after_compress(const P& p, const H& head, head_state& state, index_t target) {
+template <class P>
+void hooks<P>::after_compress(const P& p, const head_ref& head, head_state& state, index_t target) {
   if constexpr (requires { p.after_compress(head, state, target); }) {
     p.after_compress(head, state, target);
   }
 }
 
-template <class P, class H>
-void hooks<P, H>::attend(const P& p, const H& head, const head_state& state, const float* q,
-                         float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-                         key_comparison* comparison) {
+template <class P>
+void hooks<P>::attend(const P& p, const head_ref& head, const head_state& state, const float* q,
+                      float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
+                      key_comparison* comparison) {
   if constexpr (requires {
                   p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
                 }) {
@@ -141,77 +144,92 @@ void hooks<P, H>::attend(const P& p, const H& head, const head_state& state, con
   } else if constexpr (requires { p.mass(head, state); }) {
     kvmeld::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
   } else {
-    kvmeld::attend(head, log_mass_of<H>{head}, q, out, probabilities, log_sum_exp, comparison);
+    kvmeld::attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp,
+                   comparison);
   }
 }
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
 
-namespace kvmeld {
-inline namespace v0 {
 namespace traits {
 
+/// One decode step's attention.
 template <class P>
-void observe(const P& p, const head_ref& head, head_state& state, const observation& observed) {
-  detail::hooks<P, head_ref>::observe(p, head, state, observed);
+void observe(const P& policy, const head_ref& head, head_state& state, const observation& seen) {
+  detail::with_policy(
+      policy, [&]<class One>(const One& p) { detail::hooks<One>::observe(p, head, state, seen); });
+}
+
+/// Reference queries.
+template <class P, class T>
+void observe(const P& policy, const head_ref& head, head_state& state,
+             const query_view<T>& queries) {
+  detail::with_policy(policy, [&]<class One>(const One& p) {
+    if constexpr (std::same_as<T, float>) {
+      detail::hooks<One>::observe(p, head, state, queries);
+    } else {
+      detail::observe_queries(p, head, state, queries);
+    }
+  });
 }
 
 template <class P, class T>
-void observe(const P& p, const head_ref& head, head_state& state, const query_view<T>& queries) {
-  if constexpr (std::same_as<T, float>) {
-    detail::hooks<P, head_ref>::observe(p, head, state, queries);
-  } else {
-    detail::observe_queries(p, head, state, queries);
-  }
-}
-
-template <class P, class T>
-void plan(const P& p, const head_ref& head, const head_state& state, const query_view<T>& queries,
-          index_t target, slot_scratch& work, merge_plan& out) {
-  if constexpr (std::same_as<T, float>) {
-    detail::hooks<P, head_ref>::plan(p, head, state, queries, target, work, out);
-  } else {
-    detail::plan_on_queries(p, head, state, queries, target, work, out);
-  }
+void plan(const P& policy, const head_ref& head, const head_state& state,
+          const query_view<T>& queries, index_t target, slot_scratch& work, merge_plan& out) {
+  detail::with_policy(policy, [&]<class One>(const One& p) {
+    if constexpr (std::same_as<T, float>) {
+      detail::hooks<One>::plan(p, head, state, queries, target, work, out);
+    } else {
+      detail::plan_on_queries(p, head, state, queries, target, work, out);
+    }
+  });
 }
 
 /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
 template <class P>
-void predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
+void predict_victim(const P& policy, const head_ref& head, head_state& state, index_t target,
                     key_comparison& comparison) {
-  detail::hooks<P, head_ref>::predict_victim(p, head, state, target, comparison);
+  detail::with_policy(policy, [&]<class One>(const One& p) {
+    detail::hooks<One>::predict_victim(p, head, state, target, comparison);
+  });
 }
 
 /// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
 /// computed, if the policy predicted a victim.
 template <class P>
-std::optional<slot_removal> choose_victim(const P& p, const head_ref& head, const head_state& state,
-                                          index_t target, const key_comparison& comparison = {}) {
-  return detail::hooks<P, head_ref>::choose_victim(p, head, state, target, comparison);
+std::optional<slot_removal> choose_victim(const P& policy, const head_ref& head,
+                                          const head_state& state, index_t target,
+                                          const key_comparison& comparison = {}) {
+  return detail::with_policy(policy, [&]<class One>(const One& p) {
+    return detail::hooks<One>::choose_victim(p, head, state, target, comparison);
+  });
 }
 
 /// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is
 /// applied.
 template <class P, class Change>
-void update_memory(const P& p, const head_ref& head, head_state& state, const Change& change,
+void update_memory(const P& policy, const head_ref& head, head_state& state, const Change& change,
                    slot_scratch& work) {
-  detail::hooks<P, head_ref>::update_memory(p, head, state, change, work);
+  detail::with_policy(policy, [&]<class One>(const One& p) {
+    detail::hooks<One>::update_memory(p, head, state, change, work);
+  });
 }
 
 template <class P>
-void after_compress(const P& p, const head_ref& head, head_state& state, index_t target) {
-  detail::hooks<P, head_ref>::after_compress(p, head, state, target);
+void after_compress(const P& policy, const head_ref& head, head_state& state, index_t target) {
+  detail::with_policy(policy, [&]<class One>(const One& p) {
+    detail::hooks<One>::after_compress(p, head, state, target);
+  });
 }
 
 /// Attention over what the policy has made of the head: its own mass function, or log-mass.
 template <class P>
-void attend(const P& p, const head_ref& head, const head_state& state, const float* q, float* out,
-            std::span<float> probabilities, std::span<float> log_sum_exp,
+void attend(const P& policy, const head_ref& head, const head_state& state, const float* q,
+            float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
             key_comparison* comparison = nullptr) {
-  detail::hooks<P, head_ref>::attend(p, head, state, q, out, probabilities, log_sum_exp,
-                                     comparison);
+  detail::with_policy(policy, [&]<class One>(const One& p) {
+    detail::hooks<One>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
+  });
 }
 
 }  // namespace traits

@@ -1,186 +1,209 @@
 // SPDX-License-Identifier: MIT
-/// The facts that a policy may omit (see policy.hpp), with their defaults in one place.
+/// What a policy may omit (see policy.hpp), with the defaults in one place: its facts here, what
+/// runs it over a head in hooks.hpp. Of a policy chosen at run time: those of the one inside.
 #pragma once
 
-#include <array>
-#include <concepts>
-#include <span>
+#include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/misdeclared_hooks.hpp"
-#include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+namespace detail {
+
+/// Calls `f` with the policy itself, or with the one that it holds at run time.
+template <class P, class F>
+decltype(auto) with_policy(const P& p, const F& f) {
+  if constexpr (requires { P::every(); }) {
+    return p.visit(f);
+  } else {
+    return f(p);
+  }
+}
+
+}  // namespace detail
+
 namespace traits {
 
+/// One float per slot each, in `head_state`.
 template <class P>
-auto columns(const P& p) {
-  if constexpr (requires { p.columns(); }) {
-    return p.columns();
-  } else {
-    return std::array<column, 0>{};
-  }
+std::vector<column> columns(const P& policy) {
+  return detail::with_policy(policy, [](const auto& p) -> std::vector<column> {
+    if constexpr (requires { p.columns(); }) {
+      const auto list = p.columns();
+      return {list.begin(), list.end()};
+    } else {
+      return {};
+    }
+  });
 }
 
-/// How many, without making them: `any_policy` would allocate.
+/// How many, without allocating.
 template <class P>
-index_t column_count(const P& p) {
-  if constexpr (requires { p.column_count(); }) {
-    return p.column_count();
-  } else {
-    return static_cast<index_t>(columns(p).size());
-  }
+index_t column_count(const P& policy) {
+  return detail::with_policy(policy, [](const auto& p) -> index_t {
+    if constexpr (requires { p.columns(); }) {
+      return static_cast<index_t>(p.columns().size());
+    } else {
+      return 0;
+    }
+  });
 }
 
+/// Floats per head beside the columns.
 template <class P>
-std::size_t memory(const P& p, index_t dim, index_t group, index_t capacity) {
-  if constexpr (requires { p.memory(dim, group, capacity); }) {
-    return p.memory(dim, group, capacity);
-  } else {
-    return 0;
-  }
+std::size_t memory(const P& policy, index_t dim, index_t group, index_t capacity) {
+  return detail::with_policy(policy, [&](const auto& p) -> std::size_t {
+    if constexpr (requires { p.memory(dim, group, capacity); }) {
+      return p.memory(dim, group, capacity);
+    } else {
+      return 0;
+    }
+  });
 }
 
 /// Does the layout of the policy's memory depend on the capacity? Memory of another size for
 /// another capacity does; memory of one size may too, as the policy says.
 template <class P>
-bool memory_follows_capacity(const P& p, index_t dim, index_t group, index_t capacity) {
-  if constexpr (requires { p.memory_follows_capacity(dim, group, capacity); }) {
-    return p.memory_follows_capacity(dim, group, capacity);
-  } else if constexpr (requires { P::memory_follows_capacity; }) {
-    return P::memory_follows_capacity;
-  } else {
-    const auto size = [&](index_t slots) { return memory(p, dim, group, slots); };
-    const index_t other = capacity < (1 << 20) ? 2 * capacity : capacity / 2;
-    return size(capacity) != size(1) || size(capacity) != size(other);
-  }
+bool memory_follows_capacity(const P& policy, index_t dim, index_t group, index_t capacity) {
+  return detail::with_policy(policy, [&]<class One>(const One& p) -> bool {
+    if constexpr (requires { One::memory_follows_capacity; }) {
+      return One::memory_follows_capacity;
+    } else {
+      const auto size = [&](index_t slots) { return memory(p, dim, group, slots); };
+      const index_t other = capacity < (1 << 20) ? 2 * capacity : capacity / 2;
+      return size(capacity) != size(1) || size(capacity) != size(other);
+    }
+  });
 }
 
+/// The smallest target.
 template <class P>
-index_t min_budget(const P& p) {
-  if constexpr (requires { p.min_budget(); }) {
-    return p.min_budget();
-  } else {
-    return 1;
-  }
+index_t min_budget(const P& policy) {
+  return detail::with_policy(policy, [](const auto& p) -> index_t {
+    if constexpr (requires { p.min_budget(); }) {
+      return p.min_budget();
+    } else {
+      return 1;
+    }
+  });
 }
 
 /// Is `target` at least `min_budget`? Some policies know without a search for it.
 template <class P>
-bool accepts(const P& p, index_t target) {
-  if constexpr (requires {
-                  { p.accepts(target) } -> std::same_as<bool>;
-                }) {
-    return p.accepts(target);
-  } else {
-    return target >= min_budget(p);
-  }
+bool accepts(const P& policy, index_t target) {
+  return detail::with_policy(policy, [&](const auto& p) -> bool {
+    if constexpr (requires { p.accepts(target); }) {
+      return p.accepts(target);
+    } else {
+      return target >= min_budget(p);
+    }
+  });
 }
 
+/// Slots better freed at once in decode.
 template <class P>
-index_t eviction_batch(const P& p, index_t slots) {
-  if constexpr (requires { p.eviction_batch(slots); }) {
-    return p.eviction_batch(slots);
-  } else {
-    return 0;
-  }
+index_t eviction_batch(const P& policy, index_t slots) {
+  return detail::with_policy(policy, [&](const auto& p) -> index_t {
+    if constexpr (requires { p.eviction_batch(slots); }) {
+      return p.eviction_batch(slots);
+    } else {
+      return 0;
+    }
+  });
 }
 
+/// Throws on parameters out of range. Here a member that has a hook's name and cannot be called as
+/// that hook does not compile.
 template <class P>
-void validate(const P& p) {
-  static_assert(detail::hooks_of<P, detail::misdeclared<P>()>::fit);
-  if constexpr (requires { p.validate(); }) {
-    p.validate();
-  }
+void validate(const P& policy) {
+  detail::with_policy(policy, []<class One>(const One& p) {
+    static_assert(detail::hooks_of<One, detail::misdeclared<One>()>::fit);
+    if constexpr (requires { p.validate(); }) {
+      p.validate();
+    }
+  });
 }
 
+/// How the attention of a group's queries becomes one.
 template <class P>
-group_combine combine(const P& p) {
-  if constexpr (requires { p.combine(); }) {
-    return p.combine();
-  } else if constexpr (requires { group_combine{p.combine}; }) {
-    return p.combine;
-  } else {
-    return group_combine::sum;
-  }
+group_combine combine(const P& policy) {
+  return detail::with_policy(policy, [](const auto& p) -> group_combine {
+    if constexpr (requires { p.combine(); }) {
+      return p.combine();
+    } else if constexpr (requires { group_combine{p.combine}; }) {
+      return p.combine;
+    } else {
+      return group_combine::sum;
+    }
+  });
 }
 
+/// Does the policy ever compress?
 template <class P>
-bool bounded(const P& p) {
-  if constexpr (requires { p.bounded(); }) {
-    return p.bounded();
-  } else if constexpr (requires { P::bounded; }) {
-    return P::bounded;
-  } else {
-    return true;
-  }
+bool bounded(const P& policy) {
+  return detail::with_policy(policy, []<class One>(const One&) -> bool {
+    if constexpr (requires { One::bounded; }) {
+      return One::bounded;
+    } else {
+      return true;
+    }
+  });
 }
 
 /// Does the policy compress while decoding?
 template <class P>
-bool decodes(const P& p) {
-  if constexpr (requires { p.decodes(); }) {
-    return p.decodes();
-  } else if constexpr (requires { P::decodes; }) {
-    return P::decodes;
-  } else {
-    return true;
-  }
+bool decodes(const P& policy) {
+  return detail::with_policy(policy, []<class One>(const One&) -> bool {
+    if constexpr (requires { One::decodes; }) {
+      return One::decodes;
+    } else {
+      return true;
+    }
+  });
 }
 
-/// Does the policy fold attention into its state? `any_policy` knows at run time only.
+/// Does the policy take a decode step's attention into its state?
 template <class P>
-bool measures(const P& p) {
-  if constexpr (requires { p.measures(); }) {
-    return p.measures();
-  } else {
-    return requires(const head_ref& head, head_state& state, const observation& observed) {
-      p.observe(head, state, observed);
-    };
-  }
+bool measures(const P& policy) {
+  return detail::with_policy(
+      policy, []<class One>(const One&) -> bool { return detail::observes_step<const One>; });
 }
 
 /// Does the policy plan on the reference queries themselves?
 template <class P>
-bool plans_on_queries(const P& p) {
-  if constexpr (requires { p.plans_on_queries(); }) {
-    return p.plans_on_queries();
-  } else {
-    return requires(const head_ref& head, const head_state& state, const query_view<float>& queries,
-                    slot_scratch& work, merge_plan& out) {
-      p.plan(head, state, queries, index_t{}, work, out);
-    };
-  }
+bool plans_on_queries(const P& policy) {
+  return detail::with_policy(
+      policy, []<class One>(const One&) -> bool { return detail::plans_with_queries<const One>; });
 }
 
 /// What the policy takes of a prompt's queries; all of them where it observes any and says nothing.
 template <class P>
-kvmeld::prompt_use prompt_use_of(const P& p) {
-  if constexpr (requires { p.prompt_use(); }) {
-    return p.prompt_use();
-  } else {
-    return {.measures = requires(const head_ref& head, head_state& state,
-                                 const query_view<float>& queries){p.observe(head, state, queries);
-  }
-};
-}  // namespace traits
-}  // namespace v0
+kvmeld::prompt_use prompt_use_of(const P& policy) {
+  return detail::with_policy(policy, []<class One>(const One& p) -> kvmeld::prompt_use {
+    if constexpr (requires { p.prompt_use(); }) {
+      return p.prompt_use();
+    } else {
+      return {.measures = detail::observes_queries<const One>};
+    }
+  });
+}
 
 /// What the policy needs of a step's attention; all of it where it observes steps and says nothing.
 template <class P>
-kvmeld::observation_needs observation_needs_of(const P& p) {
-  if constexpr (requires { p.needs(); }) {
-    return p.needs();
-  } else {
-    const bool all = measures(p);
-    return {all, all, all};
-  }
+kvmeld::observation_needs observation_needs_of(const P& policy) {
+  return detail::with_policy(policy, [](const auto& p) -> kvmeld::observation_needs {
+    if constexpr (requires { p.needs(); }) {
+      return p.needs();
+    } else {
+      const bool all = measures(p);
+      return {all, all, all};
+    }
+  });
 }
 
-}  // namespace kvmeld
+}  // namespace traits
 }  // namespace v0
 }  // namespace kvmeld
