@@ -66,7 +66,7 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
       }
     }
     const index_t newest = head.next_position();
-    const kvmeld::search::protection stays{policy.sinks, latest(policy, slots), newest};
+    const kvmeld::protection stays{policy.sinks, latest(policy, slots), newest};
     std::vector<std::pair<float, index_t>> first;
     if (t >= 3 * slots) {
       const auto score = order(policy, head, state[0]);

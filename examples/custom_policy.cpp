@@ -23,8 +23,8 @@ int main() {
   kv.append(kv.heads(0, 0), keys, values, tokens);
 
   const custom::lowest_norm policy{.recent = 32};
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, kvmeld::budget{target});
+  kvmeld::compressor meld(kv, policy, kvmeld::budget{.slots = target});
+  meld.end_prompt(0);
   fmt::print("{}: {} tokens in {} slots, {} bytes\n", policy.name(), tokens, kv.head(0).length(),
              kv.bytes());
 }

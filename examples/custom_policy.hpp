@@ -3,8 +3,8 @@
 /// (Devoto et al. 2024, arXiv 2406.11430). The library is not touched.
 #pragma once
 
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/dot.hpp"
 
 namespace custom {
 
@@ -13,21 +13,13 @@ struct lowest_norm {
 
   static constexpr std::string_view name() { return "lowest_norm"; }
   static void parameters(auto& p, auto f) { f("recent", p.recent); }
-  kvmeld::index_t min_budget() const { return recent + 1; }
 
-  void plan(const kvmeld::kv_head auto& head, const kvmeld::head_state&, kvmeld::index_t target,
-            kvmeld::slot_scratch& work, kvmeld::merge_plan& out) const {
-    const auto norm = [&](kvmeld::index_t s) {
-      float sum = 0;
-      for (kvmeld::index_t i = 0; i < head.dim(); ++i) {
-        sum += static_cast<float>(head.key(s)[i]) * static_cast<float>(head.key(s)[i]);
-      }
-      return sum;
-    };
-    kvmeld::evict(
-        head, target, kvmeld::protected_slots(head, 0, recent),
-        [&](auto s) { return kvmeld::rank(-norm(s)); }, work, out);
+  kvmeld::protection protects(const kvmeld::head_ref&, kvmeld::index_t) const {
+    return {.recent = recent};
   }
-};
+  float score(const kvmeld::head_ref& head, const kvmeld::head_state&, kvmeld::index_t slot) const {
+    return -kvmeld::norm(head.key(slot), head.dim());
+  }
+};  // the plan, the victim of a decode step and the least budget follow
 
 }  // namespace custom

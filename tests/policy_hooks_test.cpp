@@ -59,6 +59,9 @@ struct plans : least {
   void plan(const kv_head auto&, const head_state&, const query_view<T>&, index_t, slot_scratch&,
             merge_plan&) {}
 };
+struct guards : least {
+  kvmeld::protection protects(const kv_head auto&) const { return {}; }
+};
 struct chooses : least {
   slot_removal choose_victim(const kv_head auto&, const head_state&) const { return {}; }
 };
@@ -90,6 +93,7 @@ static_assert(misdeclared<batch>() == hook::eviction_batch);
 static_assert(misdeclared<validates>() == hook::validate);
 static_assert(misdeclared<combines>() == hook::combine);
 static_assert(misdeclared<plans>() == hook::plan);
+static_assert(misdeclared<guards>() == hook::protects);
 static_assert(misdeclared<chooses>() == hook::choose_victim);
 static_assert(misdeclared<predicts>() == hook::predict_victim);
 static_assert(misdeclared<updates>() == hook::update_memory);

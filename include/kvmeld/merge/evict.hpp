@@ -14,6 +14,9 @@ auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
     return in(head.position(s));
   };
 }
+auto protected_slots(const kv_head auto& head, const protection& of) {
+  return protected_slots(head, of.sinks, of.recent);
+}
 
 namespace merge {
 

@@ -135,8 +135,7 @@ struct compactor {
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
         const index_t s = others[static_cast<std::size_t>(j)];
-        attended[j] = state.column(0)[static_cast<std::size_t>(s)] *
-                      std::sqrt(score::dot(head.value(s), head.value(s), dim));
+        attended[j] = state.column(0)[static_cast<std::size_t>(s)] * norm(head.value(s), dim);
       }
       float before = 0;
       for (index_t j = 0; j < m; ++j) {

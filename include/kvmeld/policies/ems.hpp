@@ -261,7 +261,7 @@ struct ems {
       const auto i = static_cast<std::size_t>(s);
       weight[i] = weight_of(s);
       length_of_key[i] = search::key_norm(head, s);
-      length_of_value[i] = std::sqrt(score::dot(head.value(s), head.value(s), head.dim()));
+      length_of_value[i] = kvmeld::norm(head.value(s), head.dim());
       centres -= alone(s) ? 1 : 0;
     }
     if (!with_position) {

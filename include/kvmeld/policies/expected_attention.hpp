@@ -147,7 +147,7 @@ struct expected_attention {
       score += logit.row(g).transpose() / (all.sum * static_cast<float>(group));
     }
     for (index_t s = 0; s < n; ++s) {
-      score[s] *= std::sqrt(score::dot(head.value(s), head.value(s), dim));
+      score[s] *= norm(head.value(s), dim);
     }
     evict(head, target, is_protected,
           search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);

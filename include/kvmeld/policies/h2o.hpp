@@ -5,19 +5,14 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -51,21 +46,11 @@ struct h2o {
     score::accumulate(state.column(0), head, queries, combine);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    evict(head, target, is_protected(head, target), search::column_score(state.column(0)), work,
-          out);
+  protection protects(const kv_head auto&, index_t target) const {
+    return {.sinks = sinks, .recent = share_of(recent, target)};
   }
-
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison&) const {
-    return {.removed = search::lowest_scored(head.length(), is_protected(head, target),
-                                             search::column_score(state.column(0)))};
-  }
-
- private:
-  auto is_protected(const kv_head auto& head, index_t target) const {
-    return protected_slots(head, sinks, share_of(recent, target));
+  float score(const kv_head auto&, const head_state& state, index_t slot) const {
+    return state.column(0)[static_cast<std::size_t>(slot)];
   }
 };
 

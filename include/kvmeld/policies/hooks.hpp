@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/traits.hpp"
@@ -53,6 +54,19 @@ void observe_queries(const P& p, const head_ref& head, head_state& state,
   }
 }
 
+/// What slots are ranked by where a policy scores them; NaN ranks last.
+template <class P>
+auto score_of(const P& p, const head_ref& head, const head_state& state) {
+  return [&p, &head, &state](index_t s) {
+    const auto score = p.score(head, state, s);
+    if constexpr (std::same_as<decltype(score), const float>) {
+      return rank(score);
+    } else {
+      return score;
+    }
+  };
+}
+
 template <class P, class T>
 void plan_on_queries(const P& p, const head_ref& head, const head_state& state,
                      const query_view<T>& queries, index_t target, slot_scratch& work,
@@ -62,7 +76,12 @@ void plan_on_queries(const P& p, const head_ref& head, const head_state& state,
       return p.plan(head, state, queries, target, work, out);
     }
   }
-  p.plan(head, state, target, work, out);
+  if constexpr (makes_plans<const P>) {
+    p.plan(head, state, target, work, out);
+  } else {
+    evict(head, target, protected_slots(head, traits::protects(p, head, target)),
+          score_of(p, head, state), work, out);
+  }
 }
 
 template <class P, class Change>
@@ -109,6 +128,10 @@ std::optional<slot_removal> hooks<P>::choose_victim(const P& p, const head_ref& 
                                                     const key_comparison& comparison) {
   if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
     return p.choose_victim(head, state, target, comparison);
+  } else if constexpr (scores_slots<const P> && !makes_plans<const P>) {
+    return slot_removal{.removed = search::lowest_scored(
+                            head.length(), protected_slots(head, traits::protects(p, head, target)),
+                            score_of(p, head, state))};
   } else {
     return std::nullopt;
   }

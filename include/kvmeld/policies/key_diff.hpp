@@ -103,16 +103,14 @@ struct key_diff {
     detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
       score::row_dots_and_norms(keys, mean, dot, norm);
       for (index_t i = 0; i < keys.rows(); ++i) {
-        see(first + i, score(dot[i], norm[i] * length));
+        see(first + i, difference(dot[i], norm[i] * length));
       }
     });
   }
-  static float score(float dot, float norms) {
+  static float difference(float dot, float norms) {
     return -(dot / (norms > 0 ? norms : std::numeric_limits<float>::infinity()));
   }
-  static float norm_of(const float* x, index_t dim) {
-    return std::sqrt(score::dot(row<const float>{x}, row<const float>{x}, dim));
-  }
+  static float norm_of(const float* x, index_t dim) { return norm(row<const float>{x}, dim); }
 
   /// Calls `see` for those that may have the lowest score by `comparison`, which is
   /// about `guess`. Its cosines differ from those with the sum itself by at most
@@ -134,7 +132,7 @@ struct key_diff {
     const float length = norm_of(sum, dim), guessed = norm_of(guess.data(), dim),
                 error = 4 * (norm_of(row, dim) / length + static_cast<float>(dim + 16) * 1.2e-7F);
     const auto about = [&, d = dot.data(), k = norm.data()](index_t s) {
-      return score(d[s], k[s] * guessed);
+      return difference(d[s], k[s] * guessed);
     };
     float lowest = std::numeric_limits<float>::infinity();
     for (index_t s = 0; s < n; ++s) {
@@ -152,7 +150,7 @@ struct key_diff {
       if (about(s) <= lowest + error && !is_protected(s)) {
         to_floats(head.key(s), dim, row);
         score::row_dots_and_norms({row, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
-        see(s, score(exact, own * length));
+        see(s, difference(exact, own * length));
       }
     }
     return true;

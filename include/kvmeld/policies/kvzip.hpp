@@ -7,14 +7,11 @@
 #include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -40,7 +37,6 @@ struct kvzip {
   static constexpr bool decodes = false;
   static constexpr group_combine combine = group_combine::max;
   static constexpr std::array<column, 1> columns() { return {column{column_merge::max, 0}}; }
-  index_t min_budget() const { return sinks + recent + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
@@ -57,10 +53,11 @@ struct kvzip {
     raise(state.column(0), largest);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, recent), search::column_score(state.column(0)),
-          work, out);
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = recent};
+  }
+  float score(const kv_head auto&, const head_state& state, index_t slot) const {
+    return state.column(0)[static_cast<std::size_t>(slot)];
   }
 
  private:

@@ -12,6 +12,7 @@
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
@@ -27,6 +28,7 @@ enum class hook {
   eviction_batch,
   validate,
   combine,
+  protects,
   observe,
   plan,
   choose_victim,
@@ -58,6 +60,7 @@ KVMELD_HOOK(min_budget)
 KVMELD_HOOK(eviction_batch)
 KVMELD_HOOK(validate)
 KVMELD_HOOK(combine)
+KVMELD_HOOK(protects)
 KVMELD_HOOK(observe)
 KVMELD_HOOK(choose_victim)
 KVMELD_HOOK(predict_victim)
@@ -75,6 +78,19 @@ concept combines_by_value = requires(P& p) {
 template <class P>
 concept combines_by_call = requires(P& p) {
   { p.combine() } -> std::convertible_to<group_combine>;
+};
+template <class P>
+concept protects_tokens = requires(P& p, const hook_head& head) {
+  { p.protects(head, index_t{}) } -> std::convertible_to<protection>;
+};
+template <class P>
+concept scores_slots = requires(P& p, const hook_head& head, const head_state& state) {
+  p.score(head, state, index_t{});
+};
+template <class P>
+concept makes_plans = requires(P& p, const hook_head& head, const head_state& state,
+                               slot_scratch& work, merge_plan& out) {
+  p.plan(head, state, index_t{}, work, out);
 };
 template <class P>
 concept observes_step = requires(P& p, const hook_head& head, head_state& state,
@@ -139,6 +155,9 @@ consteval hook misdeclared() {
   }
   if (names_combine<P>() && !combines_by_value<C> && !combines_by_call<C>) {
     return hook::combine;
+  }
+  if (names_protects<P>() && !protects_tokens<C>) {
+    return hook::protects;
   }
   // Where there are two forms, one that only a policy that is not const has is ignored as well.
   if ((names_observe<P>() && !observes_step<C> && !observes_queries<C>) ||

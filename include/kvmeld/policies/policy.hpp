@@ -14,9 +14,22 @@
 namespace kvmeld {
 inline namespace v0 {
 
-/// A KV-cache compression policy: a small value that makes plans. Two members are all it takes:
+/// A KV-cache compression policy: a small value that makes plans. Two members are all it takes, a
+/// name and a score or a plan:
 ///
 ///     static constexpr std::string_view name();
+///
+///     float score(const head_ref& head, const head_state& state, index_t slot) const;
+///                                                       evicts: the highest stay. A double, or a
+///                                                       pair that ties are broken by, is not
+///                                                       ranked: no NaN
+///     protection protects(const head_ref& head, index_t target) const;
+///                                                       sinks and latest tokens that stay whatever
+///                                                       their score; default none. Asked of an
+///                                                       empty head too. The plan, the slot to
+///                                                       remove in decode and the least budget
+///                                                       follow from these
+///
 ///     void plan(const kv_head auto& head, const head_state& state, index_t target,
 ///               slot_scratch& work, merge_plan& out) const;
 ///
@@ -36,7 +49,8 @@ inline namespace v0 {
 ///                                                       another capacity, where its size is the
 ///                                                       same? Then states of other capacities
 ///                                                       are not copied
-///     index_t min_budget() const;                       smallest target; default 1
+///     index_t min_budget() const;                       smallest target; default one more than is
+///                                                       protected
 ///     bool accepts(index_t target) const;               is it at least that? Where it is known
 ///                                                       without a search
 ///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
@@ -81,10 +95,8 @@ inline namespace v0 {
 ///                                                       log-mass
 template <class P>
 concept policy = std::copyable<P> &&
-    requires(const P& p, const head_ref& head, const head_state& state, index_t target,
-             slot_scratch& work, merge_plan& out) {
+    (detail::makes_plans<const P> || detail::scores_slots<const P>)&&requires(const P& p) {
   { p.name() } -> std::convertible_to<std::string_view>;
-  p.plan(head, state, target, work, out);
 };
 
 /// Makes the plan that brings `head` to `target` slots: the identity when it holds no more. Merges

@@ -7,19 +7,14 @@
 #include <utility>  // std::pair
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/each_query.hpp"
-#include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -45,7 +40,6 @@ struct scissorhands {
   enum column_name : index_t { past, current };
   static constexpr std::array<column, 2> columns() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
-  index_t min_budget() const { return sinks + window + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = history - 1}; }
   void validate() const {
@@ -69,24 +63,17 @@ struct scissorhands {
                           });
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, window), fewest(head, state), work, out);
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
   }
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
-                             const key_comparison&) const {
-    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, window),
-                                             fewest(head, state))};
+  /// Ties are the rule here, and slots change places in decode: positions decide them.
+  std::pair<float, index_t> score(const kv_head auto& head, const head_state& state,
+                                  index_t slot) const {
+    const auto s = static_cast<std::size_t>(slot);
+    return {rank(-(state.column(past)[s] + state.column(current)[s])), -head.position(slot)};
   }
 
  private:
-  /// Ties are the rule here, and slots change places in decode: positions decide them.
-  static auto fewest(const kv_head auto& head, const head_state& state) {
-    return [&head, a = state.column(past), b = state.column(current)](index_t s) {
-      const auto i = static_cast<std::size_t>(s);
-      return std::pair(rank(-(a[i] + b[i])), -head.position(s));
-    };
-  }
   static void mark(const kv_head auto& head, std::span<const float> attention, index_t at,
                    index_t visible, std::span<float> marks) {
     const float fair = 1.0F / static_cast<float>(visible);

@@ -6,18 +6,13 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -70,17 +65,12 @@ struct snapkv {
     std::fill(now.begin(), now.end(), state.memory()[0] = 0);
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, window),
-          search::column_score_sum(state.column(past), state.column(current)), work, out);
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
   }
-
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
-                             const key_comparison&) const {
-    return {.removed = search::lowest_scored(
-                head.length(), protected_slots(head, sinks, window),
-                search::column_score_sum(state.column(past), state.column(current)))};
+  float score(const kv_head auto&, const head_state& state, index_t slot) const {
+    const auto s = static_cast<std::size_t>(slot);
+    return state.column(past)[s] + state.column(current)[s];
   }
 };
 

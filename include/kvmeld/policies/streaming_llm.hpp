@@ -8,12 +8,7 @@
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/merge/evict.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
-#include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -37,16 +32,14 @@ struct streaming_llm {
   index_t min_budget() const { return sinks + 1; }
   void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
-  void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    evict(
-        head, target, sink_of(head), [&](index_t s) { return head.position(s); }, work, out);
+  /// Under `cache_index` sinks move in position, and stay before all others.
+  protection protects(const kv_head auto& head, index_t) const {
+    return {.sinks = positions == position_mode::original || head.length() <= sinks
+                         ? sinks
+                         : first_of_window(head)};
   }
-
-  slot_removal choose_victim(const kv_head auto& head, const head_state&, index_t,
-                             const key_comparison&) const {
-    return {.removed = search::lowest_scored(head.length(), sink_of(head),
-                                             [&](index_t s) { return head.position(s); })};
+  index_t score(const kv_head auto& head, const head_state&, index_t slot) const {
+    return head.position(slot);
   }
 
   /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates: per
@@ -115,11 +108,6 @@ struct streaming_llm {
       }
     }
     return highest;
-  }
-  /// Under `cache_index` sinks move in position, and stay before all others.
-  auto sink_of(const kv_head auto& head) const {
-    return [&head, end = positions == position_mode::original ? sinks : first_of_window(head)](
-               index_t s) { return head.position(s) < end; };
   }
 };
 

@@ -6,17 +6,12 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/key_comparison.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -44,15 +39,9 @@ struct tova {
     column_scores(head, queries.reference(1), {.combine = combine}, {.total = state.column(0)});
   }
 
-  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    evict(head, target, protected_slots(head, sinks, 0), search::column_score(state.column(0)),
-          work, out);
-  }
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
-                             const key_comparison&) const {
-    return {.removed = search::lowest_scored(head.length(), protected_slots(head, sinks, 0),
-                                             search::column_score(state.column(0)))};
+  protection protects(const kv_head auto&, index_t) const { return {.sinks = sinks}; }
+  float score(const kv_head auto&, const head_state& state, index_t slot) const {
+    return state.column(0)[static_cast<std::size_t>(slot)];
   }
 };
 

@@ -8,6 +8,7 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/policies/misdeclared_hooks.hpp"
 #include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -21,6 +22,15 @@ decltype(auto) with_policy(const P& p, const F& f) {
   } else {
     return f(p);
   }
+}
+
+/// A head without slots: what a policy protects is asked of it where no head is there yet.
+inline const head_ref& empty_head() {
+  static index_t none = 0;
+  static const attention_spec spec{.key_dim = 1};
+  static const head_ref head({.length = &none, .next_position = &none}, 0, spec, storage::f32, {},
+                             {});
+  return head;
 }
 
 }  // namespace detail
@@ -79,26 +89,40 @@ bool memory_follows_capacity(const P& policy, index_t dim, index_t group, index_
   });
 }
 
-/// The smallest target.
+/// Tokens that are never evicted from a head of `target` slots.
+template <class P>
+protection protects(const P& p, const head_ref& head, index_t target) {
+  if constexpr (detail::protects_tokens<const P>) {
+    return p.protects(head, target);
+  } else {
+    return {};
+  }
+}
+
+/// Is `target` at least `min_budget`? Known without a search for it where a policy says so, or says
+/// what it protects: one more slot than that.
+template <class P>
+bool accepts(const P& policy, index_t target) {
+  return detail::with_policy(policy, [&](const auto& p) -> bool {
+    if constexpr (requires { p.accepts(target); }) {
+      return p.accepts(target);
+    } else if constexpr (requires { p.min_budget(); }) {
+      return target >= p.min_budget();
+    } else {
+      const protection kept = protects(p, detail::empty_head(), target);
+      return target - kept.sinks > kept.recent;
+    }
+  });
+}
+
+/// The smallest target that the policy accepts.
 template <class P>
 index_t min_budget(const P& policy) {
   return detail::with_policy(policy, [](const auto& p) -> index_t {
     if constexpr (requires { p.min_budget(); }) {
       return p.min_budget();
     } else {
-      return 1;
-    }
-  });
-}
-
-/// Is `target` at least `min_budget`? Some policies know without a search for it.
-template <class P>
-bool accepts(const P& policy, index_t target) {
-  return detail::with_policy(policy, [&](const auto& p) -> bool {
-    if constexpr (requires { p.accepts(target); }) {
-      return p.accepts(target);
-    } else {
-      return target >= min_budget(p);
+      return search::least_target(1, [&](index_t target) { return accepts(p, target); });
     }
   });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>  // std::min
+#include <cmath>      // std::sqrt
 
 #include "kvmeld/score/tile_products.hpp"
 
@@ -52,5 +53,12 @@ float squared_distance(row<X> x, row<Y> y, index_t dim) {
 }
 
 }  // namespace score
+
+/// `‖x‖ [dim]` in float.
+template <class X>
+float norm(row<X> x, index_t dim) {
+  return std::sqrt(score::dot(x, x, dim));
+}
+
 }  // namespace v0
 }  // namespace kvmeld

@@ -120,8 +120,8 @@ void foresight_max(const Head& head, const query_view<Query>& queries, index_t h
     }
   }
   for (index_t s = 0; s < n; ++s) {
-    const float norm = std::sqrt(score::dot(head.value(s), head.value(s), dim));
-    out[static_cast<std::size_t>(s)] = norm * best.col(s).sum() / static_cast<float>(group);
+    out[static_cast<std::size_t>(s)] =
+        norm(head.value(s), dim) * best.col(s).sum() / static_cast<float>(group);
   }
 }
 

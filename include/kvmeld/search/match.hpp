@@ -104,9 +104,7 @@ index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate)
   return best;
 }
 
-inline float key_norm(const kv_head auto& head, index_t s) {
-  return std::sqrt(score::dot(head.key(s), head.key(s), head.dim()));
-}
+inline float key_norm(const kv_head auto& head, index_t s) { return norm(head.key(s), head.dim()); }
 
 /// `cos(k_a, k_b)`, from their norms; 0 when either is zero.
 float cosine(const kv_head auto& head, index_t a, index_t b, float norm_a, float norm_b) {

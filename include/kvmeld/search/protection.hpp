@@ -8,22 +8,21 @@
 
 namespace kvmeld {
 inline namespace v0 {
-namespace search {
-
 /// Tokens that are never evicted, by position: the first `sinks`, and the last `recent` up to
-/// `newest`.
+/// `newest`, which `protected_slots` fills in.
 struct protection {
   index_t sinks = 0;
   index_t recent = 0;
   index_t newest = -1;
+
+  /// Tokens that it may protect.
+  KVMELD_HD index_t count() const { return sinks + recent; }
 
   KVMELD_HD bool operator()(index_t position) const {
     // Without a branch, so that compilers take many slots at once.
     return (static_cast<int>(position < sinks) | static_cast<int>(position > newest - recent)) != 0;
   }
 };
-
-}  // namespace search
 
 /// A share of the budget, rounded to the nearest slot.
 KVMELD_HD inline index_t share_of(float share, index_t target) {

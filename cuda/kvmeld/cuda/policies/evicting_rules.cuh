@@ -38,7 +38,7 @@ struct sum_rule {
   }
   KVMELD_DEVICE void observed(const head_context&) const {}
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{sinks, latest, head.newest}(head.position[s]);
+    return protection{sinks, latest, head.newest}(head.position[s]);
   }
   KVMELD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.column(0, s));
@@ -69,7 +69,7 @@ struct window_rule {
     head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
   }
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{sinks, window, head.newest}(head.position[s]);
+    return protection{sinks, window, head.newest}(head.position[s]);
   }
   KVMELD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.column(past, s) + head.column(current, s));

@@ -56,7 +56,7 @@ struct ems_rule {
     head.memory[0] = full(head) ? 0.0F : head.memory[0] + 1;
   }
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{sinks, window, head.newest}(head.position[s]);
+    return protection{sinks, window, head.newest}(head.position[s]);
   }
   /// The mass function of attention.
   KVMELD_HD detail::entry_masses masses(const state_view& state, index_t capacity) const {

@@ -51,7 +51,7 @@ struct weigh_entries {
     index_t* const order = to.order + to.at(h, 0);
     float* const raw = to.raw + to.at(h, 0);
     float* const score = to.score + to.at(h, 0);
-    const search::protection in_window{0, rule.window, tokens.head.newest};
+    const protection in_window{0, rule.window, tokens.head.newest};
     index_t count = 0, outside = 0, most = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
       const index_t s = base + thread_index();

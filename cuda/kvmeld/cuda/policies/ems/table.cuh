@@ -151,7 +151,7 @@ struct entry_masses {
 
   /// May other entries join that of the token at this position? The newest is always in the window.
   KVMELD_DEVICE bool is_centre(index_t position, index_t newest) const {
-    return !search::protection{sinks, window, newest}(position);
+    return !protection{sinks, window, newest}(position);
   }
 
   template <class Scalar>

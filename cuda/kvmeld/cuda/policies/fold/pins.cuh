@@ -60,7 +60,7 @@ struct pin_scored {
     if (!any) {
       return;
     }
-    const search::protection always{rule.pins.sinks, pins.latest, head.newest};
+    const protection always{rule.pins.sinks, pins.latest, head.newest};
     const auto candidate = [&](index_t s) {
       return !always(head.position[s]) && head.column(fold_rule::tokens, s) == 1.0F && score(s) > 0;
     };
@@ -122,7 +122,7 @@ struct pin_rule {
   }
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     return by_scores ? scored.pinned[head.first + s] != 0
-                     : search::protection{fold.pins.sinks, latest, head.newest}(head.position[s]);
+                     : protection{fold.pins.sinks, latest, head.newest}(head.position[s]);
   }
   KVMELD_DEVICE bool outlying(const head_context& head, index_t s) const {
     const index_t position = head.position[s];

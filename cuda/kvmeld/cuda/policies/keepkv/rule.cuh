@@ -46,7 +46,7 @@ struct keepkv_rule {
   }
   KVMELD_DEVICE void observed(const head_context&) const {}
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
-    return search::protection{sinks, latest, head.newest}(head.position[s]);
+    return protection{sinks, latest, head.newest}(head.position[s]);
   }
   KVMELD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.log_mass[s] + estimate(head, s));

@@ -23,7 +23,7 @@ struct kvmerger_rule : sum_rule {
   }
   /// Sinks that are not among the last take places of the best.
   KVMELD_DEVICE bool counted(const head_context& head, index_t s) const {
-    return is_protected(head, s) && !search::protection{0, latest, head.newest}(head.position[s]);
+    return is_protected(head, s) && !protection{0, latest, head.newest}(head.position[s]);
   }
   KVMELD_DEVICE void prepare(index_t taken) { places = places > taken ? places - taken : 0; }
   KVMELD_DEVICE index_t free(index_t, index_t) const { return places; }

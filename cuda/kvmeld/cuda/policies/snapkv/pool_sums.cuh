@@ -33,7 +33,7 @@ struct pool_sums {
     }
     const head_context head =
         context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
-    const search::protection in_window{0, rule.window, head.newest};
+    const protection in_window{0, rule.window, head.newest};
     const float* const raw = sums + cache.slot(h, 0);
     index_t* const list = order + cache.slot(h, 0);
     index_t count = 0;

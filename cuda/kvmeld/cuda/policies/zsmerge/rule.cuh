@@ -43,7 +43,7 @@ struct zsmerge_rule {
   KVMELD_DEVICE void observed(const head_context&) const {}
   KVMELD_DEVICE bool is_protected(const head_context& head, index_t s) const {
     const index_t latest = ring + (new_token_competes ? 0 : 1);
-    return search::protection{sinks, latest, head.newest}(head.position[s]) ||
+    return protection{sinks, latest, head.newest}(head.position[s]) ||
            head.column(is_residual, s) != 0.0F;
   }
   KVMELD_DEVICE unsigned order(const head_context& head, index_t s) const {
@@ -85,7 +85,7 @@ struct zsmerge_rule {
   KVMELD_DEVICE void after_compress(of_warps<index_t, Threads>& number,
                                     of_warps<candidate, Threads>& best, const head_context& head,
                                     index_t n) const {
-    const search::protection in_ring{0, ring, head.newest};
+    const protection in_ring{0, ring, head.newest};
     index_t residuals = 0, others = 0;
     KVMELD_ROLLED
     for (index_t s = thread_index(); s < n; s += Threads) {
