@@ -106,6 +106,7 @@ class compressor : private detail::drafting<P> {
   void end_prompt(index_t request, const E& run = {}) {
     this->expect_request("end_prompt", request);
     std::vector<index_t> heads;
+    heads.reserve(at(kv_.per_request()));
     for (index_t i = 0; i < kv_.per_request(); ++i) {
       heads.push_back(kv_.of_request(request, i));
     }

@@ -64,6 +64,7 @@ class cache : public cache_base {
               capacity);
     }
     std::vector<attention_spec> specs;
+    specs.reserve(static_cast<std::size_t>(layers()));
     for (index_t l = 0; l < layers(); ++l) {
       specs.push_back(spec(l));
     }
