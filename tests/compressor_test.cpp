@@ -2,7 +2,10 @@
 // The object that an engine holds: equal to its parts, and refusing what cannot be.
 #include "kvmeld/compressor.hpp"
 
+#include <algorithm>  // std::ranges::equal
+#include <bit>        // std::bit_cast
 #include <catch2/catch.hpp>
+#include <cstdint>  // std::uint32_t
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,7 +96,8 @@ bool same_state(const kvmeld::head_state& a, const kvmeld::head_state& b) {
   for (index_t c = 0; same && c < a.columns(); ++c) {
     same = std::ranges::equal(a.column(c), b.column(c));
   }
-  return same && std::memcmp(a.memory().data(), b.memory().data(), a.memory().size_bytes()) == 0;
+  const auto bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };
+  return same && std::ranges::equal(a.memory(), b.memory(), {}, bits, bits);
 }
 
 /// What a policy is given of a prompt, by hand.

@@ -72,10 +72,12 @@ TEMPLATE_TEST_CASE("products have the values of their definition", "[product]", 
     for (const auto* out : {&ab, &abt, &atb}) {
       CHECK((out->template cast<double>() - wanted).cwiseAbs().maxCoeff() < tolerance);
     }
-#ifndef _OPENMP  // whose threads would be there before the next test
-    matrix<TestType> of_eigen = before;
-    of_eigen.noalias() += (scale * a) * b;
-    CHECK(ab == of_eigen);
+#ifndef _OPENMP   // whose threads would be there before the next test
+    if (k > 0) {  // Eigen's own moves a null pointer
+      matrix<TestType> of_eigen = before;
+      of_eigen.noalias() += (scale * a) * b;
+      CHECK(ab == of_eigen);
+    }
 #endif
   }
 }

@@ -90,12 +90,12 @@ class blocks
 template <class Real, class A, class B>
 void add(Real scale, const A& a, const B& b, target<Real> out) {
   const Eigen::Index rows = out.rows(), cols = out.cols(), depth = a.cols();
+  if (rows == 0 || cols == 0 || depth == 0) {  // no memory that a pointer may move in
+    return;
+  }
   const bool small = depth + rows + cols < EIGEN_GEMM_TO_COEFFBASED_THRESHOLD;
   if (small || rows == 1 || cols == 1) {  // never on several threads
     out.noalias() += (scale * a) * b;
-    return;
-  }
-  if (rows == 0 || cols == 0 || depth == 0) {
     return;
   }
   constexpr auto order = []<class M>(const M*) {
