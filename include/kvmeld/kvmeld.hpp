@@ -19,7 +19,6 @@
 #include "kvmeld/memory/view.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/append_only.hpp"        // IWYU pragma: export
 #include "kvmeld/merge/apply.hpp"              // IWYU pragma: export
-#include "kvmeld/merge/compose.hpp"            // IWYU pragma: export
 #include "kvmeld/merge/pages.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/plan.hpp"               // IWYU pragma: export
 #include "kvmeld/policies/policy.hpp"          // IWYU pragma: export

@@ -7,7 +7,6 @@
 #include "bytes.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/merge/apply.hpp"
-#include "kvmeld/merge/compose.hpp"
 #include "support/typed_cache.hpp"
 
 namespace {
@@ -133,8 +132,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::must(head.position(r) == positions[static_cast<std::size_t>(r)], "positions");
     }
     expected.at(0).hold(head, false), expected.at(1).hold(head, true);
-    const auto after = identity(head);
-    (void)compose(after, plan);
   }
   return 0;
 }

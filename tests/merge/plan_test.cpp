@@ -226,36 +226,6 @@ TEMPLATE_TEST_CASE("eviction is row selection to the bit, and the identity chang
   }
 }
 
-TEST_CASE("compose is the dense product, and applying it is applying both", "[plan]") {
-  const index_t length = 23, dim = 4;
-  for (const merge_plan& first : plans_for(length, dim)) {
-    for (const merge_plan& second : plans_for(first.rows(), dim)) {
-      const merge_plan both = compose(second, first);
-      const auto ours = dense_of(both), theirs = compose(dense_of(second), dense_of(first));
-      CHECK(oracle::difference(ours.wk, theirs.wk) < 1e-6);
-      CHECK(oracle::difference(ours.wv, theirs.wv) < 1e-6);
-      CHECK(oracle::difference(ours.correction, theirs.correction) < 1e-5);
-      CHECK(ours.log_mass == theirs.log_mass);
-      auto at_once = fixtures::random_cache(length, dim, 1);
-      auto one_by_one = at_once;
-      head_state a = numbered_state(length, length), b = a;
-      apply(both, at_once.head(0), a);
-      apply(first, one_by_one.head(0), b), apply(second, one_by_one.head(0), b);
-      const auto x = to_oracle(at_once.head(0)), y = to_oracle(one_by_one.head(0));
-      REQUIRE(x.slots.size() == y.slots.size());
-      for (std::size_t r = 0; r < x.slots.size(); ++r) {
-        CHECK(difference(x.slots[r], y.slots[r]) < 1e-5);
-        CHECK(x.slots[r].position == y.slots[r].position);
-      }
-      for (index_t c = 0; c < a.columns(); ++c) {
-        const auto p = a.column(c), q = b.column(c);
-        CHECK(oracle::difference(oracle::vec(p.begin(), p.end()), oracle::vec(q.begin(), q.end())) <
-              1e-5);
-      }
-    }
-  }
-}
-
 TEMPLATE_TEST_CASE("a removal is the plan it stands for", "[plan]", float, Eigen::half) {
   const index_t length = 6, dim = 67;
   for (index_t removed = slot_removal::nowhere; removed < length; ++removed) {
