@@ -27,7 +27,7 @@ template <>
 constexpr std::string_view scalar_name<kvmeld::q8_0> = "q8_0";
 
 /// A cache with `slots` tokens in every head, and tokens to come. The heads hold the same numbers,
-/// each in memory of its own.
+/// each in memory of its own. Each is a request, which can be copied.
 template <class Scalar>
 struct scene {
   explicit scene(const benchmark::State& state)
@@ -35,9 +35,10 @@ struct scene {
         heads(static_cast<index_t>(state.range(1))),
         dim(static_cast<index_t>(state.range(2))),
         group(static_cast<index_t>(state.range(3))),
-        kv(bench::spec(heads, group, dim), {.capacity = slots + 1,
-                                            .keys = kvmeld::storage_of<Scalar>,
-                                            .values = kvmeld::storage_of<Scalar>}),
+        kv(bench::spec(1, group, dim), {.requests = heads,
+                                        .capacity = slots + 1,
+                                        .keys = kvmeld::storage_of<Scalar>,
+                                        .values = kvmeld::storage_of<Scalar>}),
         q(bench::gaussian(size(heads) * size(group) * size(dim), 1)),
         k(bench::gaussian(size(heads) * size(dim), 2)),
         v(bench::gaussian(size(heads) * size(dim), 3)),
@@ -55,13 +56,6 @@ struct scene {
       kvmeld::attend(kv.head(h), q.data() + first, out.data() + first);
     }
     benchmark::DoNotOptimize(out.data());
-  }
-
-  /// The other heads as head 0 is.
-  void copy_first(kvmeld::state& memory) {
-    for (index_t h = 1; h < heads; ++h) {
-      kvmeld::copy(kv, memory, 0, h);
-    }
   }
 
   std::int64_t bytes() const {
@@ -123,7 +117,7 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   const kvmeld::budget budget = kvmeld::budget_within(policy, s.slots);
   constexpr index_t references = 32, tokens = 512;
   const auto size = scene<Scalar>::size;
-  auto memory = kvmeld::make_state(policy, s.kv);
+  kvmeld::compressor meld(s.kv, policy, budget);
   std::mt19937 generator(6);
   std::normal_distribution<float> normal;
   const auto draw = [&](std::size_t n) {
@@ -134,15 +128,12 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   const auto make_room = [&](index_t h) {  // for the policy that never compresses
     if (s.kv.head(h).length() > s.slots) {
       s.kv.head(h).truncate(s.slots);
-      memory[h].truncate(s.slots);
     }
   };
-  const auto queries = draw(references * size(s.group) * size(s.dim));
-  const kvmeld::query_view<float> reference{queries.data(), references, 0,
-                                            std::ptrdiff_t{references} * s.dim, s.dim};
-  const auto first = s.kv.head(0);
-  kvmeld::observe(policy, first, memory[0], reference);
-  kvmeld::compress(policy, first, memory[0], memory.workspace(), budget, reference);
+  const auto first = s.kv.heads(0, 0);
+  meld.prompt(first, kvmeld::queries(draw(references * size(s.group) * size(s.dim)), references,
+                                     s.kv.spec()));
+  meld.end_prompt(0);
   bench::topic_stream x(s.dim, s.group, 0.5F);
   const auto next = [&] {
     if (kind == tokens_of::topic) {
@@ -154,11 +145,12 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   };
   for (index_t t = 0; t < decoded; ++t) {
     next();
-    kvmeld::step(policy, first, memory[0], memory.workspace(), x.q.data(), x.k.data(), x.v.data(),
-                 budget, s.out.data());
+    meld.step(first, {x.q, x.k, x.v}, std::span(s.out).first(x.q.size()));
     make_room(0);
   }
-  s.copy_first(memory);
+  for (index_t h = 1; h < s.heads; ++h) {
+    meld.copy(0, h);
+  }
   const std::size_t row = size(s.heads) * size(s.dim);
   std::vector<float> q, k, v;  // [tokens, heads, ...]
   q.reserve(tokens * size(s.group) * row), k.reserve(tokens * row), v.reserve(tokens * row);
@@ -175,10 +167,10 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   std::size_t at = 0;
   const auto one_token = [&] {
     const std::size_t t = at++ % tokens;
-    kvmeld::step(policy, s.kv, memory,
-                 {std::span(q).subspan(t * size(s.group) * row, size(s.group) * row),
-                  std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
-                 budget, s.out);
+    meld.step(kvmeld::head_range{0, s.heads},
+              {std::span(q).subspan(t * size(s.group) * row, size(s.group) * row),
+               std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
+              s.out);
     for (index_t h = 0; h < s.heads; ++h) {
       make_room(h);
     }
@@ -187,7 +179,7 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
   bench::versus(
       state, "vs_attention", one_token, [&] { s.attend(); }, bench::nothing{}, cycle);
   state.counters["state_to_cache"] =
-      static_cast<double>(memory[0].bytes()) /
+      static_cast<double>(meld.state(0).bytes()) /
       static_cast<double>(size(s.kv.head(0).length()) * size(s.dim) * 2 * sizeof(Scalar));
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }

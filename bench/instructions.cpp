@@ -50,14 +50,12 @@ template <class Policy>
 void step(const Policy& policy) {
   stream s;
   kvmeld::cache kv(bench::spec(1, 1, dim), {.capacity = slots + tokens});
-  auto memory = kvmeld::make_state(policy, kv);
-  const auto budget = kvmeld::budget_within(policy, slots);
+  kvmeld::compressor meld(kv, policy, kvmeld::budget_within(policy, slots));
   const auto decode = [&](index_t first, index_t last) {
     for (index_t t = first; t < last; ++t) {
-      kvmeld::step(policy, kv, memory, {s.at(s.q, t), s.at(s.k, t), s.at(s.v, t)}, budget, s.out);
+      meld.step(kv.heads(0, 0), {s.at(s.q, t), s.at(s.k, t), s.at(s.v, t)}, s.out);
       if (!kvmeld::traits::bounded(policy) && t >= slots) {
-        kv.head(0).truncate(slots);
-        memory[0].truncate(slots);
+        kv.head(0).truncate(slots);  // of a policy that keeps nothing of its own
       }
     }
   };

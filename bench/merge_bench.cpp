@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-/// A prompt brought to a tenth of its slots: `compress` of every policy against the prompt's causal
-/// attention, its parts (plan and apply when the scores are there; apply alone), and its growth.
+/// A prompt brought to a tenth of its slots: a `compressor` of every policy against the prompt's
+/// causal attention, its parts (plan and apply when the scores are there; apply alone), and its
+/// growth.
 #include <Eigen/Core>
 #include <cstring>
 #include <string>
@@ -36,6 +37,7 @@ struct prompt {
   kvmeld::query_view<float> own() const {
     return kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim);
   }
+  kvmeld::queries given() const { return {queries, tokens, full.spec()}; }
   kvmeld::budget budget() const { return {.slots = tokens / 10}; }
   std::size_t bytes() const { return sizeof(float) * 2 * size(tokens) * size(heads * dim); }
 
@@ -82,39 +84,40 @@ void attention(benchmark::State& state) {
   });
 }
 
-/// A policy's cache and state, put back before every measurement.
+/// A policy's cache and what compresses it, put back before every measurement.
+template <class Policy>
+struct compressed {
+  compressed(const Policy& policy, prompt& p) : kv(p.full), meld(kv, policy, p.budget()) {}
+  void operator()(const prompt& p) {
+    meld.prompt(kv.heads(0, 0), p.given());
+    meld.end_prompt(0);
+  }
+  void put_back(const prompt& p) {
+    meld.clear(0);
+    kv = p.full;
+  }
+  kvmeld::cache kv;
+  kvmeld::compressor<Policy> meld;
+};
+
+/// The same head by head, for the parts.
 template <class Policy>
 struct scene {
-  scene(const Policy& policy, prompt& p)
-      : kv(p.full), pristine(kvmeld::make_state(policy, kv)), memory(pristine) {}
+  scene(const Policy& policy, prompt& p) : kv(p.full) {
+    for (index_t h = 0; h < p.heads; ++h) {
+      pristine.push_back(kvmeld::make_head_state(policy, kv.head(h)));
+    }
+    memory = pristine;
+    work.reserve(kv.head(0));
+  }
   void put_back(const prompt& p) {
     kv = p.full;
     memory = pristine;
   }
   kvmeld::cache kv;
-  kvmeld::state pristine, memory;
+  std::vector<kvmeld::head_state> pristine, memory;
+  kvmeld::workspace work;
 };
-
-/// With the reference queries that `examples/evaluate` gives the policy, which are made anew every
-/// time: the prompt's own; foreseen for `fold` (900 a head where it polishes), spread for
-/// `attention_matching`. With pins by scores these are measured first.
-template <class Policy>
-void compress_prompt(const Policy& policy, const prompt& p, kvmeld::cache& kv,
-                     kvmeld::state& memory) {
-  if constexpr (std::same_as<Policy, kvmeld::fold>) {
-    const index_t count = policy.prompt.polish > 0 ? 900 / p.group : 256;
-    if (policy.pins == kvmeld::fold::pin_rule::scores) {
-      kvmeld::observe(policy, kv, memory, p.own());
-    }
-    const auto foreseen = kvmeld::foresight(kv, p.own(), {.count = count});
-    kvmeld::compress(policy, kv, memory, foreseen.view(), p.budget());
-  } else if constexpr (std::same_as<Policy, kvmeld::attention_matching>) {
-    const auto reference = kvmeld::spread(kv, p.own());
-    kvmeld::compress(policy, kv, memory, reference.view(), p.budget());
-  } else {
-    kvmeld::compress(policy, kv, memory, p.own(), p.budget());
-  }
-}
 
 /// Policies with a table of tokens: as large as the budget can use.
 template <class Policy>
@@ -129,8 +132,8 @@ template <class Policy>
 void compress(benchmark::State& state, const Policy& defaults) {
   prompt p(state);
   const auto policy = fitted(defaults, p);
-  scene<Policy> s(policy, p);
-  const auto work = [&] { compress_prompt(policy, p, s.kv, s.memory); };
+  compressed<Policy> s(policy, p);
+  const auto work = [&] { s(p); };
   const auto peak = bench::peak_bytes(work);
   bench::versus(state, "vs_attention", work, attention_of(p), [&] { s.put_back(p); });
   state.counters["bytes_per_token"] = static_cast<double>(peak) / p.tokens;
@@ -161,13 +164,13 @@ void given_scores(benchmark::State& state, const Policy& defaults) {
   scene<Policy> s(policy, p);
   const auto queries = kvmeld::spread(s.kv, p.own(), 32);
   for (index_t h = 0; h < p.heads; ++h) {
-    kvmeld::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
+    kvmeld::observe(policy, s.kv.head(h), s.pristine[size(h)], queries.view().of(h));
   }
   bench::versus(
       state, "vs_attention",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvmeld::compress(policy, s.kv.head(h), s.memory[h], s.memory.workspace(), p.budget(),
+          kvmeld::compress(policy, s.kv.head(h), s.memory[size(h)], s.work, p.budget(),
                            queries.view().of(h));
         }
       },
@@ -184,9 +187,9 @@ void apply(benchmark::State& state, const Policy& policy) {
   std::size_t rows = 0;
   for (index_t h = 0; h < p.heads; ++h) {
     auto& plan = plans[size(h)];
-    kvmeld::observe(policy, s.kv.head(h), s.pristine[h], queries.view().of(h));
-    kvmeld::plan(policy, s.kv.head(h), s.pristine[h], queries.view().of(h), p.budget().slots,
-                 s.memory.workspace().scratch, plan);
+    kvmeld::observe(policy, s.kv.head(h), s.pristine[size(h)], queries.view().of(h));
+    kvmeld::plan(policy, s.kv.head(h), s.pristine[size(h)], queries.view().of(h), p.budget().slots,
+                 s.work.scratch, plan);
     for (index_t r = 0; r < plan.rows(); ++r) {
       rows += plan.row(r).size();
     }
@@ -197,8 +200,7 @@ void apply(benchmark::State& state, const Policy& policy) {
       state, "vs_memcpy",
       [&] {
         for (index_t h = 0; h < p.heads; ++h) {
-          kvmeld::apply(policy, plans[size(h)], s.kv.head(h), s.memory[h],
-                        s.memory.workspace().scratch);
+          kvmeld::apply(policy, plans[size(h)], s.kv.head(h), s.memory[size(h)], s.work.scratch);
         }
       },
       [&] {
@@ -212,13 +214,12 @@ void apply(benchmark::State& state, const Policy& policy) {
 template <class Policy>
 void growth(benchmark::State& state, const Policy& policy) {
   prompt p(state);
-  scene<Policy> s(policy, p);
+  compressed<Policy> s(policy, p);
   const std::vector<float> from(p.bytes() / sizeof(float), 1);
   std::vector<float> to(from.size());
   double total = 0;
   bench::versus(
-      state, "vs_memcpy",
-      [&] { total += bench::seconds([&] { compress_prompt(policy, p, s.kv, s.memory); }); },
+      state, "vs_memcpy", [&] { total += bench::seconds([&] { s(p); }); },
       [&] {
         std::memcpy(to.data(), from.data(), p.bytes());
         benchmark::DoNotOptimize(to.data());

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
+#include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/ems.hpp"
@@ -49,8 +49,9 @@ index_t latest(const kvmeld::ems& p, index_t) { return p.window; }
 template <class Policy>
 void count(const Policy& policy, bool topic, index_t slots, index_t group, index_t steps) {
   kvmeld::cache kv(bench::spec(1, group, dim), {.capacity = slots + 1});
-  auto state = kvmeld::make_state(policy, kv);
-  auto head = kv.head(0);
+  const auto head = kv.head(0);
+  auto state = kvmeld::make_head_state(policy, head);
+  kvmeld::workspace work;
   std::mt19937 generator(6);
   std::normal_distribution<float> normal;
   bench::topic_stream x(dim, group, 0.5F);
@@ -69,7 +70,7 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
     const kvmeld::protection stays{policy.sinks, latest(policy, slots), newest};
     std::vector<std::pair<float, index_t>> first;
     if (t >= 3 * slots) {
-      const auto score = order(policy, head, state[0]);
+      const auto score = order(policy, head, state);
       for (index_t s = 0; s < head.length(); ++s) {
         if (!stays(head.position(s))) {
           first.emplace_back(score(s), s);
@@ -77,8 +78,8 @@ void count(const Policy& policy, bool topic, index_t slots, index_t group, index
       }
     }
     std::sort(first.begin(), first.end());
-    kvmeld::step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(),
-                 {.slots = slots}, out.data());
+    kvmeld::step(policy, head, state, work, x.q.data(), x.k.data(), x.v.data(), {.slots = slots},
+                 out.data());
     if (t < 3 * slots) {
       continue;
     }

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "kvmeld/any_policy.hpp"
-#include "kvmeld/compress.hpp"
+#include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "spec.hpp"
 #include "topic.hpp"
@@ -156,9 +156,8 @@ struct drift {
 /// One policy's row of the table; false: something is wrong.
 bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
           const std::vector<truth>& right) {
-  const kvmeld::budget budget = budget_within(policy, slots);
   kvmeld::cache kv(bench::spec(1, group, by.dim), {.capacity = slots + 1});
-  kvmeld::state state = make_state(policy, kv);
+  kvmeld::compressor meld(kv, policy, budget_within(policy, slots));
   const auto head = kv.head(0);
   auto x = by.stream();
   std::vector<float> out(x.q.size());
@@ -171,17 +170,17 @@ bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
   for (int t = 0; t < by.tokens; ++t) {
     x.next();
     const auto begin = std::chrono::steady_clock::now();
-    step(policy, head, state[0], state.workspace(), x.q.data(), x.k.data(), x.v.data(), budget,
-         out.data());
+    meld.step(kv.heads(0, 0), {x.q, x.k, x.v}, out);
     spent += std::chrono::steady_clock::now() - begin;
     if (t % by.every() == by.every() - 1) {
       to_window.add(by, t, off(out, expected->of_window));
       to_all.add(by, t, off(out, expected->of_all));
-      kvmeld::traits::attend(policy, head, state[0], x.q.data(), again.data(), {}, log_sum_exp);
+      kvmeld::traits::attend(policy, head, meld.state(0), x.q.data(), again.data(), {},
+                             log_sum_exp);
       for (std::size_t g = 0; g < group; ++g) {
         mass.add(by, t, static_cast<double>(log_sum_exp[g] - expected->log_sum_exp[g]));
       }
-      finite = finite && std::isfinite(to_window.worst) && all_finite(head, state[0]);
+      finite = finite && std::isfinite(to_window.worst) && all_finite(head, meld.state(0));
       ++expected;
     }
     if (t == by.tokens / 10) {

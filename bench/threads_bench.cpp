@@ -43,7 +43,7 @@ void read(benchmark::State& state) {
       state, ratio, [&] { sum(two, 2); }, [&] { sum(kvmeld::serial{}, 2); });
 }
 
-/// The same tokens through two caches, each with a state of its own.
+/// The same tokens through two caches, each with a compressor of its own.
 template <class Policy>
 void step(benchmark::State& state, const Policy& policy) {
   const auto slots = static_cast<index_t>(state.range(0)), heads = index_t{32};
@@ -51,16 +51,15 @@ void step(benchmark::State& state, const Policy& policy) {
   const auto q = bench::gaussian(size(heads) * size(dim), 1), k = q, v = q;
   std::vector<float> out(q.size());
   auto one_kv = filled(heads, 1, slots, slots + 1), two_kv = one_kv;
-  auto one_memory = kvmeld::make_state(policy, one_kv);
-  auto two_memory = kvmeld::make_state(policy, two_kv, two);
+  kvmeld::compressor one_meld(one_kv, policy, budget), two_meld(two_kv, policy, budget);
   const index_t cycle = std::max(budget.trigger_length() - budget.slots, 1);
   bench::versus(
       state, ratio,
       [&] {
-        kvmeld::step(policy, two_kv, two_memory, {q, k, v}, budget, out, two);
+        two_meld.step(two_kv.heads(0, 0), {q, k, v}, out, two);
       },
       [&] {
-        kvmeld::step(policy, one_kv, one_memory, {q, k, v}, budget, out);
+        one_meld.step(one_kv.heads(0, 0), {q, k, v}, out);
       },
       bench::nothing{}, cycle);
 }
@@ -71,17 +70,18 @@ void compress(benchmark::State& state, const Policy& policy) {
   const kvmeld::budget budget{.slots = tokens / 10};
   const auto full = filled(heads, group, tokens, tokens);
   const auto queries = bench::gaussian(size(tokens) * size(heads * group * dim), 99);
-  const auto own = kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim);
   auto one_kv = full, two_kv = full;
-  const auto one_fresh = kvmeld::make_state(policy, one_kv);
-  const auto two_fresh = kvmeld::make_state(policy, two_kv, two);
-  auto one_memory = one_fresh, two_memory = two_fresh;
+  kvmeld::compressor one_meld(one_kv, policy, budget), two_meld(two_kv, policy, budget);
+  const auto work = [&](auto& meld, auto& kv, const auto& run) {
+    meld.prompt(kv.heads(0, 0), kvmeld::queries(queries, tokens, kv.spec()), run);
+    meld.end_prompt(0, run);
+  };
   bench::versus(
-      state, ratio, [&] { kvmeld::compress(policy, two_kv, two_memory, own, budget, two); },
-      [&] { kvmeld::compress(policy, one_kv, one_memory, own, budget); },
+      state, ratio, [&] { work(two_meld, two_kv, two); },
+      [&] { work(one_meld, one_kv, kvmeld::serial{}); },
       [&] {
+        one_meld.clear(0), two_meld.clear(0);
         one_kv = full, two_kv = full;
-        one_memory = one_fresh, two_memory = two_fresh;
       });
 }
 
