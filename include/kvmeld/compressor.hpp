@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/compress/drafts.hpp"
+#include "kvmeld/compress/shrinking.hpp"
 #include "kvmeld/executor.hpp"
 #include "kvmeld/queries.hpp"
 
@@ -35,8 +35,8 @@ struct step_attention {
 /// nothing, but for `errc::not_finite` of `step`: there the heads that it names are as they were,
 /// and all others have made their step.
 template <policy P>
-class compressor : private detail::drafting<P> {
-  using base = detail::drafting<P>;
+class compressor : private detail::shrinking<P> {
+  using base = detail::shrinking<P>;
   using base::at, base::budget_of, base::kv_, base::held_, base::limits_, base::states_;
   using typename base::lease;
 
@@ -287,6 +287,13 @@ class compressor : private detail::drafting<P> {
     this->expect_request("load", request);
     this->load_request(in, request);
   }
+
+  /// Gives memory back, as `kv.shrink(meld, capacity)`: `capacity` slots a head from here on, of
+  /// the cache and of the states. Old and new memory are held together while rows move; views of
+  /// heads are invalid afterwards. A policy's own memory keeps its size. Refused, with nothing
+  /// changed: another cache, more slots than there are, fewer than a head or its budget needs
+  /// (`no_capacity`), a prompt or draft in between.
+  void shrink(kv_cache auto& kv, index_t capacity) { this->shrink_all(kv, capacity); }
 
   // --------------------------------------------------------------------------- what it holds
 

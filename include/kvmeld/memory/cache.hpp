@@ -53,7 +53,7 @@ class cache : public cache_base {
   ~cache() = default;
 
   /// Moves all heads to memory of `capacity` slots each and frees the old: views of heads are
-  /// invalid afterwards. `kvmeld::shrink` does it together with the state.
+  /// invalid afterwards. Of a cache that a compressor has, that one's states shrink with it.
   /// Refused, with nothing changed: more slots than there are, fewer than a head holds.
   void shrink(index_t capacity) {
     expects(capacity > 0 && capacity <= this->capacity(), "shrink: expected a capacity of 1 to ",
@@ -73,6 +73,12 @@ class cache : public cache_base {
       detail::copy_slots(head(h), to.head(h));
     }
     *this = std::move(to);
+  }
+  /// The same for a cache that `meld` compresses, as after a prompt that it has compressed:
+  /// `kv.shrink(meld, 96)`.
+  template <class Compressor>
+  void shrink(Compressor& meld, index_t capacity) {
+    meld.shrink(*this, capacity);
   }
 
  private:

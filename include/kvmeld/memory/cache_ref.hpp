@@ -21,6 +21,8 @@ class cache_ref {
         requests_(kv.requests()),
         kv_heads_(kv.kv_heads()) {}
 
+  /// Is it this cache?
+  bool is(const void* cache) const { return kv_ == cache; }
   head_ref head(index_t h) const { return head_(kv_, h); }
   index_t layers() const { return layers_; }
   index_t requests() const { return requests_; }
