@@ -8,7 +8,6 @@
 #include "kvmeld/memory/paged.hpp"
 #include "kvmeld/merge/append_only.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
-#include "kvmeld/state.hpp"
 #include "support/own_engine.hpp"
 
 namespace {
@@ -22,7 +21,6 @@ std::vector<float> cells_engine(const text& x) {
   float *k = keys.data(), *v = values.data();
   std::copy_n(x.k.data(), tokens * heads * dim, k);
   std::copy_n(x.v.data(), tokens * heads * dim, v);
-  const float* queries = x.q.data();
 
   // keys, values: the engine's own [cells, heads, dim], with a prompt of `tokens` tokens in it.
   kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
@@ -30,13 +28,13 @@ std::vector<float> cells_engine(const text& x) {
                            kvmeld::rows(keys, kvmeld::layout::nhd),
                            kvmeld::rows(values, kvmeld::layout::nhd));
   kv.commit(kv.heads(0, 0), tokens);
-  const kvmeld::h2o policy{.recent = 0.25F};
   const kvmeld::budget budget{.slots = 24, .trigger = 32};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
-  const auto prompt = kvmeld::prompt_queries(queries, tokens, heads, group, dim);
-  kvmeld::compress(policy, kv, state, prompt, budget);
+  kvmeld::compressor meld(kv, kvmeld::h2o{.recent = 0.25F}, budget);
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(x.prompt(), tokens, kv.spec()));
+  meld.end_prompt(0);
 
   for (int t = tokens; t < tokens + steps; ++t) {
+    std::vector<float> probabilities;  // [heads, group, length]
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
       head.push(x.key(t, h), x.value(t, h));  // rotated to position head.next_position()
@@ -45,12 +43,10 @@ std::vector<float> cells_engine(const text& x) {
         return std::pair(k[(s * heads + h) * dim + i], v[(s * heads + h) * dim + i]);
       });
       all.insert(all.end(), own.out.begin(), own.out.end());
-      kvmeld::observe(policy, head, state[h], state.workspace(),
-                      {.probabilities = own.probabilities, .query = x.query(t, h)});
-      if (budget.reached(head.length())) {
-        kvmeld::compress(policy, head, state[h], state.workspace(), budget);
-      }
+      probabilities.insert(probabilities.end(), own.probabilities.begin(), own.probabilities.end());
     }
+    meld.observe(kv.heads(0, 0), {.probabilities = probabilities});
+    meld.compress(kv.heads(0, 0));  // those at their trigger
   }
   return all;
 }
@@ -71,19 +67,14 @@ std::vector<float> head_token_dim_engine(const text& x) {
                            {.layers = 1, .requests = 1, .capacity = capacity},
                            kvmeld::rows(keys, kvmeld::layout::hnd),
                            kvmeld::rows(values, kvmeld::layout::hnd));
-  const kvmeld::zsmerge policy{.residual = 2};
-  const kvmeld::budget budget{.slots = 24};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
-  const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
   kv.commit(kv.heads(0, 0), tokens);
-  kvmeld::compress(policy, kv, state, prompt, budget);
+  kvmeld::compressor meld(kv, kvmeld::zsmerge{.residual = 2}, kvmeld::budget{.slots = 24});
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(x.prompt(), tokens, kv.spec()));
+  meld.end_prompt(0);
 
   std::vector<float> out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {  // all heads: append, attend, observe, compress
-    kvmeld::step(policy, kv, state,
-                 {std::span(x.query(t, 0), heads * group * dim),
-                  std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
-                 budget, std::span(out));
+    meld.step(kv.heads(0, 0), x.token(t), out);
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;
@@ -120,20 +111,16 @@ std::vector<float> paged_engine(const text& x, std::vector<int>& pool) {
       kv.head(h).push(x.key(t, h), x.value(t, h));
     }
   }
-  const kvmeld::h2o policy{.recent = 0.25F};
   const kvmeld::budget budget{.slots = 24, .trigger = 32};  // whole pages
-  kvmeld::state state = kvmeld::make_state(policy, kv);
-  const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
-  kvmeld::compress(policy, kv, state, prompt, budget);
+  kvmeld::compressor meld(kv, kvmeld::h2o{.recent = 0.25F}, budget);
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(x.prompt(), tokens, kv.spec()));
+  meld.end_prompt(0);
   free_pages();
 
   std::vector<float> out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {
     next_page(kv.head(0).length());
-    kvmeld::step(policy, kv, state,
-                 {std::span(x.query(t, 0), heads * group * dim),
-                  std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
-                 budget, std::span(out));
+    meld.step(kv.heads(0, 0), x.token(t), out);
     free_pages();
     all.insert(all.end(), out.begin(), out.end());
   }
@@ -163,13 +150,13 @@ std::vector<float> transposed_engine(const text& x) {
       write(t, h, t);
     }
   }
-  const kvmeld::h2o policy{.recent = 0.25F};
   const kvmeld::budget budget{.slots = 24, .trigger = 32};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
-  const auto prompt = kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim);
-  kvmeld::compress(policy, kv, state, prompt, budget);
+  kvmeld::compressor meld(kv, kvmeld::h2o{.recent = 0.25F}, budget);
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(x.prompt(), tokens, kv.spec()));
+  meld.end_prompt(0);
 
   for (int t = tokens; t < tokens + steps; ++t) {
+    std::vector<float> probabilities;  // [heads, group, length]
     for (int h = 0; h < heads; ++h) {
       const auto head = kv.head(h);
       write(head.length(), h, t);
@@ -177,12 +164,10 @@ std::vector<float> transposed_engine(const text& x) {
         return std::pair(k[(s * heads + h) * dim + i], v[(h * dim + i) * cells + s]);
       });
       all.insert(all.end(), own.out.begin(), own.out.end());
-      kvmeld::observe(policy, head, state[h], state.workspace(),
-                      {.probabilities = own.probabilities, .query = x.query(t, h)});
-      if (budget.reached(head.length())) {
-        kvmeld::compress(policy, head, state[h], state.workspace(), budget);
-      }
+      probabilities.insert(probabilities.end(), own.probabilities.begin(), own.probabilities.end());
     }
+    meld.observe(kv.heads(0, 0), {.probabilities = probabilities});
+    meld.compress(kv.heads(0, 0));  // those at their trigger
   }
   return all;
 }
@@ -207,8 +192,8 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
   kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = dim}, {.capacity = tokens});
   kvmeld::cache draft({.kv_heads = 1, .key_dim = 4}, {.capacity = tokens});
   const kvmeld::h2o policy{.recent = 0.25F};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
   const auto head = kv.head(0);
+  auto state = kvmeld::make_head_state(policy, head);
   const kvmeld::query_view<float> queries{x.q.data(), tokens, 0, dim, heads * group * dim};
   const int chunk = 16, sealed = 10, target = 20;
 
@@ -220,16 +205,16 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
     }
     auto own = queries;  // this chunk's queries, behind those of the chunks before
     own.data += begin * queries.row, own.count = count, own.before = begin;
-    kvmeld::observe(policy, head, state[0], own);
+    kvmeld::observe(policy, head, state, own);
   }
 
   kvmeld::slot_scratch scratch;
   kvmeld::merge_plan plan, new_tokens;
-  kvmeld::plan(policy, head, state[0], target, scratch, plan);
-  kvmeld::append_only(plan, head, sealed, new_tokens);         // the first slots stay as they are
-  kvmeld::apply(policy, new_tokens, head, state[0], scratch);  // the model's cache
-  new_tokens.forget_corrections();                             // they are for its dim
-  kvmeld::apply(new_tokens, draft.head(0));                    // the draft model's
+  kvmeld::plan(policy, head, state, target, scratch, plan);
+  kvmeld::append_only(plan, head, sealed, new_tokens);      // the first slots stay as they are
+  kvmeld::apply(policy, new_tokens, head, state, scratch);  // the model's cache
+  new_tokens.forget_corrections();                          // they are for its dim
+  kvmeld::apply(new_tokens, draft.head(0));                 // the draft model's
 
   CHECK((head.length() >= target && head.length() < tokens));
   REQUIRE(draft.head(0).length() == head.length());
@@ -244,20 +229,19 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
   const int capacity = tokens + 1, target = 16, open = 8;
   kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = capacity});
   const kvmeld::h2o policy{.recent = 0.25F};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
-  kvmeld::slot_scratch scratch;
-  kvmeld::merge_plan plan, new_tokens;
-  std::vector<float> out(heads * group * dim);
-  for (int t = 0; t < tokens; ++t) {  // no budget is reached: append, attend, observe
-    kvmeld::step(policy, kv, state,
-                 {std::span(x.query(t, 0), heads * group * dim),
-                  std::span(x.key(t, 0), heads * dim), std::span(x.value(t, 0), heads * dim)},
-                 kvmeld::budget{.slots = capacity - 1}, std::span(out));
+  kvmeld::head_state state[heads] = {make_head_state(policy, kv.head(0)),
+                                     make_head_state(policy, kv.head(1))};
+  kvmeld::workspace work;
+  kvmeld::merge_plan new_tokens;
+  std::vector<float> out(group * dim);
+  for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < heads; ++h) {
-      const auto head = kv.head(h);
-      kvmeld::plan(policy, head, state[h], target, scratch, plan);
-      kvmeld::append_only(plan, head, std::max(head.length() - open, 0), new_tokens);
-      kvmeld::apply(policy, new_tokens, head, state[h], scratch);
+      const auto head = kv.head(h);  // no budget is reached: append, attend, observe
+      kvmeld::step(policy, head, state[h], work, x.query(t, h), x.key(t, h), x.value(t, h),
+                   kvmeld::budget{.slots = capacity - 1}, out.data());
+      kvmeld::plan(policy, head, state[h], target, work.scratch, work.plan);
+      kvmeld::append_only(work.plan, head, std::max(head.length() - open, 0), new_tokens);
+      kvmeld::apply(policy, new_tokens, head, state[h], work.scratch);
     }
   }
   for (int h = 0; h < heads; ++h) {

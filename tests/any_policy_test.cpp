@@ -19,17 +19,17 @@ void same(const Policy& policy) {
   const kvmeld::any_policy any(policy);
   auto a = fixtures::random_cache(70, 8, 2, 80, 3);
   auto b = a;
-  auto state_a = kvmeld::make_state(policy, a);
-  auto state_b = kvmeld::make_state(any, b);
+  auto state_a = fixtures::make_state(policy, a);
+  auto state_b = fixtures::make_state(any, b);
   const auto q = fixtures::normal(70 * 3 * 2 * 8);
   const auto view = kvmeld::prompt_queries(q.data(), 70, 3, 2, 8);
-  kvmeld::compress(policy, a, state_a, view, budget{30});
-  kvmeld::compress(any, b, state_b, view, budget{30});
+  fixtures::compress(policy, a, state_a, view, budget{30});
+  fixtures::compress(any, b, state_b, view, budget{30});
   std::vector<float> out_a(3 * 2 * 8), out_b(out_a);
   for (int t = 0; t < 9; ++t) {
     const auto x = fixtures::normal(48), k = fixtures::normal(24), v = fixtures::normal(24);
-    kvmeld::step(policy, a, state_a, {x, k, v}, budget{30}, out_a);
-    kvmeld::step(any, b, state_b, {x, k, v}, budget{30}, out_b);
+    fixtures::step(policy, a, state_a, {x, k, v}, budget{30}, out_a);
+    fixtures::step(any, b, state_b, {x, k, v}, budget{30}, out_b);
     CHECK(out_a == out_b);
   }
   for (index_t h = 0; h < 3; ++h) {
@@ -83,15 +83,15 @@ TEST_CASE("each head may run its own policy and budget", "[laws]") {
                                                     kvmeld::zsmerge{.residual = 2}};
   const std::vector<budget> budgets = {{1}, {20}, {30}, {40, 44}, {50}};
   auto kv = fixtures::random_cache(60, 8, 2, 100, 5);
-  auto state = kvmeld::make_state(std::span(policies), kv);
+  auto state = fixtures::make_state(std::span(policies), kv);
   const auto q = fixtures::normal(60 * 5 * 2 * 8);
-  kvmeld::compress(std::span(policies), kv, state, kvmeld::prompt_queries(q.data(), 60, 5, 2, 8),
-                   std::span(budgets));
+  fixtures::compress(std::span(policies), kv, state, kvmeld::prompt_queries(q.data(), 60, 5, 2, 8),
+                     std::span(budgets));
   std::vector<float> out(80);
   for (index_t t = 1; t <= 10; ++t) {
-    kvmeld::step(std::span(policies), kv, state,
-                 {fixtures::normal(80), fixtures::normal(40), fixtures::normal(40)},
-                 std::span(budgets), out);
+    fixtures::step(std::span(policies), kv, state,
+                   {fixtures::normal(80), fixtures::normal(40), fixtures::normal(40)},
+                   std::span(budgets), out);
     CHECK(kv.head(0).length() == 60 + t);
     CHECK(kv.head(1).length() == 20);
     CHECK(kv.head(2).length() == 30);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kvmeld/kvmeld.hpp"
+#include "support/all_heads.hpp"
 
 namespace {
 
@@ -81,11 +82,11 @@ TEST_CASE("a model without rotation: keys are compared and moved as they are", "
       numbers[i] = static_cast<float>((i * 37 + i / 7) % 23) / 8 - 1;
     }
     kv.append(kv.heads(0, 0), numbers, numbers, 64);
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     const auto own = kvmeld::prompt_queries(numbers.data(), 64, 1, 1, 4);
-    kvmeld::observe(policy, kv, state, own);
+    fixtures::observe(policy, kv, state, own);
     const auto ahead = kvmeld::foresight(kv, own, {.count = 16});
-    kvmeld::compress(policy, kv, state, ahead.view(), kvmeld::budget{40});
+    fixtures::compress(policy, kv, state, ahead.view(), kvmeld::budget{40});
     for (kvmeld::index_t s = 0; s < 40; ++s) {
       for (kvmeld::index_t i = 0; i < 4; ++i) {
         rows.push_back(kv.head(0).key(s)[i]);

@@ -101,7 +101,7 @@ bool same_state(const kvmeld::head_state& a, const kvmeld::head_state& b) {
 }
 
 /// What a policy is given of a prompt, by hand.
-void compress_by_hand(const any_policy& p, model_cache& kv, kvmeld::state& state,
+void compress_by_hand(const any_policy& p, model_cache& kv, fixtures::state& state,
                       const prompt_rows& prompt, index_t layer, index_t request, const budget& b) {
   const index_t first = model_cache::of(layer, request).first;
   const auto own = kvmeld::prompt_queries(prompt.q[static_cast<std::size_t>(layer)].data(),
@@ -135,7 +135,7 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
     const prompt_rows prompt(tokens);
     const budget limit{.slots = slots, .trigger = slots + 1};
     kvmeld::compressor meld(kv, example.policy, limit);
-    kvmeld::state state = kvmeld::make_state(example.policy, by_hand);
+    fixtures::state state = fixtures::make_state(example.policy, by_hand);
     read(meld, kv, prompt, 1, tokens);
     meld.end_prompt(1);
     for (index_t l = 0; l < layers_of; ++l) {
@@ -148,8 +148,12 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
                    v = normal(kv_heads_of * dim);
         std::vector<float> out(q.size()), wanted(q.size());
         meld.step(model_cache::of(l, 1), {q, k, v}, out);
-        kvmeld::step(example.policy, by_hand, state, model_cache::of(l, 1), {q, k, v}, limit,
-                     wanted);
+        for (index_t i = 0; i < kv_heads_of; ++i) {
+          const index_t h = model_cache::of(l, 1).first + i;
+          kvmeld::step(example.policy, by_hand.head(h), state[h], state.workspace(),
+                       q.data() + i * group * dim, k.data() + i * dim, v.data() + i * dim, limit,
+                       wanted.data() + i * group * dim);
+        }
         CHECK(out == wanted);
       }
     }
@@ -202,9 +206,7 @@ TEST_CASE("compressor: shared budgets are one threshold over the model's scores"
   read(meld, kv, prompt, 1, tokens);
   meld.end_prompt(1);
 
-  const any_policy p = kvmeld::fold{}.sharing(slots);
   const kvmeld::fold f = kvmeld::fold{}.sharing(slots);
-  kvmeld::state state = kvmeld::make_state(p, by_hand);
   std::vector<float> scores;
   std::vector<index_t> heads;
   for (index_t l = 0; l < layers_of; ++l) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What compress, step and observe refuse, whatever the policy: nothing has changed after it.
+// What compress, step and observe of a head refuse, whatever the policy: nothing has changed after
+// it.
 #include <catch2/catch.hpp>
 
 #include "support/policies.hpp"
@@ -55,109 +56,41 @@ TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
     d.refuses("expected a capacity of at least 25 slots (budget and new token), got 24",
               [&] { d.step_with(budget{24}); });
     d.refuses("at least 40 slots", [&] { d.step_with(budget{12, 40}); });
-    std::vector<budget> each = {{12}, {12}, {0}};  // the last head's alone
-    d.refuses_budget("at least 1 slot, got 0", each);
-    each.pop_back();
-    d.refuses_budget("expected 3 budgets (one per head), got 2", each);
   });
 }
 
-TEST_CASE("a step of the wrong size, or without room, is refused by every policy", "[errors]") {
+TEST_CASE("a step without room is refused by every policy", "[errors]") {
   with_all_policies([](auto p) {
     decode d(p);
-    const auto sized = [&](std::vector<float>& x, const std::string& message) {
-      const auto whole = x;
-      for (const std::size_t n : {std::size_t{0}, x.size() - 1, x.size() + 1}) {
-        x.resize(n);
-        d.refuses(message + std::to_string(n), [&] { d.step_with(budget{12}); });
-      }
-      x = whole;
-    };
-    sized(d.q, "step: expected q [3, 2, 4] (24 numbers), got ");
-    sized(d.k, "step: expected k [3, 4] (12 numbers), got ");
-    sized(d.v, "step: expected v [3, 4] (12 numbers), got ");
-    sized(d.out, "step: expected out [3, 2, 4] (24 numbers), got ");
-    for (auto* x : {&d.q, &d.k, &d.v}) {
-      for (const float bad : bad_floats) {
-        const float was = std::exchange(x->back(), bad);
-        d.refuses("step: expected finite ", [&] { d.step_with(budget{12}); });
-        d.refuses(" at element " + std::to_string(x->size() - 1), [&] { d.step_with(budget{12}); });
-        x->back() = was;
-      }
-    }
-    const std::vector policies(2, p);
-    d.refuses("expected 3 policies (one per head), got 2", [&] {
-      compress(std::span<const decltype(p)>(policies), d.kv, d.state, d.queries, budget{12});
-    });
-    cache<float> two({.heads = 2, .group = d.group, .dim = d.dim, .capacity = d.capacity});
-    auto other = make_state(p, two);
-    std::swap(d.state, other);
-    for (const auto& call : {std::function<void()>([&] { d.compress_with(budget{12}); }),
-                             {[&] { d.step_with(budget{12}); }}}) {
-      CHECK_THROWS_WITH(call(), Catch::Contains("expected a state of 3 heads, got 2"));
-    }
-    std::swap(d.state, other);
     d.append(2, 4);  // the last head's slots are all in use
     d.refuses(name_of(p) + ": expected a free slot for the token, got all 24 slots in use",
-              [&] { d.step_with(budget{12}); });
-  });
-}
-
-TEST_CASE("null data for a step is refused by every policy", "[errors]") {
-  with_all_policies([](auto p) {
-    decode d(p);
-    const std::vector<budget> each(3, {12});
-    for (int which = 0; which < 4; ++which) {
-      const auto unless = [&](int i, auto& x) {
-        return std::span(i == which ? nullptr : x.data(), x.size());
-      };
-      d.refuses("got null", [&] {
-        step(p, d.kv, d.state,
-             {std::span<const float>(unless(0, d.q)), std::span<const float>(unless(1, d.k)),
-              std::span<const float>(unless(2, d.v))},
-             std::span(each), unless(3, d.out));
-      });
-    }
+              [&] { check_step(p, d.kv.head(2), budget{12}); });
   });
 }
 
 TEST_CASE("compress refuses missing and broken queries", "[errors]") {
   const auto refused = [](const any_policy& p) {
     decode d(p);
-    d.state = make_state(p, d.kv);  // nothing observed
-    d.refuses(name_of(p) + ": expected reference queries",
-              [&] { compress(p, d.kv, d.state, kvmeld::no_queries, budget{12}); });
+    const auto call = [&](const kvmeld::query_view<float>& queries) {
+      return [&d, queries] {
+        compress(d.policy, d.kv.head(0), d.state[0], d.state.workspace(), budget{12}, queries);
+      };
+    };
     auto null = d.queries;
     null.data = nullptr;
-    d.refuses("expected reference queries", [&] { compress(p, d.kv, d.state, null, budget{12}); });
-    for (const std::size_t i : {std::size_t{0}, d.data.size() - 1}) {
+    d.refuses("compress: expected finite queries, got null", call(null));
+    const std::size_t last = d.data.size() - d.q.size() + d.group * d.dim - 1;  // of head 0
+    for (const std::size_t i : {std::size_t{0}, last}) {
       for (const float bad : bad_floats) {
         const float was = std::exchange(d.data[i], bad);
-        d.refuses("compress: expected finite queries, got ", [&] { d.compress_with(budget{12}); });
+        d.refuses("compress: expected finite queries, got ", call(d.queries));
         d.data[i] = was;
       }
     }
+    d.state = fixtures::make_state(p, d.kv);  // nothing observed
+    d.refuses(name_of(p) + ": expected reference queries", call(kvmeld::no_queries));
   };
   refused(kvmeld::h2o{}), refused(kvmeld::snapkv{.window = 4}), refused(kvmeld::zsmerge{});
-}
-
-TEST_CASE("a state made for another cache or another policy is refused", "[errors]") {
-  const auto refused = [](const any_policy& p, const any_policy& other) {
-    decode d(p);
-    const auto both = [&](const std::string& message) {
-      d.refuses(message, [&] { d.compress_with(budget{12}); });
-      d.refuses(message, [&] { d.step_with(budget{12}); });
-    };
-    cache<float> smaller({.heads = d.heads, .group = d.group, .dim = d.dim, .capacity = 18});
-    d.state = make_state(p, smaller);
-    both("18");  // the first two heads would fit
-    d.state = make_state(other, d.kv);
-    both("state");
-  };
-  refused(kvmeld::h2o{}, kvmeld::streaming_llm{});
-  refused(kvmeld::zsmerge{}, kvmeld::snapkv{.window = 4});
-  refused(kvmeld::snapkv{.window = 4}, kvmeld::h2o{});
-  refused(kvmeld::h2o{}, kvmeld::full_cache{});
 }
 
 TEST_CASE("no policy goes on with another's state, however alike they are laid out", "[errors]") {
@@ -171,21 +104,16 @@ TEST_CASE("no policy goes on with another's state, however alike they are laid o
         continue;
       }
       decode d(p);
-      d.state = make_state(other, d.kv);
+      d.state = fixtures::make_state(other, d.kv);
       const std::string message =
           name_of(p) + ": expected a state for " + name_of(p) + ", got one for " + name_of(other);
       const std::vector<float> a(2 * 14, 0.1F);
       const auto head = d.kv.head(0);
       const auto call = [&](const auto& f) { d.refuses(message, f); };
-      call([&] { compress(p, d.kv, d.state, d.queries, budget{24}); });
-      call([&] { observe(p, d.kv, d.state, d.queries); });
       call([&] { compress(p, head, d.state[0], d.state.workspace(), budget{24}, d.queries); });
       call([&] { observe(p, head, d.state[0], d.queries); });
       call([&] { observe(p, head, d.state[0], d.state.workspace(), {.probabilities = a}); });
-      if (p.decodes()) {
-        call([&] { d.step_with(budget{23}); });
-      }
-      auto own = make_state(p, d.kv);
+      auto own = fixtures::make_state(p, d.kv);
       d.refuses("copy: expected a state for " + name_of(p) + ", got one for " + name_of(other),
                 [&] { copy(head, d.state[0], d.kv.head(1), own[1]); });
     }
@@ -194,7 +122,8 @@ TEST_CASE("no policy goes on with another's state, however alike they are laid o
   d.state[0] = kvmeld::head_state(d.policy.columns(), 0, d.capacity);
   d.refuses("h2o: expected a state for h2o, got one for no policy",
             [&] { d.compress_with(budget{12}); });
-  d.state = make_state(any_policy(kvmeld::tova{}), d.kv);  // to go on with another is to say so
+  d.state =
+      fixtures::make_state(any_policy(kvmeld::tova{}), d.kv);  // to go on with another is to say so
   CHECK_NOTHROW(
       step(any_policy(kvmeld::tova{}), d.kv, d.state, {d.q, d.k, d.v}, budget{23}, d.out));
 }
@@ -218,7 +147,6 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
   refused(" queries in the window, got 0", snapkv{.window = 0});
   refused("expected an odd kernel, got 4", snapkv{.window = 4, .kernel = 4});
   refused("expected an odd kernel, got -1", snapkv{.window = 4, .kernel = -1});
-  refused("expected a state of", zsmerge{.residual = 0});  // its state follows the residuals
   refused("expected a finite alpha of at least 0, got -1", zsmerge{.alpha = -1});
   refused("expected a decay in (0, 1], got 0", zsmerge{.decay = 0});
   refused("expected a decay in (0, 1], got 1.5", zsmerge{.decay = 1.5F});
@@ -229,13 +157,13 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
   }
 }
 
-TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
+TEST_CASE("a head is neither planned without its numbers nor measured on null", "[errors]") {
   decode d(kvmeld::h2o{});
   const auto head = d.kv.head(0);
   const kvmeld::query_view<float> null{nullptr, 4};
   d.refuses("expected finite queries, got null",
             [&] { observe(d.policy, head, d.state[0], null); });
-  d.state = make_state(d.policy, d.kv);
+  d.state = fixtures::make_state(d.policy, d.kv);
   kvmeld::slot_scratch scratch;
   merge_plan out;
   d.refuses("plan: expected a state of 14 slots (extend it), got 0",
@@ -243,29 +171,6 @@ TEST_CASE("one head alone refuses what all heads together refuse", "[errors]") {
   d.state[0].extend(14);
   d.refuses("h2o: expected reference queries",
             [&] { compress(d.policy, head, d.state[0], d.state.workspace(), budget{12}); });
-}
-
-TEST_CASE("a step beyond the last position is refused", "[errors]") {
-  struct two_heads {
-    std::vector<float> x = std::vector<float>(16);
-    index_t length[2] = {}, seen[2] = {0, most}, position[2] = {};  // the second has seen it all
-    float mass[2] = {};
-    kvmeld::attention_spec spec{.kv_heads = 2, .key_dim = 4, .scale = 1};
-    index_t heads() const { return 2; }
-    kvmeld::head_ref head(index_t h) {
-      const kvmeld::head_rows rows{reinterpret_cast<std::byte*>(x.data() + h * 8), 16, 4};
-      return {{mass, position, &length[h], &seen[h]}, 2, spec, kvmeld::storage::f32, rows, rows};
-    }
-  } kv;
-  const std::vector<float> x(8, 1.0F);
-  std::vector<float> out(8);
-  const std::span<const float> in(x);
-  auto state = kvmeld::make_state(first_ones{}, kv);
-  CHECK_THROWS_WITH(
-      kvmeld::step(first_ones{}, kv, state, {in, in, in}, budget{1}, std::span(out)),
-      Catch::Contains("expected fewer than 2147483647 tokens in total, got 2147483647"));
-  CHECK((kv.length[0] == 0 && kv.seen[0] == 0 && kv.seen[1] == most));
-  CHECK((kv.x == std::vector<float>(16) && out == std::vector<float>(8)));
 }
 
 TEST_CASE("probabilities of the wrong size are refused", "[errors]") {

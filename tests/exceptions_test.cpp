@@ -68,7 +68,7 @@ struct failing {
 struct fixture {
   std::vector<moody> policies = std::vector<moody>(heads);
   fixtures::cache<float> kv = fixtures::random_cache(tokens, dim, group, tokens + 2, heads);
-  kvmeld::state state = kvmeld::make_state(std::span<const moody>(policies), kv);
+  fixtures::state state = fixtures::make_state(std::span<const moody>(policies), kv);
   std::vector<float> queries = fixtures::normal(tokens * heads * group * dim),
                      row = fixtures::normal(heads * dim),
                      out = std::vector<float>(heads * group * dim);
@@ -79,17 +79,14 @@ struct fixture {
       before.push_back(fixtures::bytes_of(kv.head(h)));
     }
   }
-  template <class E = kvmeld::serial>
-  void compress(const E& run = {}) {
-    kvmeld::compress(std::span<const moody>(policies), kv, state,
-                     kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim), budget{8},
-                     run);
+  void compress() {
+    fixtures::compress(std::span<const moody>(policies), kv, state,
+                       kvmeld::prompt_queries(queries.data(), tokens, heads, group, dim),
+                       budget{8});
   }
-  template <class E = kvmeld::serial>
-  void step(const E& run = {}) {
-    kvmeld::step(std::span<const moody>(policies), kv, state,
-                 {std::span<const float>(queries).first(heads * group * dim), row, row},
-                 budget{tokens}, std::span(out), run);
+  kvmeld::step_input token() { return {std::span(queries).first(out.size()), row, row}; }
+  void step() {
+    fixtures::step(std::span<const moody>(policies), kv, state, token(), budget{tokens}, out);
   }
   bool untouched(index_t h) {
     return fixtures::bytes_of(kv.head(h)) == before[static_cast<std::size_t>(h)] &&
@@ -139,8 +136,14 @@ TEST_CASE("what an executor throws leaves the heads that it did not run as they 
           "[errors][executor]") {
   const index_t after = GENERATE(0, 1, 3);
   fixture compressed, stepped;
-  CHECK_THROWS_WITH(compressed.compress(failing{after}), "an executor's own");
-  CHECK_THROWS_WITH(stepped.step(failing{after}), "an executor's own");
+  kvmeld::compressor prompt(compressed.kv, moody{}, budget{8});
+  prompt.prompt(compressed.kv.heads(0, 0),
+                kvmeld::queries(compressed.queries, tokens, compressed.kv.spec()));
+  CHECK_THROWS_WITH(prompt.end_prompt(0, failing{after}), "an executor's own");
+  kvmeld::compressor steps(stepped.kv, moody{}, budget{tokens});
+  CHECK_THROWS_WITH(
+      steps.step(stepped.kv.heads(0, 0), stepped.token(), stepped.out, failing{after}),
+      "an executor's own");
   for (index_t h = 0; h < heads; ++h) {
     const bool ran = heads - 1 - h < after;
     CHECK(compressed.kv.head(h).length() == (ran ? 8 : tokens));

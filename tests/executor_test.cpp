@@ -13,7 +13,6 @@
 #include "kvmeld/openmp.hpp"
 #include "support/typed_cache.hpp"
 
-using kvmeld::budget;
 using kvmeld::index_t;
 
 namespace {
@@ -78,18 +77,18 @@ std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on)
     kv.append(h, normal(tokens * dim, 10 + static_cast<unsigned>(h)),
               normal(tokens * dim, 20 + static_cast<unsigned>(h)));
   }
-  auto state = kvmeld::make_state(policy, kv, on);
+  kvmeld::compressor meld(kv, policy, budget_within(policy, 64));
+  const auto all_heads = kv.heads(0, 0);
   const auto q = normal(tokens * row * group, 1), k = normal(steps * row, 2),
              v = normal(steps * row, 3);
-  const budget limit = kvmeld::budget_within(policy, 64);
-  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), tokens, heads, group, dim),
-                   limit, on);
+  meld.prompt(all_heads, kvmeld::queries(q, tokens, kv.spec()), on);
+  meld.end_prompt(0, on);
   std::vector<float> all, out(row * group);
   for (std::size_t t = 0; t < steps && policy.decodes(); ++t) {
-    kvmeld::step(policy, kv, state,
-                 {std::span(q).subspan(t * row * group, row * group),
-                  std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
-                 limit, out, on);
+    meld.step(all_heads,
+              {std::span(q).subspan(t * row * group, row * group),
+               std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
+              out, on);
     all.insert(all.end(), out.begin(), out.end());
   }
   for (index_t h = 0; h < heads; ++h) {
@@ -121,20 +120,6 @@ TEST_CASE("any number of threads gives the same bits", "[executor]") {
 #endif
     }
   }
-}
-
-TEST_CASE("a state serves the workers that it was made for, and no more", "[executor]") {
-  const kvmeld::snapkv policy;
-  fixtures::cache<float> kv{{.heads = 2, .dim = 4, .capacity = 64}};
-  auto state = kvmeld::make_state(policy, kv, threads{2});
-  const std::vector<float> x(2 * 4);
-  std::vector<float> out(2 * 4);
-  CHECK_THROWS_WITH(kvmeld::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{3}),
-                    Catch::Contains("expected 1 to 2 workers") && Catch::Contains("got 3"));
-  CHECK(kv.head(0).length() == 0);
-  CHECK_THROWS_WITH(kvmeld::make_state(policy, kv, threads{0}),
-                    Catch::Contains("expected at least 1 worker, got 0"));
-  CHECK_NOTHROW(kvmeld::step(policy, kv, state, {x, x, x}, budget{40}, out, threads{2}));
 }
 
 TEST_CASE("threads may carry out one plan on caches of their own", "[executor][plan]") {

@@ -34,7 +34,7 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
         CAPTURE(example.name, size, every);
         fixtures::cache<float> kv(
             {.heads = 1, .group = group, .dim = dim, .capacity = 40, .check_finite = true});
-        auto state = kvmeld::make_state(p, kv);
+        auto state = fixtures::make_state(p, kv);
         const auto token = [&](index_t t) {
           auto k = fixtures::normal(dim);
           for (float& x : k) {
@@ -69,8 +69,8 @@ TEST_CASE("fuzz: values fitted where slots have no mass are finite", "[errors]")
                                      6.4375F, 5.9375F, 1.2e-23F, -1.625F, -1.625F};
   kv.append(0, keys, values);
   const kvmeld::fold policy;
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const float query = 1.375F;
-  CHECK_NOTHROW(kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(&query, 1, 1, 1, 1),
-                                 kvmeld::budget{9}));  // a correction was −∞
+  CHECK_NOTHROW(fixtures::compress(policy, kv, state, kvmeld::prompt_queries(&query, 1, 1, 1, 1),
+                                   kvmeld::budget{9}));  // a correction was −∞
 }

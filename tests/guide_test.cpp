@@ -23,7 +23,6 @@ TEST_CASE("the guide shows what is tested", "[adopting]") {
     return all;
   };
   const auto tested = lines(paths::source("tests/adopting_test.cpp")),
-             requests = lines(paths::source("tests/adopting_requests_test.cpp")),
              served = lines(paths::source("tests/serving_test.cpp")),
              guide = lines(paths::docs("adopting.md"));
   const auto is_in = [](const auto& all, auto begin, auto end) {
@@ -36,8 +35,7 @@ TEST_CASE("the guide shows what is tested", "[adopting]") {
     }
     const auto begin = ++line;
     line = std::find(begin, guide.end(), "```");
-    const bool shown =
-        is_in(tested, begin, line) || is_in(requests, begin, line) || is_in(served, begin, line);
+    const bool shown = is_in(tested, begin, line) || is_in(served, begin, line);
     INFO("the block that begins with: " << *begin);
     CHECK(shown);
     CHECK(line - begin <= 30);

@@ -20,7 +20,7 @@ constexpr index_t group = 2, dim = 8;
 struct one {
   kvmeld::any_policy policy;
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 60}};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
 
   void append(index_t n) { kv.append(0, normal(n * dim), normal(n * dim)); }
   fixtures::words all() {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // A saved cache goes on bit for bit.
-#include "kvmeld/serialize.hpp"
-
 #include <catch2/catch.hpp>
 
 #include "support/fixtures.hpp"
@@ -28,8 +26,8 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
     fixtures::cache<TestType> one({.heads = 2, .group = 2, .dim = 8, .capacity = 32}), other = one;
-    auto state = kvmeld::make_state(example.policy, one);
-    auto loaded = kvmeld::make_state(example.policy, other);
+    auto state = fixtures::make_state(example.policy, one);
+    auto loaded = fixtures::make_state(example.policy, other);
     for (index_t h = 0; h < 2; ++h) {
       one.append(h, normal(20 * 8), normal(20 * 8));
       state[h].extend(20);
@@ -41,7 +39,7 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
       }
     }
     std::istringstream in(fixtures::saved(example.policy, one, state));
-    kvmeld::load(in, example.policy, other, loaded);
+    fixtures::load(in, example.policy, other, loaded);
     CHECK(fixtures::everything(other, loaded) == fixtures::everything(one, state));
   }
 }

@@ -54,11 +54,11 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
     const budget limit = kvmeld::budget_within(policy, 200);
     const auto k = normal((tokens + steps) * dim), v = normal((tokens + steps) * dim),
                q = normal((tokens + steps) * group * dim);
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     kv.append(0, std::span(k).first(tokens * dim), std::span(v).first(tokens * dim));
     const auto queries = kvmeld::prompt_queries(q.data(), tokens, 1, group, dim);
-    kvmeld::observe(policy, kv, state, queries);
-    kvmeld::compress(policy, kv, state, queries.last(200), limit);
+    fixtures::observe(policy, kv, state, queries);
+    fixtures::compress(policy, kv, state, queries.last(200), limit);
     std::string said;
     on_small_stack([&] {
       try {
@@ -68,7 +68,8 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
             return std::span<const float>(x).subspan(static_cast<std::size_t>(t * width),
                                                      static_cast<std::size_t>(width));
           };
-          kvmeld::step(policy, kv, state, {at(q, group * dim), at(k, dim), at(v, dim)}, limit, out);
+          fixtures::step(policy, kv, state, {at(q, group * dim), at(k, dim), at(v, dim)}, limit,
+                         out);
         }
       } catch (const std::exception& e) {
         said = e.what();

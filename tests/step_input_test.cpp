@@ -2,9 +2,7 @@
 // A step's rows in the engine's own scalar.
 #include <catch2/catch.hpp>
 
-#include "support/policies.hpp"
-#include "support/refusals.hpp"
-#include "support/saved.hpp"
+#include "support/fixtures.hpp"
 
 namespace {
 
@@ -20,8 +18,7 @@ template <class Cache, class Scalar, class Given>
 std::vector<float> decoded(const kvmeld::any_policy& policy) {
   fixtures::random_bits().seed(7);
   Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 40});
-  auto state = kvmeld::make_state(policy, kv);
-  const budget limit{std::max(target, policy.min_budget())};
+  kvmeld::compressor meld(kv, policy, budget{std::max(target, policy.min_budget())});
   std::vector<float> all, out(heads * group * dim);
   const auto given = [](std::size_t n) {
     const auto x = normal(static_cast<index_t>(n));
@@ -33,7 +30,7 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
   };
   for (index_t t = 0; t < tokens; ++t) {
     const auto q = given(heads * group * dim), k = given(heads * dim), v = given(heads * dim);
-    kvmeld::step(policy, kv, state, {.q = q, .k = k, .v = v}, limit, out);
+    meld.step(kv.heads(0, 0), {.q = q, .k = k, .v = v}, out);
     all.insert(all.end(), out.begin(), out.end());
   }
   for (index_t h = 0; h < heads; ++h) {
@@ -61,35 +58,13 @@ TEMPLATE_TEST_CASE("a step's rows in 16 bits are the floats that they stand for"
 TEST_CASE("keys and values of the cache's scalar are stored as they came", "[step][half]") {
   using half = Eigen::half;
   fixtures::cache<half> kv({.heads = 1, .dim = 5, .capacity = 3});
-  auto state = kvmeld::make_state(kvmeld::full_cache{}, kv);
+  kvmeld::compressor meld(kv, kvmeld::full_cache{}, budget{3});
   const std::vector<half> k = {half(1e-7F), half(-0.0F), half(65504), half(1) / half(3), half(2)},
                           v = {half(6e-8F), half(0.1F), half(-65504), half(-7), half(0)};
   std::vector<float> out(5);
-  step(kvmeld::full_cache{}, kv, state, {.q = k, .k = k, .v = v}, budget{3}, out);
+  meld.step(kv.heads(0, 0), {.q = k, .k = k, .v = v}, out);
   for (index_t i = 0; i < 5; ++i) {
     CHECK(kv.head(0).key(0)[i].x == k[static_cast<std::size_t>(i)].x);
     CHECK(kv.head(0).value(0)[i].x == v[static_cast<std::size_t>(i)].x);
   }
-}
-
-TEST_CASE("NaN, Inf, null and rows too few are refused in 16 bits too", "[step][half][errors]") {
-  fixtures::decode d(kvmeld::h2o{});
-  const auto as_half = [](const std::vector<float>& x) {
-    std::vector<Eigen::half> y(x.size());
-    std::ranges::transform(x, y.begin(), [](float f) { return static_cast<Eigen::half>(f); });
-    return y;
-  };
-  const auto refused = [&](const std::string& message, const kvmeld::step_input& in) {
-    d.refuses(message, [&] { step(d.policy, d.kv, d.state, in, budget{12}, std::span(d.out)); });
-  };
-  const auto q = as_half(d.q);
-  for (const float bad : fixtures::bad_floats) {
-    auto k = as_half(d.k);
-    k[4] = static_cast<Eigen::half>(bad);
-    refused("step: expected finite k, got ", {q, k, d.v});
-    refused(" at element 4", {d.q, d.k, k});
-  }
-  refused("step: expected v [3, 4] (12 numbers), got 11", {q, d.k, std::span(q).first(11)});
-  refused("step: expected q [3, 2, 4] (24 numbers), got null",
-          {std::span<const Eigen::half>(static_cast<const Eigen::half*>(nullptr), 24), d.k, d.v});
 }

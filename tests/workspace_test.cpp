@@ -3,7 +3,8 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
+#include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/h2o.hpp"
 #include "support/random.hpp"
 
@@ -27,16 +28,16 @@ TEST_CASE("a step makes room in the workspace that it is given", "[step]") {
   const kvmeld::h2o policy;
   const kvmeld::budget limit{24};
   kvmeld::cache kv({.kv_heads = 2, .group = group, .key_dim = dim}, {.capacity = 64});
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::workspace fresh, small;
+  auto one = kvmeld::make_head_state(policy, kv.head(0)), other = one;
+  kvmeld::workspace reserved, fresh, small;
+  reserved.reserve(kv.head(0));
   small.reserve(1, 4, 2);  // for another kind of head
   for (index_t t = 0; t < steps; ++t) {
     const auto q = numbers(group * dim), k = numbers(dim), v = numbers(dim);
     std::vector<float> wanted(group * dim), out(group * dim);
-    step(policy, kv.head(0), state[0], state.workspace(), q.data(), k.data(), v.data(), limit,
-         wanted.data());
-    step(policy, kv.head(1), state[1], t % 2 == 0 ? fresh : small, q.data(), k.data(), v.data(),
-         limit, out.data());
+    step(policy, kv.head(0), one, reserved, q.data(), k.data(), v.data(), limit, wanted.data());
+    step(policy, kv.head(1), other, t % 2 == 0 ? fresh : small, q.data(), k.data(), v.data(), limit,
+         out.data());
     REQUIRE(out == wanted);
     REQUIRE(kv.head(1).length() == kv.head(0).length());
   }

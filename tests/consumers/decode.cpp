@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <cstdint>
 #include <numeric>
-#include <span>
 #include <vector>
 
 #include "engine.hpp"
 
 namespace {
 
-/// Both verbs, instantiated: a prompt is compressed, then tokens are decoded.
+/// A prompt is compressed, then tokens are decoded.
 double decode_by(const auto& policy, int tokens) {
   const kvmeld::index_t heads = 2, group = 2, dim = 8, prompt = 64;
   std::uint32_t bits = 1;
@@ -21,18 +20,17 @@ double decode_by(const auto& policy, int tokens) {
     return x;
   };
   kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = prompt});
-  auto state = kvmeld::make_state(policy, kv);
-  const kvmeld::budget budget{.slots = 24};
+  kvmeld::compressor meld(kv, policy, kvmeld::budget{.slots = 24});
   const auto keys = numbers(prompt * heads * dim), values = numbers(prompt * heads * dim);
   kv.append(kv.heads(0, 0), keys, values, prompt);
   const auto queries = numbers(prompt * heads * group * dim);
-  kvmeld::compress(policy, kv, state,
-                   kvmeld::prompt_queries(queries.data(), prompt, heads, group, dim), budget);
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(queries, prompt, kv.spec()));
+  meld.end_prompt(0);
   std::vector<float> out(static_cast<std::size_t>(heads * group * dim));
   double sum = 0;
   for (int t = 0; t < tokens; ++t) {
     const auto q = numbers(heads * group * dim), k = numbers(heads * dim), v = numbers(heads * dim);
-    kvmeld::step(policy, kv, state, {q, k, v}, budget, std::span<float>(out));
+    meld.step(kv.heads(0, 0), {q, k, v}, out);
     sum = std::accumulate(out.begin(), out.end(), sum);
   }
   return sum;

@@ -7,7 +7,7 @@
 #elif defined(KVMELD_COMPILED)
 #include "kvmeld/kvmeld.hpp"
 #else
-#include "kvmeld/compress.hpp"
+#include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/h2o.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A policy whose `observe` is not const: it must not compile, or it would never be called.
-#include <kvmeld/compress.hpp>
+#include <kvmeld/compressor.hpp>
 #include <kvmeld/memory/cache.hpp>
 
 struct forgetful {
@@ -10,4 +10,4 @@ struct forgetful {
   void observe(const kvmeld::kv_head auto&, kvmeld::head_state&, const kvmeld::observation&) {}
 };
 
-kvmeld::state state_of(kvmeld::cache& kv) { return kvmeld::make_state(forgetful{}, kv); }
+void compress(kvmeld::cache& kv) { kvmeld::compressor meld(kv, forgetful{}, kvmeld::budget{8}); }

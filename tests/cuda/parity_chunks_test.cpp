@@ -42,7 +42,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
   const cache_case c{.heads = heads, .capacity = capacity, .dim = dim, .group = group};
   fixtures::cache<float> kv(
       {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .scale = c.scale});
-  auto state = make_state(p, kv);
+  auto state = fixtures::make_state(p, kv);
   mirror<float> twin(p, kv, state, c);
   index_t all = 0;
   for (const index_t n : what.chunks) {

@@ -39,7 +39,7 @@ void check_foresight(const foresight_case& x) {
     kv.append(h, keys, keys);
   }
   const full_cache nothing;
-  const auto state = make_state(nothing, kv);
+  const auto state = fixtures::make_state(nothing, kv);
   mirror<Host> twin(nothing, kv, state, c);
   const auto q = numbers(rows * static_cast<std::size_t>(heads * x.group));
   std::vector<device_type> stored;

@@ -8,7 +8,7 @@
 #include "bytes.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/snapkv.hpp"
-#include "kvmeld/serialize.hpp"
+#include "support/all_heads.hpp"
 
 namespace {
 
@@ -16,7 +16,7 @@ struct saved {
   kvmeld::snapkv policy{.window = 2};
   kvmeld::cache kv{kvmeld::attention_spec{.kv_heads = 2, .group = 1, .key_dim = 3},
                    {.capacity = 8}};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
 
   explicit saved(int tokens) {
     const std::vector<float> x(3, 0.5F);

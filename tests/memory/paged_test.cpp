@@ -6,7 +6,6 @@
 #include <sstream>
 #include <vector>
 
-#include "kvmeld/serialize.hpp"
 #include "support/fixtures.hpp"
 
 namespace {
@@ -64,7 +63,7 @@ TEMPLATE_TEST_CASE("a paged view does what a cache does", "[paged]", float, Eige
   engine<TestType> e(own_tables, slots_first);
   fixtures::cache<TestType> owning(shape);
   const kvmeld::h2o policy{.recent = 0.25F, .sinks = 1};
-  auto a = make_state(policy, e.kv), b = make_state(policy, owning);
+  auto a = fixtures::make_state(policy, e.kv), b = fixtures::make_state(policy, owning);
   for (index_t h = 0; h < heads; ++h) {
     const auto k = fixtures::normal<TestType>((20 + h) * dim);
     owning.append(h, k, k);
@@ -138,7 +137,7 @@ TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
   engine<float> e(own_tables, false);
   fixtures::cache<float> owning(shape);
   const kvmeld::h2o policy{};
-  auto a = make_state(policy, e.kv), b = make_state(policy, owning);
+  auto a = fixtures::make_state(policy, e.kv), b = fixtures::make_state(policy, owning);
   for (index_t h = 0; h < heads; ++h) {
     const auto k = fixtures::normal(30 * dim);
     owning.append(h, k, k);
@@ -181,7 +180,7 @@ TEST_CASE("whole pages leave by the table alone, and are reported", "[paged]") {
 TEST_CASE("what pages cannot hold is refused, and nothing changes", "[paged][errors]") {
   engine<float> e(true, true);
   e.kv.commit(0, 10);
-  kvmeld::state state = make_state(kvmeld::h2o{}, e.kv);
+  fixtures::state state = fixtures::make_state(kvmeld::h2o{}, e.kv);
   const auto tables = e.tables;
   const auto bytes = fixtures::bytes_of(e.kv.head(0));
   const auto refuses = [&](const std::string& message, const auto& call) {
@@ -239,7 +238,8 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
     const auto k = fixtures::normal(10 * dim);
     e.kv.append(h, std::span<const float>(k), std::span<const float>(k));
   }
-  kvmeld::state state = make_state(policy, e.kv), other = make_state(policy, fresh.kv);
+  fixtures::state state = fixtures::make_state(policy, e.kv),
+                  other = fixtures::make_state(policy, fresh.kv);
   std::stringstream saved;
   save(saved, policy, e.kv, state);
   const auto tables = fresh.tables;

@@ -117,9 +117,9 @@ TEST_CASE("LAW: a prompt in Q8_0 becomes what its numbers become in floats, roun
     INFO(e.name);
     pair_of_caches kv(120);
     const fixtures::queries prompt(120, 2, 64);
-    auto state = kvmeld::make_state(e.policy, kv.blocks), of_floats = state;
-    kvmeld::compress(e.policy, kv.blocks, state, prompt.view(), kvmeld::budget{50});
-    kvmeld::compress(e.policy, kv.floats, of_floats, prompt.view(), kvmeld::budget{50});
+    auto state = fixtures::make_state(e.policy, kv.blocks), of_floats = state;
+    fixtures::compress(e.policy, kv.blocks, state, prompt.view(), kvmeld::budget{50});
+    fixtures::compress(e.policy, kv.floats, of_floats, prompt.view(), kvmeld::budget{50});
     const auto head = kv.blocks.head(0);
     const auto expected = kv.floats.head(0);
     REQUIRE(head.length() == expected.length());
@@ -138,14 +138,14 @@ TEST_CASE("LAW: what evicts decodes over Q8_0 as over floats", "[q8_0]") {
     INFO(policy.name());
     pair_of_caches kv(60);
     const fixtures::queries prompt(60, 2, 64);
-    auto state = kvmeld::make_state(policy, kv.blocks), of_floats = state;
-    kvmeld::compress(policy, kv.blocks, state, prompt.view(), kvmeld::budget{40});
-    kvmeld::compress(policy, kv.floats, of_floats, prompt.view(), kvmeld::budget{40});
+    auto state = fixtures::make_state(policy, kv.blocks), of_floats = state;
+    fixtures::compress(policy, kv.blocks, state, prompt.view(), kvmeld::budget{40});
+    fixtures::compress(policy, kv.floats, of_floats, prompt.view(), kvmeld::budget{40});
     std::vector<float> out(128), expected(128);
     for (int t = 0; t < 50; ++t) {
       const auto q = fixtures::normal(128), k = representable(64), v = representable(64);
-      kvmeld::step(policy, kv.blocks, state, {q, k, v}, kvmeld::budget{40}, out);
-      kvmeld::step(policy, kv.floats, of_floats, {q, k, v}, kvmeld::budget{40}, expected);
+      fixtures::step(policy, kv.blocks, state, {q, k, v}, kvmeld::budget{40}, out);
+      fixtures::step(policy, kv.floats, of_floats, {q, k, v}, kvmeld::budget{40}, expected);
       for (std::size_t i = 0; i < out.size(); ++i) {
         REQUIRE(out[i] == Approx(expected[i]).margin(1e-4));
       }
@@ -158,8 +158,9 @@ TEST_CASE("a compressed cache goes to Q8_0 and decodes on from there", "[q8_0]")
   const kvmeld::fold policy;
   pair_of_caches kv(120);
   const fixtures::queries prompt(120, 2, 64);
-  auto state = kvmeld::make_state(policy, kv.floats), held = kvmeld::make_state(policy, kv.blocks);
-  kvmeld::compress(policy, kv.floats, state, prompt.view(), kvmeld::budget{50});
+  auto state = fixtures::make_state(policy, kv.floats),
+       held = fixtures::make_state(policy, kv.blocks);
+  fixtures::compress(policy, kv.floats, state, prompt.view(), kvmeld::budget{50});
   kvmeld::copy(kv.floats.head(0), state[0], kv.blocks.head(0), held[0]);
   REQUIRE(kv.blocks.head(0).length() == 50);
   for (index_t s = 0; s < 50; ++s) {
@@ -172,8 +173,8 @@ TEST_CASE("a compressed cache goes to Q8_0 and decodes on from there", "[q8_0]")
   double off = 0, size = 0;
   for (int t = 0; t < 4; ++t) {  // until slots are merged again, which rounding may choose
     const auto q = fixtures::normal(128), k = fixtures::normal(64), v = fixtures::normal(64);
-    kvmeld::step(policy, kv.blocks, held, {q, k, v}, kvmeld::budget{50, 55}, out);
-    kvmeld::step(policy, kv.floats, state, {q, k, v}, kvmeld::budget{50, 55}, expected);
+    fixtures::step(policy, kv.blocks, held, {q, k, v}, kvmeld::budget{50, 55}, out);
+    fixtures::step(policy, kv.floats, state, {q, k, v}, kvmeld::budget{50, 55}, expected);
     for (std::size_t i = 0; i < out.size(); ++i) {
       off += std::pow(out[i] - expected[i], 2), size += std::pow(expected[i], 2);
     }
@@ -235,24 +236,24 @@ TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   const kvmeld::any_policy policy = kvmeld::h2o{};
   fixtures::cache<q8_0> one({.heads = 2, .group = 1, .dim = 32, .capacity = 20}),
       other(one.shape());
-  auto state = kvmeld::make_state(policy, one), loaded = kvmeld::make_state(policy, other);
+  auto state = fixtures::make_state(policy, one), loaded = fixtures::make_state(policy, other);
   std::vector<float> out(64), again(64);
   for (int t = 0; t < 25; ++t) {
     const auto x = fixtures::normal(64);
-    kvmeld::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
+    fixtures::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
   }
   const std::string bytes = fixtures::saved(policy, one, state);
   std::istringstream in(bytes);
-  kvmeld::load(in, policy, other, loaded);
+  fixtures::load(in, policy, other, loaded);
   CHECK(fixtures::everything(other, loaded) == fixtures::everything(one, state));
   CHECK(fixtures::saved(policy, other, loaded) == bytes);
   const auto x = fixtures::normal(64);
-  kvmeld::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
-  kvmeld::step(policy, other, loaded, {x, x, x}, kvmeld::budget{12}, again);
+  fixtures::step(policy, one, state, {x, x, x}, kvmeld::budget{12}, out);
+  fixtures::step(policy, other, loaded, {x, x, x}, kvmeld::budget{12}, again);
   CHECK(out == again);
   fixtures::cache<float> floats(one.shape());
-  auto unlike = kvmeld::make_state(policy, floats);
+  auto unlike = fixtures::make_state(policy, floats);
   std::istringstream in_floats(bytes);
-  CHECK_THROWS_WITH(kvmeld::load(in_floats, policy, floats, unlike),
+  CHECK_THROWS_WITH(fixtures::load(in_floats, policy, floats, unlike),
                     Catch::Contains("3: q8_0) 0, got 3"));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Heads that are used again: by a view that moves, by another request, by a fork, in less memory.
+// Heads that are used again: by a view that moves, by another request, by a fork.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <type_traits>
@@ -58,7 +58,7 @@ TEST_CASE("a cleared head is as one that was never used", "[reuse]") {
     INFO(example.name);
     heads used(example.policy), fresh(example.policy);
     used.prompt(0, first), used.decode(0, first, 0, text::steps);
-    clear(used.kv, used.state, 0);
+    clear(used.kv.head(0), used.state[0]);
     CHECK(everything(used.kv, used.state) == everything(fresh.kv, fresh.state));
     used.prompt(0, second), fresh.prompt(0, second);
     CHECK(used.decode(0, second, 0, text::steps) == fresh.decode(0, second, 0, text::steps));
@@ -75,8 +75,7 @@ TEST_CASE("a copied head goes on as the one that it was, and neither sees the ot
     fork.prompt(0, x), fork.decode(0, x, 0, 10);
     fork.prompt(1, y), fork.prompt(2, y);
     const auto bystander = bytes_of(fork.kv.head(2));
-    copy(fork.kv, fork.state, 0, 1);
-    copy(fork.kv, fork.state, 2, 2);
+    copy(fork.kv.head(0), fork.state[0], fork.kv.head(1), fork.state[1]);
     const auto other = fork.decode(1, y, 10, text::steps);  // the fork goes elsewhere
     const auto wanted = one.decode(0, x, 10, text::steps);
     CHECK(fork.decode(0, x, 10, text::steps) == wanted);
@@ -88,30 +87,6 @@ TEST_CASE("a copied head goes on as the one that it was, and neither sees the ot
     copy(one.kv.head(0), one.state[0], again.kv.head(0), again.state[0]);
     CHECK(everything(again.kv, again.state) == everything(one.kv, one.state));
     CHECK(again.decode(0, x, 0, 9) == one.decode(0, x, 0, 9));
-  }
-}
-
-TEST_CASE("a shrunk cache goes on as it was", "[reuse]") {
-  const text x;
-  for (const auto& example : policies()) {
-    INFO(example.name);
-    heads whole(example.policy), small(example.policy);
-    whole.prompt(0, x), small.prompt(0, x);
-    const index_t held = small.kv.head(0).length(),
-                  capacity = example.policy.bounded() ? small.limit.trigger_length() : 90;
-    const auto before = everything(small.kv, small.state);
-    refuses(errc::no_capacity, "shrink: expected a capacity of at least " + std::to_string(held),
-            [&] { shrink(small.kv, small.state, held - 1); });
-    refuses(errc::invalid_argument, "shrink: expected a capacity of 1 to 100 slots, got 101",
-            [&] { shrink(small.kv, small.state, 101); });
-    CHECK(small.kv.shape().capacity == 100);
-    shrink(small.kv, small.state, capacity);
-    CHECK(small.kv.shape().capacity == capacity);
-    CHECK(small.state[0].capacity() == capacity);
-    CHECK(small.kv.head(0).capacity() == capacity);
-    CHECK(everything(small.kv, small.state) == before);
-    CHECK(small.decode(0, x, 0, text::steps) == whole.decode(0, x, 0, text::steps));
-    CHECK(everything(small.kv, small.state) == everything(whole.kv, whole.state));
   }
 }
 
@@ -132,7 +107,7 @@ TEST_CASE("a state over the caller's memory is what one of its own is", "[reuse]
     own.prompt(0, x), over.prompt(0, x);
     // As in an engine that keeps numbers and lengths alone from call to call.
     over.state[0] = at(over.state[0].length(), over.state[0].observed());
-    kvmeld::state fork = over.state;
+    fixtures::state fork = over.state;
     const auto before = everything(over.kv, over.state);
     CHECK(over.decode(0, x, 0, text::steps) == own.decode(0, x, 0, text::steps));
     CHECK(everything(over.kv, over.state) == everything(own.kv, own.state));
@@ -164,25 +139,11 @@ TEST_CASE("a state over memory that does not fit is refused", "[reuse][errors]")
           [&] { at(100, 0, -1); });
 }
 
-TEST_CASE("what cannot be cleared or copied is refused, and nothing changes", "[reuse][errors]") {
+TEST_CASE("what cannot be copied is refused, and nothing changes", "[reuse][errors]") {
   const text x;
-  heads three(kvmeld::h2o{}, 3), two(kvmeld::h2o{}, 2), other(kvmeld::zsmerge{}, 3);
+  heads three(kvmeld::h2o{}, 3), other(kvmeld::zsmerge{}, 3);
   three.prompt(1, x);
   const auto before = everything(three.kv, three.state);
-  for (const index_t h : {-1, 3}) {
-    const std::string got = ", got " + std::to_string(h);
-    refuses(errc::invalid_argument, "clear: expected a head from 0 to 2" + got,
-            [&] { clear(three.kv, three.state, h); });
-    refuses(errc::invalid_argument, "copy: expected heads 0 to 2" + got,
-            [&] { copy(three.kv, three.state, 1, h); });
-    refuses(errc::invalid_argument, got, [&] { copy(three.kv, three.state, h, 1); });
-  }
-  refuses(errc::invalid_argument, "clear: expected a state of 3 heads, got 2",
-          [&] { clear(three.kv, two.state, 1); });
-  refuses(errc::invalid_argument, "copy: expected a state of 3 heads, got 2",
-          [&] { copy(three.kv, two.state, 1, 0); });
-  refuses(errc::invalid_argument, "shrink: expected a state of 3 heads, got 2",
-          [&] { shrink(three.kv, two.state, 50); });
   const auto head = three.kv.head(1);
   const auto to = [&](const heads& source, fixtures::cache_shape shape) {
     cache<float> kv(shape);
@@ -207,19 +168,20 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   std::vector<index_t> table = {5, 2, 7, -1, /* head 1 */ 5, 3, -1, -1};
   fixtures::paged_view<float> kv({.heads = 2, .dim = dim, .capacity = 4 * slots}, layout(keys),
                                  layout(values), {table.data(), slots, 4});
-  auto state = make_state(kvmeld::streaming_llm{}, kv);
+  auto state = fixtures::make_state(kvmeld::streaming_llm{}, kv);
   const auto x = normal(5 * dim), y = normal(3 * dim);
   kv.append(0, std::span(x), std::span(x));
   const auto before = bytes_of(kv.head(0));
-  refuses(errc::no_page, "expected a page for slot 4, got -1", [&] { copy(kv, state, 0, 1); });
+  refuses(errc::no_page, "expected a page for slot 4, got -1",
+          [&] { copy(kv.head(0), state[0], kv.head(1), state[1]); });
   CHECK(kv.head(1).length() == 0);
   table[6] = 0;
-  copy(kv, state, 0, 1);
+  copy(kv.head(0), state[0], kv.head(1), state[1]);
   CHECK(bytes_of(kv.head(1)) == before);
   kv.head(1).truncate(3);
   kv.append(1, std::span(y), std::span(y));  // into pages 3 and 0, and not into the shared one
   CHECK(bytes_of(kv.head(0)) == before);
-  clear(kv, state, 1);
+  clear(kv.head(1), state[1]);
   CHECK((kv.head(1).length() == 0 && kv.head(1).next_position() == 0 && table[6] == 0));
   CHECK(bytes_of(kv.head(0)) == before);
 }

@@ -114,7 +114,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
       CAPTURE(open, example.name);
       auto kv = fixtures::random_cache(0, dim, group, steps + 1);
       const auto head = kv.head(0);
-      auto state = kvmeld::make_state(p, kv);
+      auto state = fixtures::make_state(p, kv);
       kvmeld::slot_scratch scratch;
       merge_plan whole, new_tokens;
       std::vector<float> out(group * dim), before;

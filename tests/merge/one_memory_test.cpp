@@ -3,10 +3,10 @@
 // is refused.
 #include <catch2/catch.hpp>
 
-#include "kvmeld/compress.hpp"
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/h2o.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
+#include "support/all_heads.hpp"
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
@@ -33,13 +33,13 @@ std::vector<float> run(const P& policy, const layout<float>& keys, const layout<
                        const std::vector<float>& q, const std::vector<float>& k) {
   strided_view<float> kv({.heads = 1, .dim = dim, .capacity = capacity}, keys, values);
   kv.commit(0, tokens);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const kvmeld::budget limit{.slots = target};
-  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), tokens, 1, 1, dim), limit);
+  fixtures::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), tokens, 1, 1, dim), limit);
   std::vector<float> all, out(dim);
   for (std::size_t t = 0; t < 10; ++t) {
     const auto row = std::span<const float>(k).subspan(t * dim, dim);
-    kvmeld::step(policy, kv, state, {row, row, row}, limit, out);
+    fixtures::step(policy, kv, state, {row, row, row}, limit, out);
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;

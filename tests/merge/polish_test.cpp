@@ -137,14 +137,14 @@ TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]"
     fold policy;
     policy.prompt.polish = steps;
     const auto fitted = kvmeld::any_policy(policy);
-    auto state = kvmeld::make_state(fitted, copy);
+    auto state = fixtures::make_state(fitted, copy);
     const auto reference = kvmeld::foresight(copy, prompt.view(), {.count = tokens});
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
     const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};
     const dense::attention wanted =
         dense::attend(queries, full.key, full.value, full.log_mass, head.scale());
-    kvmeld::compress(fitted, copy, state, reference.view(), budget{slots});
+    fixtures::compress(fitted, copy, state, reference.view(), budget{slots});
     const fitted_slots left{dense::keys(copy.head(0)), dense::values(copy.head(0)),
                             dense::log_mass(copy.head(0))};
     fitted_slots gradient;

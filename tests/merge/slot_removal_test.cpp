@@ -46,7 +46,7 @@ TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_dif
   const kvmeld::key_diff policy;
   auto kv = fixtures::random_cache(30, 8, 1);
   auto planned = kv;
-  auto state = kvmeld::make_state(policy, kv), planned_state = state;
+  auto state = fixtures::make_state(policy, kv), planned_state = state;
   std::vector<float> out(8);
   index_t broken = -1;
   for (int t = 0; t < 8; ++t) {
@@ -62,17 +62,17 @@ TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_dif
     }
     const auto k = fixtures::normal(8, all && t >= 4 ? 0.0F : 1.0F), v = fixtures::normal(8);
     const auto step = [&] {
-      kvmeld::step(policy, kv, state, {fixtures::normal(8), k, v}, budget{30}, out);
+      fixtures::step(policy, kv, state, {fixtures::normal(8), k, v}, budget{30}, out);
     };
     planned.head(0).push(k.data(), v.data());
     if (!all && t >= 4) {  // attention over it is NaN: a step is refused, a plan removes the slot
       CHECK_THROWS_AS(step(), kvmeld::error);
-      kvmeld::compress(policy, planned, planned_state, kvmeld::no_queries, budget{30});
+      fixtures::compress(policy, planned, planned_state, kvmeld::no_queries, budget{30});
       CHECK(!positions(planned.head(0)).contains(broken));
       return;
     }
     step();
-    kvmeld::compress(policy, planned, planned_state, kvmeld::no_queries, budget{30});
+    fixtures::compress(policy, planned, planned_state, kvmeld::no_queries, budget{30});
     REQUIRE((positions(kv.head(0)) == positions(planned.head(0)) || (all && t >= 4)));
     CHECK((t < 4 || all || !positions(kv.head(0)).contains(broken)));
     CHECK((t < 4 || !all || !positions(kv.head(0)).contains(30 + t)));  // of equals the last slot
@@ -82,7 +82,7 @@ TEST_CASE("broken and zero keys leave in a step as they do by a plan", "[key_dif
 TEST_CASE("roco's next among equal means is the one before, however many vary", "[roco]") {
   const kvmeld::roco policy{.sinks = 0, .window = 0, .steady = 0.5F};
   auto kv = fixtures::random_cache(20, 4, 1);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   state[0].extend(20);
   for (std::size_t s = 0; s < 20; ++s) {
     state[0].column(kvmeld::roco::mean)[s] = 1;
@@ -97,7 +97,7 @@ TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]"
   const bool merge_prompt = GENERATE(false, true);
   const kvmeld::cam policy{.merge_prompt = merge_prompt};
   auto kv = fixtures::random_cache(40, 8, 2);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   kvmeld::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
   bool given = false;
   for (index_t target = 39; target >= 20; --target) {
@@ -112,10 +112,10 @@ TEST_CASE("centroids takes more than half a budget of new tokens for a prompt", 
   const index_t new_tokens = GENERATE(15, 16);
   const kvmeld::centroids policy{.window = 8};
   auto kv = fixtures::random_cache(30, 8, 1, 60);
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   kv.append(0, fixtures::normal(new_tokens * 8), fixtures::normal(new_tokens * 8));
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::set<index_t> early;  // where tokens join one after another, the earliest slots stay
   for (index_t s = 0; s < 22; ++s) {

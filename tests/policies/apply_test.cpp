@@ -3,11 +3,11 @@
 // included.
 #include <catch2/catch.hpp>
 
-#include "kvmeld/compress.hpp"
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/ems.hpp"
 #include "kvmeld/policies/h2o.hpp"
 #include "kvmeld/policies/key_diff.hpp"
+#include "support/all_heads.hpp"
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
@@ -42,7 +42,7 @@ template <class P>
 struct planned {
   P policy = small<P>();
   fixtures::cache<float> kv{{.heads = 1, .dim = dim, .capacity = 64}};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
   std::vector<float> q = numbers(tokens * dim);
   kvmeld::slot_scratch work = {};
   merge_plan plan = {};
@@ -102,7 +102,7 @@ TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes not
   }
   SECTION("a state that is too small, or another policy's") {
     const kvmeld::h2o other;
-    kvmeld::state of_h2o = kvmeld::make_state(other, head.kv);
+    fixtures::state of_h2o = fixtures::make_state(other, head.kv);
     CHECK_THROWS_WITH(apply(head.policy, head.plan, head.kv.head(0), of_h2o[0], head.work),
                       Catch::Contains("h2o"));
     CHECK(head.kv.head(0).length() == tokens);

@@ -78,7 +78,7 @@ void agree(const attention_matching& policy, const oracle::attention_matching& o
            index_t dim, index_t group, index_t target, double tolerance = 1e-4) {
   auto [kv, queries, expected] =
       fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target); });
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   fixtures::compress(policy, kv, state, queries, target);
   CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < tolerance);
@@ -95,7 +95,7 @@ struct fitted {
     kv.head(0).log_mass(7) = 1.5F;
     full = fixtures::to_oracle(kv.head(0));
     const fixtures::queries queries(count, 2, 8, scale);
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     fixtures::compress(policy, kv, state, queries, target);
     made = fixtures::to_oracle(kv.head(0));
     rows = fixtures::to_mat(queries.data.data(), count * 2, 8);
@@ -225,9 +225,9 @@ TEST_CASE("attention_matching matches mass and outputs better than its selection
 TEST_CASE("attention_matching needs queries, and compresses prompts only", "[errors]") {
   const attention_matching policy;
   auto kv = fixtures::random_cache(40, 4, 1, 50);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const auto before = fixtures::bytes_of(kv.head(0));
-  CHECK_THROWS_WITH(kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
+  CHECK_THROWS_WITH(fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
                     Catch::Contains("attention_matching: expected reference queries"));
   kvmeld::slot_scratch scratch;
   kvmeld::merge_plan plan;
@@ -235,9 +235,9 @@ TEST_CASE("attention_matching needs queries, and compresses prompts only", "[err
   CHECK_THROWS_WITH(kvmeld::plan(policy, kv.head(0), state[0], 20, scratch, plan),
                     Catch::Contains("attention_matching: expected reference queries"));
   std::vector<float> out(4);
-  CHECK_THROWS_WITH(kvmeld::step(policy, kv, state,
-                                 {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
-                                 budget{41}, out),
+  CHECK_THROWS_WITH(fixtures::step(policy, kv, state,
+                                   {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
+                                   budget{41}, out),
                     Catch::Contains("expected a policy that decodes"));
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
 }
@@ -252,8 +252,8 @@ TEST_CASE("attention_matching of ties, zeros and huge logits stays finite", "[ha
     }
   }
   const attention_matching policy{.omp = omp};
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, fixtures::queries(60, 2, 4, scale).view(), budget{20});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, fixtures::queries(60, 2, 4, scale).view(), budget{20});
   CHECK(kv.head(0).length() <= 20);
   CHECK((omp || kv.head(0).length() == 20));
   for (const float x : fixtures::bytes_of(kv.head(0))) {

@@ -49,8 +49,8 @@ TEST_CASE("random_tokens is a uniform sample, another for another seed", "[rando
   const auto kept = [](std::uint64_t seed) {
     const kvmeld::random_tokens policy{.sinks = 0, .window = 0, .seed = seed};
     auto kv = fixtures::random_cache(4000, 1, 1);
-    auto state = kvmeld::make_state(policy, kv);
-    kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{400});
+    auto state = fixtures::make_state(policy, kv);
+    fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{400});
     std::vector<index_t> positions;
     for (index_t s = 0; s < 400; ++s) {
       positions.push_back(kv.head(0).position(s));
@@ -132,8 +132,8 @@ TEST_CASE("key_diff drops what is like the rest, and zero keys are like nothing"
   const std::vector<float> keys = {1, 0, 3, 1, 0, 0, 0, -2, 9, -1, -1, 3};
   kv.append(0, keys, keys);
   const kvmeld::key_diff policy{.sinks = 0};
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{3});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{3});
   for (index_t s = 0; s < 3; ++s) {
     CHECK(kv.head(0).position(s) == (std::array{2, 3, 5})[static_cast<std::size_t>(s)]);
   }
@@ -187,9 +187,9 @@ TEST_CASE("expected_attention counts log-mass", "[oracle]") {
   }
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   const kvmeld::expected_attention policy;
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const fixtures::queries queries(60, 2, 6);
-  kvmeld::compress(policy, kv, state, queries.view(), budget{20});
+  fixtures::compress(policy, kv, state, queries.view(), budget{20});
   oracle::expected_attention{}.prompt(expected, queries.tensor(), {}, 20);
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-5);
 }
@@ -208,7 +208,7 @@ TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that s
           "[oracle]") {
   const kvmeld::centroids policy{.window = 8};
   fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = 8, .capacity = 200}};
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 3; ++round) {
     const auto k = fixtures::normal(50 * 8), v = fixtures::normal(50 * 8);
@@ -217,7 +217,7 @@ TEST_CASE("centroids clusters a prompt's next chunk anew, with the tokens that s
       append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * 8)], 1, 8)[0],
              fixtures::to_mat(&v[static_cast<std::size_t>(t * 8)], 1, 8)[0]);
     }
-    kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
+    fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{30});
     oracle::centroids{.window = 8}.prompt(expected, {}, {}, 30);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-4);
   }

@@ -7,9 +7,9 @@
 #include <set>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
 #include "kvmeld/policies/streaming_llm.hpp"
 #include "kvmeld/policies/tova.hpp"
+#include "support/all_heads.hpp"
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
@@ -66,11 +66,11 @@ struct stream {
     return run;
   }
   /// Steps under `policy`, checked one by one.
-  void steps(const streaming_llm& policy, kvmeld::state& state, index_t target, index_t count) {
+  void steps(const streaming_llm& policy, fixtures::state& state, index_t target, index_t count) {
     std::vector<float> out(dim);
     for (index_t t = 0; t < count; ++t) {
-      kvmeld::step(policy, kv, state, {normal(dim), key(kv.head(0).next_position()), normal(dim)},
-                   kvmeld::budget{target}, out);
+      fixtures::step(policy, kv, state, {normal(dim), key(kv.head(0).next_position()), normal(dim)},
+                     kvmeld::budget{target}, out);
       CHECK(check() > sinks);
     }
   }
@@ -82,14 +82,14 @@ TEST_CASE("streaming_llm by cache index takes over from another policy", "[strea
   stream x;
   x.prompt();
   const kvmeld::tova first{.sinks = GENERATE(0, 4)};
-  auto before = kvmeld::make_state(first, x.kv);
+  auto before = fixtures::make_state(first, x.kv);
   const auto q = normal(tokens * dim);
-  kvmeld::compress(first, x.kv, before, kvmeld::prompt_queries(q.data(), tokens, 1, 1, dim),
-                   kvmeld::budget{32});
+  fixtures::compress(first, x.kv, before, kvmeld::prompt_queries(q.data(), tokens, 1, 1, dim),
+                     kvmeld::budget{32});
   const streaming_llm policy{.sinks = sinks,
                              .positions = streaming_llm::position_mode::cache_index};
-  auto state = kvmeld::make_state(policy, x.kv);
-  kvmeld::compress(policy, x.kv, state, kvmeld::no_queries, kvmeld::budget{16});
+  auto state = fixtures::make_state(policy, x.kv);
+  fixtures::compress(policy, x.kv, state, kvmeld::no_queries, kvmeld::budget{16});
   CHECK(x.kv.head(0).length() == 16);
   CHECK(x.check() > sinks);
   x.steps(policy, state, 16, 40);
@@ -111,8 +111,8 @@ TEST_CASE("streaming_llm by cache index goes by positions, wherever the slots li
   }
   const streaming_llm policy{.sinks = sinks,
                              .positions = streaming_llm::position_mode::cache_index};
-  auto state = kvmeld::make_state(policy, x.kv);
-  kvmeld::compress(policy, x.kv, state, kvmeld::no_queries, kvmeld::budget{16});
+  auto state = fixtures::make_state(policy, x.kv);
+  fixtures::compress(policy, x.kv, state, kvmeld::no_queries, kvmeld::budget{16});
   CHECK(x.check() == 16);
   x.steps(policy, state, 16, 40);
 }

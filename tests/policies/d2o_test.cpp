@@ -51,7 +51,7 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   kv.append(0, std::vector<float>{1, 0, 0, 1, 3, 0, -1, -1},
             std::vector<float>{1, 1, 2, 2, 3, 3, 4, 4});
   const d2o policy{.recent = 0, .sinks = 2};
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const fixtures::queries queries(4, 1, 2);
   const auto head = kv.head(0);
   kvmeld::observe(policy, head, state[0], queries.view());

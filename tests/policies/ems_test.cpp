@@ -118,16 +118,16 @@ TEST_CASE("ems loses nothing of tokens that are equal but for their lengths", "[
   const ems policy{.window = 4, .sinks = 1, .gamma = 12};
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 17}};
   fixtures::cache<float> whole{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
-  auto state = kvmeld::make_state(policy, kv);
-  auto whole_state = kvmeld::make_state(kvmeld::full_cache{}, whole);
+  auto state = fixtures::make_state(policy, kv);
+  auto whole_state = fixtures::make_state(kvmeld::full_cache{}, whole);
   std::vector<float> out(16), full(16);
   for (index_t t = 0; t < 150; ++t) {
     std::vector<float> k(8), v(8);
     k[static_cast<std::size_t>(t % 6)] = 0.5F + std::abs(fixtures::normal(1)[0]);
     v[static_cast<std::size_t>(t % 6)] = 3;
     const auto q = fixtures::normal(group * dim);
-    kvmeld::step(policy, kv, state, {q, k, v}, budget{16}, out);
-    kvmeld::step(kvmeld::full_cache{}, whole, whole_state, {q, k, v}, budget{200}, full);
+    fixtures::step(policy, kv, state, {q, k, v}, budget{16}, out);
+    fixtures::step(kvmeld::full_cache{}, whole, whole_state, {q, k, v}, budget{200}, full);
     for (std::size_t i = 0; i < 16; ++i) {
       CHECK(out[i] == Approx(full[i]).margin(1e-5));
     }
@@ -150,7 +150,7 @@ TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]"
     k.push_back(key), v.push_back(value);
   }
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 57}};
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const ems_table tokens(state[0], group);
   const auto most = std::min(static_cast<index_t>((gamma - 1) * target + 0.5F), tokens.places());
   std::vector<float> out(static_cast<std::size_t>(group * dim));
@@ -161,8 +161,8 @@ TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]"
     if (t == 60) {  // warm: every path has been taken
       allocations = fixtures::allocations;
     }
-    kvmeld::step(policy, kv, state, {q[t % 61], k[t % 63], v[t % 64]}, budget{target, trigger},
-                 out);
+    fixtures::step(policy, kv, state, {q[t % 61], k[t % 63], v[t % 64]}, budget{target, trigger},
+                   out);
     finite = finite && std::isfinite(out[0]);
     largest = std::max(largest, tokens.sharing());
     within = within && tokens.sharing() <= most;
@@ -197,7 +197,7 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
     const ems one{.window = 1, .sinks = 0, .table = 1};
     fixtures::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 6}};
     kv.append(0, std::vector<float>(12, 1.0F), std::vector<float>(12, 2.0F));
-    auto state = kvmeld::make_state(one, kv);
+    auto state = fixtures::make_state(one, kv);
     const auto head = kv.head(0);
     const ems_table tokens(state[0], 1);
     kvmeld::slot_scratch scratch;
@@ -244,9 +244,9 @@ TEST_CASE("ems on duplicates, zero keys, and what fits", "[hard]") {
   SECTION("a prompt that fits keeps every byte") {
     const index_t tokens = GENERATE(1, 2, 12);
     auto kv = fixtures::random_cache(tokens, 5, 2, 20);
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     const auto before = fixtures::bytes_of(kv.head(0));
-    kvmeld::compress(policy, kv, state, fixtures::queries(tokens, 2, 5).view(), budget{12});
+    fixtures::compress(policy, kv, state, fixtures::queries(tokens, 2, 5).view(), budget{12});
     CHECK(fixtures::bytes_of(kv.head(0)) == before);
     CHECK(ems_table(state[0], 2).sharing() == 0);
   }

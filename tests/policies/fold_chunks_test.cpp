@@ -18,7 +18,7 @@ TEST_CASE("a prompt's chunks are scored by one pass where all its queries are th
              q = fixtures::normal(tokens * group * dim);
   const auto all = kvmeld::prompt_queries(q.data(), tokens, 1, group, dim);
   const index_t half = tokens / 2;
-  const auto column_of = [](const kvmeld::state& state) {
+  const auto column_of = [](const fixtures::state& state) {
     const auto column = state[0].column(fold::prompt_score);
     return std::vector(column.begin(), column.end());
   };
@@ -26,18 +26,18 @@ TEST_CASE("a prompt's chunks are scored by one pass where all its queries are th
   // `before` tokens earlier
   const auto scores = [&](index_t first, index_t before) {
     fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
-    auto state = kvmeld::make_state(any, kv);
+    auto state = fixtures::make_state(any, kv);
     const auto from = [&](const std::vector<float>& rows, index_t begin, index_t end) {
       return std::vector(rows.begin() + begin * dim, rows.begin() + end * dim);
     };
     kv.append(0, from(k, 0, first), from(v, 0, first));
-    kvmeld::observe(any, kv, state, kvmeld::prompt_queries(q.data(), first, 1, group, dim));
+    fixtures::observe(any, kv, state, kvmeld::prompt_queries(q.data(), first, 1, group, dim));
     const auto held = column_of(state);
     if (first < tokens) {
       kv.append(0, from(k, first, tokens), from(v, first, tokens));
       auto chunk = all.last(tokens - first);
       chunk.before = before;
-      kvmeld::observe(any, kv, state, chunk);
+      fixtures::observe(any, kv, state, chunk);
     }
     return std::pair{held, column_of(state)};
   };

@@ -14,15 +14,15 @@ TEST_CASE("fold that remembers no query has no state beside its columns, and dec
   const kvmeld::fold policy{.decode = {.queries = 0}};
   CHECK(policy.memory(64, 4, 100) == kvmeld::detail::fold_layout::header);
   auto kv = fixtures::random_cache(60, 8, 2, 80);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const fixtures::queries own(60, 2, 8);
   const auto reference = kvmeld::foresight(kv, own.view());
-  kvmeld::compress(policy, kv, state, reference.view(), budget{30});
+  fixtures::compress(policy, kv, state, reference.view(), budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::vector<float> out(16);
   for (int t = 0; t < 40; ++t) {
     const auto q = fixtures::normal(16), k = fixtures::normal(8), v = fixtures::normal(8);
-    kvmeld::step(policy, kv, state, {q, k, v}, kvmeld::budget_within(policy, 30), out);
+    fixtures::step(policy, kv, state, {q, k, v}, kvmeld::budget_within(policy, 30), out);
     REQUIRE(kv.head(0).length() <= 30);
     CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
   }
@@ -32,7 +32,7 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
   const index_t count = GENERATE(10, 4), most = 6, tokens = 25;
   const kvmeld::fold policy{.decode = {.queries = most, .stride = 2}};
   auto kv = fixtures::random_cache(tokens, 3, 2, 40);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const fixtures::queries prompt(count, 2, 3);
   kvmeld::observe(policy, kv.head(0), state[0], prompt.view());
   const kvmeld::detail::fold_memory memory(state[0].memory(), most, 2, 3);

@@ -6,9 +6,9 @@
 #include <set>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/fold.hpp"
+#include "support/all_heads.hpp"
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
@@ -76,12 +76,12 @@ TEST_CASE("fold decodes at every period, share, window and number of sinks", "[f
     const budget b = kvmeld::budget_within(policy, slots);
     CAPTURE(slots, b.slots, policy.decode.period, policy.share, policy.recent_share, policy.sinks);
     fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     kv.append(0, normal(slots * dim), normal(slots * dim));
     const auto head = kv.head(0);
     std::vector<float> out(dim);
     for (index_t plans = 0, t = slots; plans < 2; ++t) {
-      kvmeld::step(policy, kv, state, {normal(dim), normal(dim), normal(dim)}, b, out);
+      fixtures::step(policy, kv, state, {normal(dim), normal(dim), normal(dim)}, b, out);
       REQUIRE(head.length() <= slots);
       plans += head.length() == b.slots ? 1 : 0;
       REQUIRE(t < 3 * slots);

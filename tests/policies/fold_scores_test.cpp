@@ -35,7 +35,7 @@ struct model {
 };
 
 /// Scores of the tokens between the sinks and the latest `[heads, tokens − ...]`.
-std::vector<float> candidates(const kvmeld::state& state, const fold& policy) {
+std::vector<float> candidates(const fixtures::state& state, const fold& policy) {
   std::vector<float> all;
   for (index_t h = 0; h < heads; ++h) {
     const auto s = state[h].column(fold::prompt_score);
@@ -55,14 +55,14 @@ std::vector<float> bytes_of(fixtures::cache<float>& kv) {
 
 /// All heads, with so many pins each.
 template <class Policy>
-void compress(const Policy& policy, const fold& shared, model& m, kvmeld::state& state,
+void compress(const Policy& policy, const fold& shared, model& m, fixtures::state& state,
               const std::vector<index_t>& pins) {
   std::vector<budget> budgets;
   for (const index_t p : pins) {
     budgets.push_back({shared.slots_beside_pins() + p});
   }
   const auto reference = kvmeld::foresight(m.kv, m.queries(), {.count = 40});
-  kvmeld::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
+  fixtures::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
 }
 
 }  // namespace
@@ -84,7 +84,7 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .evicted = evicted};
   fixtures::cache<float> kv{
       {.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
-  auto state = kvmeld::make_state(any_policy(policy), kv);
+  auto state = fixtures::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     const auto k = fixtures::normal(chunk * width), v = fixtures::normal(chunk * width);
@@ -95,9 +95,9 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
              round * chunk + t);
     }
     const fixtures::queries queries(chunk, of_group, width);
-    kvmeld::observe(any_policy(policy), kv, state, queries.view());
+    fixtures::observe(any_policy(policy), kv, state, queries.view());
     const auto reference = kvmeld::foresight(kv, queries.view());
-    kvmeld::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
+    fixtures::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
     o.score(expected, queries.tensor());
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
@@ -109,8 +109,8 @@ TEST_CASE("pins by one threshold: budgets sum exactly, and the best keep their b
   const index_t slots = GENERATE(24, 40, 75), room = GENERATE(0, 100);
   const fold policy = fold{}.sharing(slots, room);
   const any_policy any = policy;
-  auto state = kvmeld::make_state(any, m.kv);
-  kvmeld::observe(any, m.kv, state, m.queries());
+  auto state = fixtures::make_state(any, m.kv);
+  fixtures::observe(any, m.kv, state, m.queries());
   const auto scores = candidates(state, policy);
   const index_t total = heads * (slots - policy.slots_beside_pins()),
                 most = tokens - policy.slots_beside_pins() - 1;
@@ -149,8 +149,8 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
   const any_policy any = policy;
   model a;
   model b = a;
-  auto state = kvmeld::make_state(any, a.kv);
-  kvmeld::observe(any, a.kv, state, a.queries());
+  auto state = fixtures::make_state(any, a.kv);
+  fixtures::observe(any, a.kv, state, a.queries());
   const index_t total = heads * (slots - policy.slots_beside_pins()),
                 most = tokens - policy.slots_beside_pins() - 1;
   const auto pins = kvmeld::global_budgets(candidates(state, policy), heads, total, most);
@@ -158,7 +158,7 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
 
   kvmeld::budget_profile profile(heads);
   profile.add(pins);
-  auto again = kvmeld::make_state(any, b.kv);
+  auto again = fixtures::make_state(any, b.kv);
   const auto by_profile = profile.budgets(total, most);
   const auto reference = kvmeld::foresight(b.kv, b.queries(), {.count = 40});
   for (index_t h = 0; h < heads; ++h) {  // a layer is done before the next one is read
@@ -166,9 +166,9 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
     budgets[static_cast<std::size_t>(h)] = {policy.slots_beside_pins() +
                                             by_profile[static_cast<std::size_t>(h)]};
     const kvmeld::head_range one{h, 1};
-    kvmeld::observe(any, b.kv, again, one, b.queries().of(h));
-    kvmeld::compress(any, b.kv, again, one, reference.view().of(h),
-                     std::span<const budget>(budgets));
+    fixtures::observe(any, b.kv, again, one, b.queries().of(h));
+    fixtures::compress(any, b.kv, again, one, reference.view().of(h),
+                       std::span<const budget>(budgets));
   }
   CHECK(bytes_of(a.kv) == bytes_of(b.kv));
 }
@@ -177,8 +177,8 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
           "[fold]") {
   model m;
   const any_policy any = fold{}.sharing(40);
-  auto state = kvmeld::make_state(any, m.kv);
-  kvmeld::observe(any, m.kv, state, m.queries());
+  auto state = fixtures::make_state(any, m.kv);
+  fixtures::observe(any, m.kv, state, m.queries());
   for (index_t h = 0; h < heads; ++h) {
     const auto head = m.kv.head(h);
     const auto view = m.queries().of(h);
@@ -205,8 +205,8 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
   model m;
   const fold policy = fold{}.sharing(30);  // of heads that look things up, which get far more
   const any_policy any = policy;
-  auto state = kvmeld::make_state(any, m.kv);
-  kvmeld::observe(any, m.kv, state, m.queries());
+  auto state = fixtures::make_state(any, m.kv);
+  fixtures::observe(any, m.kv, state, m.queries());
   std::vector<std::vector<float>> scores;  // behind the sinks, the prompt's latest among them
   for (index_t h = 0; h < heads; ++h) {
     const auto column = state[h].column(fold::prompt_score);
@@ -223,9 +223,9 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
     for (float& x : keys) {
       x *= t == odd ? 4.0F : 1.0F;
     }
-    kvmeld::step(any, m.kv, state,
-                 {fixtures::normal(heads * group * dim), keys, fixtures::normal(heads * dim)},
-                 in_decode, out);
+    fixtures::step(any, m.kv, state,
+                   {fixtures::normal(heads * group * dim), keys, fixtures::normal(heads * dim)},
+                   in_decode, out);
   }
   // Sinks, the latest, clusters; the rest by the lengths of prompt and stream.
   const index_t latest = std::min(policy.recent, policy.prompt_recent + 3 * policy.clusters / 4),

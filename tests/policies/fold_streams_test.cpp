@@ -29,14 +29,14 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
                        .stride = 1,
                        .decode_recent = 10};
   fixtures::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1}};
-  auto state = kvmeld::make_state(any_policy(policy), kv);
+  auto state = fixtures::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   const budget most = kvmeld::budget_within(any_policy(policy), slots);
   std::vector<float> out(static_cast<std::size_t>(of_group * width));
   for (index_t t = 0; t < 2 * slots; ++t) {
     const auto q = fixtures::normal(of_group * width), k = fixtures::normal(width),
                v = fixtures::normal(width);
-    kvmeld::step(any_policy(policy), kv, state, {q, k, v}, most, out);
+    fixtures::step(any_policy(policy), kv, state, {q, k, v}, most, out);
     o.step(expected, fixtures::to_mat(q.data(), of_group, width),
            fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width)[0],
            most.slots, most.trigger);
@@ -51,7 +51,7 @@ TEST_CASE("in a stream a head with more slots has more of what stands out, by th
   const index_t more = 60, slots = policy.slots_beside_pins() + more, steps = 4 * slots;
   fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = slots + 1}};
   const any_policy any = policy;
-  auto state = kvmeld::make_state(any, kv);
+  auto state = fixtures::make_state(any, kv);
   std::vector<float> out(dim);
   std::vector<std::vector<float>> odd;  // by far the longest; eight in a row are nearly alike,
   std::vector<float> like;              // so that those of them that are no pins would be merged
@@ -63,8 +63,8 @@ TEST_CASE("in a stream a head with more slots has more of what stands out, by th
                              [](float x, float y) { return 6 * y + 0.05F * x; });
       odd.push_back(k);
     }
-    kvmeld::step(any, kv, state, {fixtures::normal(dim), k, fixtures::normal(dim)},
-                 kvmeld::budget_within(any, slots), out);
+    fixtures::step(any, kv, state, {fixtures::normal(dim), k, fixtures::normal(dim)},
+                   kvmeld::budget_within(any, slots), out);
   }
   index_t kept = 0, alone = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {

@@ -82,13 +82,13 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     policy.prompt.outlier = 0;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
-    auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
+    auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
         kvmeld::foresight(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim),
                           {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
-    kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(),
-                     budget{g.number("budget")});
+    fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(),
+                       budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
   }
 }
@@ -107,7 +107,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                      .queries = g.number("window"),
                      .stride = g.number("stride"),
                      .period = g.number("period")};
-    auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
+    auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim)), k = floats(g.of_head("k", 0, 1, dim)),
                v = floats(g.of_head("v", 0, 1, dim));
     const auto at = [](const std::vector<float>& x, index_t t, index_t n) {
@@ -117,9 +117,9 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     int next = 0, caches = 0;
     for (index_t t = 0; t < g.number("tokens"); ++t) {
       INFO("token " << t);
-      kvmeld::step(kvmeld::any_policy(policy), kv, state,
-                   {at(q, t, group * dim), at(k, t, dim), at(v, t, dim)},
-                   kvmeld::budget_within(policy, slots), out);
+      fixtures::step(kvmeld::any_policy(policy), kv, state,
+                     {at(q, t, group * dim), at(k, t, dim), at(v, t, dim)},
+                     kvmeld::budget_within(policy, slots), out);
       const golden::record expected = g.step(next);
       if (expected.number("at") != t) {
         continue;
@@ -152,7 +152,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .outlying = 1.6,
                        .period = 4};
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
-  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     auto k = fixtures::normal(chunk * dim);
@@ -167,7 +167,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
     }
     const fixtures::queries queries(chunk, group, dim);
     const auto reference = kvmeld::foresight(kv, queries.view());
-    kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
+    fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
@@ -186,10 +186,10 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
   }
   const oracle::head before = fixtures::to_oracle(head);
   const fold policy;
-  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   const fixtures::queries queries(100, 1, dim);
   const auto reference = kvmeld::foresight(kv, queries.view());
-  kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
+  fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
   index_t same = 0, outlying = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
     const oracle::slot& was = before.slots[static_cast<std::size_t>(s.position)];
@@ -205,11 +205,11 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
 TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", "[fold]") {
   const fold policy;
   auto kv = fixtures::random_cache(200, 16, 2);
-  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
   const auto reference = kvmeld::foresight(kv, queries.view());
-  kvmeld::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{50});
+  fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();
   for (index_t i = 0; i < view.count; ++i) {
@@ -227,13 +227,13 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   fold policy{.sinks = 0, .recent = 0, .share = 0};
   policy.prompt.ridge = 0;
   auto kv = fixtures::random_cache(30, dim, 1);
-  auto state = kvmeld::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries one(1, 1, dim);
   const index_t position = 30;
   auto view = one.view();
   view.position = &position;
-  kvmeld::compress(kvmeld::any_policy(policy), kv, state, view, budget{3});
+  fixtures::compress(kvmeld::any_policy(policy), kv, state, view, budget{3});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   const oracle::vec q = fixtures::to_mat(view.at(0, 0), 1, dim)[0];
   const auto error = [&](double step) {

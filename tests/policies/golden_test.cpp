@@ -18,7 +18,7 @@ template <class Policy>
 struct replay {
   oracle::mat q, k, v;
   fixtures::cache<float> kv;
-  kvmeld::state state;
+  fixtures::state state;
   index_t prompt;
 
   replay(const golden::record& g, int h, const Policy& policy)
@@ -26,7 +26,7 @@ struct replay {
         k(g.of_head("k", h, g.heads(), g.dim())),
         v(g.of_head(g.has("v") ? "v" : "k", h, g.heads(), g.dim())),
         kv({.heads = 1, .dim = g.dim(), .capacity = 64}),
-        state(kvmeld::make_state(policy, kv)),
+        state(fixtures::make_state(policy, kv)),
         prompt(g.prompt()) {
     kv.append(0, floats(k, 0, prompt), floats(v, 0, prompt));
   }
@@ -43,16 +43,17 @@ struct replay {
 
   void compress(const Policy& policy, index_t target) {
     const auto queries = floats(q, 0, prompt);
-    kvmeld::compress(policy, kv, state,
-                     kvmeld::prompt_queries(queries.data(), prompt, 1, 1, kv.shape().dim),
-                     budget{target});
+    fixtures::compress(policy, kv, state,
+                       kvmeld::prompt_queries(queries.data(), prompt, 1, 1, kv.shape().dim),
+                       budget{target});
   }
 
   oracle::vec step(const Policy& policy, index_t i, index_t target) {
     const index_t t = prompt + i;
     std::vector<float> out(static_cast<std::size_t>(kv.shape().dim));
-    kvmeld::step(policy, kv, state, {floats(q, t, t + 1), floats(k, t, t + 1), floats(v, t, t + 1)},
-                 budget{target}, out);
+    fixtures::step(policy, kv, state,
+                   {floats(q, t, t + 1), floats(k, t, t + 1), floats(v, t, t + 1)}, budget{target},
+                   out);
     return {out.begin(), out.end()};
   }
 

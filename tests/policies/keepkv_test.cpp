@@ -96,20 +96,20 @@ TEST_CASE("keepkv in code mode is the authors' code", "[golden]") {
   for (int h = 0; h < g.heads(); ++h) {
     const oracle::replay r(g, h);
     fixtures::cache<float> kv{{.heads = 1, .dim = g.dim(), .capacity = 64}};
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     kv.append(0, floats(r.k, 0, prompt), floats(r.v, 0, prompt));
     const auto q = floats(r.q, 0, prompt);
-    kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, 1, g.dim()),
-                     budget{target});
+    fixtures::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, 1, g.dim()),
+                       budget{target});
     oracle::same_slots(fixtures::to_oracle(kv.head(0)), stored(r, g, "prompt_"), true, false);
     int caches = 0;
     for (int i = 0; i < g.steps(); ++i) {
       INFO("head " << h << ", step " << i);
       const index_t t = prompt + i;
       std::vector<float> out(static_cast<std::size_t>(g.dim()));
-      kvmeld::step(policy, kv, state,
-                   {floats(r.q, t, t + 1), floats(r.k, t, t + 1), floats(r.v, t, t + 1)},
-                   budget{target}, out);
+      fixtures::step(policy, kv, state,
+                     {floats(r.q, t, t + 1), floats(r.k, t, t + 1), floats(r.v, t, t + 1)},
+                     budget{target}, out);
       const auto expected = g.step(i);
       CHECK(oracle::difference({out.begin(), out.end()}, expected.of_head("output", h, g.heads())) <
             oracle::tolerance);
@@ -156,14 +156,14 @@ TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[
     for (index_t s = 0; s + 1 < slots; ++s) {
       head.log_mass(s) = std::log(static_cast<float>(1 + (trial + s) % 5));
     }
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     state[0].extend(slots - 1);
     auto full = fixtures::to_oracle(head);
     const auto value = fixtures::normal(dim);
     const auto key = floats(keys, slots - 1, slots);
     oracle::append(full, {key.begin(), key.end()}, {value.begin(), value.end()});
     std::vector<float> out(static_cast<std::size_t>(dim));
-    kvmeld::step(policy, kv, state, {q, key, value}, budget{target, slots}, out);
+    fixtures::step(policy, kv, state, {q, key, value}, budget{target, slots}, out);
     REQUIRE(head.length() == target);
 
     const oracle::mat query = {{q.begin(), q.end()}};
@@ -196,12 +196,13 @@ TEST_CASE("a removal of keepkv is its plan", "[laws]") {
 TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]") {
   const keepkv policy{.sinks = 2, .similarity = -1, .variant = keepkv::mode::code, .window = 8};
   auto kv = fixtures::random_cache(40, 4, 2, 41);
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, fixtures::queries(40, 2, 4).view(), budget{16});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, fixtures::queries(40, 2, 4).view(), budget{16});
   std::vector<float> out(8);
   for (int t = 0; t < 30; ++t) {
-    kvmeld::step(policy, kv, state, {fixtures::normal(8), fixtures::normal(4), fixtures::normal(4)},
-                 budget{16}, out);
+    fixtures::step(policy, kv, state,
+                   {fixtures::normal(8), fixtures::normal(4), fixtures::normal(4)}, budget{16},
+                   out);
   }
   double votes = 0;
   for (index_t s = 0; s < 16; ++s) {
@@ -222,7 +223,7 @@ TEST_CASE("keepkv refuses parameters out of range, and a step without its query"
     CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
   }
   auto kv = fixtures::random_cache(3, 2, 1);
-  auto state = kvmeld::make_state(keepkv{}, kv);
+  auto state = fixtures::make_state(keepkv{}, kv);
   const std::vector<float> p(3, 1.0F / 3);
   CHECK_THROWS_WITH(
       kvmeld::observe(keepkv{}, kv.head(0), state[0], state.workspace(), {.probabilities = p}),

@@ -56,8 +56,8 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
     const kvmerger policy{.gaps_break = gaps_break};
     for (index_t target = policy.min_budget(); target <= tokens; ++target) {
       auto copy = kv;
-      auto state = kvmeld::make_state(policy, copy);
-      kvmeld::compress(policy, copy, state, queries.view(), budget{target});
+      auto state = fixtures::make_state(policy, copy);
+      fixtures::compress(policy, copy, state, queries.view(), budget{target});
       CHECK(copy.head(0).length() == target);
     }
   }
@@ -74,8 +74,8 @@ TEST_CASE("kvmerger's threshold merges what is alike into one slot, and never ke
   }
   kv.append(0, k, v);
   const kvmerger policy{.joins = kvmerger::mode::threshold, .recent = 0, .heavy = 0, .sinks = 0};
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, fixtures::queries(11, 1, 2).view(), budget{8});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, fixtures::queries(11, 1, 2).view(), budget{8});
   const auto head = kv.head(0);
   REQUIRE(head.length() == 5);
   const float values[] = {0, 8, 4, 4, 3};  // four equal values, scaled by four
@@ -89,7 +89,7 @@ TEST_CASE("kvmerger's weights are a Gaussian around the pivot", "[kvmerger]") {
   fixtures::cache<float> kv{{.heads = 1, .dim = 2, .capacity = 3}};
   kv.append(0, std::vector<float>{1, 0, 1, 1, 3, 0}, std::vector<float>{1, 1, 2, 2, 3, 3});
   kvmerger policy{.recent = 0, .heavy = 0, .sinks = 0};
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   state[0].extend(3);
   const float scores[] = {5, 1, 1};
   std::ranges::copy(scores, state[0].column(kvmerger::score).begin());
@@ -118,13 +118,13 @@ TEST_CASE("kvmerger decodes with slack: it compresses now and then", "[kvmerger]
   CHECK(b.slots == 61);
   CHECK(b.trigger == 65);
   auto kv = fixtures::random_cache(slots, 4, 1, slots + 1);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   std::vector<float> out(4);
   int compressed = 0;
   for (int t = 0; t < 40; ++t) {
     const index_t before = kv.head(0).length();
-    kvmeld::step(policy, kv, state, {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
-                 b, out);
+    fixtures::step(policy, kv, state,
+                   {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)}, b, out);
     CHECK(kv.head(0).length() <= slots);
     compressed += kv.head(0).length() <= before ? 1 : 0;
   }

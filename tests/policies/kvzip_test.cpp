@@ -28,11 +28,11 @@ struct reading {
         queries(tokens, group, dim, scale) {}
 
   /// As docs/reference/policies.md tells an engine to do it.
-  void observe(const kvzip& policy, fixtures::cache<float>& kv, kvmeld::state& state) const {
+  void observe(const kvzip& policy, fixtures::cache<float>& kv, fixtures::state& state) const {
     const auto head = kv.head(0);
     const index_t tokens = head.length(), seen = head.next_position();
     kv.append(0, keys, values);
-    kvmeld::observe(policy, kv, state, queries.view());
+    fixtures::observe(policy, kv, state, queries.view());
     head.restore(tokens, seen);
     state[0].truncate(tokens);
   }
@@ -71,7 +71,7 @@ TEST_CASE("a second reading scores as the oracle does, and leaves the cache as i
   auto kv = fixtures::random_cache(tokens, dim, group, tokens + again);
   kv.head(0).log_mass(7) = 1.5F;
   const kvzip policy;
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const auto before = fixtures::bytes_of(kv.head(0));
   const reading second(again, dim, group, 2);
   second.observe(policy, kv, state);
@@ -82,7 +82,7 @@ TEST_CASE("a second reading scores as the oracle does, and leaves the cache as i
   const auto score = oracle::kvzip::scores(h, second.oracle_keys(dim),
                                            fixtures::to_tensor(second.queries.view(), group, dim));
   is_the_oracles(state[0].column(0), score);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{20});
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{20});
   oracle::kvzip{}.evict_to(h, score, 20);
   REQUIRE(kv.head(0).length() == 20);
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), h) < 1e-5);
@@ -92,7 +92,7 @@ TEST_CASE("a prompt that is read again in parts has the largest score of all of 
   const index_t dim = 8, tokens = 40;
   auto kv = fixtures::random_cache(tokens, dim, 2, tokens + 30);
   const kvzip policy;
-  auto both = kvmeld::make_state(policy, kv), one = both, other = both;
+  auto both = fixtures::make_state(policy, kv), one = both, other = both;
   const reading a(25, dim, 2, 2), b(30, dim, 2, 2);
   a.observe(policy, kv, one);
   b.observe(policy, kv, other);
@@ -113,24 +113,24 @@ TEST_CASE("what one repeated token looks up is kept, however little all others l
     second.queries.data[at(std::ptrdiff_t{150} * dim + i)] = 30 * kv.head(0).key(fact)[i];
   }
   const kvzip policy;
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   second.observe(policy, kv, state);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{policy.min_budget()});
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{policy.min_budget()});
   CHECK(kv.head(0).position(4) == fact);
 }
 
 TEST_CASE("kvzip compresses prompts only, and has to have measured", "[errors]") {
   const kvzip policy;
   auto kv = fixtures::random_cache(40, 4, 1, 50);
-  auto state = kvmeld::make_state(policy, kv);
-  CHECK_THROWS_WITH(kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
+  auto state = fixtures::make_state(policy, kv);
+  CHECK_THROWS_WITH(fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
                     Catch::Contains("kvzip"));
   std::vector<float> out(4);
-  CHECK_THROWS_WITH(kvmeld::step(policy, kv, state,
-                                 {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
-                                 budget{41}, out),
+  CHECK_THROWS_WITH(fixtures::step(policy, kv, state,
+                                   {fixtures::normal(4), fixtures::normal(4), fixtures::normal(4)},
+                                   budget{41}, out),
                     Catch::Contains("expected a policy that decodes"));
   CHECK_THROWS_WITH(
-      kvmeld::compress(policy, kv, state, fixtures::queries(40, 1, 4).view(), budget{4}),
+      fixtures::compress(policy, kv, state, fixtures::queries(40, 1, 4).view(), budget{4}),
       Catch::Contains("expected a budget of at least 5 slots"));
 }

@@ -27,7 +27,7 @@ using bits = std::vector<std::uint32_t>;
 struct three_heads {
   kvmeld::any_policy policy;
   fixtures::cache<float> kv;
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
   int refused = 0;  ///< calls
 
   three_heads(const kvmeld::any_policy& p, bool check)

@@ -18,13 +18,13 @@ namespace {
 struct observed {
   fixtures::cache<float> kv;
   fixtures::queries queries;
-  kvmeld::state state;
+  fixtures::state state;
 
   observed(const any_policy& policy, index_t tokens, index_t dim = 16, index_t group = 2,
            float scale = 1)
       : kv(fixtures::random_cache<float>(tokens, dim, group, tokens + 8)),
         queries(tokens, group, dim, scale),
-        state(kvmeld::make_state(policy, kv)) {
+        state(fixtures::make_state(policy, kv)) {
     kvmeld::observe(policy, kv.head(0), state[0], queries.view());
   }
   void compress(const any_policy& policy, index_t target) {
@@ -201,15 +201,15 @@ TEST_CASE("ties, zeros, duplicates and huge logits leave exactly the budget", "[
         }
       }
     }
-    auto state = kvmeld::make_state(policy, kv);
+    auto state = fixtures::make_state(policy, kv);
     const fixtures::queries queries(80, group, dim, scale);
-    kvmeld::compress(policy, kv, state, queries.view(), budget{32});
+    fixtures::compress(policy, kv, state, queries.view(), budget{32});
     const index_t length = kv.head(0).length();
     CHECK((length == (policy.bounded() ? 32 : 80) || (!exact && length < 32)));
     CHECK(finite(kv.head(0)));
     std::vector<float> out(static_cast<std::size_t>(group * dim));
     for (index_t t = 0; policy.decodes() && t < 5; ++t) {
-      kvmeld::step(
+      fixtures::step(
           policy, kv, state,
           {fixtures::normal(group * dim, scale), fixtures::normal(dim), fixtures::normal(dim)},
           budget{32}, out);
@@ -249,8 +249,8 @@ TEST_CASE("one token, and a prompt that fits, stay as they are", "[hard]") {
     INFO(name << ", " << tokens << " tokens");
     auto kv = fixtures::random_cache(tokens, 5, 1, 64);
     const auto before = fixtures::bytes_of(kv.head(0));
-    auto state = kvmeld::make_state(policy, kv);
-    kvmeld::compress(policy, kv, state, fixtures::queries(tokens, 1, 5).view(), budget{40});
+    auto state = fixtures::make_state(policy, kv);
+    fixtures::compress(policy, kv, state, fixtures::queries(tokens, 1, 5).view(), budget{40});
     CHECK(fixtures::bytes_of(kv.head(0)) == before);
   }
 }
@@ -260,15 +260,15 @@ TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     auto kv = fixtures::random_cache(40, 8, 2, 48);
-    auto state = kvmeld::make_state(policy, kv);
-    kvmeld::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
+    auto state = fixtures::make_state(policy, kv);
+    fixtures::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
     const bool shown = traits::measures(policy) || traits::plans_on_queries(policy);
     CHECK(state[0].observed() == (shown ? 40 : 0));
     std::vector<float> out(16);
     for (index_t t = 1; policy.decodes() && t <= 3; ++t) {
-      kvmeld::step(policy, kv, state,
-                   {fixtures::normal(16), fixtures::normal(8), fixtures::normal(8)}, budget{32},
-                   out);
+      fixtures::step(policy, kv, state,
+                     {fixtures::normal(16), fixtures::normal(8), fixtures::normal(8)}, budget{32},
+                     out);
       CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::measures(policy) ? t : 0));
     }
   }

@@ -36,22 +36,22 @@ template <class Storage>
 void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, float value_size) {
   streams::restart();
   fixtures::cache<Storage> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 90}};
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const auto one = normal(dim), q = normal(prompt * group * dim);
   const auto token = [&](float size) { return large(alike ? one : normal(dim), size); };
   for (index_t t = 0; t < prompt; ++t) {
     kv.append(0, token(key_size), token(value_size));
   }
   REQUIRE(is_finite(kv.head(0)));
-  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
-                   most);
+  fixtures::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
+                     most);
   REQUIRE(is_finite(kv.head(0)));
   REQUIRE((kv.head(0).length() <= most.slots || !policy.bounded()));
   std::vector<float> out(group * dim);
   for (index_t t = 0;
        t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.decodes(); ++t) {
-    kvmeld::step(policy, kv, state, {normal(group * dim), token(key_size), token(value_size)}, most,
-                 out);
+    fixtures::step(policy, kv, state, {normal(group * dim), token(key_size), token(value_size)},
+                   most, out);
     REQUIRE(is_finite(kv.head(0)));
   }
 }

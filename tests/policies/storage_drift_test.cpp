@@ -24,9 +24,9 @@ constexpr index_t dim = 32, slots = 48, tokens = 2400;
 template <class Storage>
 struct held {
   fixtures::cache<Storage> kv{{.heads = 1, .dim = dim, .capacity = slots + 1}};
-  kvmeld::state state;
+  fixtures::state state;
 
-  explicit held(const any_policy& p) : state(kvmeld::make_state(p, kv)) {}
+  explicit held(const any_policy& p) : state(fixtures::make_state(p, kv)) {}
 };
 
 /// What the storages are off by, relative to the largest number of a row, and in log-mass.
@@ -148,8 +148,8 @@ TEST_CASE("a running mean goes where its tokens go, in every storage", "[half][q
       for (auto* x : {&k, &v}) {
         std::ranges::for_each(*x, [&](float& e) { e += t < many / 100 ? 1.0F : -1.0F; });
       }
-      kvmeld::step(any_policy(kvmeld::zsmerge{}), one.kv, one.state, {normal(dim), k, v},
-                   budget{slots}, out);
+      fixtures::step(any_policy(kvmeld::zsmerge{}), one.kv, one.state, {normal(dim), k, v},
+                     budget{slots}, out);
     }
     const auto head = one.kv.head(0);
     index_t residual = 0;

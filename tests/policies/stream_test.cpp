@@ -98,7 +98,7 @@ std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, 
   const kvmeld::budget budget =
       trigger == 0 ? kvmeld::budget_within(policy, slots) : kvmeld::budget{slots, trigger};
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 72}};
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   std::vector<float> out(group * dim);
   std::size_t before = 0;
   double sum = 0;
@@ -107,7 +107,7 @@ std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, 
     if (t == 200) {  // warm: every path has been taken
       before = allocations;
     }
-    kvmeld::step(policy, kv, state, {from.query(t), from.key(t), from.value(t)}, budget, out);
+    fixtures::step(policy, kv, state, {from.query(t), from.key(t), from.value(t)}, budget, out);
     sum += static_cast<double>(out[0]);
     if ((t + 1) % sampled == 0) {
       const auto& wanted = full[static_cast<std::size_t>(t / sampled)];
@@ -174,14 +174,14 @@ TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
     fixtures::cache<float> kv{{.heads = 2, .group = group, .dim = dim, .capacity = 72}};
-    auto state = kvmeld::make_state(example.policy, kv);
+    auto state = fixtures::make_state(example.policy, kv);
     for (index_t t = 0; t < 50; ++t) {
       kv.head(0).push(from.key(t).data(), from.value(t).data());
     }
     state[0].extend(50);
     const std::size_t before = allocations;
-    copy(kv, state, 0, 1);
-    clear(kv, state, 0);
+    copy(kv.head(0), state[0], kv.head(1), state[1]);
+    clear(kv.head(0), state[0]);
     CHECK(allocations - before == 0);
     CHECK((kv.head(0).length() == 0 && kv.head(1).length() == 50 && state[1].length() == 50));
   }
@@ -192,14 +192,12 @@ TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
   const std::vector<index_t> active = {3, 1};
   const kvmeld::any_policy policy(kvmeld::h2o{});
   fixtures::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
-  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compressor meld(kv, policy, kvmeld::budget{slots, slots + 1});
   std::vector<float> out(2 * group * dim);
   std::size_t before = 0;
   for (index_t t = 0; t < 100; ++t) {
     before = t == 80 ? allocations.load() : before;
-    kvmeld::step(policy, kv, state, active,
-                 {from.at(t, 2 * group * dim), from.at(t, 2 * dim), from.at(t, 2 * dim)},
-                 kvmeld::budget{slots}, out);
+    meld.step(active, {from.at(t, 2 * group * dim), from.at(t, 2 * dim), from.at(t, 2 * dim)}, out);
   }
   CHECK(allocations - before == 0);
   CHECK((kv.head(3).length() == slots && kv.head(0).length() == 0));

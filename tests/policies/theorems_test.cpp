@@ -35,15 +35,16 @@ TEST_CASE("ZSMerge theorem 3.1: an uncompressed token's attention never falls", 
   const kvmeld::zsmerge policy{.residual = 3, .alpha = alpha, .prompt = mode};
   auto kv = fixtures::random_cache(tokens, dim, 1, tokens + 60);
   auto full = kv;
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, fixtures::queries(tokens, 1, dim, scale).view(), budget{40});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, fixtures::queries(tokens, 1, dim, scale).view(),
+                     budget{40});
   std::vector<float> out(static_cast<std::size_t>(dim));
   int compared = 0;
   for (index_t t = 0; t < 50; ++t) {
     const auto q = fixtures::normal(dim, scale), k = fixtures::normal(dim),
                v = fixtures::normal(dim);
     full.append(0, k, v);
-    kvmeld::step(policy, kv, state, {q, k, v}, budget{40}, out);
+    fixtures::step(policy, kv, state, {q, k, v}, budget{40}, out);
     const auto probe = fixtures::to_mat(fixtures::normal(dim, scale).data(), 1, dim);
     const auto before =
         attention_by_position(fixtures::to_oracle(full.head(0)), probe, tokens + t + 1);
@@ -65,8 +66,8 @@ TEST_CASE("the theorem fails for alpha above 1, so its test can fail", "[theorem
   const kvmeld::zsmerge policy{.residual = 1, .alpha = 3};
   auto kv = fixtures::random_cache(120, 12, 1);
   auto full = kv;
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, fixtures::queries(120, 1, 12).view(), budget{40});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, fixtures::queries(120, 1, 12).view(), budget{40});
   const auto probe = fixtures::to_mat(fixtures::normal(12, 0.1F).data(), 1, 12);
   const auto before = attention_by_position(fixtures::to_oracle(full.head(0)), probe, 120);
   const auto after = attention_by_position(fixtures::to_oracle(kv.head(0)), probe, 120);
@@ -105,14 +106,14 @@ TEST_CASE("streaming_llm by cache index is the paper's re-rotation of every key"
     oracle::append(expected, fixtures::to_mat(k.data(), 1, dim)[0],
                    fixtures::to_mat(v.data(), 1, dim)[0]);
   }
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{target});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{target});
   reference.prompt(expected, {}, {}, target);
   std::vector<float> out(static_cast<std::size_t>(group * dim));
   for (index_t t = prompt; t < prompt + 70; ++t) {
     const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                v = fixtures::normal(dim);
-    kvmeld::step(policy, kv, state, {turned(q, t), turned(k, t), v}, budget{target}, out);
+    fixtures::step(policy, kv, state, {turned(q, t), turned(k, t), v}, budget{target}, out);
     const auto o = reference.step(expected, fixtures::to_mat(q.data(), group, dim),
                                   fixtures::to_mat(k.data(), 1, dim)[0],
                                   fixtures::to_mat(v.data(), 1, dim)[0], target);

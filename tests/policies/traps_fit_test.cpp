@@ -39,8 +39,8 @@ struct fitted {
 fitted fit_on(const any_policy& policy, fixtures::cache<float> kv, const fixtures::queries& few,
               const fixtures::queries& others) {
   const oracle::head full = fixtures::to_oracle(kv.head(0));
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, few.view(), budget{40});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, few.view(), budget{40});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   fitted f{output_error(full, made, few.tensor()), output_error(full, made, others.tensor())};
   for (index_t s = 0; s < kv.head(0).length(); ++s) {
@@ -106,13 +106,13 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
     for (const float gap : {10.0F, 20.0F, 25.0F, 30.0F, 60.0F, 120.0F}) {
       INFO(example.name << ", logits apart by " << gap);
       fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = tokens}};
-      auto state = kvmeld::make_state(example.policy, kv);
+      auto state = fixtures::make_state(example.policy, kv);
       kv.append(0, numbers_of(sinks, gap / kv.head(0).scale(), 1), fixtures::normal(sinks * dim));
       const index_t rest = tokens - sinks;
       kv.append(0, fixtures::normal(rest * dim), fixtures::normal(rest * dim));
       const auto q = numbers_of(queries * group, 1, 0.1F);
-      kvmeld::compress(example.policy, kv, state,
-                       kvmeld::prompt_queries(q.data(), queries, 1, group, dim), budget{40});
+      fixtures::compress(example.policy, kv, state,
+                         kvmeld::prompt_queries(q.data(), queries, 1, group, dim), budget{40});
       float largest = 0;
       const auto look = [&] {
         for (index_t s = 0; s < kv.head(0).length(); ++s) {
@@ -126,7 +126,7 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
       std::vector<float> out(static_cast<std::size_t>(group * dim));
       for (index_t t = 0; t < steps && example.policy.decodes() && example.policy.bounded(); ++t) {
         const auto own = numbers_of(group, 1, 0.1F), token = fixtures::normal(dim);
-        kvmeld::step(example.policy, kv, state, {own, token, token}, budget{40}, std::span(out));
+        fixtures::step(example.policy, kv, state, {own, token, token}, budget{40}, std::span(out));
         look();
       }
       CHECK(largest < most);
@@ -144,8 +144,8 @@ TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
     kv.append(0, k, fixtures::normal(dim));
   }
   const kvmeld::streaming_llm policy;
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, kvmeld::no_queries, budget{30});
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   const auto head = kv.head(0);
   REQUIRE(head.position(4) == 64);
   kvmeld::dense::matrix keys(dim, 30);

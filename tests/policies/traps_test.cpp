@@ -48,12 +48,12 @@ struct stream : fixtures::one_head {
   void append(float wanted) { kv.append(0, key(wanted), normal(dim)); }
   void compress(index_t target) {
     const auto q = queries(head().length());
-    kvmeld::compress(policy, kv, state,
-                     kvmeld::prompt_queries(q.data(), head().length(), 1, group, dim),
-                     budget{target});
+    fixtures::compress(policy, kv, state,
+                       kvmeld::prompt_queries(q.data(), head().length(), 1, group, dim),
+                       budget{target});
   }
   void step(float wanted, index_t target) {
-    kvmeld::step(policy, kv, state, {queries(1), key(wanted), normal(dim)}, budget{target}, out);
+    fixtures::step(policy, kv, state, {queries(1), key(wanted), normal(dim)}, budget{target}, out);
   }
 };
 
@@ -282,14 +282,14 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
     stream b = a;
     b.kv = reordered(a.kv, shuffled(tokens));
     const fixtures::queries queries(tokens, group, dim);
-    kvmeld::compress(a.policy, a.kv, a.state, queries.view(), budget{target});
-    kvmeld::compress(b.policy, b.kv, b.state, queries.view(), budget{target});
+    fixtures::compress(a.policy, a.kv, a.state, queries.view(), budget{target});
+    fixtures::compress(b.policy, b.kv, b.state, queries.view(), budget{target});
     REQUIRE(oracle::set_difference(fixtures::to_oracle(a.head()), fixtures::to_oracle(b.head())) <
             1e-4);
     for (index_t t = 0; t < 20 && example.policy.decodes(); ++t) {
       const auto q = normal(group * dim), k = normal(dim), v = normal(dim);
-      kvmeld::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
-      kvmeld::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);
+      fixtures::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
+      fixtures::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);
       REQUIRE(oracle::difference(fixtures::to_mat(a.out.data(), group, dim),
                                  fixtures::to_mat(b.out.data(), group, dim)) < 1e-4);
     }

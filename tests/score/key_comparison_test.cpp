@@ -38,9 +38,9 @@ int check_comparisons_change_nothing(const kvmeld::any_policy& policy, index_t t
                                      index_t steps, float memory_noise = 0) {
   INFO(policy.name());
   auto kv = fixtures::random_cache(2 * target, dim, 2, 2 * target + 1);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const fixtures::queries prompt(2 * target, 2, dim);
-  kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
+  fixtures::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
   auto other = kv;
   auto other_state = state;
   int right = 0;
@@ -50,7 +50,7 @@ int check_comparisons_change_nothing(const kvmeld::any_policy& policy, index_t t
     for (float& x : state[0].memory().subspan(memory_noise == 0 ? state[0].memory().size() : 1)) {
       x += memory_noise * fixtures::normal(1)[0];
     }
-    kvmeld::step(policy, kv, state, {q, k, v}, kvmeld::budget{target}, a);
+    fixtures::step(policy, kv, state, {q, k, v}, kvmeld::budget{target}, a);
 
     const auto head = other.head(0);
     head.push(k.data(), v.data());

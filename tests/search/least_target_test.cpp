@@ -3,7 +3,6 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
-#include "kvmeld/compress.hpp"
 #include "kvmeld/policies/fold.hpp"
 #include "kvmeld/policies/full_cache.hpp"
 #include "kvmeld/policies/h2o.hpp"
@@ -11,6 +10,7 @@
 #include "kvmeld/policies/kvmerger.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "kvmeld/search/select.hpp"
+#include "support/all_heads.hpp"
 #include "support/random.hpp"
 
 using kvmeld::index_t;
@@ -105,10 +105,10 @@ TEST_CASE("a budget of all positions has no slot after it", "[select][errors]") 
   CHECK(kvmeld::budget{7, 9}.trigger_length() == 9);
   const kvmeld::full_cache policy;
   kvmeld::cache kv({.kv_heads = 1, .key_dim = 4}, {.capacity = 16});
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const std::vector<float> x(4, 1.0F);
   std::vector<float> out(4);
-  CHECK_NOTHROW(kvmeld::step(policy, kv, state, {x, x, x}, kvmeld::budget{last}, out));
+  CHECK_NOTHROW(fixtures::step(policy, kv, state, {x, x, x}, kvmeld::budget{last}, out));
   CHECK(kv.head(0).length() == 1);
   CHECK(kvmeld::budget_within(policy, last).trigger_length() == last);
 }

@@ -46,7 +46,7 @@ using looks = std::function<void(const kvmeld::head_state&, const oracle::head&,
 
 /// `kvmeld::compress`, compiled once for each scalar.
 template <class Scalar>
-void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, kvmeld::state& state,
+void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, fixtures::state& state,
               const queries& prompt, index_t target);
 
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
@@ -59,9 +59,9 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
 inline void removes_as_planned(const kvmeld::any_policy& policy, index_t target, index_t dim,
                                index_t steps) {
   auto kv = random_cache(3 * target, dim, 2, 3 * target + 1);
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const queries prompt(3 * target, 2, dim);
-  kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
+  fixtures::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
   const auto as_set = [](const auto& head, const kvmeld::head_state& columns) {
     std::vector<std::vector<float>> rows;
     for (index_t s = 0; s < head.length(); ++s) {

@@ -102,7 +102,7 @@ struct ems_pair {
   oracle::ems slow;
   index_t target;
   fixtures::cache<float> kv;
-  kvmeld::state state;
+  fixtures::state state;
   oracle::head expected;
 
   ems_pair(const ems& p, index_t dim, index_t group, index_t slots,
@@ -111,7 +111,7 @@ struct ems_pair {
         slow(both(p, rope).second),
         target(slots),
         kv({.heads = 1, .group = group, .dim = dim, .capacity = 400, .rope = rope}),
-        state(kvmeld::make_state(policy, kv)),
+        state(fixtures::make_state(policy, kv)),
         expected(oracle::make_head(dim, group)) {}
 
   void check_same() {
@@ -139,7 +139,7 @@ struct ems_pair {
     for (const auto& [k, v] : prompt.tokens) {
       kv.append(0, k, v);
     }
-    kvmeld::compress(policy, kv, state, prompt.asked.view(), budget{target});
+    fixtures::compress(policy, kv, state, prompt.asked.view(), budget{target});
     expected = prompt.expected;
     check_same();
   }
@@ -168,7 +168,7 @@ struct ems_pair {
       INFO("position " << t.position);
       const auto& [q, k, v] = t.token;
       std::vector<float> out(q.size());
-      kvmeld::step(policy, kv, state, {q, k, v}, budget{target, trigger}, out);
+      fixtures::step(policy, kv, state, {q, k, v}, budget{target, trigger}, out);
       expected = t.expected;
       REQUIRE(oracle::difference(to_mat(out.data(), head.group(), head.dim()), t.out) < 1e-5);
       check_same();

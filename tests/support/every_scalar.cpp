@@ -9,9 +9,9 @@
 namespace fixtures {
 
 template <class Scalar>
-void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, kvmeld::state& state,
+void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, fixtures::state& state,
               const queries& prompt, index_t target) {
-  kvmeld::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
+  fixtures::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
 }
 
 template <class Scalar>
@@ -56,7 +56,7 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
         s.clear);
   }
   auto& kv = start->kv;
-  auto state = kvmeld::make_state(policy, kv);
+  auto state = fixtures::make_state(policy, kv);
   const auto look = [&](const oracle::head& expected) {
     REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < tolerance);
     if (also) {
@@ -69,8 +69,8 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
   for (std::size_t t = 0; t < steps.size(); ++t) {
     INFO("step " << t);
     const taken& token = steps[t];
-    kvmeld::step(policy, kv, state, {token.q, token.k, token.v},
-                 kvmeld::budget{s.target, s.trigger}, out);
+    fixtures::step(policy, kv, state, {token.q, token.k, token.v},
+                   kvmeld::budget{s.target, s.trigger}, out);
     REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), token.out) < tolerance);
     look(token.expected);
   }
@@ -83,7 +83,7 @@ template <class Scalar>
 struct session {
   kvmeld::any_policy policy;
   fixtures::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
 
   void prompt(std::span<const float> numbers) {
     for (index_t h = 0; h < 2; ++h) {
@@ -92,14 +92,14 @@ struct session {
       };
       kv.append(h, at(h), at(h + 2));
     }
-    kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(numbers.data(), 40, 2, 2, 8),
-                     kvmeld::budget{40});
+    fixtures::compress(policy, kv, state, kvmeld::prompt_queries(numbers.data(), 40, 2, 2, 8),
+                       kvmeld::budget{40});
   }
   std::vector<float> step(std::span<const float> numbers) {
     std::vector<float> out(32);
-    kvmeld::step(policy, kv, state,
-                 {numbers.first(32), numbers.subspan(32, 16), numbers.subspan(48, 16)},
-                 kvmeld::budget{40, 42}, out);
+    fixtures::step(policy, kv, state,
+                   {numbers.first(32), numbers.subspan(32, 16), numbers.subspan(48, 16)},
+                   kvmeld::budget{40, 42}, out);
     return out;
   }
 };
@@ -117,7 +117,7 @@ void goes_on(const kvmeld::any_policy& policy) {
   other.prompt(normal(1280));  // what it held is overwritten
   const std::string bytes = saved(policy, one.kv, one.state);
   std::istringstream in(bytes + "more");
-  kvmeld::load(in, policy, other.kv, other.state);
+  fixtures::load(in, policy, other.kv, other.state);
   CHECK(in.get() == 'm');
   REQUIRE(everything(other.kv, other.state) == everything(one.kv, one.state));
   CHECK(saved(policy, other.kv, other.state) == bytes);
@@ -132,7 +132,7 @@ void goes_on(const kvmeld::any_policy& policy) {
 
 template void agree<KVMELD_SCALAR>(const kvmeld::any_policy&, const any_oracle&, const setting&,
                                    double, const looks<KVMELD_SCALAR>&);
-template void compress(const kvmeld::any_policy&, fixtures::cache<KVMELD_SCALAR>&, kvmeld::state&,
+template void compress(const kvmeld::any_policy&, fixtures::cache<KVMELD_SCALAR>&, fixtures::state&,
                        const queries&, index_t);
 template void goes_on<KVMELD_SCALAR>(const kvmeld::any_policy&);
 

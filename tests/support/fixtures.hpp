@@ -9,6 +9,7 @@
 
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
+#include "support/all_heads.hpp"
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 

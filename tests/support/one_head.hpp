@@ -17,7 +17,7 @@ struct one_head {
 
   kvmeld::any_policy policy;
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
   std::vector<float> out = std::vector<float>(group * dim);
 
   fixtures::head_view<float> head() { return kv.head(0); }
@@ -58,16 +58,16 @@ struct stream : one_head {
   void append(index_t tokens) { kv.append(0, normal(tokens * dim), normal(tokens * dim)); }
   template <class T>
   void compress(const kvmeld::query_view<T>& queries, index_t target) {
-    kvmeld::compress(policy, kv, state, queries, kvmeld::budget{target});
+    fixtures::compress(policy, kv, state, queries, kvmeld::budget{target});
   }
   void step(const kvmeld::budget& b) {
-    kvmeld::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
+    fixtures::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
   }
   /// Another policy goes on where this one is: a fresh state, measured on what remains.
   void hand_over(const kvmeld::any_policy& to, const kvmeld::query_view<float>& queries,
                  index_t target) {
     policy = to;
-    state = kvmeld::make_state(policy, kv);
+    state = fixtures::make_state(policy, kv);
     compress(queries, target);
   }
 

@@ -4,10 +4,11 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
+#include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "support/fixtures.hpp"
 
@@ -25,6 +26,14 @@ struct text {
   const float* query(int t, int h) const { return q.data() + (t * heads + h) * group * dim; }
   const float* key(int t, int h) const { return k.data() + (t * heads + h) * dim; }
   const float* value(int t, int h) const { return v.data() + (t * heads + h) * dim; }
+
+  /// The prompt's queries `[tokens, heads · group, dim]`.
+  std::span<const float> prompt() const { return std::span(q).first(tokens * heads * group * dim); }
+  /// A token's rows of all heads.
+  kvmeld::step_input token(int t) const {
+    return {std::span(query(t, 0), heads * group * dim), std::span(key(t, 0), heads * dim),
+            std::span(value(t, 0), heads * dim)};
+  }
 };
 
 /// What every engine must give: kvmeld's own decode steps on a cache of kvmeld's own.
@@ -36,17 +45,12 @@ std::vector<float> expected(const text& x, const Policy& policy, const kvmeld::b
       kv.head(h).push(x.key(t, h), x.value(t, h));
     }
   }
-  auto state = kvmeld::make_state(policy, kv);
-  kvmeld::compress(policy, kv, state, kvmeld::prompt_queries(x.q.data(), tokens, heads, group, dim),
-                   budget);
-  std::vector<float> all;
+  kvmeld::compressor meld(kv, policy, budget);
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(x.prompt(), tokens, kv.spec()));
+  meld.end_prompt(0);
+  std::vector<float> all, out(heads * group * dim);
   for (int t = tokens; t < tokens + steps; ++t) {
-    std::vector<float> out(heads * group * dim);
-    kvmeld::step(policy, kv, state,
-                 {std::span<const float>(x.query(t, 0), out.size()),
-                  std::span<const float>(x.key(t, 0), heads * dim),
-                  std::span<const float>(x.value(t, 0), heads * dim)},
-                 budget, std::span(out));
+    meld.step(kv.heads(0, 0), x.token(t), out);
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;

@@ -22,12 +22,12 @@ struct decode {
   Policy policy;
   fixtures::cache<float> kv{
       {.heads = heads, .group = group, .dim = dim, .capacity = capacity, .check_finite = true}};
-  kvmeld::state state;
+  fixtures::state state;
   std::vector<float> data = normal(20 * heads * group * dim);
   kvmeld::query_view<float> queries = kvmeld::prompt_queries(data.data(), 20, heads, group, dim);
   std::vector<float> q = normal(heads * group * dim), k = normal(heads * dim), v = k, out = q;
 
-  explicit decode(Policy p) : policy(p), state(make_state(p, kv)) {
+  explicit decode(Policy p) : policy(p), state(fixtures::make_state(p, kv)) {
     for (index_t h = 0; h < heads; ++h) {
       append(h, h == 1 ? 3 : 14 + 3 * h);
       observe(policy, kv.head(h), state[h], queries.of(h));
@@ -57,15 +57,12 @@ struct decode {
     const bool unchanged = everything() == before;
     CHECK(unchanged);
   }
-  void step_with(const std::vector<kvmeld::budget>& each) {
-    step(policy, kv, state, {q, k, v}, std::span<const kvmeld::budget>(each),
-         std::span<float>(out));
+  void step_with(const kvmeld::budget& b) { step(policy, kv, state, {q, k, v}, b, out); }
+  void compress_with(const kvmeld::budget& b) {
+    for (index_t h = 0; h < heads; ++h) {
+      compress(policy, kv.head(h), state[h], state.workspace(), b, queries.of(h));
+    }
   }
-  void compress_with(const std::vector<kvmeld::budget>& each) {
-    compress(policy, kv, state, queries, std::span<const kvmeld::budget>(each));
-  }
-  void step_with(kvmeld::budget b) { step_with(std::vector(heads, b)); }
-  void compress_with(kvmeld::budget b) { compress_with(std::vector(heads, b)); }
   void refuses_budget(const std::string& message, const auto& b) {
     refuses(message, [&] { compress_with(b); });
     refuses(message, [&] { step_with(b); });

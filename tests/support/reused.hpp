@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Heads of one policy that are run alone, through a prompt and some steps: copied, cleared, shrunk.
+// Heads of one policy that are run alone, through a prompt and some steps: copied and cleared.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -32,7 +32,7 @@ struct heads {
   kvmeld::any_policy policy;
   budget limit;
   cache<float> kv;
-  kvmeld::state state = kvmeld::make_state(policy, kv);
+  fixtures::state state = fixtures::make_state(policy, kv);
 
   explicit heads(const kvmeld::any_policy& p, index_t count = 1, index_t capacity = 100)
       : policy(p),

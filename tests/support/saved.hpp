@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/serialize.hpp"
 #include "support/fixtures.hpp"
 
 namespace fixtures {
@@ -17,7 +16,7 @@ namespace fixtures {
 using words = std::vector<std::uint32_t>;
 
 /// The bits of all that a cache and its state hold: NaN and integers in floats compare too.
-words everything(kvmeld::kv_cache auto& kv, const kvmeld::state& state) {
+words everything(kvmeld::kv_cache auto& kv, const fixtures::state& state) {
   words all;
   const auto add = [&](float x) { all.push_back(std::bit_cast<std::uint32_t>(x)); };
   for (index_t h = 0; h < kv.heads(); ++h) {
@@ -39,10 +38,9 @@ words everything(kvmeld::kv_cache auto& kv, const kvmeld::state& state) {
   return all;
 }
 
-std::string saved(const kvmeld::policies auto& policy, kvmeld::kv_cache auto& kv,
-                  kvmeld::state& state) {
+std::string saved(const auto& policy, kvmeld::kv_cache auto& kv, fixtures::state& state) {
   std::ostringstream out;
-  kvmeld::save(out, policy, kv, state);
+  fixtures::save(out, policy, kv, state);
   return out.str();
 }
 
@@ -57,7 +55,7 @@ struct small {
                                           kvmeld::zsmerge{}};
   std::span<const kvmeld::any_policy> policies = each;
   fixtures::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
-  kvmeld::state state = kvmeld::make_state(policies, kv);
+  fixtures::state state = fixtures::make_state(policies, kv);
 
   explicit small(index_t tokens) {
     for (index_t h = 0; h < 2; ++h) {
@@ -77,7 +75,7 @@ struct small {
     const words before = everything(kv, state);
     std::istringstream in(damaged);
     try {
-      kvmeld::load(in, policies, kv, state);
+      fixtures::load(in, policies, kv, state);
     } catch (const kvmeld::error&) {
       return everything(kv, state) == before;
     }

@@ -8,9 +8,9 @@
 #include <type_traits>
 
 #include "cuda/device_cache.hpp"
-#include "kvmeld/compress.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/ems.hpp"
+#include "support/all_heads.hpp"
 #include "support/typed_cache.hpp"
 
 namespace kvmeld::cuda {
@@ -54,7 +54,7 @@ struct mirror {
   std::size_t places = 0;  ///< EMS: where in a state's memory the places of tokens begin
 
   template <class Policy>
-  mirror(const Policy& p, fixtures::cache<Scalar>& kv, const kvmeld::state& state,
+  mirror(const Policy& p, fixtures::cache<Scalar>& kv, const fixtures::state& state,
          const cache_case& c)
       : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
     device.spec = &kv.head(0).spec();
@@ -86,7 +86,7 @@ struct mirror {
   }
 
   /// Slot by slot the same positions, and everything else within `tolerance`.
-  void check_same(fixtures::cache<Scalar>& kv, const kvmeld::state& state, double tolerance) {
+  void check_same(fixtures::cache<Scalar>& kv, const fixtures::state& state, double tolerance) {
     for (index_t h = 0; h < kv.heads(); ++h) {
       const auto head = kv.head(h);
       REQUIRE(device.length[h] == head.length());

@@ -61,7 +61,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   emulator::chance random{seed};
   c.capacity = std::max(what.length, what.slots) + 3;
   auto kv = cache_of<Scalar>(c);
-  auto state = make_state(p, kv);
+  auto state = fixtures::make_state(p, kv);
   const auto number = [&] {
     return static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
   };
@@ -180,7 +180,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
       }
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
-    kvmeld::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
+    fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     calls::step(p, twin.device.view(), twin.device.state, dq.data(),
                 new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(), space,
                 order(seed));

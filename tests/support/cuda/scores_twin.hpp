@@ -37,7 +37,7 @@ class scores_twin {
         c_(sized(what)),
         random_{what.seed},
         kv(cache_of<Scalar>(c_)),
-        state(make_state(p, kv)),
+        state(fixtures::make_state(p, kv)),
         twin(p, kv, state, c_),
         heads_(run(what)),
         list_(what.active),
@@ -178,7 +178,7 @@ class scores_twin {
       device_buffer<scalar> dq(stored(q)), dk(stored(k)), dv(stored(v));
       const std::vector<float> fq(q.begin(), q.end()), fk(k.begin(), k.end()),
           fv(v.begin(), v.end());
-      kvmeld::step(policy, kv, state, {fq, fk, fv}, budgets.host(), out);
+      fixtures::step(policy, kv, state, {fq, fk, fv}, budgets.host(), out);
       calls::step(policy, view(), twin.device.state, dq.data(), {dk.data(), dv.data()},
                   budgets.limits(), theirs.data(), space, order(what_.seed));
       twin.check_same(kv, state, tolerance);
@@ -279,7 +279,7 @@ class scores_twin {
 
  public:
   fixtures::cache<Scalar> kv;
-  kvmeld::state state;
+  fixtures::state state;
   mirror<Scalar> twin;
 
  private:

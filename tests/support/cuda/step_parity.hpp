@@ -39,7 +39,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   uneven_budgets budgets(limit, what.apart, c.heads);
   emulator::chance random{seed};
   auto kv = cache_of<Scalar>(c);
-  auto state = make_state(p, kv);
+  auto state = fixtures::make_state(p, kv);
   const auto scalars = [&](index_t n) {
     std::vector<Scalar> x(static_cast<std::size_t>(n));
     for (Scalar& e : x) {
@@ -76,7 +76,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
       }
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
-    kvmeld::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
+    fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     policy_calls::step(p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()},
                        budgets.limits(), out.data(), {memory.data(), memory.size()},
                        order(seed + static_cast<std::uint64_t>(step)));

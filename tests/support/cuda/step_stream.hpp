@@ -30,7 +30,7 @@ struct device_stream {
   cache_case shape;
   budget limit;
   fixtures::cache<float> empty;
-  kvmeld::state state;
+  fixtures::state state;
   mirror<float> twin;
   device_buffer<unsigned char> memory;
   device_buffer<float> q, k, v, out;
@@ -40,7 +40,7 @@ struct device_stream {
         shape(c),
         limit(b),
         empty({.heads = c.heads, .group = c.group, .dim = c.dim, .capacity = c.capacity}),
-        state(make_state(p, empty)),
+        state(fixtures::make_state(p, empty)),
         twin(p, empty, state, c),
         memory(workspace_bytes(p, twin.device.view())),
         q(static_cast<std::size_t>(c.heads * c.group * c.dim)),

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+// Heads, rows and budgets that a compressor refuses, and nothing has changed after it.
+#include <catch2/catch.hpp>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/policies.hpp"
+#include "support/refusals.hpp"
+
+namespace {
+
+using fixtures::normal;
+using kvmeld::any_policy;
+using kvmeld::budget;
+using kvmeld::head_range;
+using kvmeld::head_selection;
+using kvmeld::index_t;
+using list = std::vector<index_t>;
+
+/// Three heads with a prompt, and a step's rows of the first two.
+struct model {
+  static constexpr index_t heads = 3, group = 2, dim = 4, tokens = 14, capacity = 24;
+
+  kvmeld::cache kv{{.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = capacity}};
+  kvmeld::compressor<any_policy> meld{kv, kvmeld::h2o{}, budget{12, 13}};
+  std::vector<float> queries = normal(tokens * heads * group * dim), q = normal(2 * group * dim),
+                     k = normal(2 * dim), v = normal(2 * dim), out = q;
+
+  model() {
+    const auto rows = normal(tokens * heads * dim);
+    kv.append(kv.heads(0, 0), rows, rows, tokens);
+    meld.prompt(kv.heads(0, 0), kvmeld::queries(queries, tokens, kv.spec()));
+    meld.end_prompt(0);
+  }
+  std::vector<float> everything() {
+    std::vector<float> all = out;
+    for (index_t h = 0; h < heads; ++h) {
+      const auto bytes = fixtures::bytes_of(kv.head(h));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+      all.push_back(static_cast<float>(kv.head(h).next_position()));
+      const auto scores = meld.state(h).column(0);
+      all.insert(all.end(), scores.begin(), scores.end());
+    }
+    return all;
+  }
+  void refuses(const std::string& message, const std::function<void()>& call) {
+    const auto before = everything();
+    CHECK_THROWS_WITH(call(), Catch::Contains(message));
+    CHECK(everything() == before);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("heads that are not there or come twice are refused by every call", "[heads][errors]") {
+  model m;
+  const auto refused = [&](const std::string& message, const head_selection& chosen) {
+    m.refuses("step: " + message, [&] { m.meld.step(chosen, {m.q, m.k, m.v}, m.out); });
+    m.refuses("compress: " + message, [&] { m.meld.compress(chosen); });
+    m.refuses("observe: " + message, [&] { m.meld.observe(chosen, {}); });
+    m.refuses("draft: " + message, [&] { m.meld.draft(chosen, {m.q, m.k, m.v}, m.out, 1); });
+    m.refuses("prompt: " + message, [&] {
+      m.meld.prompt(chosen, kvmeld::queries(m.queries, model::tokens, m.kv.spec()));
+    });
+  };
+  for (const head_range r : {head_range{0, 4}, {3, 1}, {4, 0}, {-1, 1}, {1, -1}, {2, 2147483647}}) {
+    refused("expected a range of heads within 0 to 2, got " + std::to_string(r.count) +
+                " heads from " + std::to_string(r.first),
+            r);
+  }
+  refused("expected heads 0 to 2, got 3", list{0, 3});
+  refused("expected heads 0 to 2, got -1", list{-1});
+  refused("expected each head once, got head 1 twice", list{1, 2, 1});
+  refused("expected a list of heads, got null",
+          std::span<const index_t>(static_cast<const index_t*>(nullptr), 2));
+}
+
+TEST_CASE("rows of other heads than those chosen, in any scalar, are refused", "[heads][errors]") {
+  model m;
+  const list two = {2, 0};
+  const auto all = normal(24);
+  const auto refused = [&](const std::string& message, const kvmeld::step_input& in,
+                           std::span<float> out) {
+    m.refuses(message, [&] { m.meld.step(two, in, out); });
+  };
+  const auto &q = m.q, &k = m.k, &v = m.v;
+  refused("step: expected q [1, 2, 2, 4] (16 numbers), got 24", {all, k, v}, m.out);
+  refused("step: expected q [1, 2, 2, 4] (16 numbers), got 8", {k, k, v}, m.out);
+  refused("step: expected k [1, 2, 1, 4] (8 numbers), got 16", {q, q, v}, m.out);
+  refused("step: expected v [1, 2, 1, 4] (8 numbers), got 16", {q, k, q}, m.out);
+  refused("step: expected out [1, 2, 2, 4] (16 numbers), got 15", {q, k, v},
+          std::span(m.out).first(15));
+  const std::span<const float> null(static_cast<const float*>(nullptr), 8);
+  refused("step: expected k [1, 2, 1, 4] (8 numbers), got null", {q, null, v}, m.out);
+  std::vector<Eigen::half> half(8);
+  refused("step: expected v [1, 2, 1, 4] (8 numbers), got 7", {q, k, std::span(half).first(7)},
+          m.out);
+  half[5] = std::numeric_limits<Eigen::half>::infinity();  // of the second row, which is head 0's
+  for (const kvmeld::step_input& in : {kvmeld::step_input{q, half, v}, {q, k, half}}) {
+    const index_t next = m.kv.head(0).next_position();
+    CHECK_THROWS_WITH(m.meld.step(two, in, m.out), Catch::Contains("NaN or Inf in head 0 "));
+    CHECK(m.kv.head(0).next_position() == next);
+  }
+}
+
+TEST_CASE("a step without room for one of its heads is refused", "[errors]") {
+  model m;
+  const auto rows = normal(12 * model::dim);
+  m.kv.append(head_range{2, 1}, rows, rows, 12);  // head 2 is full; the others have room
+  m.refuses("expected a free slot for the token, got all 24 slots in use", [&] {
+    m.meld.step(list{0, 2}, {m.q, m.k, m.v}, m.out);
+  });
+  CHECK_NOTHROW(m.meld.step(list{0, 1}, {m.q, m.k, m.v}, m.out));
+}
+
+TEST_CASE("policies and budgets are one, or one for each head of a request", "[errors]") {
+  model m;
+  const auto made = [&](std::size_t policies, std::size_t budgets, index_t last) {
+    std::vector<any_policy> each(policies, any_policy(kvmeld::h2o{}));
+    std::vector<budget> limits(budgets, budget{12});
+    limits.back().slots = last;
+    kvmeld::compressor<any_policy> meld(m.kv, each, limits);
+  };
+  m.refuses("expected policies: one, or one for each of 3 heads of a request, got 2",
+            [&] { made(2, 3, 12); });
+  m.refuses("expected budgets: one, or one for each of 3 heads of a request, got 4",
+            [&] { made(3, 4, 12); });
+  m.refuses("h2o: expected a budget of at least 1 slot, got 0", [&] { made(1, 3, 0); });
+  CHECK_NOTHROW(made(3, 3, 12));
+  CHECK_NOTHROW(made(1, 1, 12));
+}
