@@ -12,8 +12,8 @@
 namespace kvmeld {
 inline namespace v0 {
 
-/// An executor: `kvmeld::step(policy, kv, state, {q, k, v}, budget, out, kvmeld::openmp{2})`, with
-/// a state made for as many. Of what heads throw, one comes out when all heads are done.
+/// An executor: `meld.step(heads, {q, k, v}, out, kvmeld::openmp{2})`. Of what heads throw, one
+/// comes out when all heads are done.
 struct openmp {
   index_t threads = 1;
 
