@@ -10,6 +10,7 @@
 
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
+#include "support/sanitized.hpp"
 
 namespace {
 
@@ -19,10 +20,8 @@ using kvmeld::index_t;
 
 constexpr std::size_t stack_bytes = 128 << 10;
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool frames_are_real = false;  // the sanitizer's are larger
-#elif defined(__OPTIMIZE__)
-constexpr bool frames_are_real = true;
+#ifdef __OPTIMIZE__
+constexpr bool frames_are_real = !fixtures::sanitized;  // the sanitizer's are larger
 #else
 constexpr bool frames_are_real = false;
 #endif
@@ -45,7 +44,7 @@ void on_small_stack(const std::function<void()>& f) {
 }  // namespace
 
 TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
-  constexpr index_t dim = 128, group = 4, tokens = 700, steps = 40;
+  constexpr index_t dim = 128, group = 4, tokens = frames_are_real ? 700 : 260, steps = 20;
   for (const auto& example : fixtures::every_policy()) {
     CAPTURE(example.name);
     const kvmeld::any_policy& policy = example.policy;

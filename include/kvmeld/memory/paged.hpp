@@ -72,6 +72,16 @@ class paged_cache : public cache_base {
     const std::span<const index_t> all(own.pages, static_cast<std::size_t>(capacity() / own.slots));
     return all.subspan(static_cast<std::size_t>(pages(h)));
   }
+  /// The same for heads that share a table: those of a layer and request, or of a request.
+  /// Refused: heads of several tables.
+  std::span<const index_t> free_pages(const head_selection& heads) {
+    heads.check("free_pages", this->heads());
+    for (index_t i = 0; i < heads.count(); ++i) {
+      expects(share_table(heads[i], heads[0]),
+              "free_pages: expected heads of one table, got several");
+    }
+    return heads.count() > 0 ? free_pages(heads[0]) : std::span<const index_t>();
+  }
 
  private:
   /// Which heads share a table, by how many tables there are.
