@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-/// What kvmeld refuses: one exception type, with a code that an engine can act on.
+/// What kvmeld refuses: exceptions with a code that an engine can act on.
 #pragma once
 
 #include <concepts>  // std::integral
 #include <cstdio>    // std::snprintf
 #include <initializer_list>
-#include <stdexcept>  // std::invalid_argument
+#include <stdexcept>  // std::runtime_error
 #include <string>
 #include <string_view>
 
@@ -25,16 +25,28 @@ enum class errc {
 /// A call was refused. The message is "kvmeld: call: expected X, got Y", or only what was expected
 /// where nothing was given. Nothing has changed, but for the cases that docs/reference/errors.md
 /// lists: numbers that no one checked may let `apply` refuse a plan in the middle of a step.
-class error : public std::invalid_argument {
+class error : public std::runtime_error {
  public:
   /// `message`: "fn: expected X, got Y".
-  error(errc code, const std::string& message) : std::invalid_argument(message), code_(code) {}
+  error(errc code, const std::string& message) : std::runtime_error(message), code_(code) {}
 
   /// Why the call was refused: what an engine can act on.
   errc code() const noexcept { return code_; }
 
  private:
   errc code_;
+};
+
+/// A mistake of the caller's.
+class invalid_argument : public error {
+ public:
+  using error::error;
+};
+
+/// A full head or cache: compress, or give it more memory.
+class no_capacity : public error {
+ public:
+  using error::error;
 };
 
 namespace detail {
@@ -82,7 +94,14 @@ class message_part {
   for (const message_part& part : parts) {
     part.append_to(message);
   }
-  throw error(code, message);
+  switch (code) {
+    case errc::invalid_argument:
+      throw invalid_argument(code, message);
+    case errc::no_capacity:
+      throw no_capacity(code, message);
+    default:
+      throw error(code, message);
+  }
 }
 
 }  // namespace detail
