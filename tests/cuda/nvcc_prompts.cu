@@ -4,6 +4,7 @@
 #include "kvmeld/cuda/score/column_scores.cuh"
 #include "kvmeld/cuda/score/foresight.cuh"
 #include "kvmeld/cuda/search/match.cuh"
+#include "kvmeld/memory/attention_spec.hpp"
 
 namespace kvmeld::cuda {
 

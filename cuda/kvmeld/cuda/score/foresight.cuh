@@ -4,7 +4,6 @@
 
 #include "kvmeld/cuda/memory/rope_params.cuh"
 #include "kvmeld/cuda/score/queries.cuh"
-#include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/score/future_positions.hpp"
 
 namespace kvmeld::cuda {
