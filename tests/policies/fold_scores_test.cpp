@@ -162,13 +162,12 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
   const auto by_profile = profile.budgets(total, most);
   const auto reference = kvmeld::foresight(b.kv, b.queries(), {.count = 40});
   for (index_t h = 0; h < heads; ++h) {  // a layer is done before the next one is read
-    std::vector<budget> budgets(heads, {slots});
-    budgets[static_cast<std::size_t>(h)] = {policy.slots_beside_pins() +
-                                            by_profile[static_cast<std::size_t>(h)]};
-    const kvmeld::head_range one{h, 1};
-    fixtures::observe(any, b.kv, again, one, b.queries().of(h));
-    fixtures::compress(any, b.kv, again, one, reference.view().of(h),
-                       std::span<const budget>(budgets));
+    const auto head = b.kv.head(h);
+    const auto ahead = reference.view().of(h);
+    observe(any, head, again[h], b.queries().of(h));
+    observe(any, head, again[h], ahead);
+    compress(any, head, again[h], again.workspace(),
+             budget{policy.slots_beside_pins() + by_profile[static_cast<std::size_t>(h)]}, ahead);
   }
   CHECK(bytes_of(a.kv) == bytes_of(b.kv));
 }

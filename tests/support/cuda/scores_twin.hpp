@@ -93,8 +93,7 @@ class scores_twin {
       const auto score = state[h].column(fold::prompt_score);
       std::vector<float> free;
       for (index_t s = 0; s < kv.head(h).length(); ++s) {
-        const protection always{policy.sinks, policy.prompt_recent,
-                                        kv.head(h).next_position() - 1};
+        const protection always{policy.sinks, policy.prompt_recent, kv.head(h).next_position() - 1};
         if (!always(kv.head(h).position(s)) && score[static_cast<std::size_t>(s)] > 0) {
           free.push_back(score[static_cast<std::size_t>(s)]);
         }
