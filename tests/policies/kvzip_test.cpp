@@ -115,7 +115,8 @@ TEST_CASE("what one repeated token looks up is kept, however little all others l
   const kvzip policy;
   auto state = fixtures::make_state(policy, kv);
   second.observe(policy, kv, state);
-  fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{policy.min_budget()});
+  fixtures::compress(policy, kv, state, kvmeld::no_queries,
+                     budget{kvmeld::traits::min_budget(policy)});
   CHECK(kv.head(0).position(4) == fact);
 }
 
