@@ -266,7 +266,7 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   before = bytes();
   const std::vector<float> q(heads * 2 * dim), row(heads * dim);
   std::vector<float> out(q.size());
-  CHECK_THROWS_WITH(step(policy, e.kv, state, {q, row, row}, kvmeld::budget{20}, std::span(out)),
-                    missing);
+  kvmeld::compressor meld(e.kv, policy, kvmeld::budget{20});
+  CHECK_THROWS_WITH(meld.step(e.kv.heads(0, 0), {q, row, row}, out), missing);
   CHECK(bytes() == before);
 }

@@ -66,6 +66,7 @@ void compress(const auto& policy, kvmeld::kv_cache auto& kv, state& all,
               const kvmeld::query_view<T>& queries, const auto& budget) {
   for (index_t h = 0; h < kv.heads(); ++h) {
     if (kv.head(h).length() > 0) {
+      kvmeld::check(of_head(policy, h), of_head(budget, h), kv.head(h).capacity());
       kvmeld::observe(of_head(policy, h), kv.head(h), all[h], queries.of(h));
       kvmeld::compress(of_head(policy, h), kv.head(h), all[h], all.workspace(), of_head(budget, h),
                        queries.of(h));
