@@ -35,6 +35,6 @@ build_torch() {
       -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
   NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvmeld_torch step_bench \
-    ${KVMELD_TORCH_TESTS:+kvmeld_torch_emulated} 2>&1 | follow_ninja "$log" ||
+    ${KVMELD_TORCH_TESTS:+kvmeld_torch_emulated kvmeld_torch_compressed} 2>&1 | follow_ninja "$log" ||
     fail "$log" "the extension does not build:"
 }

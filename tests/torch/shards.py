@@ -15,6 +15,7 @@ CASES = [
     ("full_cache", "even"),
     ("h2o", "even"),
     ("fold", "even"),
+    ("fold", "scores"),
     ("snapkv:window=8", "scores"),
     ("zsmerge", "scores"),
     ("attention_matching", "even"),

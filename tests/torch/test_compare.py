@@ -59,9 +59,10 @@ def test_ranks_measure_what_one_process_does(tmp_path):
             assert mine[field] == pytest.approx(one[name][field], rel=1e-4, abs=1e-6), name
         for field in ("needles", "bytes"):
             assert mine[field] == one[name][field], name
-        if name != "kvzip":  # whose heads are of other sizes on each rank
-            assert mine["rank_slots"] == one[name]["rank_slots"] / 2
-            assert mine["rank_state"] == one[name]["rank_state"] / 2
+        shared = name in ("fold", "kvzip")  # whose heads are of other sizes on each rank
+        for field in ("rank_slots", "rank_state"):
+            half = one[name][field] / 2
+            assert mine[field] > half - 1 if shared else mine[field] == half
     assert table[2]["kvzip"]["rank_slots"] > one["kvzip"]["rank_slots"] / 2
 
 

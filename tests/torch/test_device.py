@@ -76,18 +76,12 @@ def near(a, b, tolerance=2e-5):
         torch.testing.assert_close(a.columns[h, :, :n], b.columns[h, :, :n], atol=tolerance, rtol=tolerance)
 
 
-def measured_on(heads, queries):
-    """Queries and positions that a policy is measured on."""
-    return heads.foresight(queries) if heads.policy.name == "fold" else (queries, None)
-
-
-@pytest.mark.parametrize("policy", [*KERNELS, "fold:pins=1"])
+@pytest.mark.parametrize("policy", [*KERNELS, "fold:pins=1", "fold/40"])
 def test_prompt_and_steps(device, policy):
     here, queries = prompt(policy)
     there = device.heads(here)
-    reference, positions = measured_on(here, queries)
     for heads in (here, there):
-        heads.compress(reference, BUDGET, positions=positions)
+        heads.compress(queries, BUDGET)
     near(here, there)
     for _ in range(6):
         q, k, v = rows(HEADS, GROUP, DIM), rows(HEADS, DIM), rows(HEADS, DIM)
@@ -156,14 +150,23 @@ def test_a_prompt_in_chunks(device, policy):
     more, k, v = rows(HEADS, GROUP, 15, DIM), rows(HEADS, 15, DIM), rows(HEADS, 15, DIM)
     for heads in (here, there):
         heads.append(k, v)
-        heads.observe(more)
+    kept = [heads.observe(more) for heads in (here, there)]
+    for a, b in zip(*kept):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
     near(here, there)
-    for heads in (here, there):
-        heads.compress(None, BUDGET)
+    for heads, (reference, positions) in zip((here, there), kept):
+        heads.compress(reference, BUDGET, positions)
     near(here, there)
 
 
-def test_attention_and_column_sums(device):
+@pytest.mark.parametrize("policy", ["ems", "keepkv"])
+def test_a_prompt_that_cannot_wait_is_refused(device, policy):
+    here, queries = prompt(policy)
+    with pytest.raises(RuntimeError, match=f"observe: expected a policy that need not see .* got {policy}"):
+        device.heads(here).observe(queries)
+
+
+def test_attention(device):
     here, queries = prompt("h2o")
     here.length[:] = torch.tensor([1, 17, 60])
     here.log_mass[:] = torch.randn_like(here.log_mass)
@@ -172,15 +175,6 @@ def test_attention_and_column_sums(device):
     for a, b in zip(here.attend(q, probabilities=True), there.attend(q, probabilities=True)):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
     assert there.attend(q)[2].numel() == 0
-    sums = [x.column_scores(queries, window=9, decay=0.9, combine="max") for x in (here, there)]
-    torch.testing.assert_close(*sums, atol=2e-5, rtol=2e-5)
-
-
-def test_foresight(device):
-    here, queries = prompt("fold")
-    there = device.heads(here)
-    for a, b in zip(here.foresight(queries, 20), there.foresight(queries, 20)):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
 
 
 def test_strides(device):

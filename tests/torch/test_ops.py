@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from conftest import POLICIES
-from kvmeld_torch import ops
+from kvmeld_torch import Policy, ops
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
 
@@ -54,15 +54,6 @@ def causal_columns(heads, queries):
                 logits = torch.stack([q @ heads.keys[h, s].double() / math.sqrt(DIM) for s in range(i + 1)])
                 sums[h, : i + 1] += logits.softmax(0)
     return sums
-
-
-def test_column_scores_are_sums_of_causal_attention():
-    heads, queries = prompt("h2o")
-    total, window, decayed = heads.column_scores(queries, window=TOKENS, decay=1.0)
-    wanted = causal_columns(heads, queries)
-    for sums in (total, window, decayed):
-        torch.testing.assert_close(sums[:, :TOKENS].double(), wanted, atol=1e-4, rtol=0)
-        assert not sums[:, TOKENS:].any()
 
 
 def test_h2o_keeps_what_loops_say():
@@ -128,13 +119,88 @@ def test_plan_and_apply_are_compress(policy):
     whole, queries = prompt(policy)
     parts = copied(whole)
     whole.compress(queries, BUDGET)
-    parts.observe(queries)
+    kept = parts.observe(queries)
     before = copied(parts)
-    plan = parts.plan(BUDGET, queries)
+    plan = parts.plan(BUDGET, *kept)
     same(parts, before)  # a plan reads
     parts.apply(plan, BUDGET)
     same(whole, parts)
     assert plan[0][:, 1].tolist() == [TOKENS] * HEADS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_that_waits_is_compressed_as_one_that_does_not(policy):
+    whole, queries = prompt(policy)
+    parts = copied(whole)
+    whole.compress(queries, BUDGET)
+    kept, positions = parts.observe(queries)
+    assert parts.length.tolist() == [TOKENS] * HEADS
+    parts.compress(kept, BUDGET, positions)
+    same(whole, parts)
+
+
+def test_queries_that_a_policy_plans_on_are_moved_as_it_wants():
+    """fold's to positions to come: 56 of 60, as the first see too little; attention_matching's where they are."""
+    turned = {}
+    for policy, ahead in (("fold", True), ("attention_matching", False)):
+        heads, queries = prompt(policy)
+        heads.policy = Policy(policy, (10_000.0,))
+        kept, positions = heads.observe(queries)
+        assert kept.shape == (HEADS, GROUP, TOKENS - 4, DIM)
+        assert ahead or positions.tolist() == list(range(4, TOKENS))
+        moved = [int(to) - i for i, to in enumerate(positions.tolist(), 4)]
+        pair = torch.view_as_complex(torch.stack(queries[:, :, 4:].chunk(2, -1), -1))
+        frequencies = 10_000.0 ** (-torch.arange(DIM // 2) * 2 / DIM)
+        angles = torch.tensor(moved)[:, None] * frequencies
+        wanted = torch.view_as_real(pair * torch.polar(torch.ones_like(angles), angles))
+        torch.testing.assert_close(kept, torch.cat([wanted[..., 0], wanted[..., 1]], -1), atol=1e-4, rtol=0)
+        turned[policy] = positions
+    assert turned["fold"][0] == TOKENS and bool((turned["fold"].diff() >= 0).all())
+    assert prompt("h2o")[0].observe(prompt("h2o")[1])[0].numel() == 0
+
+
+def divided_by_loops(scores, slots, own, most):
+    """Slots of each head: `own`, and as many as it has among the highest scores of all, at most `most`."""
+    counts = [own] * len(scores)
+    order = sorted(((-x, h, s) for h, row in enumerate(scores) for s, x in enumerate(row)))
+    left = (slots - own) * len(scores)
+    for _, h, _s in order:
+        if left and counts[h] < own + most:
+            counts[h] += 1
+            left -= 1
+    return counts
+
+
+@pytest.mark.parametrize("policy", ["fold", "h2o", "kvzip"])
+def test_shared_slots_are_those_of_the_highest_scores(policy):
+    heads, queries = prompt(f"{policy}/{BUDGET}")
+    heads.observe(queries)
+    heads.columns *= torch.tensor([3.0, 1.0, 1 / 3])[:, None, None]
+    scores = heads.scores(TOKENS)
+    about = heads.policy.describe()
+    assert torch.isposinf(scores).sum(1).tolist() == [about["sinks"] + about["latest"]] * HEADS
+    slots = ops.divide(heads.policy.text, scores, BUDGET)
+    assert sum(slots) == BUDGET * HEADS and len(set(slots)) > 1
+    own = about["sinks"] + about["latest"] + (8 if policy == "fold" else 0)  # and fold's clusters
+    rows = [[x for x in row if not math.isinf(x)] for row in scores.tolist()]
+    assert slots == divided_by_loops(rows, BUDGET, own, TOKENS - own - 1)
+    wide = torch.nn.functional.pad(scores, (0, 7), value=-math.inf)
+    assert ops.divide(heads.policy.text, wide, BUDGET) == slots
+    assert ops.divide(heads.policy.text, scores, TOKENS) == [TOKENS] * HEADS  # nothing is evicted
+
+
+def test_shared_slots_that_cannot_be_are_refused():
+    for text, message in (
+        ("fold/5", "fold: expected at least 7 slots to share, got 5"),
+        ("fold/x", "fold: expected policy/slots with 1 to 1e9 slots to share, got 'fold/x'"),
+        ("streaming_llm/90", "streaming_llm: expected a policy with a score per slot for shared budgets, got one"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.describe(text, DIM, GROUP, TOKENS)
+    with pytest.raises(RuntimeError, match=r"divide: expected scores \[heads, slots\], got 1 dimensions"):
+        ops.divide("fold/40", torch.zeros(3), BUDGET)
+    with pytest.raises(RuntimeError, match="h2o: expected a budget of at least 8 slots"):
+        ops.budget_within("h2o", 7)
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keepkv", "tova", "expected_attention"])
@@ -192,22 +258,21 @@ def test_opcheck():
         torch.library.opcheck(op, args, options | more, test_utils=checks)
 
     check(ops.compress, "fold", copied(heads).tensors, queries, [BUDGET])
-    check(ops.observe, "fold", copied(heads).tensors, queries)
     compressed = copied(heads)
     compressed.compress(queries, BUDGET)
     check(ops.step, "fold", compressed.tensors, q, k, v, [BUDGET])
     check(ops.attend, "fold", compressed.tensors, q, probabilities=True)
-    check(ops.column_scores, compressed.tensors, queries)
-    check(ops.foresight, heads.tensors, queries)
     observed = copied(heads)
-    observed.observe(queries)
-    plan = observed.plan(BUDGET, queries)
+    kept, positions = observed.observe(queries)
+    plan = observed.plan(BUDGET, kept, positions)
     check(ops.apply, "fold", copied(observed).tensors, plan)
     probabilities = torch.rand(HEADS, GROUP, heads.capacity)
     check(ops.observe_step, "h2o", prompt("h2o")[0].tensors, probabilities)
-    torch.library.opcheck(
-        ops.plan, ("fold", observed.tensors, [BUDGET]), options | {"queries": queries}, test_utils=checks[:2]
-    )
+    for op, args, more in (
+        (ops.plan, ("fold", observed.tensors, [BUDGET]), {"queries": kept, "positions": positions}),
+        (ops.observe, ("fold", copied(heads).tensors, queries), {}),
+    ):
+        torch.library.opcheck(op, args, options | more, test_utils=checks[:2])
 
 
 def test_compile_keeps_a_graph():

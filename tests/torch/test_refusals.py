@@ -15,6 +15,10 @@ def test_memory_laid_out_for_fewer_slots_is_refused():
         large.attend(rows(HEADS, GROUP, DIM))
 
 
+def more(call):
+    return {"queries": torch.cat([call["queries"]] * 2, 2)}
+
+
 def bad_inputs():
     """(what is wrong, how, the message)"""
     return [
@@ -39,8 +43,9 @@ def bad_inputs():
         ("a length beyond the capacity", lambda h, c: h("length", lambda x: x + 30), "length: expected 0 to 80"),
         ("fewer tokens seen than held", lambda h, c: h("seen", lambda x: x - 1), "seen: expected at least 60"),
         ("another policy's columns", lambda h, c: h("columns", lambda x: x[:, :0]), "h2o: expected columns"),
-        ("heads twice", lambda h, c: c | {"heads": [1, 1, 2]}, "expected each head once"),
-        ("heads that are not there", lambda h, c: c | {"heads": [0, 1, 3]}, "heads: expected 0 to 2"),
+        ("more queries than tokens", lambda h, c: c | more(c), "compress: expected at most 60 queries"),
+        ("heads of other prompts", lambda h, c: h("seen", lambda x: x + torch.arange(3).int()), "that have seen 60"),
+        ("queries that were not kept", lambda h, c: c | {"positions": torch.arange(60).int()}, "or those that observe"),
     ]
 
 
@@ -71,6 +76,8 @@ def test_a_bad_step_is_refused_and_nothing_changes():
         ({"k": k[None]}, r"k: expected \[3, 16\]"),
         ({"v": v.int()}, "v: expected Float, Half or BFloat16"),
         ({"k": k.t().contiguous().t()}, "k: expected a contiguous tensor"),
+        ({"heads": [1, 1, 2]}, "step: expected each head once"),
+        ({"heads": [0, 1, 3]}, "heads: expected 0 to 2"),
         ({}, "expected a free slot for the token, got all 60 slots"),
     ):
         with pytest.raises(RuntimeError, match=message):
@@ -79,6 +86,21 @@ def test_a_bad_step_is_refused_and_nothing_changes():
         prompt("attention_matching")[0].step(q, k, v, [BUDGET])
     for was, now in zip(before.tensors, heads.tensors):
         assert torch.equal(was, now)
+
+
+def test_nan_in_a_step_stops_its_own_head_alone():
+    heads, queries = prompt("h2o")
+    heads.compress(queries, BUDGET)
+    other = copied(heads)
+    q, k, v = rows(HEADS, GROUP, DIM), rows(HEADS, DIM), rows(HEADS, DIM)
+    other.step(q, k, v, [BUDGET])
+    k[1, 3] = float("nan")
+    before = copied(heads)
+    with pytest.raises(RuntimeError, match="step: expected finite rows, got NaN or Inf in head 1 "):
+        heads.step(q, k, v, [BUDGET])
+    assert heads.seen.tolist() == [TOKENS + 1, TOKENS, TOKENS + 1]
+    for h, now in ((0, other), (1, before), (2, other)):
+        assert torch.equal(heads.keys[h, :BUDGET], now.keys[h, :BUDGET])
 
 
 def test_a_bad_plan_is_refused_and_nothing_changes():

@@ -48,7 +48,7 @@ def by_attention(tokens: list[int], parts: list[list[int]]) -> torch.Tensor:
 def test_scores_are_the_largest_attention_of_all_parts_in_a_batch(model, text, monkeypatch):
     monkeypatch.setattr(second_reading, "CHUNK", 50)
     seen = []
-    monkeypatch.setattr(second_reading, "_end", lambda layers: seen.append([x.unread for x in layers]))
+    monkeypatch.setattr(second_reading, "end_prompt", lambda layers: seen.append([x.pending for x in layers]))
     lengths = [120, 40]
     tokens, mask = padded(text, lengths)
     whole, part = words("\n\nRepeat the previous context exactly."), [7, 64]
@@ -58,9 +58,9 @@ def test_scores_are_the_largest_attention_of_all_parts_in_a_batch(model, text, m
             mine = tokens[b, -n:].tolist()
             parts = [whole + [9] + mine[:50]]
             parts += [part + mine[at - 8 : at] + [9] + mine[at : at + 50] for at in range(50, n, 50)]
-            scores = torch.stack([unread[b].columns[:, 0] for unread in seen[0]])
+            scores = torch.stack([pending[b].heads.columns[:, 0] for pending in seen[0]])
             torch.testing.assert_close(scores, by_attention(mine, parts), atol=1e-5, rtol=0)
-            assert all(unread[b].seen.tolist() == [n] * 4 for unread in seen[0])
+            assert all(pending[b].heads.seen.tolist() == [n] * 4 for pending in seen[0])
 
 
 def test_a_batch_is_each_prompt_alone(model, text):
@@ -102,9 +102,7 @@ def test_a_second_turn_is_added(model, text):
 def test_a_prompt_that_was_not_read_again_does_not_decode(model, text):
     with pytest.raises(RuntimeError, match=r"expected `with replay\(model, encode\):`"):
         generate(model, text[:150], Cache("kvzip", 50))
-    generate(model, text[:150], Cache("kvzip", 50, queries="own"))
+    generate(model, text[:150], Cache("kvzip", 50, replay=False))
     generate(model, text[:150], Cache("kvzip", 200))  # which evicts nothing
     with replay(model, words), pytest.raises(RuntimeError, match="expected input_ids"), torch.no_grad():
         model(inputs_embeds=torch.randn(1, 150, 256), past_key_values=Cache("kvzip", 50))
-    with pytest.raises(ValueError, match="expected queries own or foresight of h2o, got replay"):
-        Cache("h2o", queries="replay")

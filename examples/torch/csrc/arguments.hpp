@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/memory/head_selection.hpp"
 
 namespace kvmeld_torch {
 
@@ -55,20 +55,6 @@ class selection {
 inline index_t positive(const char* what, std::int64_t x) {
   kvmeld::expects(x > 0 && x < 1'000'000'000, what, ": expected 1 to 1e9, got ", x);
   return static_cast<index_t>(x);
-}
-/// Queries of a window, or 0.
-inline index_t window_of(std::int64_t x) {
-  kvmeld::expects(x >= 0 && x < 1'000'000'000, "window: expected 0 to 1e9, got ", x);
-  return static_cast<index_t>(x);
-}
-
-inline kvmeld::group_combine combine_of(const text& name) {
-  using kvmeld::group_combine;
-  kvmeld::expects(name == "sum" || name == "mean" || name == "max",
-                  "combine: expected sum, mean or max, got ", name);
-  return name == "sum"    ? group_combine::sum
-         : name == "mean" ? group_combine::mean
-                          : group_combine::max;
 }
 
 }  // namespace kvmeld_torch

@@ -37,10 +37,9 @@ threads torch_threads() {
 /// Policies measure in float: 16-bit queries become floats here.
 class float_queries : public query_tensors {
  public:
-  float_queries(const tensor_cache& cache, index_t heads, const maybe& queries,
-                const maybe& positions, std::int64_t before)
-      : query_tensors(cache.tensors().shape, heads, queries, positions, before, at::kFloat,
-                      at::kCPU) {}
+  float_queries(const tensor_cache& cache, const maybe& queries, const maybe& positions = {},
+                std::int64_t before = 0)
+      : query_tensors(cache.tensors().shape, queries, positions, before, at::kFloat, at::kCPU) {}
   query_rows view() const {
     const query_layout& at = rows();
     return {.data = static_cast<const float*>(at.data),
@@ -53,28 +52,42 @@ class float_queries : public query_tensors {
   }
 };
 
-void compress(const text& policy, TensorList cache, const maybe& queries, ints budget, ints trigger,
-              const maybe& positions, std::int64_t before, maybe_heads heads, std::int64_t group,
-              double scale, numbers rope) {
-  guarded([&] {
+std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const Tensor& queries,
+                                   std::int64_t before, std::int64_t group, double scale,
+                                   numbers rope) {
+  return guarded([&] {
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
-    const selection chosen(kv.heads(), heads);
-    const float_queries reference(kv, chosen.count(), queries, positions, before);
-    const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
-    kvmeld_torch::compress(p, kv, reference.view(), budgets, chosen, torch_threads());
+    const auto& s = kv.tensors().shape;
+    const float_queries own(kv, queries, {}, before);
+    const kept_queries kept = kvmeld_torch::observe(p, kv, own.view(), torch_threads());
+    Tensor rows = at::empty({s.heads, s.group, kept.count, s.dim}, at::kFloat),
+           position = at::empty({kept.count}, at::kInt);
+    std::ranges::copy(kept.rows, rows.mutable_data_ptr<float>());
+    std::ranges::copy(kept.position, position.mutable_data_ptr<int>());
+    return std::tuple(rows, position);
   });
 }
 
-void observe(const text& policy, TensorList cache, const Tensor& queries, const maybe& positions,
-             std::int64_t before, maybe_heads heads, std::int64_t group, double scale,
-             numbers rope) {
+void compress(const text& policy, TensorList cache, const maybe& queries, ints budget, ints trigger,
+              const maybe& positions, std::int64_t group, double scale, numbers rope) {
   guarded([&] {
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
-    const selection chosen(kv.heads(), heads);
-    const float_queries reference(kv, chosen.count(), queries, positions, before);
-    kvmeld_torch::observe(p, kv, reference.view(), chosen, torch_threads());
+    const float_queries given(kv, queries, positions);
+    kvmeld_torch::compress(p, kv, given.view(),
+                           budgets_of(kv.heads(), span_of(budget), span_of(trigger)),
+                           torch_threads());
+  });
+}
+
+std::vector<std::int64_t> divide(const text& policy, const Tensor& scores, std::int64_t slots) {
+  return guarded([&] {
+    kvmeld::expects(scores.dim() == 2 && scores.size(0) > 0,
+                    "divide: expected scores [heads, slots], got ", scores.dim(), " dimensions");
+    const float* const all = floats_of("scores", scores, scores.sizes());
+    return kvmeld_torch::divide(policy_of(policy), {all, static_cast<std::size_t>(scores.numel())},
+                                positive("heads", scores.size(0)), positive("slots", slots));
   });
 }
 
@@ -135,21 +148,6 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
   });
 }
 
-Tensor column_scores(TensorList cache, const Tensor& queries, const maybe& positions,
-                     std::int64_t window, double decay, const text& combine, std::int64_t group,
-                     double scale) {
-  return guarded([&] {
-    const tensor_cache kv = cache_of(cache, {group, scale});
-    const auto& s = kv.tensors().shape;
-    const float_queries reference(kv, s.heads, queries, positions, 0);
-    Tensor out = at::empty({3, s.heads, s.capacity}, at::kFloat);
-    kvmeld_torch::column_scores(kv, reference.view(), window_of(window), static_cast<float>(decay),
-                                combine_of(combine), out.mutable_data_ptr<float>(),
-                                torch_threads());
-    return out;
-  });
-}
-
 using plan_list = std::vector<Tensor>;
 
 plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& queries,
@@ -158,7 +156,7 @@ plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& q
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
-    const float_queries reference(kv, s.heads, queries, positions, 0);
+    const float_queries reference(kv, queries, positions);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), {});
     const std::int64_t n = s.heads, slots = s.capacity;
     plan_list out = {at::zeros({n, 2}, at::kInt),       at::zeros({n, slots + 1}, at::kInt),
@@ -208,22 +206,6 @@ void apply(const text& policy, TensorList cache, TensorList plan, ints budget, s
   });
 }
 
-std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, std::int64_t count,
-                                     std::int64_t group, numbers rope) {
-  return guarded([&] {
-    tensor_cache kv = cache_of(cache, {group, 0, span_of(rope)});
-    const auto& s = kv.tensors().shape;
-    const float_queries own(kv, s.heads, queries, {}, 0);
-    auto made = kvmeld::foresight(kv, own.view(), {.count = positive("count", count)});
-    const std::int64_t n = made.count();
-    Tensor out = at::empty({s.heads, s.group, n, s.dim}, at::kFloat),
-           position = at::empty({n}, at::kInt);
-    std::copy_n(made.at(0, 0, 0), out.numel(), out.mutable_data_ptr<float>());
-    std::copy_n(&made.position(0), n, position.mutable_data_ptr<int>());
-    return std::tuple(out, position);
-  });
-}
-
 }  // namespace
 }  // namespace cpu
 
@@ -231,14 +213,13 @@ TORCH_LIBRARY(kvmeld, m) { declare(m); }
 
 TORCH_LIBRARY_IMPL(kvmeld, CPU, m) {
   m.impl("compress", cpu::compress);
+  m.impl("divide", cpu::divide);
   m.impl("observe", cpu::observe);
   m.impl("observe_step", cpu::observe_step);
   m.impl("step", cpu::step);
   m.impl("attend", cpu::attend);
-  m.impl("column_scores", cpu::column_scores);
   m.impl("plan", cpu::plan);
   m.impl("apply", cpu::apply);
-  m.impl("foresight", cpu::foresight);
 }
 
 }  // namespace kvmeld_torch

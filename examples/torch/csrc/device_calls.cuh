@@ -148,12 +148,6 @@ std::size_t device_calls<Type>::observe_bytes(const kvmeld::any_policy& any,
 }
 
 template <kvmeld::storage Type>
-std::size_t device_calls<Type>::column_scores_bytes(const device_call& call, index_t queries) {
-  const auto& shape = call.cache.shape;
-  return gpu::column_scores_workspace_bytes(shape.heads, shape.group, queries, shape.capacity);
-}
-
-template <kvmeld::storage Type>
 void device_calls<Type>::observe(const kvmeld::any_policy& any, const device_call& call,
                                  const query_layout& queries) {
   using types = device_types<Type>;
@@ -203,23 +197,11 @@ void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call
 }
 
 template <kvmeld::storage Type>
-void device_calls<Type>::column_scores(const device_call& call, const query_layout& queries,
-                                       index_t window, float decay, kvmeld::group_combine combine,
-                                       float* out) {
-  using types = device_types<Type>;
-  const auto& shape = call.cache.shape;
-  const std::ptrdiff_t all = std::ptrdiff_t{shape.heads} * shape.capacity;
-  gpu::column_scores(types::view(call), types::queries(queries),
-                     {.window = window, .decay = decay, .combine = combine},
-                     {.total = out, .window = out + all, .decayed = out + 2 * all}, call.memory,
-                     types::stream(call));
-}
-
-template <kvmeld::storage Type>
 void device_calls<Type>::foresight(const device_call& call, const query_layout& queries,
-                                   index_t count, void* out, index_t* position) {
+                                   const kvmeld::foresight_options& options, void* out,
+                                   index_t* position) {
   using types = device_types<Type>;
-  gpu::foresight(types::view(call), types::queries(queries), {.count = count},
+  gpu::foresight(types::view(call), types::queries(queries), options,
                  static_cast<typename types::scalar*>(out), position, types::stream(call));
 }
 

@@ -40,7 +40,6 @@ struct device_calls {
   /// ... for `observe`.
   static std::size_t observe_bytes(const kvmeld::any_policy& policy, const device_call& call,
                                    index_t queries, index_t before);
-  static std::size_t column_scores_bytes(const device_call& call, index_t queries);
 
   static void observe(const kvmeld::any_policy& policy, const device_call& call,
                       const query_layout& queries);
@@ -51,15 +50,12 @@ struct device_calls {
                    const void* k, const void* v, const device_budgets& budgets, void* out);
   static void attend(const kvmeld::any_policy& policy, const device_call& call, const void* q,
                      void* out, float* log_sum_exp);
-  /// `out [3, heads, capacity]`: total, window, decayed.
-  static void column_scores(const device_call& call, const query_layout& queries, index_t window,
-                            float decay, kvmeld::group_combine combine, float* out);
   /// `out [heads, group, n, dim]`, `position [n]`.
-  static void foresight(const device_call& call, const query_layout& queries, index_t count,
-                        void* out, index_t* position);
+  static void foresight(const device_call& call, const query_layout& queries,
+                        const kvmeld::foresight_options& options, void* out, index_t* position);
 };
 /// How many queries `foresight` makes of so many.
-index_t device_foresight_count(index_t queries, index_t count);
+index_t device_foresight_count(index_t queries, const kvmeld::foresight_options& options);
 
 extern template struct device_calls<kvmeld::storage::f32>;
 extern template struct device_calls<kvmeld::storage::f16>;

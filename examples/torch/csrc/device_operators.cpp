@@ -9,7 +9,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <map>
@@ -99,7 +98,7 @@ class device_work {
   }
   query_tensors queries(const maybe_tensor& x, const maybe_tensor& positions,
                         std::int64_t before) const {
-    return {shape(), count_, x, positions, before, dtype(), device_};
+    return {shape(), x, positions, before, dtype(), device_};
   }
   void allocate(std::size_t bytes) {
     memory_ = at::empty({static_cast<std::int64_t>(bytes)}, of(at::kByte));
@@ -127,37 +126,64 @@ class device_work {
   Tensor memory_;
 };
 
-void compress(const text& policy, TensorList cache, const maybe_tensor& queries, ints budget,
-              ints trigger, const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
-              std::int64_t group, double scale, numbers rope) {
-  guarded([&] {
-    device_work work(cache, {group, scale, span_of(rope)}, heads);
-    const query_tensors reference = work.queries(queries, positions, before);
+/// What compress takes of a prompt's own queries: where the policy plans ahead, some moved there.
+/// What it wants of all is measured first. Both are empty for any other policy.
+std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_policy& p,
+                                       const query_layout& own) {
+  const auto& s = work.shape();
+  const auto use = p.prompt_use();
+  const kvmeld::foresight_options options{use.count, use.positions};
+  const bool ahead = use.plans == kvmeld::prompt_use::planned::lookahead && own.count > 0;
+  const index_t n = ahead ? device_foresight_count(own.count, options) : 0;
+  Tensor rows = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
+         position = at::empty({n}, work.of(at::kInt));
+  with_calls(work.type(), [&](auto calls) {
+    if (use.measures && own.count > 0) {
+      work.allocate(calls.observe_bytes(p, work.call(), own.count, own.before));
+      calls.observe(p, work.call(), own);
+    }
+    if (ahead) {
+      calls.foresight(work.call(), own, options, rows.mutable_data_ptr(),
+                      position.mutable_data_ptr<index_t>());
+    }
+  });
+  return {rows, position};
+}
+
+std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const Tensor& queries,
+                                   std::int64_t before, std::int64_t group, double scale,
+                                   numbers rope) {
+  return guarded([&] {
+    device_work work(cache, {group, scale, span_of(rope)}, {});
     const auto& p = policy_of(policy);
+    kvmeld::expects(
+        kvmeld::errc::unsupported, p.prompt_use().plans != kvmeld::prompt_use::planned::latest,
+        "observe: expected a policy that need not see a prompt again on a GPU, got ", p.name());
+    return moved_ahead(work, p, work.queries(queries, {}, before).rows());
+  });
+}
+
+void compress(const text& policy, TensorList cache, const maybe_tensor& queries, ints budget,
+              ints trigger, const maybe_tensor& positions, std::int64_t group, double scale,
+              numbers rope) {
+  guarded([&] {
+    device_work work(cache, {group, scale, span_of(rope)}, {});
+    const auto& p = policy_of(policy);
+    query_tensors given = work.queries(queries, positions, 0);
+    std::tuple<Tensor, Tensor> ahead;
+    if (!positions && p.prompt_use().plans == kvmeld::prompt_use::planned::lookahead) {
+      ahead = moved_ahead(work, p, given.rows());
+      given = work.queries(std::get<0>(ahead), std::get<1>(ahead), 0);
+    }
     const auto budgets = budgets_of(work.shape().heads, span_of(budget), span_of(trigger));
     index_t most = 0;
     for (const kvmeld::budget& x : budgets) {
       most = std::max(most, x.slots);
     }
     with_calls(work.type(), [&](auto calls) {
-      const query_layout& rows = reference.rows();
+      const query_layout& rows = given.rows();
       work.allocate(calls.workspace_bytes(p, work.call(), rows.count, most, rows.before));
       calls.compress(p, work.call(), rows, work.budgets(budgets));
-    });
-  });
-}
-
-void observe(const text& policy, TensorList cache, const Tensor& queries,
-             const maybe_tensor& positions, std::int64_t before, maybe_heads heads,
-             std::int64_t group, double scale, numbers rope) {
-  guarded([&] {
-    device_work work(cache, {group, scale, span_of(rope)}, heads);
-    const query_tensors reference = work.queries(queries, positions, before);
-    const auto& p = policy_of(policy);
-    with_calls(work.type(), [&](auto calls) {
-      const query_layout& rows = reference.rows();
-      work.allocate(calls.observe_bytes(p, work.call(), rows.count, rows.before));
-      calls.observe(p, work.call(), rows);
     });
   });
 }
@@ -216,41 +242,6 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
   });
 }
 
-Tensor column_scores(TensorList cache, const Tensor& queries, const maybe_tensor& positions,
-                     std::int64_t window, double decay, const text& combine, std::int64_t group,
-                     double scale) {
-  return guarded([&] {
-    device_work work(cache, {group, scale}, {});
-    const query_tensors reference = work.queries(queries, positions, 0);
-    Tensor out = at::zeros({3, work.shape().heads, work.shape().capacity}, work.of(at::kFloat));
-    with_calls(work.type(), [&](auto calls) {
-      work.allocate(calls.column_scores_bytes(work.call(), reference.rows().count));
-      calls.column_scores(work.call(), reference.rows(), window_of(window),
-                          static_cast<float>(decay), combine_of(combine),
-                          out.mutable_data_ptr<float>());
-    });
-    return out;
-  });
-}
-
-std::tuple<Tensor, Tensor> foresight(TensorList cache, const Tensor& queries, std::int64_t count,
-                                     std::int64_t group, numbers rope) {
-  return guarded([&] {
-    device_work work(cache, {group, 0, span_of(rope)}, {});
-    const query_tensors own = work.queries(queries, {}, 0);
-    const auto& s = work.shape();
-    const index_t wanted = positive("count", count),
-                  n = device_foresight_count(own.rows().count, wanted);
-    Tensor out = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
-           position = at::empty({n}, work.of(at::kInt));
-    with_calls(work.type(), [&](auto calls) {
-      calls.foresight(work.call(), own.rows(), wanted, out.mutable_data_ptr(),
-                      position.mutable_data_ptr<index_t>());
-    });
-    return std::tuple(out, position);
-  });
-}
-
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK(false, op.operator_name().name,
               ": expected tensors on the CPU, got some on a GPU, where compress and step make "
@@ -265,9 +256,7 @@ void implement_on_device(torch::Library& m) {
   m.impl("observe", device::observe);
   m.impl("step", device::step);
   m.impl("attend", device::attend);
-  m.impl("column_scores", device::column_scores);
-  m.impl("foresight", device::foresight);
-  for (const char* name : {"observe_step", "plan", "apply"}) {
+  for (const char* name : {"divide", "observe_step", "plan", "apply"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&device::refuse>());
   }
 }

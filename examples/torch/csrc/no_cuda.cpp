@@ -13,8 +13,8 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(kvmeld, CUDA, m) {
-  for (const char* name : {"compress", "observe", "observe_step", "step", "attend", "column_scores",
-                           "plan", "apply", "foresight"}) {
+  for (const char* name :
+       {"compress", "divide", "observe", "observe_step", "step", "attend", "plan", "apply"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
   }
 }

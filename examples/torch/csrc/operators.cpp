@@ -3,23 +3,106 @@
 
 #include <algorithm>  // std::fill_n
 
+#include "kvmeld/compress/held_queries.hpp"
+
 namespace kvmeld_torch {
 
 using kvmeld::any_policy;
 using kvmeld::budget;
 using kvmeld::expects;
+using kvmeld::detail::held_queries;
 
-void compress(const any_policy& policy, tensor_cache cache, const query_rows& reference,
-              std::span<const budget> budgets, const kvmeld::head_selection& heads,
-              const threads& run) {
-  tensor_states states(policy, cache, run.workers());
-  kvmeld::compress(policy, cache, states.all(), heads, reference, budgets, run);
+namespace {
+
+/// Measures one head on its prompt's own queries; what its policy plans on lies in `held`.
+query_rows measure(const any_policy& policy, const kvmeld::head_ref& head,
+                   kvmeld::head_state& state, const query_rows& own, held_queries& held) {
+  const auto use = policy.prompt_use();
+  const auto plans = use.plans;
+  if (use.measures) {
+    kvmeld::observe(policy, head, state, own);
+  } else {
+    state.extend(head.length());
+  }
+  held.keep(own, head.next_position() - own.count, head.group(), head.dim(), use);
+  if (plans == kvmeld::prompt_use::planned::none) {
+    return {};
+  }
+  const query_rows kept =
+      held.planned(head.spec().rope, head.group(), head.dim(), use, head.next_position());
+  if (plans != kvmeld::prompt_use::planned::latest) {
+    kvmeld::observe(policy, head, state, kept);
+  }
+  return kept;
 }
 
-void observe(const any_policy& policy, tensor_cache cache, const query_rows& reference,
-             const kvmeld::head_selection& heads, const threads& run) {
+/// Refused: more queries than tokens, heads that have seen different numbers of them.
+void expect_own(const char* call, const tensor_cache& cache, const query_rows& own) {
+  const index_t seen = cache.head(0).next_position();
+  expects(own.count <= seen, call, ": expected at most ", seen,
+          " queries (the tokens appended), got ", own.count);
+  for (index_t h = 1; h < cache.heads() && own.count > 0; ++h) {
+    const index_t of_head = cache.head(h).next_position();
+    expects(of_head == seen, call, ": expected heads that have seen ", seen,
+            " tokens as the first has, got ", of_head, " of head ", h);
+  }
+}
+
+}  // namespace
+
+kept_queries observe(const any_policy& policy, tensor_cache cache, const query_rows& own,
+                     const threads& run) {
   tensor_states states(policy, cache, run.workers());
-  kvmeld::observe(policy, cache, states.all(), heads, reference, run);
+  expect_own("observe", cache, own);
+  const auto heads = static_cast<std::size_t>(cache.heads());
+  std::vector<held_queries> held(heads);
+  std::vector<query_rows> of_heads(heads);
+  run(cache.heads(), [&](index_t h, index_t) {
+    const auto i = static_cast<std::size_t>(h);
+    if (own.count > 0) {
+      of_heads[i] = measure(policy, cache.head(h), states[h], own.of(h), held[i]);
+    }
+  });
+  const auto& shape = cache.tensors().shape;
+  kept_queries kept;
+  kept.count = of_heads[0].count;
+  for (const query_rows& of_head : of_heads) {
+    for (index_t g = 0; g < shape.group; ++g) {
+      for (index_t i = 0; i < kept.count; ++i) {
+        const float* const q = of_head.at(g, i);
+        kept.rows.insert(kept.rows.end(), q, q + shape.dim);
+      }
+    }
+  }
+  for (index_t i = 0; i < kept.count; ++i) {
+    kept.position.push_back(of_heads[0].position_of(i, cache.head(0).next_position()));
+  }
+  return kept;
+}
+
+void compress(const any_policy& policy, tensor_cache cache, const query_rows& queries,
+              std::span<const budget> budgets, const threads& run) {
+  tensor_states states(policy, cache, run.workers());
+  const bool own = queries.count > 0 && queries.position == nullptr;
+  if (own) {
+    expect_own("compress", cache, queries);
+  }
+  for (index_t h = 0; h < cache.heads(); ++h) {
+    const auto& b = budgets[static_cast<std::size_t>(h)];
+    check(policy, b, cache.head(h).capacity());
+    kvmeld::detail::expect_measured(policy, cache.head(h), states[h], queries.count > 0, b);
+    expects(own || queries.count == 0 || states[h].observed() > 0,
+            "compress: expected the prompt's own queries or those that observe kept, got others");
+  }
+  run(cache.heads(), [&](index_t h, index_t worker) {
+    if (cache.head(h).length() > 0) {
+      held_queries held;
+      const query_rows given = queries.of(h);
+      kvmeld::compress(policy, cache.head(h), states[h], states.work(worker),
+                       budgets[static_cast<std::size_t>(h)],
+                       own ? measure(policy, cache.head(h), states[h], given, held) : given);
+    }
+  });
 }
 
 void observe_step(const any_policy& policy, tensor_cache cache, const float* probabilities,
@@ -44,7 +127,7 @@ void observe_step(const any_policy& policy, tensor_cache cache, const float* pro
     if (query != nullptr) {
       seen.query = query + std::ptrdiff_t{h} * shape.group * shape.dim;
     }
-    kvmeld::observe(policy, head, states[h], states.all().workspace(), seen);
+    kvmeld::observe(policy, head, states[h], states.work(), seen);
   }
 }
 
@@ -52,7 +135,29 @@ void step(const any_policy& policy, tensor_cache cache, const kvmeld::step_input
           std::span<const budget> budgets, const kvmeld::head_selection& heads,
           std::span<float> out, const threads& run) {
   tensor_states states(policy, cache, run.workers());
-  kvmeld::step(policy, cache, states.all(), heads, in, budgets, out, run);
+  const auto budget_of = [&](index_t h) { return budgets[static_cast<std::size_t>(h)]; };
+  heads.check("step", cache.heads());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    check_step(policy, cache.head(heads[i]), budget_of(heads[i]));
+  }
+  const index_t dim = cache.tensors().shape.dim, rows = cache.tensors().shape.group * dim;
+  std::vector<char> marks(static_cast<std::size_t>(heads.count()));
+  run(heads.count(), [&](index_t i, index_t worker) {
+    const index_t h = heads[i];
+    kvmeld::workspace& work = states.work(worker);
+    float* const buffer = work.input.data();
+    const float* const q = in.q.floats(std::ptrdiff_t{i} * rows, rows, buffer);
+    const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
+    const float* const v = in.v.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows + dim);
+    marks[static_cast<std::size_t>(i)] =
+        !kvmeld::try_step(policy, cache.head(h), states[h], work, q, k, v, budget_of(h),
+                          out.data() + std::ptrdiff_t{i} * rows);
+  });
+  const auto marked = std::ranges::find(marks, 1) - marks.begin();
+  expects(kvmeld::errc::not_finite, marked == std::ssize(marks),
+          "step: expected finite rows, got NaN or Inf in head ",
+          marked == std::ssize(marks) ? 0 : heads[static_cast<index_t>(marked)],
+          " (as it was; all other heads have made their step)");
 }
 
 void attend(const any_policy& policy, tensor_cache cache, const float* query, float* out,
@@ -61,14 +166,13 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
   const auto& shape = cache.tensors().shape;
   for (index_t h = 0; h < cache.heads(); ++h) {
     expects(cache.head(h).length() > 0, "attend: expected at least 1 slot, got 0 in head ", h);
-    kvmeld::detail::expect_state(policy, cache.head(h), states[h]);
   }
   run(cache.heads(), [&](index_t h, index_t worker) {
     const auto head = cache.head(h);
     const auto group = static_cast<std::size_t>(shape.group),
                length = static_cast<std::size_t>(head.length());
     const std::ptrdiff_t row = std::ptrdiff_t{h} * shape.group;
-    auto packed = std::span(states.all().workspace(worker).attention)
+    auto packed = std::span(states.work(worker).attention)
                       .first(probabilities != nullptr ? group * length : 0);
     kvmeld::traits::attend(policy, head, states[h], query + row * shape.dim, out + row * shape.dim,
                            packed, std::span(log_sum_exp + row, group), nullptr);
@@ -77,23 +181,6 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
       std::ranges::copy(packed.subspan(g * length, length), to);
       std::fill_n(to + length, shape.capacity - head.length(), 0.0F);
     }
-  });
-}
-
-void column_scores(tensor_cache cache, const query_rows& reference, index_t window, float decay,
-                   kvmeld::group_combine combine, float* out, const threads& run) {
-  const auto& shape = cache.tensors().shape;
-  const std::ptrdiff_t all = std::ptrdiff_t{shape.heads} * shape.capacity;
-  std::fill_n(out, 3 * all, 0.0F);
-  run(cache.heads(), [&](index_t h, index_t) {
-    const auto head = cache.head(h);
-    const auto sums = [&](std::ptrdiff_t which) {
-      return std::span(out + which * all + std::ptrdiff_t{h} * shape.capacity,
-                       static_cast<std::size_t>(head.length()));
-    };
-    kvmeld::column_scores(head, reference.of(h),
-                          {.window = window, .decay = decay, .combine = combine},
-                          {.total = sums(0), .window = sums(1), .decayed = sums(2)});
   });
 }
 

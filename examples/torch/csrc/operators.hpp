@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/executor.hpp"
 #include "tensor_cache.hpp"
 
 namespace kvmeld_torch {
@@ -27,7 +29,9 @@ struct threads {
 
 static_assert(kvmeld::executor<threads>);
 
-/// The policy of that text (kvmeld/make_policy.hpp). What was made before is remembered.
+/// The policy of that text (kvmeld/make_policy.hpp), `fold/90` as it is where a model's heads share
+/// 90 slots each on average. What was made before is remembered.
+/// Refused: shared slots of a policy without scores, fewer than it can share.
 const kvmeld::any_policy& policy_of(std::string_view text);
 /// The model's RoPE: `[]` (none), `[base]`, or `[base, factor, low_freq_factor, high_freq_factor,
 /// original_context]` as Llama 3.1 scales it.
@@ -37,14 +41,28 @@ kvmeld::rotary rope_of(std::span<const double> rope);
 std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
                                        std::span<const std::int64_t> triggers);
 
+/// Slots of each head, `slots` on average, by one threshold over `scores [heads, width]`: +inf for
+/// what a head keeps whatever its score, -inf where it has no slot.
+std::vector<std::int64_t> divide(const kvmeld::any_policy& policy, std::span<const float> scores,
+                                 index_t heads, index_t slots);
+
 using query_rows = kvmeld::query_view<float>;
 
-void compress(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& reference,
-              std::span<const kvmeld::budget> budgets, const kvmeld::head_selection& heads,
-              const threads& run);
+/// What a policy plans a prompt on of its queries: `rows [heads, group, count, dim]` at
+/// `position [count]`.
+struct kept_queries {
+  index_t count = 0;
+  std::vector<float> rows;
+  std::vector<index_t> position;
+};
 
-void observe(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& reference,
-             const kvmeld::head_selection& heads, const threads& run);
+/// Measures a prompt on its own queries, as `compressor::prompt` does.
+kept_queries observe(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& own,
+                     const threads& run);
+/// `queries`: a prompt's own, which are observed first; with positions those that `observe` kept;
+/// or none, where it kept none.
+void compress(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& queries,
+              std::span<const kvmeld::budget> budgets, const threads& run);
 
 /// A decode step's attention: `probabilities [heads, group, capacity]` of which a head's length is
 /// used, `log_sum_exp [heads, group]` and `query [heads, group, dim]` or null.
@@ -59,10 +77,6 @@ void step(const kvmeld::any_policy& policy, tensor_cache cache, const kvmeld::st
 /// group, capacity]`, 0 behind a head's length, or null.
 void attend(const kvmeld::any_policy& policy, tensor_cache cache, const float* query, float* out,
             float* log_sum_exp, float* probabilities, const threads& run);
-
-/// `out [3, heads, capacity]`: total, window, decayed; 0 behind a head's length.
-void column_scores(tensor_cache cache, const query_rows& reference, index_t window, float decay,
-                   kvmeld::group_combine combine, float* out, const threads& run);
 
 /// A plan of every head. `rows [heads, 2]`: slots after and before; row `r` of head `h` has the
 /// sources `begin[h, r]` to `begin[h, r + 1] − 1` of `source [heads, capacity]` and `weight [heads,

@@ -90,8 +90,7 @@ corrections plan(const any_policy& policy, tensor_cache cache, const query_rows&
     state.extend(head.length());
     kvmeld::detail::expect_measured(policy, head, state, reference.count > 0, budget);
     merge_plan& made = plans[static_cast<std::size_t>(h)];
-    kvmeld::plan(policy, head, state, reference.of(h), budget.slots,
-                 states.all().workspace().scratch, made);
+    kvmeld::plan(policy, head, state, reference.of(h), budget.slots, states.work().scratch, made);
     write(made, h, shape.capacity, out);
     all.most = made.has_correction() ? std::max(all.most, made.rows()) : all.most;
   }
@@ -121,7 +120,7 @@ void apply(const any_policy& policy, tensor_cache cache, const plan_input& plan,
   run(cache.heads(), [&](index_t h, index_t worker) {
     states[h].extend(cache.head(h).length());
     kvmeld::apply(policy, plans[static_cast<std::size_t>(h)], cache.head(h), states[h],
-                  states.all().workspace(worker).scratch);
+                  states.work(worker).scratch);
     if (!budgets.empty()) {
       kvmeld::traits::after_compress(policy, cache.head(h), states[h],
                                      budgets[static_cast<std::size_t>(h)].slots);

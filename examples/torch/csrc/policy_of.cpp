@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Policies from their text, and budgets from lists.
+// Policies from their text, budgets from lists and from scores.
+#include <cmath>       // std::floor
 #include <functional>  // std::less
 #include <map>
 #include <string>
 
+#include "kvmeld/compress/shared_slots.hpp"
+#include "kvmeld/make_policy.hpp"
 #include "operators.hpp"
 
 namespace kvmeld_torch {
@@ -28,7 +31,19 @@ const kvmeld::any_policy& policy_of(std::string_view text) {
   thread_local std::map<std::string, kvmeld::any_policy, std::less<>> made;
   auto at = made.find(text);
   if (at == made.end()) {
-    at = made.emplace(std::string(text), kvmeld::make_policy(text)).first;
+    const std::size_t slash = text.find('/');
+    kvmeld::any_policy policy = kvmeld::make_policy(text.substr(0, slash));
+    if (slash != text.npos) {
+      const double slots = kvmeld::detail::parse_number(text.substr(slash + 1)).value_or(0);
+      kvmeld::expects(slots >= 1 && slots < 1e9 && slots == std::floor(slots), policy.name(),
+                      ": expected policy/slots with 1 to 1e9 slots to share, got '", text, "'");
+      policy = kvmeld::detail::for_shared(policy, static_cast<index_t>(slots), 0);
+      kvmeld::expects(kvmeld::errc::unsupported, kvmeld::traits::column_count(policy) > 0,
+                      "compressor: ", policy.name(),
+                      ": expected a policy with a score per slot for shared budgets, got one "
+                      "without");
+    }
+    at = made.emplace(std::string(text), policy).first;
   }
   return at->second;
 }
@@ -53,6 +68,32 @@ std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64
         {slots("budget", targets[i]), triggers.empty() ? 0 : slots("trigger", triggers[i])});
   }
   return all;
+}
+
+std::vector<std::int64_t> divide(const kvmeld::any_policy& policy, std::span<const float> scores,
+                                 index_t heads, index_t slots) {
+  constexpr float all = std::numeric_limits<float>::infinity();
+  const auto shared = kvmeld::detail::shared_slots::of(policy);
+  const std::size_t width = scores.size() / static_cast<std::size_t>(heads);
+  std::vector<std::vector<float>> of_heads;
+  index_t longest = 0;
+  for (index_t h = 0; h < heads; ++h) {
+    std::vector<float>& of_head = of_heads.emplace_back();
+    index_t length = 0;
+    for (const float x : scores.subspan(static_cast<std::size_t>(h) * width, width)) {
+      length += x == -all ? 0 : 1;
+      if (std::abs(x) != all) {
+        of_head.push_back(x);
+      }
+    }
+    longest = std::max(longest, length);
+  }
+  if (longest <= slots) {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(heads), slots);
+  }
+  const auto divided =
+      kvmeld::detail::divide_slots(of_heads, shared, slots - shared.own, longest - shared.own - 1);
+  return {divided.begin(), divided.end()};
 }
 
 }  // namespace kvmeld_torch

@@ -4,32 +4,39 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "kvmeld/compress/shared_slots.hpp"
+#include "operators.hpp"
 #include "tensors.hpp"
 
 namespace kvmeld_torch {
 namespace {
 
-/// Of a policy: columns, floats of memory, the least budget, and whether it decodes, measures,
-/// plans on queries, is bounded.
+/// Of a policy: columns, floats of memory, whether it decodes, whether it is bounded; where heads
+/// share slots the column of the scores, and how many sinks and latest tokens all heads keep.
 std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::int64_t group,
                                    std::int64_t capacity) {
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
+    const auto shared = kvmeld::detail::shared_slots::of(p);
     return {kvmeld::traits::column_count(p),
             static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
                                                positive("capacity", capacity))),
-            p.min_budget(),
             p.decodes(),
-            p.measures(),
-            p.plans_on_queries(),
-            p.bounded()};
+            p.bounded(),
+            shared.column,
+            shared.sinks,
+            shared.latest};
   });
 }
 
-/// `[target, trigger]` of a head that holds at most `slots` between steps.
+/// `[target, trigger]` of a head that holds at most `slots` between steps. Refused: fewer than the
+/// policy can do with.
 std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) {
   return guarded([&]() -> std::vector<std::int64_t> {
-    const auto b = kvmeld::budget_within(policy_of(policy), positive("slots", slots));
+    const auto& p = policy_of(policy);
+    const index_t n = positive("slots", slots);
+    kvmeld::check(p, {n}, n);
+    const auto b = kvmeld::budget_within(p, n);
     return {b.slots, b.trigger};
   });
 }
@@ -51,12 +58,11 @@ void declare(torch::Library& m) {
   // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
-      "trigger=[], "
-      "Tensor? positions=None, int before=0, int[]? heads=None, int group=1, float scale=0., "
-      "float[] rope=[]) -> ()");
+      "trigger=[], Tensor? positions=None, int group=1, float scale=0., float[] rope=[]) -> ()");
+  m.def("divide(str policy, Tensor scores, int slots) -> int[]");
   m.def(
-      "observe(str policy, Tensor(a!)[] cache, Tensor queries, *, Tensor? positions=None, "
-      "int before=0, int[]? heads=None, int group=1, float scale=0., float[] rope=[]) -> ()");
+      "observe(str policy, Tensor(a!)[] cache, Tensor queries, *, int before=0, int group=1, "
+      "float scale=0., float[] rope=[]) -> (Tensor, Tensor)");
   m.def(
       "observe_step(str policy, Tensor(a!)[] cache, Tensor probabilities, Tensor? "
       "log_sum_exp=None, "
@@ -69,19 +75,12 @@ void declare(torch::Library& m) {
       "attend(str policy, Tensor[] cache, Tensor q, *, bool probabilities=False, int group=1, "
       "float scale=0., float[] rope=[]) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "column_scores(Tensor[] cache, Tensor queries, *, Tensor? positions=None, int window=0, "
-      "float decay=1., str combine='sum', int group=1, float scale=0.) -> Tensor");
-  m.def(
       "plan(str policy, Tensor[] cache, int[] budget, *, Tensor? queries=None, "
       "Tensor? positions=None, int group=1, float scale=0., float[] rope=[]) -> Tensor[]");
   m.def(
       "apply(str policy, Tensor(a!)[] cache, Tensor[] plan, *, int[] budget=[], int group=1, float "
       "scale=0., "
       "float[] rope=[]) -> ()");
-  m.def(
-      "foresight(Tensor[] cache, Tensor queries, *, int count=256, int group=1, float[] rope=[]) "
-      "-> "
-      "(Tensor, Tensor)");
   m.def("describe(str policy, int dim, int group, int capacity) -> int[]", describe);
   m.def("initial_columns(str policy) -> float[]", initial_columns);
   m.def("budget_within(str policy, int slots) -> int[]", budget_within);

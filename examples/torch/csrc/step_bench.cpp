@@ -6,7 +6,9 @@
 #include <cstdlib>  // std::atoi
 #include <random>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/compressor.hpp"
+#include "kvmeld/make_policy.hpp"
+#include "kvmeld/memory/cache.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 7) {
@@ -15,7 +17,6 @@ int main(int argc, char** argv) {
   }
   const auto number = [&](int i) { return static_cast<kvmeld::index_t>(std::atoi(argv[i])); };
   const kvmeld::index_t heads = number(2), group = number(3), dim = number(4), slots = number(5);
-  const auto policy = kvmeld::make_policy(argv[1]);
   // As PyTorch allocates: on whole cache lines.
   const auto floats = static_cast<std::size_t>(heads * (slots + 1) * dim);
   std::vector<float, Eigen::aligned_allocator<float>> keys(floats), values(floats);
@@ -23,8 +24,7 @@ int main(int argc, char** argv) {
   kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
                            {.capacity = slots + 1}, kvmeld::rows(keys, hnd),
                            kvmeld::rows(values, hnd));
-  const kvmeld::budget budget = kvmeld::budget_within(policy, slots);
-  auto state = kvmeld::make_state(policy, kv);
+  kvmeld::compressor meld(kv, kvmeld::make_policy(argv[1]), kvmeld::budget{.slots = slots});
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const auto rows = [&](kvmeld::index_t n) {
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   for (kvmeld::index_t i = 0; i < slots + number(6); ++i) {  // the first fill the cache
     const auto k = rows(heads), v = rows(heads);
     const auto begin = std::chrono::steady_clock::now();
-    kvmeld::step(policy, kv, state, {.q = q, .k = k, .v = v}, budget, std::span(out));
+    meld.step(kv.heads(0, 0), {.q = q, .k = k, .v = v}, out);
     const std::chrono::duration<double, std::micro> taken =
         std::chrono::steady_clock::now() - begin;
     if (i >= slots) {

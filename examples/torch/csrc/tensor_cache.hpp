@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "cache_tensors.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/any_policy.hpp"
+#include "kvmeld/compress/workspace.hpp"
 
 namespace kvmeld_torch {
 
@@ -47,37 +48,28 @@ class tensor_states {
  public:
   /// Refused: tensors of another size than `policy` needs, lengths that cannot be.
   tensor_states(const kvmeld::any_policy& policy, const tensor_cache& cache, index_t workers)
-      : at_(cache.tensors()), all_(made(policy, at_), workspaces(at_, workers)) {}
+      : at_(cache.tensors()), all_(made(policy, at_)), work_(workspaces(at_.shape, workers)) {}
   tensor_states(const tensor_states&) = delete;
   tensor_states& operator=(const tensor_states&) = delete;
   ~tensor_states() {
-    for (index_t h = 0; h < all_.heads(); ++h) {
-      at_.measured[3 * h] = all_[h].length();
-      at_.measured[3 * h + 1] = all_[h].observed();
-    }
-    for (index_t w = 0; w < all_.workers(); ++w) {
-      kept()[static_cast<std::size_t>(w)] = std::move(all_.workspace(w));
+    for (index_t h = 0; h < at_.shape.heads; ++h) {
+      at_.measured[3 * h] = (*this)[h].length();
+      at_.measured[3 * h + 1] = (*this)[h].observed();
     }
   }
 
-  kvmeld::state& all() { return all_; }
-  kvmeld::head_state& operator[](index_t h) { return all_[h]; }
+  kvmeld::head_state& operator[](index_t h) { return all_[static_cast<std::size_t>(h)]; }
+  kvmeld::workspace& work(index_t worker = 0) { return work_[static_cast<std::size_t>(worker)]; }
 
  private:
   /// Memory to work in stays from call to call: a decode step allocates none.
-  static std::vector<kvmeld::workspace>& kept() {
+  static std::vector<kvmeld::workspace>& workspaces(const tensor_shape& shape, index_t workers) {
     thread_local std::vector<kvmeld::workspace> all;
-    return all;
-  }
-  static std::vector<kvmeld::workspace> workspaces(const cache_tensors& at, index_t workers) {
-    auto& all = kept();
     all.resize(std::max(all.size(), static_cast<std::size_t>(workers)));
-    std::vector<kvmeld::workspace> used;
     for (index_t w = 0; w < workers; ++w) {
-      used.push_back(std::move(all[static_cast<std::size_t>(w)]));
-      used.back().reserve(at.shape.group, at.shape.dim, at.shape.capacity);
+      all[static_cast<std::size_t>(w)].reserve(shape.group, shape.dim, shape.capacity);
     }
-    return used;
+    return all;
   }
   static std::vector<kvmeld::head_state> made(const kvmeld::any_policy& policy,
                                               const cache_tensors& at) {
@@ -120,7 +112,8 @@ class tensor_states {
   }
 
   cache_tensors at_;
-  kvmeld::state all_;
+  std::vector<kvmeld::head_state> all_;
+  std::vector<kvmeld::workspace>& work_;  // of the calling thread
 };
 
 }  // namespace kvmeld_torch

@@ -154,8 +154,7 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
   return tensor_cache(tensors_of(cache, model, at::kCPU));
 }
 
-query_tensors::query_tensors(const tensor_shape& shape, index_t heads,
-                             const std::optional<at::Tensor>& queries,
+query_tensors::query_tensors(const tensor_shape& shape, const std::optional<at::Tensor>& queries,
                              const std::optional<at::Tensor>& positions, std::int64_t before,
                              at::ScalarType dtype, at::Device device) {
   if (!queries || !queries->defined() || queries->numel() == 0) {
@@ -167,7 +166,7 @@ query_tensors::query_tensors(const tensor_shape& shape, index_t heads,
     refuse("queries: expected [heads, group, count, dim], got ", text_of(queries->sizes()));
   }
   const std::int64_t all = queries->size(2);
-  expect_sizes("queries", *queries, {heads, shape.group, all, shape.dim});
+  expect_sizes("queries", *queries, {shape.heads, shape.group, all, shape.dim});
   expects(before >= 0 && before <= all, "queries: expected 0 to ", all, " queries before, got ",
           before);
   data_ = queries->to(dtype);

@@ -31,7 +31,7 @@ tensor_cache cache_of(at::TensorList cache, const model_shape& model);
 /// group, count, dim]` of `dim` in a row, the first `before` of them not counted, or none.
 class query_tensors {
  public:
-  query_tensors(const tensor_shape& shape, index_t heads, const std::optional<at::Tensor>& queries,
+  query_tensors(const tensor_shape& shape, const std::optional<at::Tensor>& queries,
                 const std::optional<at::Tensor>& positions, std::int64_t before,
                 at::ScalarType dtype, at::Device device);
   const query_layout& rows() const { return rows_; }

@@ -37,8 +37,12 @@ def _compress(policy, cache, queries, budget, *, positions=None, **_):
 
 
 @torch.library.register_fake("kvmeld::observe")
-def _observe(policy, cache, queries, *, positions=None, **_):
-    _same_device(*cache, queries, positions)
+def _observe(policy, cache, queries, **_):
+    _same_device(*cache, queries)
+    heads, group, _tokens, dim = queries.shape
+    kept = torch.library.get_ctx().new_dynamic_size()  # the policy's choice
+    size = (heads, group, kept, dim)
+    return queries.new_empty(size, dtype=_written(cache)), queries.new_empty(kept, dtype=torch.int32)
 
 
 @torch.library.register_fake("kvmeld::observe_step")
@@ -66,13 +70,6 @@ def _attend(policy, cache, q, *, probabilities=False, **_):
     return torch.empty_like(q, dtype=_written(cache)), *(q.new_empty(x, dtype=torch.float32) for x in sizes)
 
 
-@torch.library.register_fake("kvmeld::column_scores")
-def _column_scores(cache, queries, **_):
-    _same_device(*cache, queries)
-    heads, slots, _dim = cache[0].shape
-    return queries.new_empty(3, heads, slots, dtype=torch.float32)
-
-
 @torch.library.register_fake("kvmeld::plan")
 def _plan(policy, cache, budget, *, queries=None, positions=None, **_):
     _same_device(*cache, queries, positions)
@@ -83,17 +80,6 @@ def _plan(policy, cache, budget, *, queries=None, positions=None, **_):
     return [cache[0].new_empty(size, dtype=torch.int32) for size in ints] + [
         cache[0].new_empty(size, dtype=torch.float32) for size in floats
     ]
-
-
-@torch.library.register_fake("kvmeld::foresight")
-def _foresight(cache, queries, *, count=256, **_):
-    _same_device(*cache, queries)
-    heads, group, tokens, dim = queries.shape
-    n = min(count, tokens - min(4, tokens - 1))
-    return (
-        queries.new_empty(heads, group, n, dim, dtype=_written(cache)),
-        queries.new_empty(n, dtype=torch.int32),
-    )
 
 
 ops = torch.ops.kvmeld

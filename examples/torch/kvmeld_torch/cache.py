@@ -2,6 +2,8 @@
 """A transformers cache whose heads are compressed by a policy."""
 
 import math
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +12,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
+from . import ranks
 from ._library import ops
-from . import budgets
 from .attention import attach, later_prompt, own_prompt
 from .heads import Heads, Policy
 from .rope import rope_of
@@ -19,7 +21,8 @@ from .rope import rope_of
 _FULL = "full_cache"
 _OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
 _REPLAYED = "kvzip"  # whose queries are those of a second reading
-_WINDOW = 32  # last queries of a prompt, whose attention divides slots over heads
+_SHARED = ("fold", _REPLAYED)  # best where one threshold divides the slots over the model
+_MANY = 1_000_000  # slots: enough for any policy
 _GROWTH = 256  # slots more where a head is full and nothing is evicted
 
 
@@ -32,20 +35,33 @@ def _tokens_of(real: Tensor | None, sequence: int) -> slice | Tensor:
     return slice(first, None) if len(at) == 0 or int(at[0]) == first else at
 
 
+@dataclass
+class Prompt:
+    """One sequence's prompt in a layer, until it is compressed."""
+
+    heads: Heads
+    slots: int  # of a head; of a head on average where heads share them
+    queries: Tensor | None = None  # what `heads.compress` takes
+    positions: Tensor | None = None
+    has_come: bool = True  # False: no token of the sequence is new
+    divided: list[int] = field(default_factory=list)  # slots of each head, when it is known
+
+
 class Layer(CacheLayerMixin):
     """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
 
     is_sliding = False
 
-    def __init__(self, policy: str, budget: float, queries: str, divide: str, group: dist.ProcessGroup | None):
+    def __init__(self, cache: "Cache"):
         super().__init__()
-        self.text, self.budget, self.queries, self.divide, self.group = policy, budget, queries, divide, group
+        self.cache = cache
         self.tokens = 0  # with padding, as the model counts
         self.heads: Heads | None = None
+        self.policies: list[Policy] = []  # of each sequence in decode
         self.target: list[int] = []  # slots a head in decode
         self.trigger: list[int] = []
         self._waiting = False  # for the attention of the tokens that came last
-        self.unread: list[Heads] | None = None  # sequences that are to be read a second time, then compressed
+        self.pending: list[Prompt] = []  # sequences that wait for the other layers, or to be read a second time
         self.reading_again = False
 
     # ------------------------------------------------------------------ what transformers calls
@@ -76,7 +92,7 @@ class Layer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        self.tokens, self.heads, self._waiting, self.unread = 0, None, False, None
+        self.tokens, self.heads, self._waiting, self.pending = 0, None, False, []
 
     def crop(self, max_length: int) -> None:
         tokens = self.tokens + max_length if max_length < 0 else max_length
@@ -99,6 +115,8 @@ class Layer(CacheLayerMixin):
         each = self.heads.heads // self.batch
         index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
         self.heads, self.batch = self.heads.chosen(index), len(indices)
+        self.policies = [self.policies[i] for i in indices.tolist()]
+        self.heads.policy = self.policies[0]
         chosen = index.tolist()
         self.target = [self.target[i] for i in chosen]
         self.trigger = [self.trigger[i] for i in chosen]
@@ -114,83 +132,64 @@ class Layer(CacheLayerMixin):
         scale = scaling if scaling is not None else dim**-0.5
         # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
-        if self.unread is not None:
+        if self.pending:
             return self._read_again(query, key, value, real, scale)
         if self.heads is None:
-            self.policy = Policy(self.text, rope_of(module.config, self.text))
+            self.rope = rope_of(module.config, self.cache.policy)
             self.batch = batch
             self.sharded = kv_heads < (getattr(module.config, "num_key_value_heads", None) or kv_heads)
             out = own_prompt(module, query, key, value, mask, scale)
             self._first_prompt(query, key, value, real, scale)
         elif tokens == 1:
             out = self._step(query, key, value, real)
-        elif self.policy.name == _OWN_MASS:
+        elif self.policies[0].name == _OWN_MASS:
             parts = [x.split(1, -2) for x in (query, key, value)]
             masks = [None] * tokens if real is None else real.split(1, 1)
             out = torch.cat([self._step(*x) for x in zip(*parts, masks)], 1)
         else:
             out = self._later_prompt(query, key, value, real, scale)
         self.tokens += tokens
+        if self.pending and not self.cache.replay and module.layer_idx + 1 == module.config.num_hidden_layers:
+            end_prompt(self.cache.layers)
         return out
 
-    def slots(self, seen: int) -> int:
-        """The budget of a head that has seen so many tokens."""
-        wanted = self.budget if self.budget > 1 else math.ceil(self.budget * seen)
-        return max(int(wanted), self.policy.describe()["min_budget"])
-
-    def _compress(self, heads: Heads, query: Tensor) -> list[int]:
-        """The end of a prompt of one sequence: query [KV heads, group, tokens, dim]. Slots of each head."""
-        if query.shape[2] == 0 or self.queries == "replay":  # whose first prompt alone is compressed
-            return [self.slots(int(heads.seen[0]))] * heads.heads
-        slots = self._divided(heads, query)
-        fit = [min(n, heads.capacity) for n in slots]
-        if self.queries == "foresight":
-            moved, positions = heads.foresight(query)
-            heads.compress(moved, fit, positions=positions)
-        else:
-            heads.compress(query, fit)
-        return slots
-
-    def _divided(self, heads: Heads, query: Tensor) -> list[int]:
-        """Slots of each head. On all ranks the same is known when they decide to speak to one another."""
-        seen = int(heads.seen[0])
-        slots = self.slots(seen)
-        if self.divide == "even" or slots >= seen:
-            return [slots] * heads.heads
-        counts = budgets.histogram(heads.column_scores(query[:, :, -_WINDOW:])[0], heads.length)
-        first = 0
-        if self.sharded:
-            counts = budgets.all_heads(counts, self.group)
-            first = dist.get_rank(self.group) * heads.heads
-        floor = max(slots // 5, min(slots, self.policy.describe()["min_budget"]))
-        return budgets.divide(counts, slots * counts.shape[0], floor)[first : first + heads.heads]
+    def _budget(self, seen: int) -> tuple[Policy, int]:
+        """The policy of a sequence that has seen so many tokens, and the slots of its heads. Refused: too few."""
+        slots = self.cache.budget if self.cache.budget > 1 else math.ceil(self.cache.budget * seen)
+        return Policy(self.cache.text_for(int(slots)), self.rope), int(slots)
 
     def _first_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> None:
-        """Compresses each sequence where the model has its keys and values, then moves what is left."""
+        """Takes each sequence where the model has its keys and values."""
         batch, kv_heads, tokens, _ = key.shape
-        group = query.shape[1] // kv_heads
-        sequences, slots, evicts = [], [], False
+        group, prompts = query.shape[1] // kv_heads, []
         for b in range(batch):
             at = _tokens_of(real, b)
             k, v = key[b][:, at], value[b][:, at]
-            count = k.shape[1]
-            heads = Heads.over(self.policy, k, v, group=group, scale=scale, tokens=count)
-            if (least := self.slots(count)) > count:
-                heads = heads.moved(least + 1, self.policy)
-            slots.append(self._compress(heads, query[b][:, at].unflatten(0, (kv_heads, group))))
-            sequences.append(heads)
-            evicts = evicts or least < count
-        if self.queries == "replay" and evicts:
-            self.unread = sequences
-        else:
-            self.settle(sequences, slots)
+            policy, slots = self._budget(k.shape[1])
+            heads = Heads.over(policy, k, v, group=group, scale=scale, tokens=k.shape[1])
+            if slots > heads.capacity:
+                heads = heads.moved(slots + 1, policy)
+            prompts.append(Prompt(heads, slots, query[b][:, at].unflatten(0, (kv_heads, group))))
+        self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
+
+    def _take(self, prompts: list[Prompt], is_read_again: bool = False) -> None:
+        """Compresses prompts, or measures them where another layer or a second reading is to come first."""
+        self.pending = prompts
+        for p in prompts:
+            if self.cache.replay:  # nothing but a first prompt is compressed, on the queries of its second reading
+                p.queries, p.has_come = None, is_read_again
+            elif p.has_come and self.cache.shared:
+                p.queries, p.positions = p.heads.observe(p.queries)
+        if not is_read_again and (self.cache.replay or not self.cache.shared):
+            end_prompt([self])
 
     def _read_again(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
         """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
         if not self.reading_again:
-            raise RuntimeError("kvmeld_torch.Cache: expected `with replay(model, encode):` around a prompt of kvzip")
+            first = "`with replay(model, encode):` around a prompt of kvzip" if self.cache.replay else "a whole prompt"
+            raise RuntimeError(f"kvmeld_torch.Cache: expected {first}")
         out = torch.zeros_like(query)
-        for b, heads in enumerate(self.unread):
+        for b, heads in enumerate(p.heads for p in self.pending):
             at = _tokens_of(real, b)
             q, k, v = query[b][:, at].unflatten(0, (heads.heads, -1)), key[b][:, at], value[b][:, at]
             if k.shape[1] > 0:
@@ -202,86 +201,116 @@ class Layer(CacheLayerMixin):
         """A further turn: its attention over slots and itself, then a compression of all."""
         batch, kv_heads, tokens, _ = key.shape
         group = query.shape[1] // kv_heads
-        out = torch.zeros_like(query)
-        sequences, slots = [], []
+        out, prompts = torch.zeros_like(query), []
         for b in range(batch):
             at = _tokens_of(real, b)
             heads = self.heads.rows(b * kv_heads, kv_heads)
             q, k, v = query[b][:, at].unflatten(0, (kv_heads, group)), key[b][:, at], value[b][:, at]
             out[b][:, at] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
-            policy = self.policy if heads.policy != self.policy else None  # what decoded in its place
-            count, seen = k.shape[1], int(heads.seen[0]) + k.shape[1]
-            heads = heads.moved(max(int(heads.length.max()) + count, self.slots(seen) + 1), policy)
+            policy, slots = self._budget(int(heads.seen[0]) + k.shape[1])
+            other = policy if self.policies[b].name != policy.name else None  # what decoded in its place
+            heads = heads.moved(max(int(heads.length.max()) + k.shape[1], slots + 1), other)
+            heads.policy = policy
             heads.append(k, v)
-            slots.append(self._compress(heads, q))
-            sequences.append(heads)
-        self.settle(sequences, slots)
+            held = [n - 1 for n in self.trigger[b * kv_heads : (b + 1) * kv_heads]]
+            new = k.shape[1] > 0
+            prompts.append(Prompt(heads, slots, q, has_come=new, divided=[] if new else held))
+        self._take(prompts)
         return out.transpose(1, 2).contiguous()
 
-    def settle(self, sequences: list[Heads], slots: list[list[int]]) -> None:
+    def settle(self) -> None:
         """All sequences in one set of tensors, with budgets for decoding."""
-        about = self.policy.describe()
+        about = self.pending[0].heads.policy.describe()
         decodes = about["decodes"] and about["bounded"]
         policy = None if about["decodes"] else Policy(_FULL)  # another one than the prompt's
-        each = [n for of_sequence in slots for n in of_sequence]
-        held = max(int(s.length.max()) for s in sequences)
-        capacity = max(max(each) + 1, held) if decodes else held + _GROWTH
-        self.unread = None
-        self.heads = Heads.joined([s.moved(capacity, policy) for s in sequences])
-        if decodes:
-            limits = [ops.budget_within(self.text, n) for n in each]
-            self.target, self.trigger = [b[0] for b in limits], [b[1] for b in limits]
-        else:
-            self.target, self.trigger = [capacity] * len(each), []
+        self.policies = [policy or p.heads.policy for p in self.pending]
+        limits = [ops.budget_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
+        held = max(int(p.heads.length.max()) for p in self.pending)
+        capacity = max(max(max(p.divided) for p in self.pending) + 1, held) if decodes else held + _GROWTH
+        self.heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
+        self.pending = []
+        self.target = [b[0] for b in limits] if decodes else [capacity] * len(limits)
+        self.trigger = [b[1] for b in limits] if decodes else []
 
     def _step(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> Tensor:
         batch, kv_heads, _, dim = key.shape
         if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
             self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
-        active = None if real is None else real[:, 0].repeat_interleave(kv_heads)
+        active = [True] * batch if real is None else real[:, 0].bool().tolist()
         q = query.reshape(batch * kv_heads, -1, dim)
         k, v = key.reshape(-1, dim), value.reshape(-1, dim)
-        if active is None or bool(active.all()):
+        if all(active) and len(set(self.policies)) == 1:
             out = self.heads.step(q, k, v, self.target, self.trigger)
-        else:
-            chosen = active.nonzero().flatten()
+        else:  # sequences of other lengths share other numbers of slots
             out = torch.zeros_like(q, dtype=torch.float32)
-            out[chosen] = self.heads.step(
-                q[chosen], k[chosen], v[chosen], self.target, self.trigger, heads=chosen.tolist()
-            )
+            for policy in set(self.policies):
+                taken = [b for b in range(batch) if active[b] and self.policies[b] == policy]
+                chosen = [b * kv_heads + h for b in taken for h in range(kv_heads)]
+                if chosen:
+                    rows = [x[chosen] for x in (q, k, v)]
+                    own = replace(self.heads, policy=policy)
+                    out[chosen] = own.step(*rows, self.target, self.trigger, heads=chosen).float()
         return out.to(query.dtype).view(batch, 1, -1, dim)
+
+
+def _divided(layers: list[Layer], prompts: list[Prompt]) -> list[list[int]]:
+    """Slots of every head of each layer. On all ranks the same is known when they decide to speak to one another."""
+    heads, slots = [p.heads for p in prompts], prompts[0].slots
+    seen, each, first = int(heads[0].seen[0]), heads[0].heads, 0
+    if not prompts[0].has_come or not layers[0].cache.shared or slots >= seen:
+        return [[slots] * each for _ in prompts]
+    scores = torch.stack([h.scores(seen).to(heads[0].keys.device) for h in heads])
+    if layers[0].sharded:
+        scores, first = ranks.all_heads(scores, layers[0].cache.group)
+    chosen = torch.tensor(ops.divide(heads[0].policy.text, scores.flatten(0, 1).cpu(), slots))
+    return chosen.view(len(layers), -1)[:, first : first + each].tolist()
+
+
+def end_prompt(layers: list[Layer]) -> None:
+    """Compresses the prompts of all sequences, each to a budget that these layers share, for decoding."""
+    for prompts in zip(*(layer.pending for layer in layers)):
+        for p, slots in zip(prompts, _divided(layers, list(prompts))):
+            p.divided = p.divided or slots
+            if p.has_come:
+                p.heads.compress(p.queries, [min(n, p.heads.capacity) for n in slots], p.positions)
+    for layer in layers:
+        layer.settle()
 
 
 class Cache(TransformersCache):
     """`model.generate(..., past_key_values=Cache("fold", budget=0.1))`, attn_implementation="kvmeld".
 
     policy: as kvmeld::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
-    seen that a head keeps, above 1 its slots. queries: what a prompt is measured on, "own", "foresight"
-    or, for kvzip, "replay"; by default what the policy is made for. divide: "even", or "scores", by which a
-    layer's heads get more or fewer slots, with "replay" all heads of all layers, and then the default;
-    ranks of `group` that share a model divide as one process does.
+    seen that a head keeps, above 1 its slots. divide: "scores", by which all heads of all layers share the slots,
+    or "even"; by default what is best for the policy. replay: whether kvzip's prompts are read twice.
+    Ranks of `group` that share a model divide as one process does.
+    Refused: budgets below the policy's least, shared slots of a policy without scores.
     """
 
     def __init__(
         self,
         policy: str = "fold",
         budget: float = 0.1,
-        queries: str | None = None,
         divide: str | None = None,
+        replay: bool = True,
         group: dist.ProcessGroup | None = None,
     ):
         name = policy.partition(":")[0]
-        Policy(policy).describe()  # refuses what is none
         if not budget > 0 or (budget > 1 and budget != int(budget)):
             raise ValueError(f"Cache: expected a budget of a share up to 1 or of whole slots, got {budget}")
-        queries = queries or {"fold": "foresight", _REPLAYED: "replay"}.get(name, "own")
-        expected = ("own", "foresight", "replay") if name == _REPLAYED else ("own", "foresight")
-        if queries not in expected:
-            raise ValueError(f"Cache: expected queries {' or '.join(expected)} of {name}, got {queries}")
-        divide = divide or ("scores" if queries == "replay" else "even")
+        divide = divide or ("scores" if name in _SHARED else "even")
         if divide not in ("even", "scores"):
             raise ValueError(f"Cache: expected divide even or scores, got {divide}")
-        super().__init__(layer_class_to_replicate=lambda: Layer(policy, budget, queries, divide, group))
+        self.policy, self.budget, self.group = policy, budget, group
+        self.shared, self.replay = divide == "scores", replay and name == _REPLAYED
+        self.text_for(int(budget) if budget > 1 else _MANY)
+        super().__init__(layer_class_to_replicate=partial(Layer, self))
+
+    def text_for(self, slots: int) -> str:
+        """The policy for heads of so many slots. Refused: too few."""
+        text = f"{self.policy}/{slots}" if self.shared else self.policy
+        ops.budget_within(text, slots)
+        return text
 
     def slot_nbytes(self) -> int:
         """Of slots in use, all layers."""

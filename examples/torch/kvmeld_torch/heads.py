@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """KV heads in slots: tensors that the operators work on, and nothing else."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -16,13 +17,16 @@ _PREDICTED = 8  # ... in the 32-bit numbers behind their memory
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy's text, as kvmeld::make_policy reads it, and the model's RoPE."""
+    """A policy's text, as kvmeld::make_policy reads it, and the model's RoPE.
+
+    "fold/90" is fold as it is where a model's heads share 90 slots each on average.
+    """
 
     text: str
     rope: tuple[float, ...] = ()
 
     def describe(self, dim: int = 1, group: int = 1, capacity: int = 1) -> dict[str, int]:
-        names = "columns memory min_budget decodes measures plans_on_queries bounded".split()
+        names = "columns memory decodes bounded score sinks latest".split()
         return dict(zip(names, ops.describe(self.text, dim, group, capacity)))
 
     def initial(self, columns: Tensor) -> Tensor:
@@ -31,7 +35,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        return self.text.partition(":")[0]
+        return self.text.partition("/")[0].partition(":")[0]
 
 
 @dataclass
@@ -113,12 +117,8 @@ class Heads:
         return [getattr(self, f.name) for f in fields(self)[3:]]
 
     @property
-    def _model(self) -> dict:
-        return {"group": self.group, "scale": self.scale}
-
-    @property
     def _options(self) -> dict:
-        return self._model | {"rope": list(self.policy.rope)}
+        return {"group": self.group, "scale": self.scale, "rope": list(self.policy.rope)}
 
     @property
     def heads(self) -> int:
@@ -128,18 +128,31 @@ class Heads:
     def capacity(self) -> int:
         return self.keys.shape[1]
 
-    def compress(
-        self, queries: Tensor | None, budget: int | list[int], *, positions: Tensor | None = None, before: int = 0
-    ) -> None:
-        """After a prompt: measures on `queries` [heads, group, count, dim], keeps `budget` slots a head."""
-        target = [budget] if isinstance(budget, int) else budget
-        ops.compress(
-            self.policy.text, self.tensors, queries, target, positions=positions, before=before, **self._options
-        )
+    def compress(self, queries: Tensor | None, budget: int | list[int], positions: Tensor | None = None) -> None:
+        """Brings each head to `budget` slots after a prompt.
 
-    def observe(self, queries: Tensor, *, positions: Tensor | None = None, before: int = 0) -> None:
-        """Measures on `queries` [heads, group, count, dim], and compresses nothing."""
-        ops.observe(self.policy.text, self.tensors, queries, positions=positions, before=before, **self._options)
+        `queries` [heads, group, count, dim] are the prompt's own, which are observed first; with positions those
+        that `observe` has kept; or none, where it kept none.
+        """
+        target = [budget] if isinstance(budget, int) else budget
+        ops.compress(self.policy.text, self.tensors, queries, target, positions=positions, **self._options)
+
+    def observe(self, queries: Tensor, before: int = 0) -> tuple[Tensor, Tensor]:
+        """Measures a prompt on its own `queries` [heads, group, count, dim], and compresses nothing.
+
+        Returns those that the policy plans on, moved to where it wants them, and their positions; maybe none.
+        """
+        return ops.observe(self.policy.text, self.tensors, queries, before=before, **self._options)
+
+    def scores(self, width: int) -> Tensor:
+        """What `ops.divide` compares [heads, width]: +inf for what is kept whatever its score, -inf for no slot."""
+        about = self.policy.describe()
+        slots, position = torch.arange(self.capacity, device=self.keys.device), self.position
+        own = (position < about["sinks"]) | (position >= self.seen[:, None] - about["latest"])
+        scores = self.columns[:, about["score"]].masked_fill(own, math.inf)
+        scores.masked_fill_(slots >= self.length[:, None], -math.inf)
+        room = max(width - self.capacity, 0)
+        return torch.nn.functional.pad(scores, (0, room), value=-math.inf)[:, :width].contiguous()
 
     def observe_behind(self, queries: Tensor, keys: Tensor, values: Tensor) -> None:
         """Measures on `queries` [heads, group, count, dim] of tokens behind these, which are not taken in.
@@ -170,14 +183,6 @@ class Heads:
     def attend(self, q: Tensor, probabilities: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of q [heads, group, dim] float32 with log-mass: output, log-sum-exp, probabilities."""
         return ops.attend(self.policy.text, self.tensors, q, probabilities=probabilities, **self._options)
-
-    def column_scores(self, queries: Tensor, **options) -> Tensor:
-        """Column sums of the queries' causal attention: total, window, decayed [3, heads, capacity]."""
-        return ops.column_scores(self.tensors, queries, **options, **self._model)
-
-    def foresight(self, queries: Tensor, count: int = 256) -> tuple[Tensor, Tensor]:
-        """The prompt's queries moved to positions to come, and these positions."""
-        return ops.foresight(self.tensors, queries, count=count, group=self.group, rope=list(self.policy.rope))
 
     def plan(
         self, budget: int | list[int], queries: Tensor | None = None, positions: Tensor | None = None

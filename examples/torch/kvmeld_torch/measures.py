@@ -119,7 +119,7 @@ class Reading:
 def reading(method: Method, model: PreTrainedModel, tokens: Tensor) -> Reading:
     """tokens [prompt + BEHIND + 1]: the prompt compressed, the others read with what is left."""
     prompt = tokens[None, : -BEHIND - 1]
-    method.prefill(model, prompt[:, :128])  # nothing is loaded for the first time
+    method.prefill(model, prompt)  # nothing is loaded for the first time
     cache, _, seconds = method.prefill(model, prompt)
     size, n = torch.tensor(held(cache)), prompt.shape[1]
     taken, logits = [], []

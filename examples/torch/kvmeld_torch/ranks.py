@@ -27,6 +27,18 @@ def largest(x: Tensor) -> Tensor:
     return x
 
 
+def all_heads(x: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, int]:
+    """Of numbers [layers, heads, ...] those of all ranks' heads, in the ranks' order, by one all-reduce.
+
+    Returns them, and which head is this rank's first.
+    """
+    heads, first = x.shape[1], x.shape[1] * dist.get_rank(group)
+    gathered = x.new_zeros(x.shape[0], heads * dist.get_world_size(group), *x.shape[2:])
+    gathered[:, first : first + heads] = x
+    dist.all_reduce(gathered, group=group)
+    return gathered, first
+
+
 def leave() -> None:
     """The end of a program, on every rank."""
     if dist.is_initialized():

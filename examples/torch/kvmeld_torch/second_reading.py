@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import budgets
-from .cache import Cache, Layer
+from .cache import Cache, end_prompt
 
 CHUNK = 2048  # tokens of a prompt that are read again at a time, as by the authors
 _BEFORE = 8  # tokens before a later chunk, by which its words name it
-_SINKS = 4  # at most, of what a policy protects; the others are the latest
 
 
 def parts(prompt: Tensor, encode: Callable[[str], list[int]], end: str) -> list[Tensor]:
@@ -53,39 +50,9 @@ def _read(model: PreTrainedModel, cache: Cache, tokens: Tensor, mask: Tensor, be
         )
 
 
-def divided(layers: list[Layer], sequence: int) -> list[list[int]]:
-    """Slots of every head of each layer: one threshold over the scores of all of them, between sinks and latest."""
-    own, heads = layers[0], [layer.unread[sequence] for layer in layers]
-    seen, each = int(heads[0].seen[0]), heads[0].heads
-    slots = own.slots(seen)
-    if own.divide == "even" or slots >= seen:
-        return [[slots] * each for _ in layers]
-    protected = own.policy.describe()["min_budget"] - 1
-    sinks = min(protected, _SINKS)
-    scores = [h.columns[:, 0, sinks : seen - (protected - sinks)] for h in heads]
-    counts = torch.stack([budgets.histogram(s, heads[0].length - protected) for s in scores])
-    first = 0
-    if own.sharded:
-        counts = budgets.all_heads(counts, own.group)
-        first = dist.get_rank(own.group) * each
-    of_layer = counts.shape[1]
-    total = (slots - protected) * len(layers) * of_layer
-    chosen = torch.tensor(budgets.divide(counts.flatten(0, 1), total, 1)).view(len(layers), of_layer)
-    return (protected + chosen[:, first : first + each]).tolist()
-
-
-def _end(layers: list[Layer]) -> None:
-    """Compresses every sequence by what its second reading has measured."""
-    slots = [divided(layers, b) for b in range(layers[0].batch)]
-    for i, layer in enumerate(layers):
-        for heads, of_layers in zip(layer.unread, slots):
-            heads.compress(None, [min(n, heads.capacity) for n in of_layers[i]])
-        layer.settle(layer.unread, [of_layers[i] for of_layers in slots])
-
-
 @contextmanager
 def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str = "\n") -> Iterator[None]:
-    """While it is open, the model reads prompts of caches with queries="replay" twice, as part of their forward pass.
+    """While it is open, the model reads prompts of kvzip's caches twice, as part of their forward pass.
 
     encode: text to tokens, without special ones. end: what stands between the words "Repeat the previous context
     exactly." and the prompt; with a chat template the end of the user's turn and the beginning of the model's.
@@ -93,7 +60,7 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
 
     def again(_module, args, given, _output) -> None:
         cache = given.get("past_key_values")
-        if not isinstance(cache, Cache) or not cache.layers or cache.layers[0].unread is None:
+        if not isinstance(cache, Cache) or not cache.layers or not cache.layers[0].pending:
             return
         tokens = given.get("input_ids", args[0] if args else None)
         mask = given.get("attention_mask")
@@ -109,7 +76,7 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
         finally:
             for layer in cache.layers:
                 layer.reading_again = False
-        _end(cache.layers)
+        end_prompt(cache.layers)
 
     hook = model.register_forward_hook(again, with_kwargs=True)
     try:
