@@ -213,7 +213,7 @@ def test_bad_input_is_refused_and_changes_nothing(device):
     refused(r"queries: expected \[", lambda: there.compress(queries[:, :, :, :-1], BUDGET))
     refused("expected Float, Half or BFloat16, got Double", lambda: there.step(q.double(), k, v, [BUDGET]))
     refused("heads: expected 0 to 2, got 3", lambda: there.step(q[:1], k[:1], v[:1], [BUDGET], heads=[3]))
-    refused("plan: expected tensors on the CPU", lambda: there.plan(BUDGET))
+    refused("divide: expected tensors on the CPU", lambda: device.ops.divide("h2o", here.scores(TOKENS), BUDGET))
     entries = device.heads(prompt("ems")[0])
     with pytest.raises(RuntimeError, match="expected a policy that attends by itself on a GPU, got ems"):
         entries.attend(q)

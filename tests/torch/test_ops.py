@@ -115,20 +115,6 @@ def test_threads_change_no_bit(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_plan_and_apply_are_compress(policy):
-    whole, queries = prompt(policy)
-    parts = copied(whole)
-    whole.compress(queries, BUDGET)
-    kept = parts.observe(queries)
-    before = copied(parts)
-    plan = parts.plan(BUDGET, *kept)
-    same(parts, before)  # a plan reads
-    parts.apply(plan, BUDGET)
-    same(whole, parts)
-    assert plan[0][:, 1].tolist() == [TOKENS] * HEADS
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_a_prompt_that_waits_is_compressed_as_one_that_does_not(policy):
     whole, queries = prompt(policy)
     parts = copied(whole)
@@ -262,17 +248,10 @@ def test_opcheck():
     compressed.compress(queries, BUDGET)
     check(ops.step, "fold", compressed.tensors, q, k, v, [BUDGET])
     check(ops.attend, "fold", compressed.tensors, q, probabilities=True)
-    observed = copied(heads)
-    kept, positions = observed.observe(queries)
-    plan = observed.plan(BUDGET, kept, positions)
-    check(ops.apply, "fold", copied(observed).tensors, plan)
     probabilities = torch.rand(HEADS, GROUP, heads.capacity)
     check(ops.observe_step, "h2o", prompt("h2o")[0].tensors, probabilities)
-    for op, args, more in (
-        (ops.plan, ("fold", observed.tensors, [BUDGET]), {"queries": kept, "positions": positions}),
-        (ops.observe, ("fold", copied(heads).tensors, queries), {}),
-    ):
-        torch.library.opcheck(op, args, options | more, test_utils=checks[:2])
+    more = ("fold", copied(heads).tensors, queries)
+    torch.library.opcheck(ops.observe, more, options, test_utils=checks[:2])
 
 
 def test_compile_keeps_a_graph():

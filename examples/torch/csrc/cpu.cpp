@@ -2,7 +2,6 @@
 // The operators on the CPU (schema.cpp says what they are).
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -148,64 +147,6 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
   });
 }
 
-using plan_list = std::vector<Tensor>;
-
-plan_list plan(const text& policy, TensorList cache, ints budget, const maybe& queries,
-               const maybe& positions, std::int64_t group, double scale, numbers rope) {
-  return guarded([&] {
-    const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
-    const auto& s = kv.tensors().shape;
-    const float_queries reference(kv, queries, positions);
-    const auto budgets = budgets_of(kv.heads(), span_of(budget), {});
-    const std::int64_t n = s.heads, slots = s.capacity;
-    plan_list out = {at::zeros({n, 2}, at::kInt),       at::zeros({n, slots + 1}, at::kInt),
-                     at::zeros({n, slots}, at::kInt),   at::zeros({n, slots, 2}, at::kFloat),
-                     at::zeros({n, slots}, at::kFloat), at::zeros({n}, at::kFloat)};
-    const corrections delta = plan(p, kv, reference.view(), budgets,
-                                   {.rows = out[0].mutable_data_ptr<int>(),
-                                    .begin = out[1].mutable_data_ptr<int>(),
-                                    .source = out[2].mutable_data_ptr<int>(),
-                                    .weight = out[3].mutable_data_ptr<float>(),
-                                    .log_mass = out[4].mutable_data_ptr<float>(),
-                                    .note = out[5].mutable_data_ptr<float>()});
-    for (const auto* rows : {&delta.keys, &delta.values}) {
-      out.push_back(at::empty({n, delta.most, s.dim}, at::kFloat));
-      std::ranges::copy(*rows, out.back().mutable_data_ptr<float>());
-    }
-    return out;
-  });
-}
-
-void apply(const text& policy, TensorList cache, TensorList plan, ints budget, std::int64_t group,
-           double scale, numbers rope) {
-  guarded([&] {
-    const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
-    const auto& s = kv.tensors().shape;
-    const std::int64_t n = s.heads, slots = s.capacity;
-    kvmeld::expects(plan.size() == 8, "plan: expected 8 tensors, got ", plan.size());
-    kvmeld::expects(plan[6].dim() == 3, "plan: expected corrections [heads, rows, dim]");
-    const std::int64_t most = plan[6].size(1);
-    std::vector<kvmeld::budget> budgets;
-    if (!budget.empty()) {
-      budgets = budgets_of(kv.heads(), span_of(budget), {});
-    }
-    kvmeld_torch::apply(
-        p, kv,
-        {.rows = whole_of("rows", plan[0], {n, 2}),
-         .begin = whole_of("begin", plan[1], {n, slots + 1}),
-         .source = whole_of("source", plan[2], {n, slots}),
-         .weight = floats_of("weight", plan[3], {n, slots, 2}),
-         .log_mass = floats_of("log_mass", plan[4], {n, slots}),
-         .note = floats_of("note", plan[5], {n}),
-         .most = static_cast<index_t>(most),
-         .key_correction = floats_of("key_correction", plan[6], {n, most, s.dim}),
-         .value_correction = floats_of("value_correction", plan[7], {n, most, s.dim})},
-        budgets, torch_threads());
-  });
-}
-
 }  // namespace
 }  // namespace cpu
 
@@ -218,8 +159,6 @@ TORCH_LIBRARY_IMPL(kvmeld, CPU, m) {
   m.impl("observe_step", cpu::observe_step);
   m.impl("step", cpu::step);
   m.impl("attend", cpu::attend);
-  m.impl("plan", cpu::plan);
-  m.impl("apply", cpu::apply);
 }
 
 }  // namespace kvmeld_torch

@@ -244,8 +244,7 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
 
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK(false, op.operator_name().name,
-              ": expected tensors on the CPU, got some on a GPU, where compress and step make "
-              "plans, carry them out and observe by themselves");
+              ": expected tensors on the CPU, got some on a GPU, where step observes by itself");
 }
 
 }  // namespace
@@ -256,7 +255,7 @@ void implement_on_device(torch::Library& m) {
   m.impl("observe", device::observe);
   m.impl("step", device::step);
   m.impl("attend", device::attend);
-  for (const char* name : {"divide", "observe_step", "plan", "apply"}) {
+  for (const char* name : {"divide", "observe_step"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&device::refuse>());
   }
 }

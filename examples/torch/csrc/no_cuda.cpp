@@ -13,8 +13,7 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(kvmeld, CUDA, m) {
-  for (const char* name :
-       {"compress", "divide", "observe", "observe_step", "step", "attend", "plan", "apply"}) {
+  for (const char* name : {"compress", "divide", "observe", "observe_step", "step", "attend"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
   }
 }

@@ -78,34 +78,4 @@ void step(const kvmeld::any_policy& policy, tensor_cache cache, const kvmeld::st
 void attend(const kvmeld::any_policy& policy, tensor_cache cache, const float* query, float* out,
             float* log_sum_exp, float* probabilities, const threads& run);
 
-/// A plan of every head. `rows [heads, 2]`: slots after and before; row `r` of head `h` has the
-/// sources `begin[h, r]` to `begin[h, r + 1] − 1` of `source [heads, capacity]` and `weight [heads,
-/// capacity, 2]` (key, value); `log_mass [heads, capacity]`; `note [heads]`, NaN for none.
-/// Corrections `[heads, most, dim]`; `most` 0: none.
-template <class Index, class Float>
-struct plan_tensors {
-  Index* rows = nullptr;
-  Index* begin = nullptr;
-  Index* source = nullptr;
-  Float* weight = nullptr;
-  Float* log_mass = nullptr;
-  Float* note = nullptr;
-  index_t most = 0;
-  const float* key_correction = nullptr;
-  const float* value_correction = nullptr;
-};
-using plan_output = plan_tensors<index_t, float>;
-using plan_input = plan_tensors<const index_t, const float>;
-
-/// Fills `out` but the corrections, and returns those: `[heads, most, dim]` each, or empty.
-struct corrections {
-  index_t most = 0;
-  std::vector<float> keys, values;
-};
-corrections plan(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& reference,
-                 std::span<const kvmeld::budget> budgets, const plan_output& out);
-/// `budgets`: those that the plan returns to, for what a policy does then; none: nothing.
-void apply(const kvmeld::any_policy& policy, tensor_cache cache, const plan_input& plan,
-           std::span<const kvmeld::budget> budgets, const threads& run);
-
 }  // namespace kvmeld_torch

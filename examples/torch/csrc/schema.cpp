@@ -74,13 +74,6 @@ void declare(torch::Library& m) {
   m.def(
       "attend(str policy, Tensor[] cache, Tensor q, *, bool probabilities=False, int group=1, "
       "float scale=0., float[] rope=[]) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "plan(str policy, Tensor[] cache, int[] budget, *, Tensor? queries=None, "
-      "Tensor? positions=None, int group=1, float scale=0., float[] rope=[]) -> Tensor[]");
-  m.def(
-      "apply(str policy, Tensor(a!)[] cache, Tensor[] plan, *, int[] budget=[], int group=1, float "
-      "scale=0., "
-      "float[] rope=[]) -> ()");
   m.def("describe(str policy, int dim, int group, int capacity) -> int[]", describe);
   m.def("initial_columns(str policy) -> float[]", initial_columns);
   m.def("budget_within(str policy, int slots) -> int[]", budget_within);

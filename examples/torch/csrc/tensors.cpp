@@ -201,10 +201,6 @@ const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef si
   return data_of<float>(at::kCPU, what, x, at::kFloat, sizes);
 }
 
-const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
-  return data_of<index_t>(at::kCPU, what, x, at::kInt, sizes);
-}
-
 kvmeld::any_span numbers_of(const at::Tensor& x) {
   const auto span = [&]<class T>(const T*) {
     return std::span(static_cast<const T*>(x.const_data_ptr()),

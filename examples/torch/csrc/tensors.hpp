@@ -55,7 +55,6 @@ auto guarded(F f) {
 void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, at::Device device);
 /// Of floats, on the CPU.
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
-const index_t* whole_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
 /// The numbers of such a tensor.
 kvmeld::any_span numbers_of(const at::Tensor& x);
 

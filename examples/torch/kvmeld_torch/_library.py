@@ -50,11 +50,6 @@ def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **
     _same_device(*cache, probabilities, log_sum_exp, query)
 
 
-@torch.library.register_fake("kvmeld::apply")
-def _apply(policy, cache, plan, **_):
-    _same_device(*cache, *plan)
-
-
 @torch.library.register_fake("kvmeld::step")
 def _step(policy, cache, q, k, v, budget, **_):
     _same_device(*cache, q, k, v)
@@ -68,18 +63,6 @@ def _attend(policy, cache, q, *, probabilities=False, **_):
     slots = cache[0].shape[1] if probabilities else 0
     sizes = [(heads, group), (heads, group, slots)]
     return torch.empty_like(q, dtype=_written(cache)), *(q.new_empty(x, dtype=torch.float32) for x in sizes)
-
-
-@torch.library.register_fake("kvmeld::plan")
-def _plan(policy, cache, budget, *, queries=None, positions=None, **_):
-    _same_device(*cache, queries, positions)
-    heads, slots, dim = cache[0].shape
-    most = torch.library.get_ctx().new_dynamic_size()  # rows with corrections: the policy's choice
-    ints = [(heads, 2), (heads, slots + 1), (heads, slots)]
-    floats = [(heads, slots, 2), (heads, slots), (heads,), (heads, most, dim), (heads, most, dim)]
-    return [cache[0].new_empty(size, dtype=torch.int32) for size in ints] + [
-        cache[0].new_empty(size, dtype=torch.float32) for size in floats
-    ]
 
 
 ops = torch.ops.kvmeld

@@ -184,18 +184,6 @@ class Heads:
         """Attention of q [heads, group, dim] float32 with log-mass: output, log-sum-exp, probabilities."""
         return ops.attend(self.policy.text, self.tensors, q, probabilities=probabilities, **self._options)
 
-    def plan(
-        self, budget: int | list[int], queries: Tensor | None = None, positions: Tensor | None = None
-    ) -> list[Tensor]:
-        """What becomes of every head, as tensors; nothing is changed."""
-        target = [budget] if isinstance(budget, int) else budget
-        return ops.plan(self.policy.text, self.tensors, target, queries=queries, positions=positions, **self._options)
-
-    def apply(self, plan: list[Tensor], budget: int | list[int] = ()) -> None:
-        """Carries out a plan; with the budget that it was for, ends the compression as `compress` does."""
-        target = [budget] if isinstance(budget, int) else budget
-        ops.apply(self.policy.text, self.tensors, plan, budget=target, **self._options)
-
     # ------------------------------------------------------------------ tensors
 
     def rows(self, first: int, count: int) -> Self:
