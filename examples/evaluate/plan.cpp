@@ -80,11 +80,12 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   auto full = std::ranges::find_if(p.policies, is_full);
   if (full == p.policies.end()) {
     full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
+    p.full.index = static_cast<std::size_t>(full - p.policies.begin());
   } else {
+    p.full.index = static_cast<std::size_t>(full - p.policies.begin());
     p.groups.push_back({fmt::format("all of the prompt: {} slots a head", o.prompt)});
     p.groups.back().entries.push_back({.chosen = p.full, .name = full->name});
   }
-  p.full.index = static_cast<std::size_t>(full - p.policies.begin());
 
   p.behind = std::max(decoded_tokens, o.future_tokens());
   const index_t wanted = o.prompt + p.behind;

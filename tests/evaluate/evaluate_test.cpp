@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>  // setenv
 #include <map>
+#include <set>
 #include <string>
 
 #include "evaluate/needle.hpp"
@@ -151,6 +152,18 @@ TEST_CASE("a budget of the whole prompt does not change attention") {
     CAPTURE(csv[i]);
     CHECK(std::stod(fields(csv[i])["attention_error"]) < 1e-6);
   }
+}
+
+TEST_CASE("the order of policies changes the order of rows and nothing else") {
+  const tiny_model model;
+  const auto rows = [&](const std::string& policies) {
+    const auto csv = model.run({"--tasks", "error,nll,needle", "--policies", policies}).csv;
+    REQUIRE(csv.size() == 4);
+    return std::set<std::string>(csv.begin() + 1, csv.end());
+  };
+  const auto expected = rows("full_cache,snapkv,h2o");
+  CHECK(rows("snapkv,full_cache,h2o") == expected);
+  CHECK(rows("h2o,snapkv,full_cache") == expected);
 }
 
 TEST_CASE("a policy that refuses a budget is left out of the file and says what would do") {
