@@ -13,6 +13,7 @@
 namespace evaluate {
 
 inline constexpr std::array budget_allocations = {
+    std::pair{std::string_view("equal"), budget_allocation::uniform},
     std::pair{std::string_view("pyramid_kv"), budget_allocation::pyramid_kv},
     std::pair{std::string_view("pyramid_infer"), budget_allocation::pyramid_infer},
     std::pair{std::string_view("d2o"), budget_allocation::d2o},
@@ -20,11 +21,6 @@ inline constexpr std::array budget_allocations = {
     std::pair{std::string_view("duo_attention"), budget_allocation::duo_attention},
     std::pair{std::string_view("global"), budget_allocation::global},
     std::pair{std::string_view("profile"), budget_allocation::profile}};
-
-/// Are a model's slots shared by all of its heads: by one threshold, or by a profile of it?
-inline bool is_shared(budget_allocation d) {
-  return d == budget_allocation::global || d == budget_allocation::profile;
-}
 
 /// Does it go by what a column of the policy's has measured?
 inline bool by_scores(budget_allocation d) {

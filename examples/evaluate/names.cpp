@@ -63,8 +63,8 @@ budget_allocation parse_budget_allocation(const named_policy& p, const std::stri
       std::ranges::find(budget_allocations, word, [](const auto& d) { return d.first; });
   require(
       found != budget_allocations.end(),
-      "--policies: expected +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, +global or "
-      "+profile, got '+" +
+      "--policies: expected +equal, +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, "
+      "+global or +profile, got '+" +
           word + "'");
   require(!by_scores(found->second) || !p.policy.columns().empty(),
           "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
@@ -98,9 +98,6 @@ named_policy parse_policy(const std::string& word) {
   }
   if (!divided.empty()) {
     p.budgets = parse_budget_allocation(p, divided.substr(1));
-    if (is_shared(p.budgets) && found->name == kvmeld::fold::name()) {
-      set_parameter(p, "pins=1");
-    }
   }
   if (!source.empty()) {
     set_source(p, source.substr(1));

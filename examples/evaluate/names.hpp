@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// A policy from its name on the command line:
-/// `name[:parameter=value,...][+budget_allocation][@source[:queries]]`.
+/// `name[:parameter=value,...][+division][@source[:queries]][/storage]`.
 #pragma once
 
 #include <string>

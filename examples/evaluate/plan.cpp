@@ -99,12 +99,13 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       if (i != p.full.index) {
         const named_policy& n = p.policies[i];
-        const index_t slots = b.of_bytes ? detail::slots_within(n.policy, n.storage, b.given,
+        const any_policy policy = n.measuring();
+        const index_t slots = b.of_bytes ? detail::slots_within(policy, n.storage, b.given,
                                                                 o.prompt, shape.dim, shape.group())
                                          : b.slots(o.prompt);
         p.most_slots = std::max(p.most_slots, slots);
         contender chosen{.index = i,
-                         .policy = n.policy,
+                         .policy = policy,
                          .limit = {slots},
                          .budgets = n.budgets,
                          .room = o.room,

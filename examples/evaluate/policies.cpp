@@ -3,23 +3,36 @@
 
 namespace evaluate {
 
+any_policy named_policy::measuring() const {
+  any_policy measured = policy;
+  measured.visit([&](auto& p) {
+    if constexpr (requires { p.pins = kvmeld::fold::pin_rule::scores; }) {
+      p.pins = is_shared(budgets) ? kvmeld::fold::pin_rule::scores : p.pins;
+    }
+  });
+  return measured;
+}
+
+query_source source_of(const any_policy& policy) {
+  using planned = kvmeld::prompt_use::planned;
+  const planned plans = policy.prompt_use().plans;
+  return policy.name() == kvmeld::kvzip::name() ? query_source::replay
+         : plans == planned::lookahead          ? query_source::foresight
+         : plans == planned::spread             ? query_source::spread
+                                                : query_source::own;
+}
+
 std::vector<named_policy> all_policies() {
   std::vector<named_policy> list;
   for (const any_policy& p : any_policy::every()) {
-    list.push_back({std::string(p.name()), p});
-    if (p.name() == kvmeld::fold::name()) {
-      list.back().queries = query_source::foresight;
-    } else if (p.name() == kvmeld::attention_matching::name()) {
-      list.back().queries = query_source::spread;
-    } else if (p.name() == kvmeld::kvzip::name()) {
-      list.back().queries = query_source::replay;
+    list.push_back({.name = std::string(p.name()), .policy = p, .queries = source_of(p)});
+    if (p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvzip::name()) {
       list.back().budgets = budget_allocation::global;
     }
   }
-  list.push_back({.name = "fold+global",
-                  .policy = kvmeld::fold{.pins = kvmeld::fold::pin_rule::scores},
-                  .queries = query_source::foresight,
-                  .budgets = budget_allocation::global});
+  list.push_back({.name = "fold+equal",
+                  .policy = kvmeld::fold{},
+                  .queries = source_of(kvmeld::fold{})});
   list.push_back({.name = "snapkv+pyramid_kv",
                   .policy = kvmeld::snapkv{},
                   .budgets = budget_allocation::pyramid_kv});

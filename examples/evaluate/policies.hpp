@@ -33,6 +33,11 @@ enum class budget_allocation {
   profile
 };
 
+/// Are a model's slots shared by all of its heads: by one threshold, or by a profile of it?
+inline bool is_shared(budget_allocation d) {
+  return d == budget_allocation::global || d == budget_allocation::profile;
+}
+
 /// Tokens that ask the model to read a prompt again.
 struct replay_words {
   std::vector<int> whole, part;   ///< before all of it, or its beginning; before another part
@@ -50,6 +55,8 @@ struct named_policy {
   replay_words words = {};                         ///< of a second reading
   kvmeld::storage storage = kvmeld::storage::f32;  ///< of keys and values
 
+  /// As it measures a prompt: where heads share the model's slots, `fold` pins by scores.
+  any_policy measuring() const;
   /// Does it observe all of a second reading with its keys, as KVzip, and not some of its queries?
   bool observes_replay() const {
     return queries == query_source::replay && queries_taken == 0 &&
@@ -57,7 +64,11 @@ struct named_policy {
   }
 };
 
-/// All of them, with their default parameters and sources, and every division of budgets.
+/// The queries that a policy takes of a prompt by its own wish; `kvzip`: a second reading.
+query_source source_of(const any_policy& policy);
+
+/// All of them, with their default parameters and sources, and every division of budgets. `fold`
+/// and `kvzip` share the model's slots.
 std::vector<named_policy> all_policies();
 
 /// The one that all others are compared with.

@@ -52,7 +52,7 @@ const contender& profiled(const plan& todo) {
   int count = 0;
   for_each_sharing(todo, [&](const contender& c) { one = &c, ++count; });
   detail::require(count == 1, fmt::format("--profile: to make the file, expected one policy by a "
-                                          "global threshold (+global, kvzip) at one budget, got {}",
+                                          "global threshold (fold, kvzip, +global) at one budget, got {}",
                                           count));
   return *one;
 }

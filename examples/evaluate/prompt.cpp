@@ -118,18 +118,19 @@ std::vector<kvmeld::head_state> observe_replay(const any_policy& policy,
 measured_layer measure_layer(const named_policy& p, const engine::config& shape, kvmeld::cache& kv,
                              const engine::record& r, const second_readings& both, std::size_t l) {
   const replayed_prompt& again = both.of(p);
+  const any_policy policy = p.measuring();
   if (p.observes_replay() && !again.parts.empty()) {
-    return {observe_replay(p.policy, shape, r.layers[l], again.layers[l], again.parts), nullptr};
+    return {observe_replay(policy, shape, r.layers[l], again.layers[l], again.parts), nullptr};
   }
   const auto own = queries_of(shape, r.layers[l]);
   measured_layer m{{}, reference_of(p, kv, own, again.queries(shape, l))};
   const auto queries = m.chosen ? m.chosen->view() : own;
   for (index_t h = 0; h < kv.heads(); ++h) {
-    m.heads.push_back(kvmeld::make_head_state(p.policy, kv.head(h)));
-    if (m.chosen && score_column(p.policy) > 0) {  // scores are by all of the prompt's own queries
-      kvmeld::observe(p.policy, kv.head(h), m.heads.back(), own.of(h));
+    m.heads.push_back(kvmeld::make_head_state(policy, kv.head(h)));
+    if (m.chosen && score_column(policy) > 0) {  // scores are by all of the prompt's own queries
+      kvmeld::observe(policy, kv.head(h), m.heads.back(), own.of(h));
     }
-    kvmeld::observe(p.policy, kv.head(h), m.heads.back(), queries.of(h));
+    kvmeld::observe(policy, kv.head(h), m.heads.back(), queries.of(h));
   }
   return m;
 }

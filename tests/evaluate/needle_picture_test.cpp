@@ -18,11 +18,11 @@ evaluate::outcome found(const std::string& policy) {
 TEST_CASE("a panel's long name of two words takes two rows, a short one and a lone one do not") {
   std::vector<evaluate::outcome> outcomes;
   for (const char* const name :
-       {"a", "b", "c", "fold+global", "streaming_llm+duo_attention", "expected_attention"}) {
+       {"a", "b", "c", "fold+equal", "streaming_llm+duo_attention", "expected_attention"}) {
     outcomes.push_back(found(name));
   }
   const auto script = evaluate::needle_picture(outcomes);
-  CHECK(script.find(R"(set title "fold+global")") != std::string::npos);
+  CHECK(script.find(R"(set title "fold+equal")") != std::string::npos);
   CHECK(script.find(R"(set title "streaming_llm\n+duo_attention")") != std::string::npos);
   CHECK(script.find(R"(set title "expected_attention")") != std::string::npos);
 }

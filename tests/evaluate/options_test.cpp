@@ -80,6 +80,30 @@ TEST_CASE("a policy's name ends in the storage of its slots") {
   CHECK(chosen[1].storage == kvmeld::storage::f32);
 }
 
+TEST_CASE("fold shares the model's slots and takes queries of the positions to come") {
+  const tiny_model model;
+  const auto chosen =
+      model.options({"--policies", "fold,fold+global,fold+equal,fold:pins=1+equal,h2o,kvzip+equal"})
+          .policies;
+  REQUIRE(chosen.size() == 6);
+  using evaluate::budget_allocation;
+  const auto by_scores = [](const evaluate::any_policy& p) { return p.column_count() == 2; };
+  for (const std::size_t i : {0U, 1U}) {
+    CHECK(chosen[i].budgets == budget_allocation::global);
+    CHECK(by_scores(chosen[i].measuring()));
+  }
+  for (const std::size_t i : {2U, 3U, 4U, 5U}) {
+    CHECK(chosen[i].budgets == budget_allocation::uniform);
+  }
+  CHECK((!by_scores(chosen[2].measuring()) && by_scores(chosen[3].measuring())));
+  for (const std::size_t i : {0U, 1U, 2U, 3U}) {
+    CHECK(chosen[i].queries == evaluate::query_source::foresight);
+  }
+  CHECK(chosen[4].queries == evaluate::query_source::own);
+  CHECK(chosen[5].queries == evaluate::query_source::replay);
+  CHECK(evaluate::source_of(kvmeld::attention_matching{}) == evaluate::query_source::spread);
+}
+
 TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {
   CHECK(evaluate::csv_field("h2o") == "h2o");
   CHECK(evaluate::csv_field("fold:polish=60,share=0.4") == "\"fold:polish=60,share=0.4\"");

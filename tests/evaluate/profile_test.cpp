@@ -16,7 +16,7 @@ using test::tiny_model;
 
 namespace {
 
-const std::string every_threshold[] = {"kvzip", "h2o+global", "fold+global"};
+const std::string every_threshold[] = {"kvzip", "h2o+global", "fold"};
 
 /// The tiny model, and so many bytes of its text as tokens.
 struct tiny_text {
@@ -74,8 +74,7 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
 
 TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay what they were") {
   const tiny_text text(96);
-  const std::vector<evaluate::named_policy> policies = {
-      evaluate::detail::parse_policy("fold+global")};
+  const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy("fold")};
   const auto prompt = text.measured_by(policies);
   evaluate::contender one{
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
@@ -179,7 +178,7 @@ TEST_CASE("clusters go by the errors of a profile that is there, by a threshold 
   const auto file = model.file("profile").string();
   const auto run = [&](const std::string& seed, const std::string& from) {
     return model
-        .run({"--tasks", "error", "--policies", "fold+global", "--budgets", "40", "--seed", seed,
+        .run({"--tasks", "error", "--policies", "fold", "--budgets", "40", "--seed", seed,
               "--profile", from})
         .csv;
   };
@@ -277,7 +276,7 @@ TEST_CASE("a profile of several policies, or of none, or of another model, is re
   };
   CHECK_THAT(
       refusal({"--policies", "kvzip,h2o+global"}),
-      Catch::Contains("one policy by a global threshold (+global, kvzip) at one budget, got 2"));
+      Catch::Contains("one policy by a global threshold (fold, kvzip, +global) at one budget, got 2"));
   CHECK_THAT(refusal({"--policies", "kvzip", "--budgets", "30,40"}), Catch::Contains("got 2"));
   CHECK_THAT(refusal({"--policies", "h2o"}), Catch::Contains("got 0"));
   CHECK_THAT(refusal({"--policies", "fold+profile"}),
