@@ -33,6 +33,8 @@ struct contender {
                : of_heads[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)];
   }
 
+  /// Is it what all others are compared with? A full cache in another storage is compared too.
+  bool is_reference() const { return !policy.bounded() && storage == kvmeld::storage::f32; }
   bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
     return !whole.empty() &&
            whole[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)] != 0;

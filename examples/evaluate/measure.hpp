@@ -55,7 +55,7 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     stage("nll", weight::nll * todo.prompts);
     auto [nll, kl] = predict(c, model, m.prompts, on);
     give(nll, r.nll, r.nll_se);
-    if (!c.policy.bounded()) {  // by definition: the others' reference
+    if (c.is_reference()) {  // by definition: the others' reference
       kl.mean = 0, kl.error = kl.error ? std::optional(0.0) : std::nullopt;
     }
     give(kl, r.kl, r.kl_se);
@@ -69,7 +69,7 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     asked.inside += needle(c, model, tokens, m.cases, true, on);
     give(asked.inside.share(), r.needle_inside, r.needle_inside_se);
   }
-  if (o.tasks.stream && !c.policy.bounded()) {
+  if (o.tasks.stream && c.is_reference()) {
     r.stream_error = 0;  // by definition: it is what the others are measured against
   } else if (e.stream_tokens > 0) {
     stage("stream", weight::stream_step * todo.streams * e.stream_tokens);
@@ -84,7 +84,7 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     r.prefill_ms = 1000 * (m.prefill_seconds +
                            compress_seconds(todo.policies[c.index], c, model.shape(), m, p.read));
     r.decode_tokens_per_s = s.decode_tokens_per_s;
-    r.decode_vs_full = c.policy.bounded() ? s.decode_vs_full : 1;
+    r.decode_vs_full = c.is_reference() ? 1 : s.decode_vs_full;
   }
   return x;
 }

@@ -48,13 +48,11 @@ void set_source(named_policy& p, const std::string& word) {
   }
 }
 
-kvmeld::storage parse_storage(const named_policy& p, const std::string& word) {
+kvmeld::storage parse_storage(const std::string& word) {
   const std::string names[] = {"float32", "half", "bfloat16", "q8_0"};
   const auto* const found = std::ranges::find(names, word);
   require(found != std::end(names),
           "--policies: expected /float32, /half, /bfloat16 or /q8_0, got '/" + word + "'");
-  require(p.policy.bounded() || word == "float32",
-          "--policies: /" + word + ": expected a policy that compresses, got " + p.name);
   return static_cast<kvmeld::storage>(found - names);
 }
 
@@ -103,7 +101,7 @@ named_policy parse_policy(const std::string& word) {
     set_source(p, source.substr(1));
   }
   if (!storage.empty()) {
-    p.storage = parse_storage(p, storage.substr(1));
+    p.storage = parse_storage(storage.substr(1));
   }
   p.name = word;
   return p;

@@ -76,15 +76,28 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
          .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}},
          .groups = {},
          .notes = {}};
-  const auto is_full = [](const named_policy& n) { return !n.policy.bounded(); };
-  auto full = std::ranges::find_if(p.policies, is_full);
-  if (full == p.policies.end()) {
+  auto full = std::ranges::find_if(p.policies, [](const named_policy& n) {
+    return !n.policy.bounded() && n.storage == storage::f32;
+  });
+  const bool is_shown = full != p.policies.end();
+  if (!is_shown) {
     full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
-    p.full.index = static_cast<std::size_t>(full - p.policies.begin());
-  } else {
-    p.full.index = static_cast<std::size_t>(full - p.policies.begin());
-    p.groups.push_back({fmt::format("all of the prompt: {} slots a head", o.prompt)});
-    p.groups.back().entries.push_back({.chosen = p.full, .name = full->name});
+  }
+  p.full.index = static_cast<std::size_t>(full - p.policies.begin());
+  group whole{.title = fmt::format("all of the prompt: {} slots a head", o.prompt)};
+  for (std::size_t i = 0; i < p.policies.size(); ++i) {
+    const named_policy& n = p.policies[i];
+    if (!n.policy.bounded() && (i != p.full.index || is_shown)) {
+      contender chosen = p.full;
+      chosen.index = i, chosen.storage = n.storage;
+      whole.entries.push_back(
+          {.chosen = chosen,
+           .name = n.name,
+           .refusal = detail::refusal_of(n.policy, n.storage, o.prompt, shape.dim)});
+    }
+  }
+  if (!whole.entries.empty()) {
+    p.groups.push_back(std::move(whole));
   }
 
   p.behind = std::max(decoded_tokens, o.future_tokens());
@@ -97,8 +110,8 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   for (const budget_option& b : o.budgets) {
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
-      if (i != p.full.index) {
-        const named_policy& n = p.policies[i];
+      const named_policy& n = p.policies[i];
+      if (n.policy.bounded()) {
         const any_policy policy = n.measuring();
         const index_t slots = b.of_bytes ? detail::slots_within(policy, n.storage, b.given,
                                                                 o.prompt, shape.dim, shape.group())

@@ -52,7 +52,6 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--policies", "snapkv@own:3"},
                                                      {"--policies", "snapkv/int8"},
                                                      {"--policies", "snapkv/"},
-                                                     {"--policies", "full_cache/half"},
                                                      {"--policies", "fold:share=2"},
                                                      {"--policies", "keepkv:variant=2"}};
   for (const auto& arguments : bad) {

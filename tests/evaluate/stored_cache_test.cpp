@@ -38,6 +38,37 @@ TEST_CASE("slots in another storage are rounded once, and streams decode in it")
                  "refused: kvmeld: cache: expected a key_dim that is a multiple of 32, got 8"));
 }
 
+TEST_CASE("a full cache in another storage is a row of its own, compared as any policy is") {
+  const tiny_model model;
+  for (const std::string order : {"full_cache,full_cache/half,full_cache/bfloat16,h2o",
+                                  "full_cache/bfloat16,h2o,full_cache/half,full_cache"}) {
+    INFO(order);
+    const auto ran = model.run({"--tasks", "error,nll,needle", "--policies", order});
+    REQUIRE(ran.csv.size() == 5);
+    std::map<std::string, std::map<std::string, std::string>> rows;
+    for (std::size_t i = 1; i < ran.csv.size(); ++i) {
+      auto row = fields(ran.csv[i]);
+      rows[row["policy"]] = row;
+    }
+    const auto number = [&](const std::string& policy, const char* column) {
+      return std::stod(rows[policy][column]);
+    };
+    CHECK(rows["full_cache/half"]["slots"] == "96");
+    CHECK(number("full_cache", "kl") == 0);
+    CHECK(number("full_cache", "attention_error") == 0);
+    for (const char* column : {"kl", "attention_error", "output_error"}) {
+      INFO(column);
+      CHECK(number("full_cache/half", column) > 0);
+      CHECK(number("full_cache/bfloat16", column) > number("full_cache/half", column));
+      CHECK(number("h2o", column) > number("full_cache/bfloat16", column));
+    }
+    // 8 numbers a row of two bytes, a log-mass and a position.
+    CHECK(number("full_cache/half", "bytes") == number("full_cache", "bytes") * (32 + 8) / 72);
+  }
+  CHECK_THAT(model.run({"--tasks", "error", "--policies", "full_cache/q8_0,h2o"}).table,
+             Catch::Contains("refused: kvmeld: cache: expected a key_dim that is a multiple of"));
+}
+
 TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
   kvmeld::cache kv({.kv_heads = 2, .group = 2, .key_dim = 32}, {.capacity = 12});
   std::vector<float> numbers(9 * 32);
