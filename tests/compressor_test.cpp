@@ -455,3 +455,28 @@ TEST_CASE("compressor: a request is saved, and goes on in another place bit for 
     }
   }
 }
+
+TEST_CASE("compressor: a head that was compressed elsewhere goes on as its own do") {
+  model_cache kv(64);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget{.slots = 32});
+  read(meld, kv, prompt_rows(50), 0, 50);
+  meld.end_prompt(0);
+  model_cache other = kv;
+  kvmeld::compressor taken(other, kvmeld::h2o{}, budget{.slots = 32});
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    taken.set_state(h, meld.state(h));
+  }
+  for (index_t step = 0; step < 20; ++step) {
+    const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim),
+               v = normal(kv_heads_of * dim);
+    std::vector<float> out(q.size()), same(q.size());
+    meld.step(model_cache::of(0, 0), {q, k, v}, out);
+    taken.step(model_cache::of(0, 0), {q, k, v}, same);
+    REQUIRE(out == same);
+  }
+  CHECK((same_head(kv.head(0), other.head(0)) && same_state(meld.state(0), taken.state(0))));
+  CHECK_THROWS_WITH(taken.set_state(0, kvmeld::make_head_state(kvmeld::fold{}, kv.head(0))),
+                    Catch::Contains("h2o") && Catch::Contains("fold"));
+  CHECK_THROWS_AS(taken.set_state(kv.heads(), meld.state(0)), kvmeld::error);
+  CHECK(same_state(meld.state(0), taken.state(0)));
+}

@@ -6,6 +6,7 @@
 #include <cmath>  // std::sqrt
 #include <span>
 
+#include "evaluate/compressed_cache.hpp"
 #include "evaluate/dataset.hpp"
 #include "evaluate/estimate.hpp"
 
@@ -39,34 +40,32 @@ struct errors {
 inline errors errors_of(const contender& c, const engine::decoder& model,
                         const std::vector<text_prompt>& prompts, const workers& on) {
   struct means {
-    double attention = 0, output_squared = 0;
+    double attention = 0, output = 0;
   };
   const engine::config& shape = model.shape();
-  const auto n = static_cast<index_t>(prompts.size());
-  const auto of_layers = on.map(n * shape.layers, [&](index_t i) {
-    const text_prompt& p = prompts[static_cast<std::size_t>(i / shape.layers)];
-    const auto layer = static_cast<std::size_t>(i % shape.layers);
-    const future_attention& full = p.future[layer];
-    compressed_layer l(c, p.read, layer);
-    row_major_matrix attended;
-    attend_all(l.kv, full.tokens.q, attended);
-    const auto count = static_cast<std::size_t>(attended.size());
-    const double attention =
-        relative_errors({attended.data(), count}, {full.of_prompt.data(), count}, shape.dim) /
-        static_cast<double>(attended.rows() * shape.heads);
-    attend_behind(l.kv, full.tokens, attended);
-    const auto& projection = model.parameters().layers[layer].o.weight;
-    const row_major_matrix off = (attended - full.of_all) * projection.transpose();
-    const Eigen::ArrayXf relative = off.rowwise().norm().array() / full.stream.array();
-    return means{attention, relative.cast<double>().square().mean()};
-  });
-  std::vector<double> attention(prompts.size()), output(prompts.size());
-  for (std::size_t i = 0, p = 0; p < prompts.size(); ++p) {
-    for (index_t l = 0; l < shape.layers; ++l, ++i) {
-      attention[p] += of_layers[i].attention / shape.layers;
-      output[p] += of_layers[i].output_squared / shape.layers;
-    }
-    output[p] = std::sqrt(output[p]);
+  std::vector<double> attention, output;
+  for (const means& of_prompt : on.map(static_cast<index_t>(prompts.size()), [&](index_t i) {
+         const text_prompt& p = prompts[static_cast<std::size_t>(i)];
+         const compressed_cache cache(c, p.read);
+         means sum;
+         row_major_matrix attended;
+         for (index_t l = 0; l < shape.layers; ++l) {
+           const auto layer = static_cast<std::size_t>(l);
+           const future_attention& full = p.future[layer];
+           attend_all(cache.kv(), l, full.tokens.q, attended);
+           const auto count = static_cast<std::size_t>(attended.size());
+           sum.attention += relative_errors({attended.data(), count},
+                                            {full.of_prompt.data(), count}, shape.dim) /
+                            static_cast<double>(attended.rows() * shape.heads) / shape.layers;
+           attend_behind(cache.kv(), l, full.tokens, attended);
+           const auto& projection = model.parameters().layers[layer].o.weight;
+           const row_major_matrix off = (attended - full.of_all) * projection.transpose();
+           const Eigen::ArrayXf relative = off.rowwise().norm().array() / full.stream.array();
+           sum.output += relative.cast<double>().square().mean() / shape.layers;
+         }
+         return means{sum.attention, std::sqrt(sum.output)};
+       })) {
+    attention.push_back(of_prompt.attention), output.push_back(of_prompt.output);
   }
   return {estimate_of(attention), estimate_of(output)};
 }
@@ -76,13 +75,13 @@ inline errors errors_of(const contender& c, const engine::decoder& model,
 inline std::vector<double> errors_of_heads(const contender& c, const engine::decoder& model,
                                            const text_prompt& p, const workers& on) {
   const engine::config& shape = model.shape();
+  const compressed_cache cache(c, p.read);
   std::vector<double> all;
   for (const auto& of_layer : on.map(shape.layers, [&](index_t i) {
          const auto layer = static_cast<std::size_t>(i);
          const future_attention& full = p.future[layer];
-         compressed_layer l(c, p.read, layer);
          row_major_matrix attended;
-         attend_behind(l.kv, full.tokens, attended);
+         attend_behind(cache.kv(), i, full.tokens, attended);
          const row_major_matrix off = attended - full.of_all;
          const auto& projection = model.parameters().layers[layer].o.weight;
          std::vector<double> weights(static_cast<std::size_t>(shape.kv_heads));

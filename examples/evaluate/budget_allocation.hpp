@@ -32,24 +32,20 @@ inline bool by_scores(budget_allocation d) {
 /// `least` asks for.
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least);
 
-/// What the prompt was measured as, `[layers][KV heads]`.
-using measured_heads = std::vector<std::vector<kvmeld::head_state>>;
+/// Slots of every head after a prompt of `tokens`, `[layers · KV heads]`, by what the prompt was
+/// measured as, likewise. They sum to the contender's slots times the heads (duo_attention: less
+/// than a slot a head below it, so that those that share are alike); every head has what the policy
+/// protects, and the division is of the rest.
+std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
+                                    std::span<const kvmeld::head_state> measured, index_t layers);
 
-/// The budgets of a layer's heads after a prompt of `tokens`. All layers' together sum to the
-/// contender's slots times their number (duo_attention: less than a slot a head below it, so that
-/// those that share are alike); every head has what the policy protects, and the division is of the
-/// rest.
-std::vector<budget> allocate_budgets(const contender& c, index_t tokens,
-                                     const measured_heads& measured, std::size_t layer);
-
-/// The budgets of a layer's heads for a stream of at most `tokens`, before its first: the
-/// contender's own for all, or by its profile.
-std::vector<budget> allocate_budgets(const contender& c, index_t tokens, index_t heads,
-                                     std::size_t layer);
+/// Slots of so many heads for a stream of at most `tokens`, before its first: the contender's own
+/// for all, or by its profile.
+std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads);
 
 /// What one threshold over the model (or its profile) gives each of its heads beside what all have,
 /// `[layers · KV heads]`.
 std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
-                                    const measured_heads& measured);
+                                    std::span<const kvmeld::head_state> measured);
 
 }  // namespace evaluate

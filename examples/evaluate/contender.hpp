@@ -21,32 +21,21 @@ struct contender {
   budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
   index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
-  kvmeld::storage storage = kvmeld::storage::f32;  ///< of slots, once compressed
+  evaluate::storage storage = evaluate::storage::f32;  ///< of slots, once compressed
   /// How slots were divided on other prompts, in place of a threshold over the model.
   std::shared_ptr<const kvmeld::budget_profile> profile = nullptr;
   /// [layers · KV heads] where they are not alike; empty: all are `policy`.
   std::vector<any_policy> of_heads = {};
 
-  const any_policy& of_head(std::size_t layer, index_t head, index_t heads) const {
-    return of_heads.empty()
-               ? policy
-               : of_heads[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)];
-  }
-
+  /// The policy of a head, as of all below the `i`-th of `[layers · KV heads]`.
+  const any_policy& of_head(std::size_t i) const { return of_heads.empty() ? policy : of_heads[i]; }
   /// Is it what all others are compared with? A full cache in another storage is compared too.
-  bool is_reference() const { return !policy.bounded() && storage == kvmeld::storage::f32; }
-  bool keeps_all(std::size_t layer, index_t head, index_t heads) const {
-    return !whole.empty() &&
-           whole[layer * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)] != 0;
-  }
+  bool is_reference() const { return !policy.bounded() && storage == evaluate::storage::f32; }
+  bool keeps_all(std::size_t i) const { return !whole.empty() && whole[i] != 0; }
   /// Can it decode from an empty cache? A division needs a prompt to go by, or a profile of others.
   bool streams() const {
     return policy.decodes() &&
            (budgets == budget_allocation::uniform || budgets == budget_allocation::profile);
-  }
-  /// In decode, of one head: never more than `slots`, with the slack that its policy likes.
-  budget in_decode(std::size_t layer, index_t head, index_t heads, index_t slots) const {
-    return kvmeld::budget_within(of_head(layer, head, heads), slots);
   }
 };
 

@@ -11,12 +11,13 @@ namespace evaluate {
 
 namespace {
 
-/// Attention of the rows of `q`; `before(head, i)` is called before that of row `i`.
+/// Attention of the rows of `q`; `before(head, at, i)` is called before that of row `i`.
 template <class F>
-void attend_rows(kvmeld::cache& kv, const row_major_matrix& q, row_major_matrix& out, F before) {
+void attend_rows(kvmeld::cache& kv, index_t layer, const row_major_matrix& q, row_major_matrix& out,
+                 F before) {
   out.resize(q.rows(), q.cols());
-  for (index_t h = 0; h < kv.heads(); ++h) {
-    const auto head = kv.head(h);
+  for (index_t h = 0; h < kv.kv_heads(); ++h) {
+    const auto head = kv.head(kv.heads(layer, 0)[h]);
     const Eigen::Index at = Eigen::Index{h} * head.group() * head.dim();
     for (Eigen::Index i = 0; i < q.rows(); ++i) {
       before(head, Eigen::Index{h} * head.dim(), i);
@@ -27,12 +28,14 @@ void attend_rows(kvmeld::cache& kv, const row_major_matrix& q, row_major_matrix&
 
 }  // namespace
 
-void attend_all(kvmeld::cache& kv, const row_major_matrix& q, row_major_matrix& out) {
-  attend_rows(kv, q, out, [](const auto&, Eigen::Index, Eigen::Index) {});
+void attend_all(kvmeld::cache& kv, index_t layer, const row_major_matrix& q,
+                row_major_matrix& out) {
+  attend_rows(kv, layer, q, out, [](const auto&, Eigen::Index, Eigen::Index) {});
 }
 
-void attend_behind(kvmeld::cache& kv, const engine::layer_record& tokens, row_major_matrix& out) {
-  attend_rows(kv, tokens.q, out, [&](const auto& head, Eigen::Index at, Eigen::Index i) {
+void attend_behind(kvmeld::cache& kv, index_t layer, const engine::layer_record& tokens,
+                   row_major_matrix& out) {
+  attend_rows(kv, layer, tokens.q, out, [&](const auto& head, Eigen::Index at, Eigen::Index i) {
     head.push(&tokens.k(i, at), &tokens.v(i, at));
   });
 }
@@ -62,15 +65,16 @@ text_prompt read_prompt(const engine::decoder& model, std::span<const named_poli
   if (predicts) {
     p.predicted = r.logits.topRows(decoded_tokens - 1);
   }
+  kvmeld::cache kv = p.read.cache();
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
+    const auto layer = static_cast<index_t>(l);
     const engine::layer_record& all = r.layers[l];
     future_attention& f = p.future.emplace_back();
     f.tokens = {.q = all.q.middleRows(length, future),
                 .k = all.k.middleRows(length, future),
                 .v = all.v.middleRows(length, future)};
-    kvmeld::cache kv = p.read.layer(l);
-    attend_all(kv, f.tokens.q, f.of_prompt);
-    attend_behind(kv, f.tokens, f.of_all);
+    attend_all(kv, layer, f.tokens.q, f.of_prompt);
+    attend_behind(kv, layer, f.tokens, f.of_all);
     const auto& projection = model.parameters().layers[l].o.weight;
     f.stream = (streams[l].topRows(future) + f.of_all * projection.transpose()).rowwise().norm();
   }

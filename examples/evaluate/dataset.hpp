@@ -67,11 +67,12 @@ inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t s
   return text.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
 }
 
-/// Attention of queries `[count, heads · dim]` over a layer's cache.
-void attend_all(kvmeld::cache& kv, const row_major_matrix& q, row_major_matrix& out);
+/// Attention of queries `[count, heads · dim]` over a layer of the cache.
+void attend_all(kvmeld::cache& kv, index_t layer, const row_major_matrix& q, row_major_matrix& out);
 
 /// The same of tokens behind the cache, which are appended one by one: each sees those before it.
-void attend_behind(kvmeld::cache& kv, const engine::layer_record& tokens, row_major_matrix& out);
+void attend_behind(kvmeld::cache& kv, index_t layer, const engine::layer_record& tokens,
+                   row_major_matrix& out);
 
 /// A prompt of `length` tokens, and the next `future` ones' queries; `predicts`: and logits.
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,

@@ -19,14 +19,6 @@ struct outcome {
   std::vector<double> stream_error;  ///< [stream_budgets − 1] a budget's steps each
 };
 
-inline double bytes_held(const contender& c, const prompt& p) {
-  std::size_t sum = 0;
-  for (std::size_t l = 0; l < p.tail.size(); ++l) {
-    sum += compressed_layer(c, p, l).bytes();
-  }
-  return static_cast<double>(sum);
-}
-
 /// All that was asked for of one policy at one budget. `asked`: needle cases that are in memory no
 /// more.
 inline outcome measure_row(const entry& e, const options& o, const plan& todo,
@@ -44,7 +36,7 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
   const auto give = [](const estimate& of, auto& mean, auto& error) {
     mean = of.mean, error = of.error;
   };
-  r.bytes = bytes_held(c, m.prompts.front().read);
+  r.bytes = static_cast<double>(compressed_cache(c, m.prompts.front().read).bytes());
   if (o.tasks.error) {
     stage("error", weight::error * todo.prompts);
     const errors found = errors_of(c, model, m.prompts, on);
@@ -81,8 +73,8 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     stage("speed", weight::speed * o.threads);
     const text_prompt& p = m.prompts.front();
     const speed s = decode_speed(c, todo.full, model, p);
-    r.prefill_ms = 1000 * (m.prefill_seconds +
-                           compress_seconds(todo.policies[c.index], c, model.shape(), m, p.read));
+    r.prefill_ms =
+        1000 * (m.prefill_seconds + compress_seconds(todo.policies[c.index], c, model.shape(), m));
     r.decode_tokens_per_s = s.decode_tokens_per_s;
     r.decode_vs_full = c.is_reference() ? 1 : s.decode_vs_full;
   }

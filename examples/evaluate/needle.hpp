@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "evaluate/compressed_cache.hpp"
 #include "evaluate/dataset.hpp"
 #include "evaluate/estimate.hpp"
 

@@ -6,6 +6,7 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::log
 
+#include "evaluate/compressed_cache.hpp"
 #include "evaluate/dataset.hpp"
 #include "evaluate/estimate.hpp"
 

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/config.hpp"
+#include "evaluate/contender.hpp"
 #include "evaluate/options.hpp"
-#include "evaluate/prompt.hpp"
 
 namespace evaluate {
 

@@ -30,9 +30,8 @@ std::vector<named_policy> all_policies() {
       list.back().budgets = budget_allocation::global;
     }
   }
-  list.push_back({.name = "fold+equal",
-                  .policy = kvmeld::fold{},
-                  .queries = source_of(kvmeld::fold{})});
+  list.push_back(
+      {.name = "fold+equal", .policy = kvmeld::fold{}, .queries = source_of(kvmeld::fold{})});
   list.push_back({.name = "snapkv+pyramid_kv",
                   .policy = kvmeld::snapkv{},
                   .budgets = budget_allocation::pyramid_kv});
@@ -56,14 +55,6 @@ void set_table(any_policy& policy, index_t slots) {
   });
 }
 
-void set_sharing(any_policy& policy, index_t slots, index_t room) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.sharing(slots, room); }) {
-      p = p.sharing(slots, room);
-    }
-  });
-}
-
 std::vector<any_policy> share_clusters(const any_policy& policy,
                                        const kvmeld::budget_profile& profile, index_t tokens) {
   return policy.visit([&](const auto& one) -> std::vector<any_policy> {
@@ -81,16 +72,6 @@ std::vector<any_policy> share_clusters(const any_policy& policy,
       }
     }
     return {};
-  });
-}
-
-index_t score_column(const any_policy& policy) {
-  return policy.visit([](const auto& p) {
-    if constexpr (requires { p.prompt_score; }) {
-      return index_t{p.prompt_score};
-    } else {
-      return index_t{0};
-    }
   });
 }
 

@@ -12,6 +12,7 @@
 namespace evaluate {
 
 using kvmeld::index_t;
+using kvmeld::storage;
 
 /// A policy of one's own takes part by being named here.
 using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
@@ -52,8 +53,8 @@ struct named_policy {
   index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
   kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
-  replay_words words = {};                         ///< of a second reading
-  kvmeld::storage storage = kvmeld::storage::f32;  ///< of keys and values
+  replay_words words = {};                             ///< of a second reading
+  evaluate::storage storage = evaluate::storage::f32;  ///< of keys and values
 
   /// As it measures a prompt: where heads share the model's slots, `fold` pins by scores.
   any_policy measuring() const;
@@ -77,17 +78,10 @@ inline any_policy full_cache() { return kvmeld::full_cache{}; }
 /// No more memory for tokens that share entries than a budget of `slots` can use.
 void set_table(any_policy& policy, index_t slots);
 
-/// Pins by scores where heads share `slots` each on average and have `room` beside them, for
-/// policies that have such pins.
-void set_sharing(any_policy& policy, index_t slots, index_t room);
-
-/// The policies of heads that share slots: of `policy`, which `set_sharing` made, with as many
+/// The policies of heads that share slots: of `policy`, as it is where they do, with as many
 /// clusters in all, each head as its errors weigh; none, if there are no errors or clusters.
 std::vector<any_policy> share_clusters(const any_policy& policy,
                                        const kvmeld::budget_profile& profile, index_t tokens);
-
-/// The column of a policy's state by which slots are ranked after a prompt.
-index_t score_column(const any_policy& policy);
 
 /// Where a decode step's remembered queries are moved to.
 void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead);

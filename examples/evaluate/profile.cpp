@@ -51,9 +51,10 @@ const contender& profiled(const plan& todo) {
   const contender* one = nullptr;
   int count = 0;
   for_each_sharing(todo, [&](const contender& c) { one = &c, ++count; });
-  detail::require(count == 1, fmt::format("--profile: to make the file, expected one policy by a "
-                                          "global threshold (fold, kvzip, +global) at one budget, got {}",
-                                          count));
+  detail::require(count == 1,
+                  fmt::format("--profile: to make the file, expected one policy by a "
+                              "global threshold (fold, kvzip, +global) at one budget, got {}",
+                              count));
   return *one;
 }
 
@@ -62,7 +63,7 @@ void save_profile(const contender& c, const engine::decoder& model,
                   const workers& on) {
   kvmeld::budget_profile made(model.shape().layers * model.shape().kv_heads);
   for (const text_prompt& p : prompts) {
-    made.add(shared_budgets(c, p.read.tokens, p.read.measured[c.index]));
+    made.add(shared_budgets(c, p.read.tokens, p.read.measured[c.index].heads));
     made.add_errors(errors_of_heads(c, model, p, on));
   }
   std::ofstream out(file, std::ios::binary);

@@ -8,9 +8,10 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
                                       index_t steps, const budget& b) {
   const index_t width = shape.group() * shape.dim;
   kvmeld::cache kv(shape.attention(1), {.capacity = b.trigger_length()});
-  auto state = kvmeld::make_state(p, kv);
   const auto head = kv.head(0);
-  kvmeld::workspace& work = state.workspace();
+  auto state = kvmeld::make_head_state(p, head);
+  kvmeld::workspace work;
+  work.reserve(head);
   std::vector<float> out(static_cast<std::size_t>(width));
   std::vector<std::vector<index_t>> members;  // tokens of each slot
   std::vector<std::vector<fate>> fates;
@@ -22,11 +23,11 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     const float* const q = &layer.q(t, head_index * width);
     const auto log_sum_exp =
         std::span(work.log_sum_exp).first(static_cast<std::size_t>(head.group()));
-    kvmeld::traits::attend(p, head, state[0], q, out.data(), probabilities, log_sum_exp);
-    kvmeld::observe(p, head, state[0], work,
+    kvmeld::traits::attend(p, head, state, q, out.data(), probabilities, log_sum_exp);
+    kvmeld::observe(p, head, state, work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
     if (b.reached(head.length())) {
-      kvmeld::plan(p, head, state[0], b.slots, work.scratch, work.plan);
+      kvmeld::plan(p, head, state, b.slots, work.scratch, work.plan);
       std::vector<std::vector<index_t>> rows(static_cast<std::size_t>(work.plan.rows()));
       for (index_t r = 0; r < work.plan.rows(); ++r) {
         auto& slot = rows[static_cast<std::size_t>(r)];
@@ -36,10 +37,10 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
         }
       }
       members = std::move(rows);
-      kvmeld::apply(p, work.plan, head, state[0], work.scratch);
+      kvmeld::apply(p, work.plan, head, state, work.scratch);
     }
     if (head.length() <= b.slots) {
-      kvmeld::traits::after_compress(p, head, state[0], b.slots);
+      kvmeld::traits::after_compress(p, head, state, b.slots);
     }
 
     auto& now = fates.emplace_back(static_cast<std::size_t>(steps), fate::to_come);

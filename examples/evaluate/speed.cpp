@@ -1,31 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "evaluate/speed.hpp"
 
+#include "evaluate/compressed_cache.hpp"
+
 namespace evaluate {
 
-double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
-                        const dataset& m, const prompt& read) {
-  const engine::record& r = m.timed;
+double compress_seconds(const named_policy& p, contender c, const engine::config& shape,
+                        const dataset& m) {
+  c.index = 0;
   std::vector<double> times;
   for (int round = 0; round < 3; ++round) {
-    double sum = 0;
-    for (std::size_t l = 0; l < r.layers.size(); ++l) {
-      auto kv = read.layer(l);
-      kvmeld::workspace work;
-      work.reserve(kv.head(0));
-      sum += seconds_of([&] {
-        measured_layer measured = measure_layer(p, shape, kv, r, m.again, l);
-        const auto queries =
-            measured.chosen ? measured.chosen->view() : queries_of(shape, r.layers[l]);
-        const auto limits = allocate_budgets(c, read.tokens, read.measured[c.index], l);
-        for (index_t h = 0; h < kv.heads(); ++h) {
-          const auto i = static_cast<std::size_t>(h);
-          kvmeld::compress(c.of_head(l, h, kv.heads()), kv.head(h), measured.heads[i], work,
-                           limits[i], queries.of(h));
-        }
-      });
-    }
-    times.push_back(sum);
+    times.push_back(seconds_of([&] {
+      compressed_cache(
+          c, measure(shape, m.timed, std::span(&p, 1), m.prompts.front().read.body, m.again));
+    }));
   }
   return median(times) + (p.queries == query_source::replay ? m.again.of(p).seconds : 0);
 }

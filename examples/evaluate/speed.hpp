@@ -35,10 +35,10 @@ inline double prefill_seconds(const engine::decoder& model, std::span<const int>
   return times.empty() ? 0 : median(times);
 }
 
-/// All layers of the first prompt, `read`, measured and compressed; with its second reading, if
-/// that is what `p` measures on.
-double compress_seconds(const named_policy& p, const contender& c, const engine::config& shape,
-                        const dataset& m, const prompt& read);
+/// All layers of the first prompt, measured and compressed; with its second reading, if that is
+/// what `p` measures on.
+double compress_seconds(const named_policy& p, contender c, const engine::config& shape,
+                        const dataset& m);
 
 /// Decoding behind the compressed prompt and behind the whole one, by turns, so that what else the
 /// machine does meets both alike: medians over the turns.

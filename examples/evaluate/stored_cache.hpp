@@ -9,10 +9,11 @@ namespace evaluate {
 using kvmeld::index_t;
 using kvmeld::storage;
 
-/// The slots of `kv`, of one layer and one request, each number rounded once.
+/// The slots of `kv`, all of one request, each number rounded once.
 /// Refused: a dim that is no whole blocks of the storage.
 inline kvmeld::cache stored(kvmeld::cache& kv, storage type) {
-  kvmeld::cache to(kv.spec(), {.capacity = kv.capacity(), .keys = type, .values = type});
+  kvmeld::cache to(
+      kv.spec(), {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type, .values = type});
   for (index_t h = 0; h < kv.heads(); ++h) {
     kvmeld::detail::copy_slots(kv.head(h), to.head(h));
   }

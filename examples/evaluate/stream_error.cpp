@@ -14,19 +14,21 @@ std::vector<double> stream_error(const contender& c, const engine::config& shape
     const index_t head = i % shape.kv_heads;
     const auto& [q, k, v] = s.layers[layer];
     const index_t width = shape.group() * shape.dim;
-
-    const any_policy& policy = c.of_head(layer, head, shape.kv_heads);
-    const index_t most =
-        allocate_budgets(c, steps, shape.kv_heads, layer)[static_cast<std::size_t>(head)].slots;
-    const budget limit = c.in_decode(layer, head, shape.kv_heads, most);
+    const auto of_head = static_cast<std::size_t>(i % parts);
+    const index_t most = allocate_slots(c, steps, parts)[of_head];
     kvmeld::cache kv(shape.attention(1),
                      {.capacity = most + 1, .keys = c.storage, .values = c.storage});
-    auto state = kvmeld::make_state(policy, kv);
+    compressor meld(kv, c.of_head(of_head), {.slots = most});
+    const auto row = [](const row_major_matrix& m, index_t t, index_t first, index_t size) {
+      return std::span(&m(t, first), static_cast<std::size_t>(size));
+    };
     std::vector<float> out(static_cast<std::size_t>(width));
     std::vector<double> sums(stream_budgets - 1, 0.0);
     for (index_t t = 0; t < steps && !interrupted; ++t) {
-      kvmeld::step(policy, kv.head(0), state[0], state.workspace(), &q(t, head * width),
-                   &k(t, head * shape.dim), &v(t, head * shape.dim), limit, out.data());
+      meld.step(kv.heads(0, 0),
+                {row(q, t, head * width, width), row(k, t, head * shape.dim, shape.dim),
+                 row(v, t, head * shape.dim, shape.dim)},
+                out);
       if (t >= slots) {
         sums[static_cast<std::size_t>(t / slots - 1)] +=
             relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);

@@ -301,6 +301,14 @@ class compressor : private detail::shrinking<P> {
   using base::policy_of;
   /// What the policy remembers of a head of the cache.
   const head_state& state(index_t head) const { return states_[at(head)]; }
+  /// Takes the state of a head that was measured and compressed by the functions of one head, as
+  /// where several budgets share what a prompt was measured as. The cache has its rows.
+  /// Refused: a head that is not there, a state of another kind, one for fewer slots.
+  void set_state(index_t head, head_state state) {
+    const head_ref rows = kv_.head(head);
+    detail::expect_state(policy_of(head), rows, state);
+    states_[at(head)] = std::move(state);
+  }
   /// What a head is held to while decoding.
   const budget& limit(index_t head) const { return limits_[at(head)]; }
   /// Bytes that the states of the slots in use take.

@@ -82,19 +82,20 @@ TEST_CASE("the output error is of the residual stream behind each layer's attent
             engine::causal_attention(q, k, v, shape.heads, shape.kv_heads, shape.dim, 0, out);
           },
           logits);
+      const evaluate::compressed_cache ours(chosen, prompts[n].read);
+      auto full = prompts[n].read.cache();
       double squares = 0;
       for (std::size_t l = 0; l < 2; ++l) {
         const auto& projection = model.parameters().layers[l].o.weight;
         const auto& behind = prompts[n].future[l].tokens;
-        evaluate::compressed_layer ours(chosen, prompts[n].read, l);
-        auto full = prompts[n].read.layer(l);
+        const auto head = static_cast<kvmeld::index_t>(l);
         for (int t = 0; t < future; ++t) {
           double difference = 0, whole = 0;
           for (int row = 0; row < shape.hidden; ++row) {
             double off = 0, stream = streams[l](t, row);
             for (int h = 0; h < shape.heads; ++h) {
-              const auto a = attended(ours.kv.head(0), behind, h, t, shape.dim);
-              const auto b = attended(full.head(0), behind, h, t, shape.dim);
+              const auto a = attended(ours.kv().head(head), behind, h, t, shape.dim);
+              const auto b = attended(full.head(head), behind, h, t, shape.dim);
               for (int d = 0; d < shape.dim; ++d) {
                 const double w = projection(row, h * shape.dim + d);
                 const auto at = static_cast<std::size_t>(d);

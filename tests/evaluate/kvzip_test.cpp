@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "evaluate/compressed_cache.hpp"
 #include "evaluate/replay.hpp"
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
@@ -49,11 +50,9 @@ TEST_CASE("a prompt that is read again part by part is scored as the oracle does
       .repeated = evaluate::replay(model, r, tokens, policy.words, 60), .behind = {}};
   const auto& again = both.repeated;
   REQUIRE(again.parts == std::vector<index_t>{63, 40});
-  const evaluate::prompt_body body(shape, r, 90, 90);
+  const auto measured = evaluate::measure(policy, shape, r, both, 90);
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
-    auto kv = body.layers[l];
-    const auto measured = evaluate::measure_layer(policy, shape, kv, r, both, l);
-    CHECK(!measured.chosen);
+    CHECK(!measured.chosen[l]);
     oracle::head h = oracle::make_head(shape.dim, shape.group());
     const auto keys = rows_of(r.layers[l].k, 0, shape.dim, 0, 90);
     for (const oracle::vec& key : keys) {
@@ -76,7 +75,7 @@ TEST_CASE("a prompt that is read again part by part is scored as the oracle does
       }
       first += count;
     }
-    const auto ours = measured.heads[0].column(0);
+    const auto ours = measured.heads[l].column(0);
     REQUIRE(ours.size() == most.size());
     for (std::size_t j = 0; j < most.size(); ++j) {
       CHECK(static_cast<double>(ours[j]) == Approx(most[j]).epsilon(1e-4));
@@ -101,16 +100,14 @@ TEST_CASE("kvzip keeps what kvpress's KVzipPress keeps of the same tokens", "[go
     const evaluate::contender chosen{
         .policy = policies[0].policy, .limit = {slots}, .budgets = policies[0].budgets};
     std::size_t common = 0, ours = 0, theirs = 0;
-    for (std::size_t l = 0, i = 0; l < r.layers.size(); ++l) {
-      evaluate::compressed_layer layer(chosen, prompt, l);
-      for (index_t h = 0; h < layer.kv.heads(); ++h, ++i) {
-        const auto expected = kept.at(i).get<std::vector<index_t>>();
-        const auto head = layer.kv.head(h);
-        for (index_t s = 0; s < head.length(); ++s) {
-          common += static_cast<std::size_t>(std::ranges::count(expected, head.position(s)));
-        }
-        ours += static_cast<std::size_t>(head.length()), theirs += expected.size();
+    const evaluate::compressed_cache cache(chosen, prompt);
+    for (index_t h = 0; h < cache.kv().heads(); ++h) {
+      const auto expected = kept.at(static_cast<std::size_t>(h)).get<std::vector<index_t>>();
+      const auto head = cache.kv().head(h);
+      for (index_t s = 0; s < head.length(); ++s) {
+        common += static_cast<std::size_t>(std::ranges::count(expected, head.position(s)));
       }
+      ours += static_cast<std::size_t>(head.length()), theirs += expected.size();
     }
     const double jaccard =
         static_cast<double>(common) / static_cast<double>(ours + theirs - common);

@@ -51,17 +51,17 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
     const auto prompt = text.measured_by(policies);
     evaluate::contender by_threshold{
         .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
-    evaluate::set_sharing(by_threshold.policy, 40, 0);
-    const auto shares = evaluate::shared_budgets(by_threshold, 96, prompt.measured[0]);
+    by_threshold.policy = kvmeld::detail::for_shared(by_threshold.policy, 40, 0);
+    const auto shares = evaluate::shared_budgets(by_threshold, 96, prompt.measured[0].heads);
     uneven += shares[0] != shares[1] ? 1 : 0;
     const auto profile = std::make_shared<kvmeld::budget_profile>(2);
     profile->add(shares);
     auto by_profile = by_threshold;
     by_profile.profile = profile;
     by_profile.budgets = evaluate::budget_allocation::profile;
-    for (std::size_t l = 0; l < 2; ++l) {
-      evaluate::compressed_layer one(by_threshold, prompt, l), same(by_profile, prompt, l);
-      const auto head = one.kv.head(0), other = same.kv.head(0);
+    const evaluate::compressed_cache one(by_threshold, prompt), same(by_profile, prompt);
+    for (const kvmeld::index_t h : {0, 1}) {
+      const auto head = one.kv().head(h), other = same.kv().head(h);
       REQUIRE(head.length() == other.length());
       for (kvmeld::index_t s = 0; s < head.length(); ++s) {
         CHECK(head.position(s) == other.position(s));
@@ -78,9 +78,9 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
   const auto prompt = text.measured_by(policies);
   evaluate::contender one{
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
-  evaluate::set_sharing(one.policy, 40, 0);
+  one.policy = kvmeld::detail::for_shared(one.policy, 40, 0);
   kvmeld::budget_profile profile(2);
-  profile.add(evaluate::shared_budgets(one, 96, prompt.measured[0]));
+  profile.add(evaluate::shared_budgets(one, 96, prompt.measured[0].heads));
   CHECK(evaluate::share_clusters(one.policy, profile, 96).empty());
   profile.add_errors(std::vector<double>{9, 1});
   CHECK(evaluate::share_clusters(kvmeld::h2o{}, profile, 96).empty());
@@ -99,13 +99,14 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
   CHECK(more + clusters(by_errors.of_heads[1]) == 2 * uniform);
   CHECK(more == (2 * uniform * 3 + 2) / 4);
   kvmeld::index_t slots = 0;
-  for (std::size_t l = 0; l < 2; ++l) {
-    evaluate::compressed_layer before(one, prompt, l), after(by_errors, prompt, l);
-    slots += after.kv.head(0).length();
-    CHECK(after.kv.head(0).length() - before.kv.head(0).length() ==
-          clusters(by_errors.of_heads[l]) - uniform);
+  const evaluate::compressed_cache before(one, prompt), after(by_errors, prompt);
+  for (const kvmeld::index_t h : {0, 1}) {
+    const auto head = after.kv().head(h);
+    slots += head.length();
+    CHECK(head.length() - before.kv().head(h).length() ==
+          clusters(by_errors.of_heads[static_cast<std::size_t>(h)]) - uniform);
     for (const kvmeld::index_t s : {0, 1, 2, 3}) {
-      CHECK(after.kv.head(0).position(s) == s);
+      CHECK(head.position(s) == s);
     }
   }
   CHECK(slots == 80);
@@ -121,10 +122,11 @@ TEST_CASE("errors of heads are those of attention behind the prompt, head by hea
   const evaluate::workers on(1, quiet);
   const auto errors = evaluate::errors_of_heads(c, model, p, on);
   REQUIRE(errors.size() == 2);
+  const evaluate::compressed_cache cache(c, p.read);
   for (std::size_t l = 0; l < 2; ++l) {
-    evaluate::compressed_layer layer(c, p.read, l);
     evaluate::row_major_matrix attended;
-    evaluate::attend_behind(layer.kv, p.future[l].tokens, attended);
+    evaluate::attend_behind(cache.kv(), static_cast<kvmeld::index_t>(l), p.future[l].tokens,
+                            attended);
     const auto& w = model.parameters().layers[l].o.weight;
     double expected = 0;
     for (Eigen::Index t = 0; t < 8; ++t) {
@@ -203,13 +205,13 @@ TEST_CASE("from an empty cache heads have the slots that a profile says, in all 
     CHECK(!c.streams());  // a threshold needs scores
     c.budgets = named.budgets;
     CHECK(c.streams());
-    evaluate::set_sharing(c.policy, 40, 0);
+    c.policy = kvmeld::detail::for_shared(c.policy, 40, 0);
     std::vector<kvmeld::index_t> most;
-    for (std::size_t l = 0; l < 2; ++l) {
-      const evaluate::compressed_layer layer(c, shape, l, 140);
-      most.push_back(layer.limits[0].trigger - 1);
-      CHECK(layer.kv.capacity() == most.back() + 1);
+    const evaluate::compressed_cache cache(c, shape, 140);
+    for (const kvmeld::index_t h : {0, 1}) {
+      most.push_back(cache.meld().limit(h).trigger_length() - 1);
     }
+    CHECK(cache.kv().capacity() == std::ranges::max(most) + 1);
     CHECK(most[0] + most[1] == 80);
     CHECK(most[0] < 40);
   }
@@ -225,14 +227,15 @@ TEST_CASE("from an empty cache every head holds what its own policy protects") {
   const auto named = evaluate::detail::parse_policy("fold+profile");
   evaluate::contender c{
       .policy = named.policy, .limit = {60}, .budgets = named.budgets, .profile = profile};
-  evaluate::set_sharing(c.policy, 60, 0);
+  c.policy = kvmeld::detail::for_shared(c.policy, 60, 0);
   c.of_heads = evaluate::share_clusters(c.policy, *profile, 400);
   REQUIRE(c.of_heads.size() == 2);
   REQUIRE(c.of_heads[0].min_budget() > c.policy.min_budget());
-  for (std::size_t l = 0; l < 2; ++l) {
-    const evaluate::compressed_layer layer(c, shape, l, 400);
-    CHECK(layer.limits[0].slots >= c.of_heads[l].min_budget());
-    CHECK(layer.limits[0].trigger <= layer.kv.capacity());
+  const evaluate::compressed_cache cache(c, shape, 400);
+  for (const kvmeld::index_t h : {0, 1}) {
+    const kvmeld::budget& limit = cache.meld().limit(h);
+    CHECK(limit.slots >= c.of_heads[static_cast<std::size_t>(h)].min_budget());
+    CHECK(limit.trigger <= cache.kv().capacity());
   }
 }
 
@@ -274,9 +277,9 @@ TEST_CASE("a profile of several policies, or of none, or of another model, is re
     }
     return std::string("not refused");
   };
-  CHECK_THAT(
-      refusal({"--policies", "kvzip,h2o+global"}),
-      Catch::Contains("one policy by a global threshold (fold, kvzip, +global) at one budget, got 2"));
+  CHECK_THAT(refusal({"--policies", "kvzip,h2o+global"}),
+             Catch::Contains(
+                 "one policy by a global threshold (fold, kvzip, +global) at one budget, got 2"));
   CHECK_THAT(refusal({"--policies", "kvzip", "--budgets", "30,40"}), Catch::Contains("got 2"));
   CHECK_THAT(refusal({"--policies", "h2o"}), Catch::Contains("got 0"));
   CHECK_THAT(refusal({"--policies", "fold+profile"}),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /// Prompts that all policies and budgets share, and what each keeps of them.
-#include "evaluate/prompt.hpp"
-
 #include <catch2/catch.hpp>
 
+#include "evaluate/compressed_cache.hpp"
+#include "evaluate/names.hpp"
 #include "evaluate/replay.hpp"
 #include "support/tiny_model.hpp"
 
@@ -39,33 +39,76 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
     }
     for (const kvmeld::budget limit : {kvmeld::budget{40}, kvmeld::budget{60}}) {
       const evaluate::contender chosen{i, policies[i].policy, limit, policies[i].budgets};
-      kvmeld::index_t slots = 0;  // of all layers: what was asked for
-      for (std::size_t l = 0; l < prompt.tail.size(); ++l) {
-        for (const kvmeld::budget& b :
-             evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], l)) {
-          slots += b.slots;
-          CHECK(b.slots >= policies[i].policy.min_budget());
+      const auto slots =
+          evaluate::allocate_slots(chosen, prompt.tokens, prompt.measured[i].heads, 2);
+      CHECK(slots[0] + slots[1] == limit.slots * 2);  // what was asked for
+      CHECK(std::ranges::min(slots) >= policies[i].policy.min_budget());
+      const evaluate::compressed_cache ours(chosen, prompt);
+      auto kv = prompt.cache();
+      std::size_t bytes = 0;
+      for (const kvmeld::index_t h : {0, 1}) {
+        const auto l = static_cast<std::size_t>(h);
+        auto state = kvmeld::make_head_state(policies[i].policy, kv.head(h));
+        kvmeld::workspace work;
+        work.reserve(kv.head(h));
+        const auto own = evaluate::queries_of(model.shape(), r.layers[l].q);
+        const auto reference =
+            evaluate::measure(policies[i], model.shape(), r, again, 100).chosen[l];
+        const auto queries = reference ? reference->view() : own;
+        kvmeld::observe(policies[i].policy, kv.head(h), state, queries);
+        kvmeld::compress(policies[i].policy, kv.head(h), state, work, kvmeld::budget{slots[l]},
+                         queries);
+        bytes += policies[i].policy.decodes() ? state.bytes() : 0;
+        const auto head = kv.head(h);
+        const auto same = ours.kv().head(h);
+        REQUIRE(same.length() == head.length());
+        for (kvmeld::index_t s = 0; s < head.length(); ++s) {
+          CHECK(same.position(s) == head.position(s));
+          CHECK(same.log_mass(s) == head.log_mass(s));
+          CHECK(same.key(s)[0] == head.key(s)[0]);
         }
       }
-      CHECK(slots == limit.slots * model.shape().layers * model.shape().kv_heads);
-      evaluate::compressed_layer ours(chosen, prompt, 1);
-      const auto limits = evaluate::allocate_budgets(chosen, prompt.tokens, prompt.measured[i], 1);
-      auto kv = prompt.layer(1);
-      auto state = kvmeld::make_state(policies[i].policy, kv);
-      const auto own = evaluate::queries_of(model.shape(), r.layers[1]);
-      const auto reference =
-          evaluate::measure_layer(policies[i], model.shape(), kv, r, again, 1).chosen;
-      kvmeld::compress(policies[i].policy, kv, state, reference ? reference->view() : own,
-                       std::span<const kvmeld::budget>(limits));
-      const auto head = kv.head(0);
-      const auto same = ours.kv.head(0);
-      REQUIRE(same.length() == head.length());
-      for (kvmeld::index_t s = 0; s < head.length(); ++s) {
-        CHECK(same.position(s) == head.position(s));
-        CHECK(same.log_mass(s) == head.log_mass(s));
-        CHECK(same.key(s)[0] == head.key(s)[0]);
+      CHECK(ours.bytes() == kv.bytes() + bytes);
+    }
+  }
+}
+
+TEST_CASE("fold is what a compressor makes of a shared budget, to the bit") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto tokens = first_tokens(files, 96);
+  const auto r = engine::prefill(model, tokens);
+  const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy("fold")};
+  const auto prompt =
+      evaluate::measure(model.shape(), r, policies,
+                        std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
+  evaluate::contender chosen{
+      .policy = policies[0].measuring(), .limit = {30}, .budgets = policies[0].budgets};
+  chosen.policy = kvmeld::detail::for_shared(chosen.policy, 30, 0);
+  const evaluate::compressed_cache ours(chosen, prompt);
+
+  kvmeld::cache kv(model.shape().attention(), {.layers = 2, .capacity = 140});
+  kvmeld::compressor meld(kv, kvmeld::fold{}, kvmeld::budget::shared(30));
+  for (kvmeld::index_t l = 0; l < 2; ++l) {
+    const auto& layer = r.layers[static_cast<std::size_t>(l)];
+    evaluate::append(kv, l, layer, 0, 96);
+    const std::span q(layer.q.data(), static_cast<std::size_t>(layer.q.size()));
+    meld.prompt(kv.heads(l, 0), kvmeld::queries(q, 96, kv.spec()));
+  }
+  meld.end_prompt(0);
+  const std::vector<float> q(16, 0.5F), k(8, 0.5F), v(8, 0.5F);
+  std::vector<float> out(16), same(16);
+  for (int t = 0; t < 40; ++t) {
+    for (kvmeld::index_t h = 0; h < 2; ++h) {
+      const auto a = kv.head(h), b = ours.kv().head(h);
+      REQUIRE(a.length() == b.length());
+      for (kvmeld::index_t s = 0; s < a.length(); ++s) {
+        REQUIRE((a.position(s) == b.position(s) && a.log_mass(s) == b.log_mass(s) &&
+                 a.key(s)[0] == b.key(s)[0] && a.value(s)[7] == b.value(s)[7]));
       }
-      CHECK(ours.bytes() == kv.bytes() + state.bytes());
+      meld.step(kv.heads(h, 0), {q, k, v}, out);
+      ours.meld().step(ours.kv().heads(h, 0), {q, k, v}, same);
+      REQUIRE(out == same);
     }
   }
 }
@@ -101,13 +144,12 @@ TEST_CASE("a replay is words and the prompt read again right behind it, part by 
       }
     }
   }
-  auto kv = evaluate::prompt_body(model.shape(), r, 300, 300).layers[0];
   const evaluate::named_policy chosen{.name = "h2o",
                                       .policy = kvmeld::h2o{},
                                       .queries = evaluate::query_source::replay,
                                       .queries_taken = 315};
   const evaluate::second_readings both{.repeated = {}, .behind = again};
-  const auto reference = evaluate::measure_layer(chosen, model.shape(), kv, r, both, 0).chosen;
+  const auto reference = evaluate::measure(chosen, model.shape(), r, both, 300).chosen[0];
   REQUIRE(reference->count() == 315);
   CHECK(reference->view().position[314] == 300 + 54);
   CHECK(reference->view().at(1, 314)[0] == again.layers[0].q(314, model.shape().dim));
@@ -141,18 +183,17 @@ TEST_CASE("heads that retrieve keep all, the others what is left, in the prompt 
                         std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
   const evaluate::contender chosen{
       .policy = policies[0].policy, .limit = {60}, .budgets = policies[0].budgets, .whole = {0, 1}};
-  evaluate::compressed_layer first(chosen, prompt, 0), second(chosen, prompt, 1);
-  CHECK(first.kv.head(0).length() == 24);
-  CHECK(second.kv.head(0).length() == 96);
+  const evaluate::compressed_cache cache(chosen, prompt);
+  CHECK(cache.kv().head(0).length() == 24);
+  CHECK(cache.kv().head(1).length() == 96);
   std::vector<float> q(16, 0.5F), k(8, 0.5F), v(8, 0.5F), out(16);
   for (int t = 0; t < 40; ++t) {
-    for (evaluate::compressed_layer* l : {&first, &second}) {
-      kvmeld::step(std::span<const evaluate::any_policy>(l->decoding), l->kv, l->state, {q, k, v},
-                   std::span<const kvmeld::budget>(l->limits), std::span(out));
+    for (const kvmeld::index_t layer : {0, 1}) {
+      cache.meld().step(cache.kv().heads(layer, 0), {q, k, v}, out);
     }
   }
-  CHECK(first.kv.head(0).length() == 24);
-  CHECK(second.kv.head(0).length() == 136);
+  CHECK(cache.kv().head(0).length() == 24);
+  CHECK(cache.kv().head(1).length() == 136);
 }
 
 TEST_CASE("one threshold over the model divides all its slots, by the column that ranks") {
@@ -173,18 +214,17 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
                                .policy = policies[i].policy,
                                .limit = {30},
                                .budgets = evaluate::budget_allocation::global};
-    evaluate::set_sharing(chosen.policy, 30, 0);
-    kvmeld::index_t all = 0, heads = 0;
-    for (std::size_t l = 0; l < r.layers.size(); ++l) {
-      evaluate::compressed_layer layer(chosen, prompt, l);
-      for (kvmeld::index_t h = 0; h < layer.kv.heads(); ++h, ++heads) {
-        all += layer.kv.head(h).length();
-        CHECK(layer.kv.head(h).length() >= chosen.policy.min_budget());
-      }
+    chosen.policy = kvmeld::detail::for_shared(chosen.policy, 30, 0);
+    const evaluate::compressed_cache cache(chosen, prompt);
+    kvmeld::index_t all = 0;
+    for (const kvmeld::index_t h : {0, 1}) {
+      all += cache.kv().head(h).length();
+      CHECK(cache.kv().head(h).length() >= chosen.policy.min_budget());
     }
-    CHECK(all == 30 * heads);
-    const auto column = prompt.measured[i][0][0].column(evaluate::score_column(policies[i].policy));
-    CHECK(std::ranges::any_of(column, [](float x) { return x > 0; }));
+    CHECK(all == 2 * 30);
+    const auto shared = kvmeld::detail::shared_slots::of(chosen.policy);
+    CHECK(std::ranges::any_of(prompt.measured[i].heads[0].column(shared.column),
+                              [](float x) { return x > 0; }));
   }
 }
 

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+#include "evaluate/compressed_cache.hpp"
+
+#include <algorithm>  // std::min, std::ranges::max
+#include <utility>    // std::move
+
+#include "evaluate/stored_cache.hpp"
+
+namespace evaluate {
+
+namespace {
+
+/// Brings all heads of a prompt's cache `kv` to `slots` `[layers · KV heads]`; `states` are what
+/// the prompt was measured as.
+void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
+              std::span<kvmeld::head_state> states, std::span<const index_t> slots) {
+  kvmeld::workspace work;
+  work.reserve(kv.head(0));
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (!c.keeps_all(i)) {
+      const auto h = static_cast<index_t>(i);
+      const index_t layer = h / kv.kv_heads();
+      const auto& chosen = p.measured[c.index].chosen[static_cast<std::size_t>(layer)];
+      const row_major_matrix& own = p.own[static_cast<std::size_t>(layer)];
+      const auto queries =
+          chosen ? chosen->view()
+                 : kvmeld::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
+                                          kv.kv_heads(), kv.spec().group, kv.spec().key_dim);
+      kvmeld::compress(c.of_head(i), kv.head(h), states[i], work, budget{slots[i]},
+                       queries.of(h % kv.kv_heads()));
+    }
+  }
+}
+
+}  // namespace
+
+compressed_cache::compressed_cache(const contender& c, const prompt& p)
+    : kv_(std::make_unique<kvmeld::cache>(p.cache())) {
+  auto states = p.measured[c.index].heads;
+  const auto slots = allocate_slots(c, p.tokens, states, kv_->layers());
+  compress(c, p, *kv_, states, slots);
+  if (c.storage != storage::f32) {
+    *kv_ = stored(*kv_, c.storage);
+  }
+  // Behind a method for prompts alone, all that comes is kept.
+  const auto decodes = [&](std::size_t i) { return c.policy.decodes() && !c.keeps_all(i); };
+  std::vector<any_policy> decoding;
+  std::vector<budget> budgets;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    decoding.push_back(decodes(i) ? c.of_head(i) : full_cache());
+    // A head that holds nearly all of its prompt has no room for more than the cache has.
+    const index_t most = std::max(0, kv_->capacity() - 1 - slots[i]);
+    budgets.push_back({.slots = slots[i], .slack = std::min(c.room, most)});
+  }
+  meld_ = std::make_unique<compressor>(*kv_, decoding, budgets);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (decodes(i)) {
+      meld_->set_state(static_cast<index_t>(i), std::move(states[i]));
+    }
+  }
+}
+
+compressed_cache::compressed_cache(const contender& c, const engine::config& shape,
+                                   index_t tokens) {
+  std::vector<any_policy> policies;
+  std::vector<budget> budgets;
+  const auto slots = allocate_slots(c, tokens, shape.layers * shape.kv_heads);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    policies.push_back(c.of_head(i));
+    budgets.push_back({.slots = slots[i]});
+  }
+  const index_t capacity = c.policy.bounded() ? std::ranges::max(slots) + 1 : tokens;
+  kv_ = std::make_unique<kvmeld::cache>(
+      shape.attention(),
+      kvmeld::cache_options{
+          .layers = shape.layers, .capacity = capacity, .keys = c.storage, .values = c.storage});
+  meld_ = std::make_unique<compressor>(*kv_, policies, budgets);
+}
+
+compressed_cache::compressed_cache(const compressed_cache& other)
+    : kv_(std::make_unique<kvmeld::cache>(other.kv())) {
+  std::vector<any_policy> policies;
+  std::vector<budget> budgets;
+  for (index_t h = 0; h < kv_->heads(); ++h) {
+    policies.push_back(other.meld_->policy_of(h));
+    budgets.push_back(other.meld_->limit(h));
+  }
+  meld_ = std::make_unique<compressor>(*kv_, policies, budgets);
+  for (index_t h = 0; h < kv_->heads(); ++h) {
+    meld_->set_state(h, other.meld_->state(h));
+  }
+}
+
+const row_major_matrix& compressed_decoder::next(int token) {
+  compressed_decoder* const self = this;
+  next(std::span(&self, 1), std::span(&token, 1), scratch_, logits_);
+  return logits_;
+}
+
+void compressed_decoder::next(std::span<compressed_decoder* const> decoders,
+                              std::span<const int> tokens, engine::decoder::scratch& work,
+                              row_major_matrix& logits) {
+  work.positions.clear();
+  for (compressed_decoder* const d : decoders) {
+    work.positions.push_back(d->position_++);
+  }
+  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+    const auto row = [](auto& m, std::size_t i) {
+      return std::span(m.row(static_cast<Eigen::Index>(i)).data(),
+                       static_cast<std::size_t>(m.cols()));
+    };
+    for (std::size_t i = 0; i < decoders.size(); ++i) {
+      compressed_cache& cache = decoders[i]->cache_;
+      cache.meld().step(cache.kv().heads(layer, 0), {row(q, i), row(k, i), row(v, i)}, row(out, i));
+    }
+  };
+  decoders.front()->model_.forward(work, tokens, work.positions, attend, logits);
+}
+
+}  // namespace evaluate

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+/// A contender's cache, and going on in it.
+#pragma once
+
+#include <memory>  // std::unique_ptr
+#include <span>
+#include <vector>
+
+#include "engine/decoder.hpp"
+#include "evaluate/budget_allocation.hpp"
+#include "evaluate/prompt.hpp"
+
+namespace evaluate {
+
+using compressor = kvmeld::compressor<any_policy>;
+
+/// A cache of all layers in the contender's storage, and the compressor that decodes in it.
+class compressed_cache {
+ public:
+  /// Of a prompt, compressed in floats.
+  compressed_cache(const contender& c, const prompt& p);
+  /// An empty one, for at most `tokens`.
+  compressed_cache(const contender& c, const engine::config& shape, index_t tokens);
+  compressed_cache(const compressed_cache& other);
+  compressed_cache(compressed_cache&&) noexcept = default;
+  compressed_cache& operator=(const compressed_cache&) = delete;
+  compressed_cache& operator=(compressed_cache&&) noexcept = default;
+  ~compressed_cache() = default;
+
+  kvmeld::cache& kv() const { return *kv_; }
+  compressor& meld() const { return *meld_; }
+  std::size_t bytes() const { return kv_->bytes() + meld_->bytes(); }
+
+ private:
+  std::unique_ptr<kvmeld::cache> kv_;  // stays where it is: the compressor refers to it
+  std::unique_ptr<compressor> meld_;
+};
+
+/// The model over a compressed cache: one token in, the next one's logits out.
+class compressed_decoder {
+ public:
+  compressed_decoder(const engine::decoder& model, const contender& c, const prompt& p)
+      : model_(model), position_(p.tokens), cache_(c, p) {}
+  /// From an empty cache, for at most `tokens`.
+  compressed_decoder(const engine::decoder& model, const contender& c, index_t tokens)
+      : model_(model), position_(0), cache_(c, model.shape(), tokens) {}
+
+  /// `[1, vocab]`, overwritten by the next call.
+  const row_major_matrix& next(int token);
+
+  /// Several at once, all of one model: the weights are read once for all. `logits [decoders,
+  /// vocab]`.
+  static void next(std::span<compressed_decoder* const> decoders, std::span<const int> tokens,
+                   engine::decoder::scratch& work, row_major_matrix& logits);
+
+ private:
+  const engine::decoder& model_;
+  index_t position_;
+  compressed_cache cache_;
+  engine::decoder::scratch scratch_;
+  row_major_matrix logits_;
+};
+
+}  // namespace evaluate
