@@ -4,10 +4,10 @@
 #pragma once
 
 #include "kvmeld/any_policy.hpp"               // IWYU pragma: export
-#include "kvmeld/compress.hpp"                 // IWYU pragma: export
 #include "kvmeld/compress/attend.hpp"          // IWYU pragma: export
 #include "kvmeld/compress/global_budgets.hpp"  // IWYU pragma: export
 #include "kvmeld/compress/layer_budgets.hpp"   // IWYU pragma: export
+#include "kvmeld/compress/one_head.hpp"        // IWYU pragma: export
 #include "kvmeld/compress/reuse.hpp"           // IWYU pragma: export
 #include "kvmeld/compressor.hpp"               // IWYU pragma: export
 #include "kvmeld/make_policy.hpp"              // IWYU pragma: export
@@ -27,5 +27,3 @@
 #include "kvmeld/score/prompt_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/queries.hpp"            // IWYU pragma: export
 #include "kvmeld/score/reference.hpp"          // IWYU pragma: export
-#include "kvmeld/serialize.hpp"                // IWYU pragma: export
-#include "kvmeld/state.hpp"                    // IWYU pragma: export

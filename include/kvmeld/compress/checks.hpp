@@ -4,39 +4,13 @@
 
 #include <cstdint>  // std::int64_t
 #include <limits>   // std::numeric_limits
-#include <span>
-#include <type_traits>  // std::remove_const_t
 
 #include "kvmeld/memory/any_span.hpp"
-#include "kvmeld/memory/head_selection.hpp"
 #include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
 namespace detail {
-
-template <class T>
-inline constexpr bool is_span = false;
-template <class T, std::size_t N>
-inline constexpr bool is_span<std::span<T, N>> = true;
-
-/// One for all heads, or one per head.
-template <class T>
-const auto& for_head(const T& one_or_many, index_t h) {
-  if constexpr (is_span<T>) {
-    return one_or_many[static_cast<std::size_t>(h)];
-  } else {
-    return one_or_many;
-  }
-}
-
-template <class T>
-void expect_per_head(const char* call, const char* what, const T& one_or_many, index_t heads) {
-  if constexpr (is_span<T>) {
-    expects(one_or_many.size() == static_cast<std::size_t>(heads), call, ": expected ", heads, " ",
-            what, " (one per head), got ", one_or_many.size());
-  }
-}
 
 /// Refuses rows of another size than `shape` says, and null. `expected`: "step: expected q".
 inline void expect_size(const char* expected, const any_span& x,
@@ -54,19 +28,6 @@ inline void expect_size(const char* expected, const any_span& x,
   }
   expects(x.size() == wanted, expected, " [", axes, "] (", wanted, " numbers), got ", x.size());
   expects(false, expected, " [", axes, "] (", wanted, " numbers), got null");
-}
-
-/// A state that `make_state` would make for this policy and head.
-template <policy P>
-void expect_state(const P& p, const head_ref& head, const head_state& state) {
-  expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
-          " slots, got one for ", state.capacity());
-  expect_policy(p, state);
-  const index_t columns = traits::column_count(p);
-  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
-  expects(state.columns() == columns && state.memory().size() == memory, p.name(),
-          ": expected a state of ", columns, " columns and ", memory, " floats, got ",
-          state.columns(), " columns and ", state.memory().size(), " floats");
 }
 
 /// Queries of one head as a policy gets them: finite, where the cache checks for it. Of heads of
@@ -110,18 +71,6 @@ class undo {
   index_t length_;
   std::int64_t observed_;
 };
-
-}  // namespace detail
-
-/// A policy for all heads, or a `std::span` of policies with one per head.
-template <class T>
-concept policies = policy<T> ||
-    (detail::is_span<T>&& policy<std::remove_const_t<typename T::value_type>>);
-/// A budget for all heads, or a `std::span<const budget>` with one per head.
-template <class T>
-concept budgets = std::same_as<T, budget> || detail::is_span<T>;
-
-namespace detail {
 
 /// Policies that measure need attention or queries before they decide.
 template <policy P>

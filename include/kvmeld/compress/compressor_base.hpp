@@ -12,6 +12,7 @@
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/compress/workspace_pool.hpp"
 #include "kvmeld/memory/cache_ref.hpp"
+#include "kvmeld/memory/head_selection.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

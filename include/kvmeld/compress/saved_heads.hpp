@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// The bytes of saved heads: of a whole cache, or of one request.
+/// The bytes of saved heads, as those of one request.
 #pragma once
 
 #include <cstdint>  // std::uint32_t
@@ -119,7 +119,7 @@ void each_number(const head_ref& head, head_state& state, Number number) {
   }
 }
 
-/// Saves heads: `save` of the whole cache, or of one request. Refused: a stream that fails.
+/// Saves heads. Refused: a stream that fails.
 template <class Heads>
 void save_heads(std::ostream& out, Heads& heads) {
   for (index_t h = 0; h < heads.count(); ++h) {
