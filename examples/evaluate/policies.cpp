@@ -84,4 +84,3 @@ void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead) {
 }
 
 }  // namespace evaluate
-

@@ -87,4 +87,3 @@ std::vector<any_policy> share_clusters(const any_policy& policy,
 void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead);
 
 }  // namespace evaluate
-

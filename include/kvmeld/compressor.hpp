@@ -305,6 +305,8 @@ class compressor : private detail::shrinking<P> {
   /// where several budgets share what a prompt was measured as. The cache has its rows.
   /// Refused: a head that is not there, a state of another kind, one for fewer slots.
   void set_state(index_t head, head_state state) {
+    expects(head >= 0 && at(head) < states_.size(), "set_state: expected a head from 0 to ",
+            states_.size() - 1, ", got ", head);
     const head_ref rows = kv_.head(head);
     detail::expect_state(policy_of(head), rows, state);
     states_[at(head)] = std::move(state);

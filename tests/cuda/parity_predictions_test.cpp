@@ -29,8 +29,8 @@ TEST_CASE("what may be evicted next is predicted from the scores that a step lea
   x.run();
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = x.kv.length[h], next = x.kv.next_position[h];
-    const protection stays{
-        2, share_of(recent, x.limits[static_cast<std::size_t>(h)].slots - 2), next};
+    const protection stays{2, share_of(recent, x.limits[static_cast<std::size_t>(h)].slots - 2),
+                           next};
     std::vector<std::pair<float, index_t>> order;
     for (index_t s = 0; s < n; ++s) {
       if (!stays(x.kv.position[x.kv.at(h, s)])) {

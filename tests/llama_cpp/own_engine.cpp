@@ -129,7 +129,8 @@ void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_
     head.push(&k(t, h * head.dim()), &v(t, h * head.dim()));
     state[h].extend(head.length());
     const auto seen = std::span(p).first(static_cast<std::size_t>(head.group() * head.length()));
-    kvmeld::traits::attend(policy_, head, state[h], &q(t, h * width), &out(t, h * width), seen, lse);
+    kvmeld::traits::attend(policy_, head, state[h], &q(t, h * width), &out(t, h * width), seen,
+                           lse);
     if (whole_[l] == 0 && !prompt && policy_.measures()) {
       kvmeld::observe(policy_, head, state[h], state.workspace(),
                       {.probabilities = seen, .log_sum_exp = lse, .query = &q(t, h * width)});

@@ -30,6 +30,19 @@ inline void expect_size(const char* expected, const any_span& x,
   expects(false, expected, " [", axes, "] (", wanted, " numbers), got null");
 }
 
+/// A state that `make_head_state` would make for this policy and head.
+template <policy P>
+void expect_state(const P& p, const head_ref& head, const head_state& state) {
+  expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
+          " slots, got one for ", state.capacity());
+  expect_policy(p, state);
+  const index_t columns = traits::column_count(p);
+  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
+  expects(state.columns() == columns && state.memory().size() == memory, p.name(),
+          ": expected a state of ", columns, " columns and ", memory, " floats, got ",
+          state.columns(), " columns and ", state.memory().size(), " floats");
+}
+
 /// Queries of one head as a policy gets them: finite, where the cache checks for it. Of heads of
 /// several lengths that are given equally many, the first lie before position 0 and see nothing;
 /// `compressor::prompt` refuses more than there are tokens.
