@@ -1,42 +1,16 @@
 // SPDX-License-Identifier: MIT
-/// One layer's KV heads, over the engine's cells or over memory of their own.
+/// The KV heads of a model's layers, over the engine's cells or over memory of their own.
 #pragma once
 
-#include <algorithm>  // std::copy
-#include <memory>     // std::shared_ptr
+#include <array>
 #include <vector>
 
-#include "kvmeld/compress.hpp"
-#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/compress/attend.hpp"
+#include "kvmeld/memory/cache_base.hpp"
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"
 
 namespace kvmeld::llama {
-
-/// A `kv_head` whose slot `s` lies in row `cells[s]` of an engine's keys and values, as in pages of
-/// one slot, or in row `s` where there are no `cells`.
-class cell_head : public head_ref {
- public:
-  cell_head(const slot_metadata& slots, index_t capacity, const attention_spec& model, storage type,
-            const head_rows& keys, const head_rows& values, index_t* cells)
-      : head_ref(slots, capacity, model, type, in_pages(keys), in_pages(values),
-                 {.pages = cells, .slots = 1}),
-        all_(slots, capacity, model, type, keys, values),
-        cells_(cells) {}
-
-  index_t cell(index_t s) const { return cells_ == nullptr ? s : cells_[s]; }
-  row<any_scalar> key_in(index_t cell) const { return all_.key(cell); }
-  row<any_scalar> value_in(index_t cell) const { return all_.value(cell); }
-
- private:
-  static head_rows in_pages(head_rows rows) {
-    rows.page = rows.row;
-    return rows;
-  }
-
-  head_ref all_;  // slot = cell
-  const index_t* cells_;
-};
 
 /// The keys and values that the engine keeps of one layer, as its graph names them. Strides are in
 /// bytes.
@@ -44,145 +18,180 @@ struct engine_rows {
   ggml_tensor* keys = nullptr;    ///< `cache_k_lN` [cells, heads · dim]
   ggml_tensor* values = nullptr;  ///< `cache_v_lN`, likewise, or [heads · dim, cells]
 
-  head_rows keys_of(index_t h, index_t dim) const { return rows_of(keys, h, dim); }
-  /// Without flash attention values lie transposed.
-  head_rows values_of(index_t h, index_t dim, bool transposed) const {
-    if (!transposed) {
-      return rows_of(values, h, dim);
+  /// Of head `h`, a page for each cell. Without flash attention values lie transposed.
+  static head_rows of(const ggml_tensor* t, index_t h, index_t dim, bool transposed) {
+    if (t == nullptr) {
+      return {};
     }
-    const auto element = static_cast<std::ptrdiff_t>(values->nb[0]),
-               row = static_cast<std::ptrdiff_t>(values->ne[1]) * element;
-    return {data_of(values) + h * dim * row, element, row};
-  }
-
- private:
-  static std::byte* data_of(const ggml_tensor* t) { return static_cast<std::byte*>(t->data); }
-  /// [cells, heads · dim]; a cell may be longer than that.
-  static head_rows rows_of(const ggml_tensor* rows, index_t h, index_t dim) {
-    const auto of_head = static_cast<std::ptrdiff_t>(ggml_row_size(rows->type, dim));
-    return {data_of(rows) + h * of_head, static_cast<std::ptrdiff_t>(rows->nb[1]),
-            static_cast<std::ptrdiff_t>(rows->nb[0])};
+    const auto row = static_cast<std::ptrdiff_t>(t->nb[1]),
+               element = static_cast<std::ptrdiff_t>(t->nb[0]),
+               column = static_cast<std::ptrdiff_t>(t->ne[1]) * element,
+               head = transposed ? dim * column
+                                 : static_cast<std::ptrdiff_t>(ggml_row_size(t->type, dim)),
+               cell = transposed ? element : row;
+    return {static_cast<std::byte*>(t->data) + h * head, cell, transposed ? column : element, cell};
   }
 };
 
-/// Which of a layer's nodes the present micro-batch's graph had.
-struct arrivals {
-  bool keys = false, values = false;  ///< that store its rows
-  bool scale = false;                 ///< of the softmax, or of flash attention
-  bool queries = false;               ///< with its queries
+/// One layer, besides its heads.
+struct layer {
+  attention_spec model;  ///< what the engine computes in it, as far as its graphs have said so far
+  engine_rows engine = {};
+  /// Which of its nodes the present micro-batch's graph had: that store its rows, the softmax or
+  /// flash attention, that with the queries.
+  struct {
+    bool keys = false, values = false, scale = false, queries = false;
+  } came = {};
+  bool edited = false;  ///< do log-mass or holes have to go into the engine's logits?
+  index_t taken = 0;    ///< tokens of the present micro-batch that the heads hold
 };
 
-/// All KV heads of one layer: a `kv_cache`, each head with its own length, budget and state.
-class layer {
+/// A `kv_cache` of one request. Its layers are those that are compressed; heads behind them are of
+/// the layers that are left alone.
+class layer_cache {
+  static auto& at(auto& list, index_t i) { return list[static_cast<std::size_t>(i)]; }
+
  public:
-  struct slots {
-    head_records records;
-    head_state state;
-    budget limit;
-    std::vector<index_t> cells;   ///< [length] in the engine's memory
-    std::vector<std::byte> rows;  ///< [2, capacity, dim] of their own; empty: the engine's
-  };
-
-  /// `own`: rows of its own, in the engine's `storage`, else the engine's.
-  template <policy P>
-  layer(const P& p, const layer_shape& shape, storage type, std::span<const budget> limits,
-        std::span<const index_t> capacities, bool own)
-      : model_(std::make_shared<attention_spec>(
-            attention_spec{.kv_heads = shape.heads, .group = shape.group, .key_dim = shape.dim}
-                .checked())),
-        shape_(shape),
-        storage_(type),
-        own_(own) {
-    for (std::size_t h = 0; h < limits.size(); ++h) {
-      const index_t capacity = capacities[h];
-      const auto room = static_cast<std::size_t>(capacity);
-      heads_.push_back(
-          {head_records(1, capacity),
-           head_state(traits::columns(p), traits::memory(p, shape.dim, shape.group, capacity),
-                      capacity, p.name(),
-                      traits::memory_follows_capacity(p, shape.dim, shape.group, capacity)),
-           limits[h],
-           {},
-           std::vector<std::byte>(own ? 2 * room * row_bytes(type, shape.dim) : 0)});
-      heads_.back().cells.reserve(own ? 0 : room);
+  explicit layer_cache(const layers_setup& setup)
+      : setup_(setup), records_(setup.heads(), setup.capacity) {
+    layers_.assign(setup.whole.size(), {setup.spec});
+    index_t left_alone = compressed_ =
+        static_cast<index_t>(std::ranges::count(setup.whole, char{0}));
+    for (index_t next = 0; const char whole : setup.whole) {
+      place_.push_back(whole != 0 ? left_alone++ : next++);
     }
+    const auto heads = static_cast<std::size_t>(setup.heads());
+    own_.resize(own() ? heads : 0);
+    cells_.resize(own() ? 0 : heads * static_cast<std::size_t>(room()));
   }
 
-  index_t heads() const { return static_cast<index_t>(heads_.size()); }
-  slots& at(index_t h) { return heads_[static_cast<std::size_t>(h)]; }
-  cell_head head(index_t h) {
-    slots& s = at(h);
-    if (own_) {
-      const auto row = static_cast<std::ptrdiff_t>(row_bytes(storage_, shape_.dim));
-      const auto element = static_cast<std::ptrdiff_t>(element_bytes(storage_));
-      const auto rows = [&](std::size_t first) {
-        return head_rows{s.rows.data() + first, row, element};
-      };
-      return {s.records.of(0), s.records.capacity(),    *model_, storage_,
-              rows(0),         rows(s.rows.size() / 2), nullptr};
-    }
-    return {s.records.of(0), s.records.capacity(),          *model_,
-            storage_,        engine.keys_of(h, shape_.dim), engine.values_of(h, shape_.dim, true),
-            s.cells.data()};
-  }
-  const layer_shape& shape() const { return shape_; }
-  /// What the engine computes in this layer, as far as its graphs have said so far.
-  attention_spec& model() { return *model_; }
+  index_t layers() const { return compressed_; }
+  index_t requests() const { return 1; }
+  index_t kv_heads() const { return setup_.spec.kv_heads; }
+  index_t heads() const { return compressed_ * kv_heads(); }
 
-  /// A token that the engine has in `cell`.
-  void commit(index_t h, index_t cell) {
-    expects(came.keys && came.values,
-            "llama.cpp: expected the keys and values of every layer, got ", another_graph);
-    if (!own_) {
-      at(h).cells.push_back(cell);
-    }
-    const auto to = head(h);
-    const index_t s = to.push_metadata();
-    if (own_) {
-      const auto copy = [&](row<any_scalar> x, const head_rows& theirs) {
-        kvmeld::detail::copy_row(x, {theirs.slot(cell), theirs.element, storage_}, shape_.dim);
-      };
-      copy(to.key(s), engine.keys_of(h, shape_.dim));
-      copy(to.value(s), engine.values_of(h, shape_.dim, false));
-    }
-    at(h).state.extend(to.length());
-  }
+  /// Of all layers of the model.
+  index_t all_layers() const { return static_cast<index_t>(layers_.size()); }
+  bool whole(index_t l) const { return at(place_, l) >= compressed_; }
+  layer& of(index_t l) { return at(layers_, at(place_, l)); }
+  head_range heads(index_t l) const { return {at(place_, l) * kv_heads(), kv_heads()}; }
 
-  /// Throws unless all nodes of layer `l` came that a micro-batch of `tokens` needs: the attention
-  /// that fills the heads, the one with the queries.
-  void expect_complete(index_t l, index_t tokens, bool attention, bool queried) const {
-    expects(came.scale && (!attention || taken == tokens) && (!queried || came.queries),
-            "llama.cpp: expected all nodes of layer ", l, "'s attention, got ", another_graph);
+  head_ref head(index_t h) { return head(h, own() ? nullptr : table(h)); }
+  /// The same rows by another table of cells.
+  head_ref head(index_t h, index_t* cells) {
+    layer& l = at(layers_, h / kv_heads());
+    const slot_metadata slots = records_.of(h);
+    const index_t k = h % kv_heads(), dim = setup_.spec.key_dim;
+    if (cells != nullptr) {
+      return {slots,
+              room(),
+              l.model,
+              setup_.storage,
+              engine_rows::of(l.engine.keys, k, dim, false),
+              engine_rows::of(l.engine.values, k, dim, true),
+              {.pages = cells, .slots = 1}};
+    }
+    const auto rows = [&](std::vector<std::byte>& memory) {
+      return head_rows{memory.data(), static_cast<std::ptrdiff_t>(bytes_of_row()),
+                       static_cast<std::ptrdiff_t>(element_bytes(setup_.storage))};
+    };
+    auto& [keys, values] = at(own_, h);
+    return {slots, room(), l.model, setup_.storage, rows(keys), rows(values)};
   }
+  /// Repack: in which rows of the engine the slots of head `h` are.
+  index_t* table(index_t h) { return cells_.data() + std::ptrdiff_t{h} * room(); }
 
-  /// Does a slot have log-mass, or a head fewer slots than `longest`?
-  bool uneven(index_t longest) {
-    for (index_t h = 0; h < heads(); ++h) {
-      const auto one = head(h);
-      bool found = one.length() < longest;
-      for (index_t s = 0; s < one.length() && !found; ++s) {
-        found = one.log_mass(s) != 0;
+  /// Takes in a token that the engine has in `cell`.
+  void commit(index_t l, index_t cell) {
+    expect_rows(l);
+    for (index_t h = heads(l).first; h < heads(l).first + kv_heads(); ++h) {
+      const head_ref to = head(h);
+      if (to.length() < room()) {
+        table(h)[to.length()] = cell;
       }
-      if (found) {
-        return true;
-      }
+      to.push_metadata();
     }
-    return false;
   }
 
-  engine_rows engine;
-  arrivals came;
-  bool whole = false;          ///< left alone: keeps all, measures nothing
-  bool edited = false;         ///< do log-mass or holes have to go into the engine's logits?
-  index_t taken = 0;           ///< tokens of the present micro-batch that the heads hold
-  std::vector<float> queries;  ///< of the present micro-batch [tokens, heads · group, dim]
+  /// The keys and values of cells, `[cells, heads, dim]`, as floats.
+  void read(index_t l, std::span<const index_t> cells, std::vector<float>& keys,
+            std::vector<float>& values) {
+    expect_rows(l);
+    const index_t width = kv_heads() * setup_.spec.key_dim;
+    const auto copy = [&](const ggml_tensor* t, std::vector<float>& to) {
+      const head_rows all = engine_rows::of(t, 0, width, false);
+      to.resize(cells.size() * static_cast<std::size_t>(width));
+      float* next = to.data();
+      for (const index_t cell : cells) {
+        to_floats(row<any_scalar>{all.slot(cell), all.element, setup_.storage}, width, next);
+        next += width;
+      }
+    };
+    copy(of(l).engine.keys, keys), copy(of(l).engine.values, values);
+    for (index_t h = heads(l).first; h < heads(l).first + kv_heads(); ++h) {
+      reserve(h, head(h).length() + static_cast<index_t>(cells.size()));
+    }
+  }
+  /// Own attention: appends such rows. With `out [tokens, heads · group, dim]`: each token attends
+  /// to itself and all before.
+  void append(index_t l, std::span<const float> keys, std::span<const float> values,
+              std::span<const float> queries = {}, std::span<float> out = {}) {
+    const index_t dim = setup_.spec.key_dim, first = heads(l).first;
+    for (index_t i = 0; i * dim < static_cast<index_t>(keys.size()); ++i) {
+      const head_ref to = head(first + i % kv_heads());
+      to.push(keys.data() + i * dim, values.data() + i * dim);
+      if (!out.empty()) {
+        kvmeld::attend(to, queries.data() + i * dim * to.group(),
+                       out.data() + i * dim * to.group());
+      }
+    }
+  }
+  /// Gives memory of a head's own back, but for `slots` slots.
+  void fit(index_t h, index_t slots) {
+    for (auto& memory : at(own_, h)) {
+      const auto bytes =
+          static_cast<std::ptrdiff_t>(slots) * static_cast<std::ptrdiff_t>(bytes_of_row());
+      memory.resize(static_cast<std::size_t>(bytes));
+      memory = std::vector<std::byte>(memory.begin(), memory.end());
+    }
+  }
+  /// Bytes of that of head `k` of layer `l`.
+  std::size_t own_bytes(index_t l, index_t k) const {
+    const index_t h = heads(l).first + k;
+    return own() ? at(own_, h)[0].capacity() + at(own_, h)[1].capacity() : 0;
+  }
+
+  /// Repack: from now on slot `s` of every head lies in `cells[s]`. Cells that are kept keep their
+  /// order, so that no row is overwritten before it is read.
+  void move_to(std::span<index_t> cells) {
+    for (index_t h = 0; h < setup_.heads(); ++h) {
+      const head_ref from = head(h);
+      kvmeld::detail::copy_slots(from, head(h, cells.data()));
+      std::copy_n(cells.data(), from.length(), table(h));
+    }
+  }
 
  private:
-  std::shared_ptr<attention_spec> model_;  // heads point to it, wherever the layer is moved to
-  layer_shape shape_;
-  storage storage_;
-  bool own_;
-  std::vector<slots> heads_;
+  bool own() const { return setup_.how == mode::own_attention; }
+  index_t room() const { return setup_.capacity; }
+  std::size_t bytes_of_row() const { return row_bytes(setup_.storage, setup_.spec.key_dim); }
+  void reserve(index_t h, index_t slots) {
+    for (auto& memory : at(own_, h)) {
+      memory.resize(std::max(memory.size(), static_cast<std::size_t>(slots) * bytes_of_row()));
+    }
+  }
+  void expect_rows(index_t l) {
+    expects(of(l).came.keys && of(l).came.values,
+            "llama.cpp: expected the keys and values of every layer, got ", another_graph);
+  }
+
+  layers_setup setup_;
+  index_t compressed_ = 0;
+  std::vector<index_t> place_;  // [layers of the model] in `layers_`
+  std::vector<layer> layers_;
+  head_records records_;
+  std::vector<index_t> cells_;                              // [heads, capacity] in the engine
+  std::vector<std::array<std::vector<std::byte>, 2>> own_;  // [heads] keys and values
 };
 
 }  // namespace kvmeld::llama

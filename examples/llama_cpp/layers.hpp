@@ -1,100 +1,88 @@
 // SPDX-License-Identifier: MIT
 /// All layers of a model: what becomes of a micro-batch's attention.
 ///
-/// A micro-batch's tokens are appended and attended one after another, as `kvmeld::step` does; at
-/// its end every head that has reached its trigger returns to its target. A micro-batch of several
-/// tokens whose policy plans on queries is a prompt: it is measured on its own queries.
+/// A micro-batch of several tokens is a prompt, or its next part: it is measured on its own
+/// queries, and at its end every head returns to its budget. Budgets that heads share wait for
+/// `end_prompt`. A single token is a step.
 #pragma once
 
-#include <limits>  // std::numeric_limits
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "llama_cpp/cells.hpp"
-#include "llama_cpp/needs.hpp"
-#include "llama_cpp/setup.hpp"
+#include "kvmeld/compressor.hpp"
+#include "llama_cpp/masses.hpp"
 
 namespace kvmeld::llama {
 
 template <policy P>
 class layers {
  public:
+  /// Refused: what `kvmeld::compressor` refuses of the policy and its budgets.
   layers(const layers_setup& setup, const P& p)
-      : setup_(setup), policy_(p), needs_(traits::observation_needs_of(p)) {
-    const auto heads = static_cast<std::size_t>(setup.shape.heads);
-    index_t most = 0;
-    for (std::size_t l = 0; l < static_cast<std::size_t>(setup.layers); ++l) {
-      const auto of = [&](const auto& list) { return std::span(list).subspan(l * heads, heads); };
-      layers_.emplace_back(p, setup.shape, setup.storage, std::span<const budget>(of(setup.limits)),
-                           std::span<const index_t>(of(setup.capacities)),
-                           setup.how == mode::own_attention);
-      layers_.back().whole = setup.whole[l] != 0 || !traits::bounded(p);
-      most = std::max(most, std::ranges::max(of(setup.capacities)));
+      : setup_(setup),
+        policy_(p),
+        needs_(traits::observation_needs_of(p)),
+        decodes_(traits::decodes(p)),
+        measures_steps_(traits::measures(p)),
+        measures_prompts_(traits::prompt_use_of(p).uses_queries()),
+        kv_(setup) {
+    if (kv_.layers() > 0) {
+      meld_.emplace(kv_, std::span(&p, 1), setup.limits);
     }
-    work_.reserve(setup.shape.group, setup.shape.dim, most);
-    query_.resize(static_cast<std::size_t>(setup.shape.group * setup.shape.dim));
   }
+  layers(const layers&) = delete;  // the compressor refers to the cache
+  layers& operator=(const layers&) = delete;
 
-  index_t count() const { return static_cast<index_t>(layers_.size()); }
-  layer& operator[](index_t l) { return layers_[static_cast<std::size_t>(l)]; }
-  const P& rules() const { return policy_; }
   const times& spent() const { return times_; }
+  layer_cache& cache() { return kv_; }
+  layer& operator[](index_t l) { return kv_.of(l); }
+  /// KV head `h` of layer `l`, and what its policy remembers; null: the layer is left alone.
+  head_ref head(index_t l, index_t h) { return kv_.head(kv_.heads(l).first + h); }
+  const head_state* state(index_t l, index_t h) const {
+    return kv_.whole(l) ? nullptr : &meld_->state(kv_.heads(l).first + h);
+  }
 
   /// A micro-batch begins, whose tokens the engine has in `cells`.
   void begin(std::span<const index_t> cells) {
     chunk_ = cells;
-    prompt_ = cells.size() > 1 && traits::plans_on_queries(policy_);
-    for (auto& l : layers_) {
-      l.taken = 0;
-      l.came = {};
+    prompt_ = cells.size() > 1 || open_ || !decodes_;
+    together_ = prompt_ && measures_prompts_;
+    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+      kv_.of(l).taken = 0;
+      kv_.of(l).came = {};
     }
   }
-  bool wants_probabilities(index_t l) {
-    return !(*this)[l].whole && !prompt_ && needs_.probabilities;
+  bool wants_probabilities(index_t l) const {
+    return !kv_.whole(l) && !together_ && (needs_.probabilities || needs_.log_sum_exp);
   }
-  bool wants_queries(index_t l) { return !(*this)[l].whole && (prompt_ || needs_.query); }
-  bool wants_logits(index_t l) { return wants_queries(l) || (*this)[l].edited; }
+  bool wants_queries(index_t l) const {
+    return !kv_.whole(l) && (together_ || needs_.query || needs_.log_sum_exp);
+  }
+  bool wants_logits(index_t l) { return wants_queries(l) || kv_.of(l).edited; }
 
   /// Repack: `kq [cells, tokens, heads · group]` before scale and mask, made of `q = src[1]`.
   /// `entries`: the cells that are in use, without the micro-batch's.
   void logits(index_t l, ggml_tensor* kq, std::span<const index_t> entries) {
     const stopwatch timed(times_.logits);
-    auto& of = (*this)[l];
-    of.came.queries = true;
-    if (wants_queries(l)) {
-      keep_queries(of, kq->src[1]);
+    kv_.of(l).came.queries = true;
+    const head_range heads = kv_.heads(l);
+    for (index_t i = 0; i < heads.count && kv_.of(l).edited; ++i) {
+      const index_t h = heads.first + i;
+      edit_logits(policy_, kv_.head(h), meld_->state(h), kv_.table(h), entries, kq,
+                  i * setup_.spec.group);
     }
-    if (!of.edited) {
+    if (!wants_queries(l)) {
       return;
     }
-    const index_t group = setup_.shape.group, tokens = static_cast<index_t>(chunk_.size());
-    for (index_t h = 0; h < of.heads(); ++h) {
-      const auto head = of.head(h);
-      const auto each = [&](index_t cell, auto edit) {
-        for (index_t g = h * group; g < (h + 1) * group; ++g) {
-          for (index_t i = 0; i < tokens; ++i) {
-            float& x = *element(kq, cell, i, g);
-            x = edit(x);
-          }
-        }
-      };
-      with_mass(policy_, head, of.at(h).state, [&](const auto& mass, bool own) {
-        for (index_t s = 0; s < head.length(); ++s) {
-          if (own || head.log_mass(s) != 0) {
-            each(head.cell(s), [&](float dot) { return mass(s, dot) / head.scale(); });
-          }
-        }
-      });
-      if (static_cast<std::size_t>(head.length()) < entries.size()) {  // cells of longer heads
-        held_.assign(static_cast<std::size_t>(kq->ne[0]), 0);
-        for (const index_t cell : of.at(h).cells) {
-          held_[static_cast<std::size_t>(cell)] = 1;
-        }
-        for (const index_t cell : entries) {
-          if (held_[static_cast<std::size_t>(cell)] == 0) {
-            each(cell, [](float) { return -std::numeric_limits<float>::infinity(); });
-          }
-        }
+    keep_queries(kq->src[1]);
+    if (together_) {
+      commit(l, tokens());
+      measure_prompt(l);
+    } else if (!wants_probabilities(l)) {
+      for (index_t i = 0; i < tokens(); ++i) {
+        commit(l, i + 1);
+        meld_->observe(heads, {.query = token(queries_, i)});
       }
     }
   }
@@ -102,181 +90,142 @@ class layers {
   /// Repack: `p [cells, tokens, heads · group]`, the softmax of it.
   void probabilities(index_t l, const ggml_tensor* p) {
     const stopwatch timed(times_.observe);
-    auto& of = (*this)[l];
-    for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
-      for (index_t h = 0; h < of.heads(); ++h) {
-        of.commit(h, chunk_[static_cast<std::size_t>(of.taken)]);
-        const auto head = of.head(h);
-        const auto seen = probabilities_of(head);
-        auto out = seen.begin();
-        for (index_t g = h * head.group(); g < (h + 1) * head.group(); ++g) {
+    const head_range heads = kv_.heads(l);
+    const index_t group = setup_.spec.group, stride = setup_.capacity;
+    seen_.resize(static_cast<std::size_t>(heads.count) * static_cast<std::size_t>(group) *
+                 static_cast<std::size_t>(stride));
+    log_sum_exp_.resize(needs_.log_sum_exp ? static_cast<std::size_t>(heads.count * group) : 0);
+    for (index_t i = 0; i < tokens(); ++i) {
+      commit(l, i + 1);
+      const auto query = wants_queries(l) ? token(queries_, i) : std::span<float>();
+      for (index_t k = 0; k < heads.count; ++k) {
+        const head_ref head = kv_.head(heads.first + k);
+        const index_t* const cells = kv_.table(heads.first + k);
+        float* const of_head = seen_.data() + std::ptrdiff_t{k} * group * stride;
+        for (index_t g = 0; g < group; ++g) {
           for (index_t s = 0; s < head.length(); ++s) {
-            *out++ = *element(p, head.cell(s), of.taken, g);
+            of_head[std::ptrdiff_t{g} * stride + s] = *element(p, cells[s], i, k * group + g);
           }
         }
-        const float* const q = needs_.query ? query_of(of, of.taken, h) : nullptr;
-        const auto lse =
-            std::span(work_.log_sum_exp)
-                .first(needs_.log_sum_exp ? static_cast<std::size_t>(head.group()) : 0);
         if (needs_.log_sum_exp) {
-          log_sum_exp_of(policy_, head, of.at(h).state, seen, q, lse);
+          log_sum_exp_of(policy_, head, meld_->state(heads.first + k), of_head, stride,
+                         query.data() + k * group * head.dim(), log_sum_exp_.data() + k * group);
         }
-        observe_step(of, h, seen, lse, q);
       }
+      meld_->observe(heads, {seen_, stride, log_sum_exp_, query});
     }
   }
 
   /// Own attention: fills in `out [dim, heads · group, tokens]`, made of `q = src[0]`.
   void attend(index_t l, ggml_tensor* out) {
     const stopwatch timed(times_.attend);
-    auto& of = (*this)[l];
-    of.came.queries = true;
-    const ggml_tensor* const q = out->src[0];
-    if (wants_queries(l)) {
-      keep_queries(of, q);
-    }
-    const index_t group = setup_.shape.group, dim = setup_.shape.dim;
-    const bool measured = !of.whole && !prompt_ && traits::measures(policy_);
+    kv_.of(l).came.queries = true;
+    kv_.of(l).taken = tokens();
+    keep_queries(out->src[0]);
+    kv_.read(l, chunk_, keys_, values_);
+    const head_range heads = kv_.heads(l);
+    const std::span<float> result(element(out, 0), queries_.size());
     // The engine's own output is right where nothing came before, to the precision of its rows.
-    const bool theirs = !measured && of.head(0).length() == 0 && setup_.storage != storage::f32 &&
-                        !has_mass(policy_);
-    for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
-      for (index_t h = 0; h < of.heads(); ++h) {
-        of.commit(h, chunk_[static_cast<std::size_t>(of.taken)]);
-        if (theirs) {
-          continue;
-        }
-        const auto head = of.head(h);
-        for (index_t g = 0; g < group; ++g) {
-          std::copy_n(element(q, 0, of.taken, h * group + g), dim, query_.data() + g * dim);
-        }
-        const auto seen =
-            measured && needs_.probabilities ? probabilities_of(head) : std::span<float>();
-        const auto lse =
-            std::span(work_.log_sum_exp)
-                .first(seen.empty() ? 0U : query_.size() / static_cast<std::size_t>(dim));
-        traits::attend(policy_, head, of.at(h).state, query_.data(),
-                       element(out, 0, h * group, of.taken), seen, lse);
-        if (measured) {
-          observe_step(of, h, seen, lse, query_.data());
-        }
+    const bool theirs = kv_.head(heads.first).length() == 0 && setup_.storage != storage::f32;
+    if (kv_.whole(l)) {
+      kv_.append(l, keys_, values_, queries_, theirs ? std::span<float>() : result);
+    } else if (!prompt_ || (!together_ && measures_steps_)) {
+      for (index_t i = 0; i < tokens(); ++i) {
+        meld_->step(heads, {token(queries_, i), token(keys_, i), token(values_, i)},
+                    token(result, i));
+      }
+    } else {
+      if (!theirs) {  // drafted, for a prompt's tokens are no steps: they are measured together
+        meld_->draft(heads, {queries_, keys_, values_}, result, tokens());
+        meld_->accept(0, 0);
+      }
+      kv_.append(l, keys_, values_);
+      if (together_) {
+        measure_prompt(l);
       }
     }
   }
 
-  /// The micro-batch is over: heads return to their budgets. Slots of the longest head.
-  index_t end() {
+  /// The micro-batch is over: heads return to their budgets, unless these wait for the prompt's
+  /// end.
+  void end() {
     const stopwatch timed(times_.compress);
-    index_t longest = 0;
-    for (index_t l = 0; l < count(); ++l) {
-      (*this)[l].expect_complete(l, static_cast<index_t>(chunk_.size()),
-                                 setup_.how == mode::own_attention || wants_probabilities(l),
-                                 wants_logits(l));
+    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+      const auto& of = kv_.of(l);
+      const bool attended = setup_.how == mode::own_attention || wants_probabilities(l);
+      expects(of.came.scale && (!attended || of.taken == tokens()) &&
+                  (!wants_logits(l) || of.came.queries),
+              "llama.cpp: expected all nodes of layer ", l, "'s attention, got ", another_graph);
     }
-    for (auto& of : layers_) {
-      for (; of.taken < static_cast<index_t>(chunk_.size()); ++of.taken) {
-        for (index_t h = 0; h < of.heads(); ++h) {
-          of.commit(h, chunk_[static_cast<std::size_t>(of.taken)]);
-          if (!of.whole && !prompt_ && traits::measures(policy_)) {
-            observe_step(of, h, no_floats, no_floats, query_of(of, of.taken, h));
-          }
+    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+      for (index_t i = kv_.of(l).taken; i < tokens(); ++i) {
+        commit(l, i + 1);
+        if (measures_steps_ && !together_ && !kv_.whole(l)) {
+          meld_->observe(kv_.heads(l), {});  // the policy needs nothing of it
         }
       }
-      if (!of.whole) {
-        compress(of);
-      }
-      for (index_t h = 0; h < of.heads(); ++h) {
-        longest = std::max(longest, of.head(h).length());
-      }
     }
-    for (auto& of : layers_) {
-      of.edited = setup_.how == mode::repack && (has_mass(policy_) || of.uneven(longest));
+    if (!prompt_ && meld_.has_value()) {
+      meld_->compress(head_range{0, kv_.heads()});
+    }
+    open_ = prompt_ && meld_.has_value();
+    if (tokens() > 1 && !setup_.limits.front().is_shared) {
+      end_prompt();
+    }
+  }
+
+  /// The prompt is over: every head is brought to its budget. Nothing to do where there is none.
+  void end_prompt() {
+    if (!std::exchange(open_, false)) {
+      return;
+    }
+    meld_->end_prompt(0);
+    for (index_t h = 0; h < kv_.heads() && setup_.how == mode::own_attention; ++h) {
+      kv_.fit(h, std::max(kv_.head(h).length(), meld_->limit(h).trigger_length()));
+    }
+  }
+
+  /// Slots of the longest head. Says to every layer whether it has masses or holes, so that the
+  /// engine's logits are edited from now on.
+  index_t settle() {
+    index_t longest = 0;
+    for (index_t h = 0; h < kv_.all_layers() * kv_.kv_heads(); ++h) {
+      longest = std::max(longest, kv_.head(h).length());
+    }
+    for (index_t l = 0; l < kv_.all_layers() && setup_.how == mode::repack; ++l) {
+      bool& edited = kv_.of(l).edited = false;
+      for (index_t h = 0; h < kv_.kv_heads() && !kv_.whole(l) && !edited; ++h) {
+        edited = head(l, h).length() < longest || has_mass(policy_, head(l, h), *state(l, h));
+      }
     }
     return longest;
   }
 
-  /// Repack: from now on slot `s` of every head lies in `cells[s]`. Cells that are kept keep their
-  /// order, so that no row is overwritten before it is read.
-  void move_to(std::span<const index_t> cells) {
-    for (auto& of : layers_) {
-      for (index_t h = 0; h < of.heads(); ++h) {
-        const auto head = of.head(h);
-        auto& at = of.at(h).cells;
-        at.resize(static_cast<std::size_t>(head.length()));
-        for (std::size_t s = 0; s < at.size(); ++s) {
-          if (at[s] != cells[s]) {
-            kvmeld::detail::copy_row(head.key_in(cells[s]), head.key_in(at[s]), head.dim());
-            kvmeld::detail::copy_row(head.value_in(cells[s]), head.value_in(at[s]), head.dim());
-            at[s] = cells[s];
-          }
-        }
-      }
-    }
+ private:
+  index_t tokens() const { return static_cast<index_t>(chunk_.size()); }
+  /// Token `i` of rows `[tokens, ...]`.
+  template <class Rows>
+  auto token(Rows& all, index_t i) const {
+    const std::size_t each = all.size() / chunk_.size();
+    return std::span(all).subspan(static_cast<std::size_t>(i) * each, each);
   }
 
- private:
-  static constexpr std::span<float> no_floats = {};
-
-  void keep_queries(layer& of, const ggml_tensor* q) {
+  /// Repack: takes in the first tokens of the micro-batch that were not yet.
+  void commit(index_t l, index_t tokens) {
+    for (auto& taken = kv_.of(l).taken; taken < tokens; ++taken) {
+      kv_.commit(l, chunk_[static_cast<std::size_t>(taken)]);
+    }
+  }
+  void measure_prompt(index_t l) {
+    meld_->prompt(kv_.heads(l), queries(queries_, tokens(), kv_.of(l).model));
+  }
+  void keep_queries(const ggml_tensor* q) {
     const auto dim = static_cast<std::size_t>(q->ne[0]), heads = static_cast<std::size_t>(q->ne[2]);
-    of.queries.resize(chunk_.size() * heads * dim);
-    float* to = of.queries.data();
-    for (index_t i = 0; i < static_cast<index_t>(chunk_.size()); ++i) {
+    queries_.resize(chunk_.size() * heads * dim);
+    float* to = queries_.data();
+    for (index_t i = 0; i < tokens(); ++i) {
       for (index_t h = 0; h < q->ne[2]; ++h, to += dim) {
         std::copy_n(element(q, 0, i, h), dim, to);
-      }
-    }
-  }
-  /// `[group, dim]` of token `i`; null where none were kept.
-  const float* query_of(const layer& of, index_t i, index_t h) const {
-    const index_t width = setup_.shape.group * setup_.shape.dim;
-    return needs_.query
-               ? of.queries.data() + (std::ptrdiff_t{i} * of.heads() + h) * std::ptrdiff_t{width}
-               : nullptr;
-  }
-  std::span<float> probabilities_of(const cell_head& head) {
-    return std::span(work_.attention)
-        .first(static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(head.length()));
-  }
-
-  void observe_step(layer& of, index_t h, std::span<const float> p,
-                    std::span<const float> log_sum_exp, const float* q) {
-    auto& state = of.at(h).state;
-    const observation observed{.probabilities = p, .log_sum_exp = log_sum_exp, .query = q};
-    if (needs_.probabilities) {
-      observe(policy_, of.head(h), state, work_, observed);
-    } else {  // of queries alone
-      state.count_queries(1);
-      traits::observe(policy_, of.head(h), state, observed);
-    }
-  }
-
-  void compress(layer& of) {
-    const auto own = prompt_queries(of.queries.data(), static_cast<index_t>(chunk_.size()),
-                                    of.heads(), setup_.shape.group, setup_.shape.dim);
-    const auto chosen = prompt_ ? reference_of(policy_, of, own) : std::nullopt;
-    const auto queries = chosen ? chosen->view() : own;
-    for (index_t h = 0; h < of.heads(); ++h) {
-      const auto head = of.head(h);
-      auto& [records, state, limit, cells, rows] = of.at(h);
-      if (prompt_) {
-        observe(policy_, head, state, queries.of(h));
-      }
-      if (limit.reached(head.length()) && (prompt_ || traits::decodes(policy_))) {
-        const auto one = !prompt_ && head.length() == limit.slots + 1
-                             ? traits::choose_victim(policy_, head, state, limit.slots)
-                             : std::nullopt;
-        if (one) {
-          apply(policy_, *one, head, state, work_.scratch);
-        } else {
-          plan(policy_, head, state, prompt_ ? queries.of(h) : no_queries, limit.slots,
-               work_.scratch, work_.plan);
-          apply(policy_, work_.plan, head, state, work_.scratch);
-        }
-      }
-      cells.resize(std::min(cells.size(), static_cast<std::size_t>(head.length())));
-      if (head.length() <= limit.slots) {
-        traits::after_compress(policy_, head, state, limit.slots);
       }
     }
   }
@@ -284,12 +233,15 @@ class layers {
   layers_setup setup_;
   P policy_;
   observation_needs needs_;  // of a decode step: it decides which nodes are requested
-  std::vector<layer> layers_;
-  workspace work_;
-  std::vector<float> query_;  // [group, dim]
-  std::vector<char> held_;    // [cells]
+  bool decodes_, measures_steps_, measures_prompts_;
+  layer_cache kv_;
+  std::optional<kvmeld::compressor<P>> meld_;   // none where all layers are left alone
+  std::vector<float> queries_, keys_, values_;  // [tokens, heads, ...] of the present layer
+  std::vector<float> seen_, log_sum_exp_;       // of a step: [heads, group, stride or 1]
   std::span<const index_t> chunk_;
-  bool prompt_ = false;
+  bool prompt_ = false;    // are the present tokens a prompt's?
+  bool together_ = false;  // ... measured on all of their queries, not one by one?
+  bool open_ = false;      // a prompt that has not ended
   times times_;
 };
 

@@ -13,6 +13,10 @@
 /// attention takes the place of the engine's; the engine's cells hold the newest token alone.
 ///
 /// One sequence, from position 0, at a time. A batch may be as long as the cells that are free.
+///
+/// Budgets that the heads of the model share (`budget::shared(512)`, the best for `fold`) are
+/// divided when the prompt has ended: `kv.end_prompt()` behind its last llama_decode. Until then
+/// all of it is held.
 #pragma once
 
 #include <exception>
@@ -29,7 +33,9 @@ class compressor {
  public:
   /// Refused: models that cannot be compressed, budgets that do not fit the policy or the model.
   compressor(const llama_model* model, P p, options o)
-      : policy_(std::move(p)), options_(std::move(o)), setup_(setup_of(model, policy_, options_)) {}
+      : policy_(std::move(p)), options_(std::move(o)), setup_(setup_of(model, policy_, options_)) {
+    reset();
+  }
   compressor(const compressor&) = delete;
   compressor& operator=(const compressor&) = delete;
 
@@ -38,8 +44,8 @@ class compressor {
   void attach(llama_context_params& params) {
     llama_context_params p = params;
     prepare(p, options_.how);
-    setup_.capacities = capacities_of(policy_, setup_, p);
-    setup_.storage = storage_of(p.type_k, setup_.shape.dim);
+    setup_.capacity = capacity_of(policy_, setup_, p);
+    setup_.storage = storage_of(p.type_k, setup_.spec.key_dim);
     p.cb_eval = on_node;
     p.abort_callback = failed;
     p.cb_eval_user_data = p.abort_callback_data = this;
@@ -64,11 +70,16 @@ class compressor {
     expect_seen(memory_, sequences_, seen_);
   }
 
+  /// The prompt is over: heads that share a budget are brought to their parts of it, and free cells
+  /// go back to the engine. To be called between two llama_decode; nothing to do where budgets are
+  /// not shared, since every micro-batch of several tokens ends its own.
+  void end_prompt();
+
   /// Forgets all; goes with llama_memory_clear. A batch that begins at position 0 does the same.
   void reset();
   kvmeld::llama::report report();
 
-  /// For inspection; after `attach`.
+  /// For inspection.
   layers<P>& held() { return *layers_; }
 
  private:
@@ -85,13 +96,15 @@ class compressor {
   void note_rows(ggml_tensor* t);
   void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
 
-  /// All layers have attended: back to the budgets, and free cells back to the engine.
+  /// All layers have attended: back to the budgets.
   void finish();
+  /// Free cells back to the engine.
+  void settle();
 
   P policy_;
   options options_;
   layers_setup setup_;
-  std::optional<layers<P>> layers_;  // from `attach` on
+  std::optional<layers<P>> layers_;
   llama_memory_t memory_ = nullptr;
   llama_seq_id sequences_ = 1;              // that the context has room for
   std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
@@ -115,9 +128,7 @@ void compressor<P>::reset() {
 template <policy P>
 kvmeld::llama::report compressor<P>::report() {
   kvmeld::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
-  if (layers_) {
-    count(*layers_, setup_, r);
-  }
+  count(*layers_, setup_, r);
   return r;
 }
 
@@ -153,7 +164,7 @@ bool compressor<P>::wants(ggml_tensor* t) {
     note_scale(l, t, options_.how == mode::repack, t->src[2]);
     return layers_->wants_probabilities(l);
   } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-    return layers_->wants_logits(k);
+    return options_.how == mode::repack && layers_->wants_logits(k);
   }
   return name == "result_output";
 }
@@ -202,9 +213,9 @@ void compressor<P>::note_rotation(index_t l, const ggml_tensor* rows) {
   if (!std::exchange(turn_known_, true)) {
     turn_ = turn;
   }
-  const auto known = same_rotation(turn, turn_) ? rope_of(turn, setup_.shape.dim) : std::nullopt;
-  expect_rotation(layers_->rules(), known);
-  (*layers_)[l].model().rope = known.value_or(rotary());
+  const auto known = same_rotation(turn, turn_) ? rope_of(turn, setup_.spec.key_dim) : std::nullopt;
+  expect_rotation(policy_, known.has_value());
+  (*layers_)[l].model.rope = known.value_or(rotary());
 }
 
 template <policy P>
@@ -232,7 +243,8 @@ void compressor<P>::note_rows(ggml_tensor* t) {
   auto& of = (*layers_)[std::max(k, v)];
   (k >= 0 ? of.engine.keys : of.engine.values) = root;
   (k >= 0 ? of.came.keys : of.came.values) = true;
-  expect_rows(root, std::int64_t{setup_.shape.heads} * setup_.shape.dim, type_of(setup_.storage));
+  expect_rows(root, std::int64_t{setup_.spec.kv_heads} * setup_.spec.key_dim,
+              type_of(setup_.storage));
 }
 
 template <policy P>
@@ -245,7 +257,7 @@ void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
   expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
           "llama.cpp: expected a model without capped logits");
   auto& of = (*layers_)[l];
-  of.model().scale = parameter<float>(t, 0);
+  of.model.scale = parameter<float>(t, 0);
   of.came.scale = true;
 }
 
@@ -256,7 +268,20 @@ void compressor<P>::finish() {
     cells_.push_back(cell);
     positions_.push_back(static_cast<index_t>(seen_++));
   }
-  const auto longest = static_cast<std::size_t>(layers_->end());
+  layers_->end();
+  settle();
+}
+
+template <policy P>
+void compressor<P>::end_prompt() {
+  expects(!begun_ && !error_, "llama.cpp: expected check() first, got an error in llama_decode");
+  layers_->end_prompt();
+  settle();
+}
+
+template <policy P>
+void compressor<P>::settle() {
+  const auto longest = static_cast<std::size_t>(layers_->settle());
   const std::size_t keep = options_.how == mode::repack ? longest : 1;
   if (keep >= cells_.size()) {
     return;
@@ -266,7 +291,7 @@ void compressor<P>::finish() {
   cells_[keep - 1] = cells_.back(), positions_[keep - 1] = last;
   cells_.resize(keep), positions_.resize(keep);
   if (options_.how == mode::repack) {
-    layers_->move_to(cells_);
+    layers_->cache().move_to(cells_);
   }
   expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
 }

@@ -70,8 +70,8 @@ struct model_facts {
   }
 };
 
-/// The shape of one layer, with the trained context as capacity. Refused: what cannot work.
-inline layer_shape shape_of(const model_facts& m) {
+/// What a layer computes, but for its scale and rotation. Refused: what cannot work.
+inline attention_spec spec_of(const model_facts& m) {
   const auto refuse = [&](bool ok, const char* feature) {
     expects(ok, "llama.cpp: expected a model that can be compressed, got ", m.architecture,
             " with ", feature);
@@ -91,10 +91,10 @@ inline layer_shape shape_of(const model_facts& m) {
   refuse(!m.capped, "capped logits");
   refuse(m.kv_heads > 0, "no KV heads in its first layer");
   refuse(m.value_dim == m.dim, "keys and values of different lengths");
-  return {.heads = m.kv_heads,
-          .group = attention_spec::group_of(m.heads, m.kv_heads),
-          .dim = m.dim,
-          .capacity = m.context};
+  return attention_spec{.kv_heads = m.kv_heads,
+                        .group = attention_spec::group_of(m.heads, m.kv_heads),
+                        .key_dim = m.dim}
+      .checked();
 }
 
 /// How the engine holds keys and values, and kvmeld too. Refused: rows that are no whole blocks.
@@ -135,60 +135,89 @@ inline void prepare(llama_context_params& params, mode how) {
   params.offload_kqv = false;
 }
 
-/// Refused: models that cannot be compressed, budgets that do not fit the policy or the model.
+/// Slots that a head may hold between steps, at most.
+inline index_t most_slots(const layers_setup& setup) {
+  index_t most = 0;
+  for (const budget& b : setup.limits) {
+    most = std::max({most, b.trigger - 1, b.slots + b.slack});
+  }
+  return most;
+}
+
+/// Refused: models that cannot be compressed, a policy that needs the prompt twice, another number
+/// of budgets. What the policy refuses of them the compressor says.
 template <policy P>
 layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
+  const auto facts = model_facts::of(model);
   layers_setup setup{.how = o.how,
                      .layers = llama_model_n_layer(model),
-                     .shape = shape_of(model_facts::of(model))};
-  if (o.capacity > 0) {
-    setup.shape.capacity = o.capacity;
-  }
-  traits::validate(p);
-  expects(traits::decodes(p) || traits::plans_on_queries(p),
+                     .spec = spec_of(facts),
+                     .context = o.capacity > 0 ? o.capacity : facts.context};
+  expects(traits::decodes(p) || traits::prompt_use_of(p).plans != prompt_use::planned::none,
           "llama.cpp: expected a policy that decodes or "
           "plans on a prompt's queries, got ",
           p.name(), ", which needs a second pass over the prompt");
-  const auto heads = static_cast<std::size_t>(setup.shape.heads),
+  const auto heads = static_cast<std::size_t>(setup.spec.kv_heads),
              layers = static_cast<std::size_t>(setup.layers), given = o.limits.size();
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
-  for (std::size_t i = 0; i < layers * heads; ++i) {
-    const budget& b = o.limits[given == 1 ? 0 : given == layers ? i / heads : i];
-    kvmeld::check(p, b, std::max(b.slots, 1));
-    setup.limits.push_back(b);
-  }
-  setup.whole.assign(layers, 0);
+  setup.whole.assign(layers, traits::bounded(p) ? 0 : 1);
   for (const index_t l : o.untouched) {
     expects(l >= 0 && l < setup.layers, "llama.cpp: expected untouched layers 0 to ",
             setup.layers - 1, ", got ", l);
     setup.whole[static_cast<std::size_t>(l)] = 1;
   }
+  for (std::size_t i = 0; given > 1 && i < layers * heads; ++i) {
+    if (setup.whole[i / heads] == 0) {
+      setup.limits.push_back(o.limits[given == layers ? i / heads : i]);
+    }
+  }
+  if (setup.limits.empty()) {
+    setup.limits = {o.limits.front()};
+  }
+  setup.capacity = most_slots(setup) + 1;
   return setup;
 }
 
-/// The slots that each head has room for, `[layers · heads]`. Refused: fewer cells than a trigger.
+/// The slots that each head has room for. Refused: fewer cells than a trigger.
 template <policy P>
-std::vector<index_t> capacities_of(const P& p, const layers_setup& setup,
-                                   const llama_context_params& params) {
+index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_params& params) {
   const bool own = setup.how == mode::own_attention;
-  const index_t cells =
-      params.n_ctx > 0 ? static_cast<index_t>(params.n_ctx) : setup.shape.capacity;
+  const index_t cells = params.n_ctx > 0 ? static_cast<index_t>(params.n_ctx) : setup.context,
+                trigger = most_slots(setup) + 1;
   const auto chunk =
       static_cast<index_t>(std::min(params.n_ubatch > 0 ? params.n_ubatch : 512U, params.n_batch));
-  std::vector<index_t> capacities;
-  for (std::size_t i = 0; i < setup.limits.size(); ++i) {
-    const index_t trigger = setup.limits[i].trigger_length();
-    expects(own || !traits::bounded(p) || trigger <= cells,
-            "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
-    const bool bounded = setup.whole[i / static_cast<std::size_t>(setup.shape.heads)] == 0 &&
-                         traits::bounded(p) && traits::decodes(p);
-    capacities.push_back(!own      ? (cells + 255) / 256 * 256
-                         : bounded ? trigger - 1 + chunk
-                                   : setup.shape.capacity);
+  const bool whole = std::ranges::find(setup.whole, 1) != setup.whole.end();
+  expects(own || !traits::bounded(p) || trigger <= cells,
+          "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
+  return !own ? (cells + 255) / 256 * 256
+         : whole || !traits::decodes(p) || setup.limits.front().is_shared ? setup.context
+                                                                          : trigger - 1 + chunk;
+}
+
+/// Does the policy move keys or queries in position?
+template <policy P>
+bool rotates(const P& p) {
+  if constexpr (requires { p.visit([](const auto&) {}); }) {
+    return p.visit([](const auto& one) { return rotates(one); });
+  } else if constexpr (std::same_as<P, streaming_llm>) {
+    return p.positions != streaming_llm::position_mode::original;
+  } else if constexpr (std::same_as<P, ems>) {
+    return !p.with_position;
+  } else {
+    return std::same_as<P, fold> || std::same_as<P, compactor> ||
+           std::same_as<P, expected_attention>;
   }
-  return capacities;
+}
+
+/// Refuses a policy that moves keys or queries, where the engine's rotation is not known.
+template <policy P>
+void expect_rotation(const P& p, bool known) {
+  expects(known || !rotates(p), p.name(),
+          ": expected a rotation of the whole head by one base, or Llama 3's, the same in every "
+          "layer that is compressed (it rotates keys or queries), got a RoPE that is scaled or "
+          "partial, or not there in some layers (which can be left untouched)");
 }
 
 /// Refused: tokens of a second sequence among the engine's cells. Its positions would be taken for

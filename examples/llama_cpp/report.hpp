@@ -22,24 +22,26 @@ struct report {
 /// Fills in what follows from `tokens` and `cells`.
 template <policy P>
 void count(layers<P>& all, const layers_setup& setup, report& r) {
-  const std::size_t row = 2 * row_bytes(setup.storage, setup.shape.dim),
-                    record = sizeof(float) + sizeof(index_t);
-  for (index_t l = 0; l < all.count(); ++l) {
+  const std::size_t row = 2 * row_bytes(setup.storage, setup.spec.key_dim),
+                    record = sizeof(float) + sizeof(index_t),
+                    room = static_cast<std::size_t>(setup.capacity);
+  for (index_t l = 0; l < setup.layers; ++l) {
     if (const auto& engine = all[l].engine; engine.keys != nullptr && engine.values != nullptr) {
       r.reserved_bytes += ggml_nbytes(engine.keys) + ggml_nbytes(engine.values);
     }
-    for (index_t h = 0; h < setup.shape.heads; ++h) {
-      auto& [records, state, limit, cells, own] = all[l].at(h);
-      const index_t n = *records.of(0).length;
+    for (index_t h = 0; h < setup.spec.kv_heads; ++h) {
+      const index_t n = all.head(l, h).length();
+      const auto slots = static_cast<std::size_t>(n);
       r.slots = std::max(r.slots, n);
-      const auto slots = static_cast<std::size_t>(n),
-                 room = static_cast<std::size_t>(records.capacity()),
-                 columns = static_cast<std::size_t>(state.columns());
       // Repack cannot give back a cell that another head holds.
-      const auto rows = static_cast<std::size_t>(setup.how == mode::repack ? r.cells : n);
-      r.bytes += rows * row + slots * record + state.bytes();
-      r.reserved_bytes +=
-          own.size() + room * record + state.bytes() + (room - slots) * columns * sizeof(float);
+      r.bytes += (setup.how == mode::repack ? static_cast<std::size_t>(r.cells) : slots) * row +
+                 slots * record;
+      r.reserved_bytes += all.cache().own_bytes(l, h) + room * record;
+      if (const head_state* const state = all.state(l, h)) {
+        r.bytes += state->bytes();
+        r.reserved_bytes += state->bytes() + (room - slots) * sizeof(float) *
+                                                 static_cast<std::size_t>(state->columns());
+      }
       r.full_bytes += static_cast<std::size_t>(r.tokens) * row;
     }
   }

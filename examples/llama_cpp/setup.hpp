@@ -13,17 +13,12 @@ enum class mode { repack, own_attention };
 
 struct options {
   mode how = mode::repack;
-  /// One for all heads, one a layer, or one a head `[layers · KV heads]`.
+  /// One for all heads, one a layer, or one a head `[layers · KV heads]`; or one that all heads
+  /// share (`budget::shared`), which waits for `compressor::end_prompt`.
   std::vector<budget> limits;
   std::vector<index_t> untouched = {};  ///< layers that keep all
-  index_t capacity = 0;  ///< own attention: slots of heads that keep all; 0: the trained context
-};
-
-/// KV heads of one layer.
-struct layer_shape {
-  index_t heads = 0;
-  index_t group = 1;
-  index_t dim = 0;
+  /// Own attention: slots of heads that keep all, a prompt under shared budgets among them; 0: the
+  /// trained context.
   index_t capacity = 0;
 };
 
@@ -31,11 +26,14 @@ struct layer_shape {
 struct layers_setup {
   mode how = mode::repack;
   index_t layers = 0;
-  layer_shape shape;  ///< of one layer; its capacity is that of heads that keep all
+  attention_spec spec = {};                        ///< of every layer, but for scale and rotation
+  index_t context = 0;                             ///< slots of heads that keep all
   kvmeld::storage storage = kvmeld::storage::f32;  ///< of keys and values
-  std::vector<budget> limits = {};                 ///< [layers · heads]
-  std::vector<char> whole = {};                    ///< [layers] left alone
-  std::vector<index_t> capacities = {};            ///< [layers · heads]
+  std::vector<budget> limits = {};  ///< one, or [layers · heads] of those that are compressed
+  std::vector<char> whole = {};     ///< [layers] left alone
+  index_t capacity = 0;             ///< slots that a head has room for
+
+  index_t heads() const { return layers * spec.kv_heads; }
 };
 
 /// Seconds spent in the callback.

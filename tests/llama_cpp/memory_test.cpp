@@ -42,11 +42,11 @@ TEST_CASE(
       CHECK(r.slots == 96);
       CHECK(r.bytes == rows * row + slots * (4 + 4 + 4));  // h2o has one column
       CHECK(r.full_bytes == 192 * 4 * row);
-      // The engine's 256 cells in either mode; a head's own room is its trigger less one, and a
-      // chunk.
-      const std::size_t own = slots + 4 * chunk, room = how == mode::repack ? 4 * 256 : own;
+      // The engine's 256 cells in either mode; rows of a head's own have room for the step that
+      // brings it to its trigger, records for the longest head and a chunk.
+      const std::size_t own = slots + 4, room = how == mode::repack ? 256 : 96 + chunk;
       CHECK(r.reserved_bytes ==
-            4 * 256 * row + (how == mode::repack ? 0 : own * row) + room * (4 + 4 + 4));
+            4 * 256 * row + (how == mode::repack ? 0 : own * row) + 4 * room * (4 + 4 + 4));
     }
   }
 }

@@ -43,12 +43,13 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
         CHECK(apart({got.begin(), got.begin() + static_cast<std::ptrdiff_t>(alike)},
                     {wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(alike)}) < 1e-3F);
         const auto r = kv.kv.report();
-        CHECK(r.slots == (whole ? 448 : 144));  // four chunks, 80, two more, 80, one more
+        CHECK(r.slots == (whole ? 448 : 80));
         CHECK(r.cells == (how == mode::own_attention ? 1 : r.slots));
         for (index_t h = 0; h < 2; ++h) {
           auto& all = kv.kv.held();
-          CHECK((all[0].at(h).state.observed() == 0) == (whole || !p.measures()));
-          CHECK((all[1].at(h).state.observed() == 0) == !p.measures());
+          CHECK((all.state(0, h) == nullptr) == whole);
+          CHECK((whole || (all.state(0, h)->observed() == 0) == !p.measures()));
+          CHECK((all.state(1, h)->observed() == 0) == !p.measures());
         }
       }
     }
@@ -69,7 +70,7 @@ TEST_CASE(
     index_t slots = 0;
     for (index_t l = 0; l < 2; ++l) {
       for (index_t h = 0; h < 2; ++h) {
-        const auto head = kv.kv.held()[l].head(h);
+        const auto head = kv.kv.held().head(l, h);
         CHECK(head.length() == limits[static_cast<std::size_t>(2 * l + h)].slots);
         CHECK(head.next_position() == 448);
         slots += head.length();

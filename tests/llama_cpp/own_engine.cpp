@@ -2,7 +2,6 @@
 #include "llama_cpp/own_engine.hpp"
 
 #include <cmath>
-#include <optional>
 
 #include "engine/prefill.hpp"
 #include "evaluate/names.hpp"
@@ -71,32 +70,45 @@ engine::row_major_matrix turned_as_llama_cpp(engine::row_major_matrix x, index_t
 
 }  // namespace
 
-chunked_engine::chunked_engine(const engine::decoder& model, policy p,
+std::vector<evaluate::any_policy> chunked_engine::each_head(const engine::config& c,
+                                                            const policy& p,
+                                                            std::vector<char> whole) {
+  whole.resize(static_cast<std::size_t>(c.layers));
+  std::vector<policy> all;
+  for (const char left_alone : whole) {
+    all.insert(all.end(), static_cast<std::size_t>(c.kv_heads),
+               left_alone != 0 ? policy(kvmeld::full_cache{}) : p);
+  }
+  return all;
+}
+
+std::vector<kvmeld::budget> chunked_engine::each_head(const engine::config& c,
+                                                      const std::vector<kvmeld::budget>& limits) {
+  std::vector<kvmeld::budget> all;
+  for (const kvmeld::budget& b : limits) {
+    all.insert(all.end(), limits.size() == 1 ? 1U : static_cast<std::size_t>(c.kv_heads), b);
+  }
+  return all;
+}
+
+chunked_engine::chunked_engine(const engine::decoder& model, const policy& p,
                                std::vector<kvmeld::budget> limits, index_t capacity,
                                std::vector<char> whole, angles turned)
     : model_(model),
-      policy_(std::move(p)),
-      limits_(std::move(limits)),
-      whole_(std::move(whole)),
-      turned_(turned) {
-  const auto& c = model.shape();
-  whole_.resize(static_cast<std::size_t>(c.layers));
-  for (index_t l = 0; l < c.layers; ++l) {
-    caches_.emplace_back(c.attention(), kvmeld::cache_options{.capacity = capacity});
-    states_.push_back(kvmeld::make_state(policy_, caches_.back()));
-  }
-}
+      policy_(p),
+      shared_(limits.front().is_shared),
+      turned_(turned),
+      kv_(model.shape().attention(), {.layers = model.shape().layers, .capacity = capacity}),
+      meld_(kv_, std::span<const policy>(each_head(model.shape(), p, std::move(whole))),
+            std::span<const kvmeld::budget>(each_head(model.shape(), limits))) {}
 
 engine::row_major_matrix chunked_engine::decode(std::span<const int> tokens) {
   engine::row_major_matrix logits;
-  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
-    const auto l = static_cast<std::size_t>(layer);
-    for (index_t h = 0; h < caches_[l].heads(); ++h) {
-      one_head(l, h, q, k, v, out);
-    }
+  const auto through = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
+    attend(layer, q, k, v, out);
   };
   if (turned_ == angles::ours) {
-    model_.forward(tokens, position_, attend, logits);
+    model_.forward(tokens, position_, through, logits);
   } else {  // at position 0 the engine turns nothing
     const auto& c = model_.shape();
     const auto turn = [&](const auto& x) {
@@ -111,56 +123,26 @@ engine::row_major_matrix chunked_engine::decode(std::span<const int> tokens) {
         logits);
   }
   position_ += static_cast<index_t>(tokens.size());
+  if (tokens.size() > 1 && !shared_) {
+    end_prompt();
+  }
   return logits;
 }
 
-void chunked_engine::one_head(std::size_t l, index_t h, const engine::row_major_matrix& q,
-                              const engine::row_major_matrix& k, const engine::row_major_matrix& v,
-                              engine::row_major_matrix& out) {
-  auto& kv = caches_[l];
-  auto& state = states_[l];
-  const auto head = kv.head(h);
-  const index_t width = head.group() * head.dim();
+void chunked_engine::attend(index_t layer, const engine::row_major_matrix& q,
+                            const engine::row_major_matrix& k, const engine::row_major_matrix& v,
+                            engine::row_major_matrix& out) {
+  const auto of = [](auto& x) { return std::span(x.data(), static_cast<std::size_t>(x.size())); };
+  const auto heads = kv_.heads(layer, 0);
   const auto tokens = static_cast<index_t>(q.rows());
-  const bool prompt = tokens > 1 && policy_.plans_on_queries();
-  std::vector<float> p(static_cast<std::size_t>(head.group() * head.capacity()));
-  std::vector<float> lse(static_cast<std::size_t>(head.group()));
-  for (index_t t = 0; t < tokens; ++t) {
-    head.push(&k(t, h * head.dim()), &v(t, h * head.dim()));
-    state[h].extend(head.length());
-    const auto seen = std::span(p).first(static_cast<std::size_t>(head.group() * head.length()));
-    kvmeld::traits::attend(policy_, head, state[h], &q(t, h * width), &out(t, h * width), seen,
-                           lse);
-    if (whole_[l] == 0 && !prompt && policy_.measures()) {
-      kvmeld::observe(policy_, head, state[h], state.workspace(),
-                      {.probabilities = seen, .log_sum_exp = lse, .query = &q(t, h * width)});
-    }
-  }
-  if (whole_[l] != 0) {
+  if (tokens == 1 && policy_.decodes()) {
+    meld_.step(heads, {of(q), of(k), of(v)}, of(out));
     return;
   }
-  const kvmeld::budget b = limits_[l];
-  std::optional<kvmeld::reference_queries> chosen;
-  auto queries =
-      kvmeld::prompt_queries(q.data(), tokens, kv.heads(), head.group(), head.dim()).of(h);
-  if (prompt) {
-    if (policy_.name() == "fold" || policy_.name() == "attention_matching") {
-      kvmeld::cache one(model_.shape().attention(1), {.capacity = head.capacity()});
-      one.head(0).restore(0, head.next_position());  // foresight and spread look at `seen` alone
-      chosen =
-          policy_.name() == "fold" ? kvmeld::foresight(one, queries) : kvmeld::spread(one, queries);
-      queries = chosen->view();
-    }
-    kvmeld::observe(policy_, head, state[h], queries);
-  }
-  if (b.reached(head.length()) && (prompt || policy_.decodes())) {
-    kvmeld::plan(policy_, head, state[h], prompt ? queries : kvmeld::no_queries, b.slots,
-                 state.workspace().scratch, state.workspace().plan);
-    kvmeld::apply(policy_, state.workspace().plan, head, state[h], state.workspace().scratch);
-  }
-  if (head.length() <= b.slots) {
-    kvmeld::traits::after_compress(policy_, head, state[h], b.slots);
-  }
+  meld_.draft(heads, {of(q), of(k), of(v)}, of(out), tokens);
+  meld_.accept(0, 0);
+  kv_.append(heads, of(k), of(v), tokens);
+  meld_.prompt(heads, kvmeld::queries(of(q), tokens, kv_.spec(layer)));
 }
 
 }  // namespace test

@@ -42,31 +42,36 @@ engine::row_major_matrix full_logits(const engine::decoder& model, std::span<con
 /// apart at position 2,000 (base 10,000).
 enum class angles { ours, llama_cpp };
 
-/// Chunks of tokens through compressed caches in plain loops: every token is appended, attended and
-/// observed by itself; after a chunk, heads return to their budgets.
+/// Chunks of tokens through a cache of all layers, compressed by the library's own object: several
+/// tokens are a prompt, one is a step.
 class chunked_engine {
  public:
   using policy = evaluate::any_policy;
 
-  /// `limits [layers]`; `whole [layers]`: left alone.
-  chunked_engine(const engine::decoder& model, policy p, std::vector<kvmeld::budget> limits,
+  /// `limits`: one, or `[layers]`; `whole [layers]`: left alone.
+  chunked_engine(const engine::decoder& model, const policy& p, std::vector<kvmeld::budget> limits,
                  index_t capacity, std::vector<char> whole = {}, angles turned = angles::ours);
 
-  /// `[tokens, vocab]`.
+  /// `[tokens, vocab]`. Equal budgets are returned to behind it, shared ones by `end_prompt`.
   engine::row_major_matrix decode(std::span<const int> tokens);
+  void end_prompt() { meld_.end_prompt(0); }
+
+  kvmeld::head_ref head(index_t layer, index_t h) { return kv_.head(layer * kv_.kv_heads() + h); }
 
  private:
-  void one_head(std::size_t l, index_t h, const engine::row_major_matrix& q,
-                const engine::row_major_matrix& k, const engine::row_major_matrix& v,
-                engine::row_major_matrix& out);
+  static std::vector<policy> each_head(const engine::config& c, const policy& p,
+                                       std::vector<char> whole);
+  static std::vector<kvmeld::budget> each_head(const engine::config& c,
+                                               const std::vector<kvmeld::budget>& limits);
+  void attend(index_t layer, const engine::row_major_matrix& q, const engine::row_major_matrix& k,
+              const engine::row_major_matrix& v, engine::row_major_matrix& out);
 
   const engine::decoder& model_;
   policy policy_;
-  std::vector<kvmeld::budget> limits_;
-  std::vector<char> whole_;
+  bool shared_;
   angles turned_;
-  std::vector<kvmeld::cache> caches_;
-  std::vector<kvmeld::state> states_;
+  kvmeld::cache kv_;
+  kvmeld::compressor<policy> meld_;
   index_t position_ = 0;
 };
 

@@ -38,7 +38,7 @@ TEST_CASE("llama.cpp: models that cannot be compressed are refused by the featur
   const auto said = [](auto change) {
     model_facts facts = plain();
     change(facts);
-    return refusal([&] { kvmeld::llama::shape_of(facts); });
+    return refusal([&] { kvmeld::llama::spec_of(facts); });
   };
   using Catch::Contains;
   CHECK(said([](auto&) {}) == "not refused");
@@ -79,7 +79,7 @@ TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
   auto refact = facts({}, "refact");
   CHECK((refact.alibi && refact.rotation == LLAMA_ROPE_TYPE_NONE));
   refact.alibi = false;
-  CHECK_THAT(refusal([&] { kvmeld::llama::shape_of(refact); }),
+  CHECK_THAT(refusal([&] { kvmeld::llama::spec_of(refact); }),
              Catch::Contains("expected a model that can be compressed, got refact with no RoPE"));
   const auto real = [&](const char* key, float value) {
     return facts([&](gguf_context* g) { gguf_set_val_f32(g, key, value); }, "llama");
@@ -263,8 +263,8 @@ TEST_CASE("llama.cpp: a report before the first graph says that nothing is held"
                         {.how = how, .limits = {{.slots = 96}}}, exact_parameters(256, 64));
     const auto r = kv.kv.report();
     CHECK((r.tokens == 0 && r.cells == 0 && r.slots == 0 && r.bytes == 0 && r.full_bytes == 0));
-    // Of its own: h2o's records, and in own attention rows.
-    const std::size_t record = 4 + 4 + 4, row = 2 * 16 * 4;
-    CHECK(r.reserved_bytes == (how == mode::repack ? 4 * 256 * record : 4 * 160 * (record + row)));
+    // Of its own: h2o's records. Rows come with the tokens.
+    const std::size_t record = 4 + 4 + 4;
+    CHECK(r.reserved_bytes == 4 * (how == mode::repack ? 256 : 160) * record);
   }
 }
