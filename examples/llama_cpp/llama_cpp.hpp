@@ -92,7 +92,6 @@ class compressor {
   bool wants(ggml_tensor* t);
   void computed(ggml_tensor* t);
   void note_positions(const ggml_tensor* t);
-  void note_rotation(index_t l, const ggml_tensor* rows);
   void note_rows(ggml_tensor* t);
   void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
 
@@ -110,8 +109,7 @@ class compressor {
   std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
   std::vector<index_t> chunk_, at_;         // [tokens] of the present micro-batch
   std::int64_t seen_ = 0;
-  const ggml_tensor* turn_ = nullptr;  // the rotation of the present graph's first layer
-  bool begun_ = false, turn_known_ = false;
+  bool begun_ = false;
   std::exception_ptr error_;
 };
 
@@ -208,17 +206,6 @@ void compressor<P>::note_positions(const ggml_tensor* t) {
 }
 
 template <policy P>
-void compressor<P>::note_rotation(index_t l, const ggml_tensor* rows) {
-  const ggml_tensor* const turn = rotation_behind(rows);
-  if (!std::exchange(turn_known_, true)) {
-    turn_ = turn;
-  }
-  const auto known = same_rotation(turn, turn_) ? rope_of(turn, setup_.spec.key_dim) : std::nullopt;
-  expect_rotation(policy_, known.has_value());
-  (*layers_)[l].model.rope = known.value_or(rotary());
-}
-
-template <policy P>
 void compressor<P>::note_rows(ggml_tensor* t) {
   ggml_tensor* const root = root_of(t);
   const index_t k = number_behind("cache_k_l", root->name),
@@ -234,13 +221,12 @@ void compressor<P>::note_rows(ggml_tensor* t) {
             " tokens: ", another_graph);
     read_indices(t->src[1], chunk_);
     begun_ = true;
-    turn_known_ = false;
     layers_->begin(chunk_);
   }
-  if (k >= 0 && seen_ == 0 && setup_.whole[static_cast<std::size_t>(k)] == 0) {
-    note_rotation(k, t);
-  }
   auto& of = (*layers_)[std::max(k, v)];
+  if (k >= 0 && seen_ == 0) {
+    of.model.rope = rope_of(rotation_behind(t));
+  }
   (k >= 0 ? of.engine.keys : of.engine.values) = root;
   (k >= 0 ? of.came.keys : of.came.values) = true;
   expect_rows(root, std::int64_t{setup_.spec.kv_heads} * setup_.spec.key_dim,

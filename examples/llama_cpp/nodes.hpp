@@ -7,11 +7,9 @@
 
 #include <charconv>  // std::from_chars
 #include <cstring>   // std::memcpy
-#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "engine/gguf/config.hpp"
 #include "kvmeld/memory/rotary.hpp"
 
 namespace kvmeld::llama {
@@ -83,61 +81,58 @@ inline void read_indices(const ggml_tensor* t, std::vector<index_t>& out) {
   }
 }
 
-/// The ROPE node whose rows a SET_ROWS node stores; null: they come from something else.
+/// The ROPE node whose rows a SET_ROWS node stores; null: they are not rotated.
+/// Refused: rows that something else was done to after their rotation.
 inline const ggml_tensor* rotation_behind(const ggml_tensor* set_rows) {
   const ggml_tensor* t = set_rows->src[0];
   while (t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_CONT) {
     t = t->src[0];
   }
-  return t->op == GGML_OP_ROPE ? t : nullptr;
+  const ggml_tensor* const stored = t;
+  while (t != nullptr && t->op != GGML_OP_ROPE && t->op != GGML_OP_MUL_MAT) {
+    t = t->src[0];
+  }
+  const bool rotated = t != nullptr && t->op == GGML_OP_ROPE;
+  expects(!rotated || t == stored,
+          "llama.cpp: expected keys that are stored as they were rotated, ", "got '", stored->name,
+          "', which was made of them");
+  return rotated ? t : nullptr;
 }
 
-/// Do two ROPE nodes turn alike? Null: no rotation at all.
-inline bool same_rotation(const ggml_tensor* a, const ggml_tensor* b) {
-  if (a == nullptr || b == nullptr) {
-    return a == b;
-  }
-  const ggml_tensor *const f = a->src[2], *const g = b->src[2];  // factors of the frequencies
-  if (f != g) {
-    if (f == nullptr || g == nullptr || ggml_nbytes(f) != ggml_nbytes(g)) {
-      return false;
-    }
-    expect_on_host(f), expect_on_host(g);
-    if (std::memcmp(f->data, g->data, ggml_nbytes(f)) != 0) {
-      return false;
-    }
-  }
-  return std::memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
-}
-
-/// The rotation of a ROPE node; none where there is no node or it is not said here:
-/// part of a head turned, YaRN, linear scaling, or frequency factors that are not Llama 3's.
-inline std::optional<rotary> rope_of(const ggml_tensor* t, index_t dim) {
+/// The rotation of a ROPE node; none where there is no node. The magnitude that YaRN multiplies
+/// rows with is in the rows. Refused: pairs of another kind, YaRN in part.
+inline rotary rope_of(const ggml_tensor* t) {
   if (t == nullptr) {
     return {};
   }
   const auto turned = parameter<index_t>(t, 1), mode = parameter<index_t>(t, 2);
   const auto base = parameter<float>(t, 5), scale = parameter<float>(t, 6),
-             yarn = parameter<float>(t, 7);
-  if (turned != dim || yarn != 0.0F || scale != 1.0F ||
-      (mode != GGML_ROPE_TYPE_NORMAL && mode != GGML_ROPE_TYPE_NEOX)) {
-    return {};
+             extrapolated = parameter<float>(t, 7);
+  expects((mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX) &&
+              (extrapolated == 0.0F || extrapolated == 1.0F),
+          "llama.cpp: expected RoPE of type normal or neox, and YaRN in full or not at all, got ",
+          "type ", mode, " and an extrapolation factor of ", extrapolated);
+  rotary r = (mode == GGML_ROPE_TYPE_NEOX ? rotary::halves(base) : rotary::interleaved(base));
+  r = r.dims(turned);
+  if (extrapolated == 1.0F) {
+    r = r.yarn({.factor = 1 / double{scale},
+                .original_context = parameter<index_t>(t, 4),
+                .fast = parameter<float>(t, 9),
+                .slow = parameter<float>(t, 10)});
+  } else if (scale != 1.0F) {
+    r = r.linear(1 / double{scale});
   }
-  if (!(base > 1.0F)) {
-    return {};
-  }
-  const rotary plain =
-      mode == GGML_ROPE_TYPE_NEOX ? rotary::halves(base) : rotary::interleaved(base);
-  const ggml_tensor* const factors = t->src[2];
+  const ggml_tensor* const factors = t->src[2];  // of the wavelengths
   if (factors == nullptr) {
-    return plain;
+    return r;
   }
   expect_on_host(factors);
-  std::vector<float> factor(static_cast<std::size_t>(dim / 2));
-  for (index_t p = 0; p < dim / 2; ++p) {
-    factor[static_cast<std::size_t>(p)] = *element(factors, p);
+  std::vector<double> frequencies(static_cast<std::size_t>(turned / 2));
+  r.frequencies(turned, frequencies);
+  for (index_t p = 0; p < turned / 2; ++p) {
+    frequencies[static_cast<std::size_t>(p)] /= double{*element(factors, p)};
   }
-  return engine::gguf::llama3_of(plain, factor.data(), dim);
+  return rotary::table(frequencies, r.pairs_as());
 }
 
 }  // namespace kvmeld::llama

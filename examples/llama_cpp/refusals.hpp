@@ -196,30 +196,6 @@ index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_p
                                                                           : trigger - 1 + chunk;
 }
 
-/// Does the policy move keys or queries in position?
-template <policy P>
-bool rotates(const P& p) {
-  if constexpr (requires { p.visit([](const auto&) {}); }) {
-    return p.visit([](const auto& one) { return rotates(one); });
-  } else if constexpr (std::same_as<P, streaming_llm>) {
-    return p.positions != streaming_llm::position_mode::original;
-  } else if constexpr (std::same_as<P, ems>) {
-    return !p.with_position;
-  } else {
-    return std::same_as<P, fold> || std::same_as<P, compactor> ||
-           std::same_as<P, expected_attention>;
-  }
-}
-
-/// Refuses a policy that moves keys or queries, where the engine's rotation is not known.
-template <policy P>
-void expect_rotation(const P& p, bool known) {
-  expects(known || !rotates(p), p.name(),
-          ": expected a rotation of the whole head by one base, or Llama 3's, the same in every "
-          "layer that is compressed (it rotates keys or queries), got a RoPE that is scaled or "
-          "partial, or not there in some layers (which can be left untouched)");
-}
-
 /// Refused: tokens of a second sequence among the engine's cells. Its positions would be taken for
 /// the first one's, and compression knows no cell's sequence.
 inline void expect_one_sequence(llama_memory_t memory, llama_seq_id room) {
