@@ -26,14 +26,20 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
   app.add_option("--policy", o.policy, "name[:parameter=value,...]");
-  app.add_option("--budget", o.budget, "slots a head");
+  app.add_option("--budget", o.budget,
+                 "slots a head; under fold on average, divided over the model by scores");
+  app.add_flag("--equal", o.equal, "under fold too the same budget for every head");
   app.add_option("--trigger", o.trigger,
-                 "compress to the budget at so many slots; 0: never hold more than the budget");
-  app.add_option("--mode", o.mode, "repack (the engine's attention) or own (kvmeld's)");
+                 "return to an equal budget at so many slots; 0: never hold more than the budget");
+  app.add_option("--mode", o.mode,
+                 "own (kvmeld's attention) or repack (the engine's, in the longest head's cells)");
   app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
-  app.add_flag("--perplexity", o.perplexity, "nats a token of the prompt");
-  app.add_option("--chunk", o.chunk, "tokens of the prompt at once");
-  app.add_option("--cells", o.cells, "of the engine (n_ctx); 0: what trigger and chunk need");
+  app.add_flag("--perplexity", o.perplexity,
+               "nats a token of the prompt, compressed after every chunk");
+  app.add_option(
+      "--chunk", o.chunk,
+      "tokens of the prompt that are compressed together; 0: all, under equal budgets 256");
+  app.add_option("--cells", o.cells, "of the engine (n_ctx); 0: what budget and chunk need");
   app.add_option("--cache-type", o.cache_type, "f16, f32, or in mode own q8_0");
   app.add_option("--untouched", o.untouched, "layers that keep all")->delimiter(',');
   app.add_option("--threads", o.threads, "llama.cpp's");
@@ -53,7 +59,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
   for (const auto& [name, value, least] : {std::tuple{"--budget", o.budget, 1},
                                            {"--trigger", o.trigger, 0},
                                            {"--predict", o.predict, 0},
-                                           {"--chunk", o.chunk, 1},
+                                           {"--chunk", o.chunk, 0},
                                            {"--cells", o.cells, 0},
                                            {"--threads", o.threads, 1}}) {
     require(value >= least && value <= 1 << 24,
@@ -63,7 +69,11 @@ program_options program_options::parse(int count, const char* const* arguments) 
       o.policy.find_first_of("+@") == std::string::npos,
       "--policy: expected a name and parameters (budgets and queries are the adapter's), got '" +
           o.policy + "'");
-  evaluate::detail::parse_policy(o.policy);
+  const auto named = evaluate::detail::parse_policy(o.policy);
+  require(o.trigger == 0 || !budget_of(named.policy, o.budget, o.equal).is_shared,
+          "--trigger: expected --equal with it (heads that share a budget have triggers of their "
+          "own), got --policy " +
+              o.policy);
   return o;
 }
 
@@ -83,10 +93,10 @@ double seconds_of(auto work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-llama_context_params parameters_of(const program_options& o, index_t cells) {
+llama_context_params parameters_of(const program_options& o, index_t cells, index_t batch) {
   auto p = llama_context_default_params();
   p.n_ctx = static_cast<std::uint32_t>(cells);
-  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(o.chunk);
+  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(batch);
   p.type_k = p.type_v = o.cache_type == "f16"   ? GGML_TYPE_F16
                         : o.cache_type == "f32" ? GGML_TYPE_F32
                                                 : GGML_TYPE_Q8_0;
@@ -101,9 +111,10 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
                  const std::string& stage, std::ostream* out) {
   measured m;
   std::vector<float> last;
+  const auto chunk = static_cast<std::size_t>(o.chunk);
   bar.stage(stage, static_cast<double>(prompt.size()));
   m.prompt_seconds = seconds_of([&] {
-    const auto chunk = static_cast<std::size_t>(o.chunk);
+    std::size_t seen = 0;
     for (std::size_t at = 0; at < prompt.size(); at += chunk) {
       const auto part = std::span(prompt).subspan(at, std::min(chunk, prompt.size() - at));
       s.read(part, o.perplexity, [&](std::size_t i, std::span<const float> logits) {
@@ -111,8 +122,9 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
           m.nats += surprise(logits, prompt[at + i + 1]);
         }
         last.assign(logits.begin(), logits.end());
+        bar.add(static_cast<double>(at + i + 1 - std::exchange(seen, at + i + 1)) /
+                static_cast<double>(prompt.size()));
       });
-      bar.add(static_cast<double>(part.size()) / static_cast<double>(prompt.size()));
     }
   });
   const auto most = given != nullptr ? given->size() : static_cast<std::size_t>(o.predict);
@@ -147,7 +159,7 @@ std::string rate(double tokens, double seconds) {
 
 }  // namespace
 
-int run(const program_options& o, std::ostream& out, std::ostream& progress) {
+int run(program_options o, std::ostream& out, std::ostream& progress) {
   const auto model = load_model(o.model);
   const vocabulary language(model.get());
   std::ifstream in(o.prompt_file, std::ios::binary);
@@ -158,27 +170,34 @@ int run(const program_options& o, std::ostream& out, std::ostream& progress) {
   require(prompt.size() > 1,
           "--prompt-file: expected at least 2 tokens, got " + std::to_string(prompt.size()));
   const auto named = evaluate::detail::parse_policy(o.policy);
-  const auto all = static_cast<index_t>(prompt.size()) + o.predict;
-  const bool bounded = named.policy.bounded() && named.policy.decodes() && o.untouched.empty();
-  const bool own = o.mode == "own";
-  const budget limit = o.trigger > 0 ? budget{.slots = o.budget, .trigger = o.trigger}
-                                     : budget_within(named.policy, o.budget);
+  const budget limit = [&] {
+    budget b = budget_of(named.policy, o.budget, o.equal);
+    b.trigger = o.trigger;
+    return b;
+  }();
+  const auto read_all = static_cast<index_t>(prompt.size()), all = read_all + o.predict;
+  o.chunk = o.chunk > 0 ? o.chunk : limit.is_shared ? read_all : 256;
+  // Equal budgets end a prompt with every micro-batch, shared ones with a chunk of several.
+  const index_t batch = limit.is_shared ? std::min(o.chunk, 256) : o.chunk;
+  const bool own = o.mode == "own", bounded = named.policy.bounded() && named.policy.decodes() &&
+                                              o.untouched.empty() && !limit.is_shared;
+  const index_t most = std::max(all, o.budget + 1);
   const index_t cells = o.cells > 0 ? o.cells
-                        : own       ? o.chunk + 1
-                        : bounded   ? limit.trigger_length() - 1 + o.chunk
-                                    : all;
-  session compressed(model.get(), parameters_of(o, cells),
+                        : own       ? batch + 1
+                        : bounded   ? limit.trigger_length() - 1 + batch
+                                    : most;
+  session compressed(model.get(), parameters_of(o, cells, batch),
                      compression{named.policy,
                                  {.how = own ? mode::own_attention : mode::repack,
                                   .limits = {limit},
                                   .untouched = o.untouched,
-                                  .capacity = own ? all : 0}});
+                                  .capacity = own ? most : 0}});
   evaluate::progress bar(progress, isatty(STDERR_FILENO) != 0);
   bar.expect((o.alone ? 1.0 : 2.0) * all);
   const measured mine = measure(compressed, o, prompt, language, nullptr, bar, o.policy, &out);
   measured full;
   if (!o.alone) {
-    session uncompressed(model.get(), parameters_of(o, all));
+    session uncompressed(model.get(), parameters_of(o, all, batch));
     full = measure(uncompressed, o, prompt, language, &mine.written, bar, "full cache", nullptr);
   }
   bar.clear();

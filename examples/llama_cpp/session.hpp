@@ -15,30 +15,14 @@
 
 namespace kvmeld::llama {
 
-/// A batch's memory.
-class batch {
- public:
-  explicit batch(index_t tokens) : data_(llama_batch_init(tokens, 0, 1)) {}
-  ~batch() { llama_batch_free(data_); }
-  batch(const batch&) = delete;
-  batch& operator=(const batch&) = delete;
-
-  /// Tokens at positions `first` and on; logits of all of them, or of the last alone.
-  llama_batch& fill(std::span<const int> tokens, index_t first, bool all) {
-    data_.n_tokens = static_cast<int>(tokens.size());
-    for (int i = 0; i < data_.n_tokens; ++i) {
-      data_.token[i] = tokens[static_cast<std::size_t>(i)];
-      data_.pos[i] = first + i;
-      data_.n_seq_id[i] = 1;
-      data_.seq_id[i][0] = 0;
-      data_.logits[i] = all || i + 1 == data_.n_tokens ? 1 : 0;
-    }
-    return data_;
-  }
-
- private:
-  llama_batch data_;
-};
+/// The budget of `slots` a head: shared by all heads of the model where the policy divides them
+/// (`fold`), unless they are to be equal.
+inline budget budget_of(const evaluate::any_policy& policy, index_t slots, bool equal) {
+  const bool shares = policy.visit([](const auto& p) {
+    return requires { p.sharing(index_t{}, index_t{}); };
+  });
+  return shares && !equal ? budget::shared(slots) : budget{.slots = slots};
+}
 
 struct compression {
   evaluate::any_policy policy;
@@ -51,8 +35,7 @@ class session {
   session(llama_model* model, llama_context_params parameters,
           const std::optional<compression>& by = {})
       : vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))),
-        chunk_(static_cast<index_t>(std::min(parameters.n_batch, parameters.n_ubatch))),
-        batch_(chunk_) {
+        chunk_(static_cast<index_t>(std::min(parameters.n_batch, parameters.n_ubatch))) {
     if (by) {
       compressor_ = std::make_unique<compressor<evaluate::any_policy>>(model, by->policy, by->how);
       compressor_->attach(parameters);
@@ -77,13 +60,19 @@ class session {
     position_ = 0;
   }
 
-  /// Reads `tokens` in chunks; `see(i, logits [vocab])` for each of them, or for the last alone.
+  /// Reads `tokens` in micro-batches; `see(i, logits [vocab])` for each of them, or for the last of
+  /// each micro-batch alone. Several are a prompt, which has ended then.
   template <class See>
   void read(std::span<const int> tokens, bool all, See see) {
     for (std::size_t at = 0; at < tokens.size();) {
       const auto part =
           tokens.subspan(at, std::min(static_cast<std::size_t>(chunk_), tokens.size() - at));
-      const int code = llama_decode(context_.get(), batch_.fill(part, position_, all));
+      // Without positions and sequences: the next ones of the first sequence. It writes no tokens.
+      llama_batch batch =
+          llama_batch_get_one(const_cast<int*>(part.data()), static_cast<int>(part.size()));
+      std::vector<std::int8_t> logits(part.size(), 1);
+      batch.logits = all ? logits.data() : nullptr;
+      const int code = llama_decode(context_.get(), batch);
       if (compressor_) {
         compressor_->check();
       }
@@ -98,6 +87,9 @@ class session {
                                    static_cast<std::size_t>(vocab_)));
       }
       at += part.size();
+    }
+    if (compressor_ && tokens.size() > 1) {
+      compressor_->end_prompt();
     }
   }
   /// One token; the next one's logits.
@@ -117,7 +109,6 @@ class session {
  private:
   int vocab_;
   index_t chunk_, position_ = 0;
-  batch batch_;
   std::unique_ptr<compressor<evaluate::any_policy>> compressor_;
   llama_context_ptr context_;  // goes first: it calls the compressor
 };

@@ -35,11 +35,16 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
                                 "are the adapter's), got '" +
                                     p.name + "'");
       const index_t slots = b.slots(o.prompt);
-      for (const mode how : modes) {
-        contenders.push_back(
-            {p.name,
-             compression{p.policy, {.how = how, .limits = {budget_within(p.policy, slots)}}},
-             slots});
+      for (const bool equal : {false, true}) {
+        const budget limit = budget_of(p.policy, slots, equal);
+        for (const mode how : modes) {
+          if (!equal || budget_of(p.policy, slots, false).is_shared) {
+            contenders.push_back(
+                {equal ? p.name + "+equal" : p.name,
+                 compression{p.policy, {.how = how, .limits = {limit}, .capacity = o.prompt + 64}},
+                 slots});
+          }
+        }
       }
     }
   }
@@ -142,7 +147,9 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
         found += answers(s, tokens, n.question, n.value) ? 1 : 0;
       }
     }
-    session s = make_session(model.get(), c, full ? most : c.slots + parts + 1, parts);
+    // Where heads share a budget, the longest may hold all of a text.
+    const bool ragged = full || c.by->how.limits.front().is_shared;
+    session s = make_session(model.get(), c, ragged ? most : c.slots + parts + 1, parts);
     for (const auto& n : early) {
       s.clear();
       s.read(n.body, false, [](auto, auto) {});

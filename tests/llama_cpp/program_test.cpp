@@ -95,12 +95,13 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
   using Catch::Contains;
   CHECK(said({"--mode", "own", "--cache-type", "f32", "--untouched", "0,3"}) == "not refused");
   CHECK_THAT(said({"--mode", "both"}), Contains("--mode: expected repack or own"));
-  CHECK_THAT(said({"--cache-type", "q8_0"}), Contains("--cache-type: expected f16 or f32"));
-  CHECK(said({"--cache-type", "q8_0", "--mode", "own"}) == "not refused");
+  CHECK_THAT(said({"--cache-type", "q8_0", "--mode", "repack"}),
+             Contains("--cache-type: expected f16 or f32"));
+  CHECK(said({"--cache-type", "q8_0"}) == "not refused");
   for (const auto& [name, least] : {std::pair{"--budget", 1},
                                     {"--trigger", 0},
                                     {"--predict", 0},
-                                    {"--chunk", 1},
+                                    {"--chunk", 0},
                                     {"--cells", 0},
                                     {"--threads", 1}}) {
     CHECK_THAT(said({name, std::to_string(least - 1)}),
@@ -110,6 +111,9 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
   CHECK_THAT(said({"--policy", "h2o+ada_kv"}), Contains("--policy: expected a name"));
   CHECK_THAT(said({"--policy", "h2o@window"}), Contains("--policy: expected a name"));
   CHECK_THAT(said({"--policy", "h3o"}), Contains("h3o"));
+  CHECK_THAT(said({"--trigger", "600"}), Contains("--trigger: expected --equal with it"));
+  CHECK(said({"--trigger", "600", "--equal"}) == "not refused");
+  CHECK(said({"--trigger", "600", "--policy", "h2o"}) == "not refused");
   CHECK_THROWS_AS(p.parse({"--help"}), evaluate::help_request);
 }
 
@@ -233,7 +237,8 @@ TEST_CASE("llama.cpp: the program writes until the model ends the text") {
   const auto policy = policy_named("streaming_llm");
   kvmeld::llama::session s(
       model.get(), parameters,
-      kvmeld::llama::compression{policy, {.limits = {budget_within(policy, 96)}}});
+      kvmeld::llama::compression{
+          policy, {.how = kvmeld::llama::mode::own_attention, .limits = {{.slots = 96}}}});
   const auto tokens = language.read(p.text);
   std::vector<int> written;
   s.read(tokens, false, [&](std::size_t i, std::span<const float> logits) {
