@@ -238,7 +238,11 @@ class scores_twin {
     query_view<Scalar> own{own_.data() + first, n, std::ptrdiff_t{c_.group} * c_.dim, c_.dim,
                            row()};
     own.before = before;
-    observe(policy, kv, state, head_selection(heads_), own);
+    for (std::size_t i = 0; i < heads_.size(); ++i) {
+      if (const index_t h = heads_[i]; kv.head(h).length() > 0) {
+        observe(policy, kv.head(h), state[h], own.of(static_cast<index_t>(i)));
+      }
+    }
     device_buffer<unsigned char> work(observe_workspace_bytes(policy, view(), n, before));
     calls::observe(policy, view(), twin.device.state,
                    {queries_.data() + first, n, own.head, own.group, own.row, nullptr, before},
