@@ -74,3 +74,20 @@ TEST_CASE("fuzz: values fitted where slots have no mass are finite", "[errors]")
   CHECK_NOTHROW(fixtures::compress(policy, kv, state, kvmeld::prompt_queries(&query, 1, 1, 1, 1),
                                    kvmeld::budget{9}));  // a correction was −∞
 }
+
+TEST_CASE("fuzz: a step whose output is not finite leaves the state as it was", "[errors]") {
+  for (const auto& example : fixtures::every_policy()) {
+    CAPTURE(example.name);
+    fixtures::cache<float> kv({.heads = 1, .group = 1, .dim = 2, .capacity = 8});
+    auto state = fixtures::make_state(example.policy, kv);
+    const std::vector<float> row = {1e38F, 1e38F};  // its products are infinite
+    kv.append(0, row, row);                         // the state has not counted it yet
+    std::vector<float> out(2);
+    CHECK_THROWS_WITH(
+        kvmeld::step(example.policy, kv.head(0), state[0], state.workspace(), row.data(),
+                     row.data(), row.data(), kvmeld::budget{7}, out.data()),
+        Catch::Contains("expected finite rows"));
+    CHECK(state[0].length() == 0);  // it was 1
+    CHECK(kv.head(0).length() == 1);
+  }
+}

@@ -109,6 +109,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     return false;
   }
   work.reserve(head);
+  const index_t known = state.length();
   head.push(k, v);
   state.extend(head.length());
   const auto probabilities = traits::measures(p)
@@ -128,7 +129,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
   if (!detail::all_finite(out, head.group() * head.dim())) {
     head.restore(head.length() - 1, head.next_position() - 1);
-    state.truncate(head.length());
+    state.truncate(known);
     return false;
   }
   if (!probabilities.empty()) {
