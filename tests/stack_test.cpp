@@ -44,7 +44,8 @@ void on_small_stack(const std::function<void()>& f) {
 }  // namespace
 
 TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
-  constexpr index_t dim = 128, group = 4, tokens = frames_are_real ? 700 : 260, steps = 20;
+  constexpr index_t dim = 128, group = 4, tokens = frames_are_real ? 700 : 260,
+                    steps = frames_are_real ? 40 : 20;
   for (const auto& example : fixtures::every_policy()) {
     CAPTURE(example.name);
     const kvmeld::any_policy& policy = example.policy;

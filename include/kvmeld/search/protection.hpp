@@ -8,15 +8,13 @@
 
 namespace kvmeld {
 inline namespace v0 {
+
 /// Tokens that are never evicted, by position: the first `sinks`, and the last `recent` up to
 /// `newest`, which `protected_slots` fills in.
 struct protection {
   index_t sinks = 0;
   index_t recent = 0;
   index_t newest = -1;
-
-  /// Tokens that it may protect.
-  KVMELD_HD index_t count() const { return sinks + recent; }
 
   KVMELD_HD bool operator()(index_t position) const {
     // Without a branch, so that compilers take many slots at once.
