@@ -54,7 +54,7 @@ void step(const Policy& policy) {
   const auto decode = [&](index_t first, index_t last) {
     for (index_t t = first; t < last; ++t) {
       meld.step(kv.heads(0, 0), {s.at(s.q, t), s.at(s.k, t), s.at(s.v, t)}, s.out);
-      if (!kvmeld::traits::bounded(policy) && t >= slots) {
+      if (!kvmeld::traits::evicts(policy) && t >= slots) {
         kv.head(0).truncate(slots);  // of a policy that keeps nothing of its own
       }
     }

@@ -291,7 +291,7 @@ int main(int argc, char** argv) {
   add_policy("fold:pins=1", fold{.pins = fold::pin_rule::scores});
   prompts(benchmark::RegisterBenchmark("scores/f32", scores, false));
   prompts(benchmark::RegisterBenchmark("scores_given_log_sum_exp/f32", scores, true));
-  add_policy("fold:polish=60", fold{.prompt = {.polish = 60}});
+  add_policy("fold:refine=60", fold{.prompt = {.refine = 60}});
   add_policy("attention_matching:omp", attention_matching{.omp = true});
   add_apply(h2o{}, zsmerge{}, kvmerger{});
   add_growth(streaming_llm{}, random_tokens{}, key_diff{}, snapkv{}, tova{}, expected_attention{});

@@ -131,7 +131,7 @@ bool all_finite(const kvmeld::head_ref& head, const kvmeld::head_state& state) {
       finite = finite && std::isfinite(head.key(s)[i]) && std::isfinite(head.value(s)[i]);
     }
   }
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     for (const float x : state.column(c)) {
       finite = finite && std::isfinite(x);
     }
@@ -234,7 +234,7 @@ int main(int argc, char** argv) {
     for (const auto& policy : kvmeld::any_policy::every()) {
       const bool chosen =
           wanted.empty() || std::find(wanted.begin(), wanted.end(), policy.name()) != wanted.end();
-      if (chosen && policy.decodes() && policy.bounded()) {
+      if (chosen && policy.supports_decode() && policy.evicts()) {
         good = soak(policy, std::stoi(count), by, right) && good;
       }
     }

@@ -213,7 +213,7 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
   kvmeld::plan(policy, head, state, target, scratch, plan);
   kvmeld::append_only(plan, head, sealed, new_tokens);      // the first slots stay as they are
   kvmeld::apply(policy, new_tokens, head, state, scratch);  // the model's cache
-  new_tokens.forget_corrections();                          // they are for its dim
+  new_tokens.clear_corrections();                           // they are for its dim
   kvmeld::apply(new_tokens, draft.head(0));                 // the draft model's
 
   CHECK((head.length() >= target && head.length() < tokens));

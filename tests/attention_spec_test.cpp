@@ -85,7 +85,7 @@ TEST_CASE("a model without rotation: keys are compared and moved as they are", "
     auto state = fixtures::make_state(policy, kv);
     const auto own = kvmeld::prompt_queries(numbers.data(), 64, 1, 1, 4);
     fixtures::observe(policy, kv, state, own);
-    const auto ahead = kvmeld::foresight(kv, own, {.count = 16});
+    const auto ahead = kvmeld::lookahead(kv, own, {.count = 16});
     fixtures::compress(policy, kv, state, ahead.view(), kvmeld::budget{40});
     for (kvmeld::index_t s = 0; s < 40; ++s) {
       for (kvmeld::index_t i = 0; i < 4; ++i) {

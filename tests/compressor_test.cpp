@@ -92,8 +92,8 @@ bool same_head(const kvmeld::kv_head auto& a, const kvmeld::kv_head auto& b) {
   return same;
 }
 bool same_state(const kvmeld::head_state& a, const kvmeld::head_state& b) {
-  bool same = a.length() == b.length() && a.columns() == b.columns();
-  for (index_t c = 0; same && c < a.columns(); ++c) {
+  bool same = a.length() == b.length() && a.slot_stats() == b.slot_stats();
+  for (index_t c = 0; same && c < a.slot_stats(); ++c) {
     same = std::ranges::equal(a.column(c), b.column(c));
   }
   const auto bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };
@@ -111,10 +111,10 @@ void compress_by_hand(const any_policy& p, model_cache& kv, fixtures::state& sta
     kvmeld::detail::copy_slots(kv.head(first + h), one.head(h));
   }
   const bool looks_ahead = p.name() == "fold", spreads = p.name() == "attention_matching";
-  const auto chosen = looks_ahead ? kvmeld::foresight(one, own) : kvmeld::spread(one, own);
+  const auto chosen = looks_ahead ? kvmeld::lookahead(one, own) : kvmeld::spread(one, own);
   for (index_t h = 0; h < kv_heads_of; ++h) {
     kvmeld::head_state& s = state[first + h];
-    if (!looks_ahead || p.columns().size() > 1) {
+    if (!looks_ahead || p.slot_stats().size() > 1) {
       kvmeld::observe(p, kv.head(first + h), s, own.of(h));
     }
     if (looks_ahead) {
@@ -142,7 +142,7 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
       prompt.append(by_hand, l, 1, 0, tokens);
       compress_by_hand(example.policy, by_hand, state, prompt, l, 1, limit);
     }
-    for (index_t step = 0; step < 6 && example.policy.decodes(); ++step) {
+    for (index_t step = 0; step < 6 && example.policy.supports_decode(); ++step) {
       for (index_t l = 0; l < layers_of; ++l) {
         const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim),
                    v = normal(kv_heads_of * dim);
@@ -238,7 +238,7 @@ TEST_CASE("compressor: shared budgets are one threshold over the model's scores"
 
 TEST_CASE("compressor: drafted tokens count as steps would, to the bit, or were never there") {
   for (const auto& example : fixtures::every_policy()) {
-    if (!example.policy.decodes()) {
+    if (!example.policy.supports_decode()) {
       continue;
     }
     const index_t tokens = 60, slots = 48, drafted = 4;
@@ -288,7 +288,7 @@ TEST_CASE("compressor: drafted tokens count as steps would, to the bit, or were 
 
 TEST_CASE("compressor: NaN of one request leaves the others' bits alone") {
   for (const auto& example : fixtures::every_policy()) {
-    if (!example.policy.decodes()) {
+    if (!example.policy.supports_decode()) {
       continue;
     }
     CAPTURE(example.name);

@@ -22,7 +22,7 @@ constexpr index_t most = std::numeric_limits<index_t>::max();
 /// Through any_policy: one instance of each call for all of them, which compiles in a fifth of the
 /// time.
 template <class F>
-void with_bounded_policies(F f) {
+void with_evicting_policies(F f) {
   for (const any_policy& p :
        {any_policy(kvmeld::streaming_llm{}), any_policy(kvmeld::h2o{}),
         any_policy(kvmeld::snapkv{.window = 4}), any_policy(kvmeld::zsmerge{.residual = 2})}) {
@@ -32,7 +32,7 @@ void with_bounded_policies(F f) {
 }
 template <class F>
 void with_all_policies(F f) {
-  with_bounded_policies(f), f(any_policy(kvmeld::full_cache{}));
+  with_evicting_policies(f), f(any_policy(kvmeld::full_cache{}));
 }
 
 std::string name_of(const auto& p) { return std::string(p.name()); }
@@ -40,7 +40,7 @@ std::string name_of(const auto& p) { return std::string(p.name()); }
 }  // namespace
 
 TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
-  with_bounded_policies([](auto p) {
+  with_evicting_policies([](auto p) {
     decode d(p);
     d.refuses_budget(name_of(p) + ": expected a budget of at least 1 slot, got 0", budget{0});
     d.refuses_budget("at least 1 slot, got -7", budget{-7});
@@ -119,7 +119,7 @@ TEST_CASE("no policy goes on with another's state, however alike they are laid o
     }
   }
   decode d(any_policy(kvmeld::h2o{}));
-  d.state[0] = kvmeld::head_state(d.policy.columns(), 0, d.capacity);
+  d.state[0] = kvmeld::head_state(d.policy.slot_stats(), 0, d.capacity);
   d.refuses("h2o: expected a state for h2o, got one for no policy",
             [&] { d.compress_with(budget{12}); });
   d.state =

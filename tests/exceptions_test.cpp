@@ -20,8 +20,8 @@ struct moody {
   bool plans = true, scores = true;
 
   static constexpr std::string_view name() { return "moody"; }
-  static constexpr std::array<kvmeld::column, 1> columns() {
-    return {kvmeld::column{kvmeld::column_merge::sum, 1}};
+  static constexpr std::array<kvmeld::slot_stat, 1> slot_stats() {
+    return {kvmeld::slot_stat{kvmeld::slot_reduce::sum, 1}};
   }
   void observe(const kvmeld::kv_head auto&, kvmeld::head_state& state,
                const observation& observed) const {

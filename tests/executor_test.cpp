@@ -84,7 +84,7 @@ std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on)
   meld.prompt(all_heads, kvmeld::queries(q, tokens, kv.spec()), on);
   meld.end_prompt(0, on);
   std::vector<float> all, out(row * group);
-  for (std::size_t t = 0; t < steps && policy.decodes(); ++t) {
+  for (std::size_t t = 0; t < steps && policy.supports_decode(); ++t) {
     meld.step(all_heads,
               {std::span(q).subspan(t * row * group, row * group),
                std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},

@@ -36,7 +36,7 @@ struct one_scalar : least {  // of queries only: as one may
   void observe(const kv_head auto&, head_state&, const query_view<float>&) const {}
 };
 struct wrong_columns : least {
-  index_t columns() const { return 1; }
+  index_t slot_stats() const { return 1; }
 };
 struct wrong_memory : least {
   std::size_t memory(index_t) const { return 1; }
@@ -86,7 +86,7 @@ static_assert(misdeclared<one_scalar>() == hook::none);
 static_assert(misdeclared<not_const>() == hook::observe);
 static_assert(misdeclared<half_const>() == hook::observe);
 static_assert(misdeclared<other_argument>() == hook::observe);
-static_assert(misdeclared<wrong_columns>() == hook::columns);
+static_assert(misdeclared<wrong_columns>() == hook::slot_stats);
 static_assert(misdeclared<wrong_memory>() == hook::memory);
 static_assert(misdeclared<budget_of>() == hook::min_budget);
 static_assert(misdeclared<batch>() == hook::eviction_batch);

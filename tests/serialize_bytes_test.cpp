@@ -224,9 +224,9 @@ TEST_CASE("another cache or another policy is refused", "[serialize]") {
     std::istringstream in(saved(from, kv, state_from));
     fixtures::load(in, to, kv, state_to);
   };
-  using kvmeld::column_merge, kvmeld::zsmerge, kvmeld::fold, kvmeld::keepkv;
+  using kvmeld::slot_reduce, kvmeld::zsmerge, kvmeld::fold, kvmeld::keepkv;
   refuses("expected merge rule of a column (0: sum, 1: max, 2: anchor) 0, got 1",
-          [&] { swap(zsmerge{}, zsmerge{.merged_score = column_merge::sum}); });
+          [&] { swap(zsmerge{}, zsmerge{.merged_score = slot_reduce::sum}); });
   refuses("expected columns 2, got 8",
           [&] { swap(keepkv{.variant = keepkv::mode::code, .window = 8}, keepkv{}); });
   refuses("floats of memory", [&] { swap(fold{}, fold{.decode = {.queries = 8}}); });

@@ -31,7 +31,7 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
     for (index_t h = 0; h < 2; ++h) {
       one.append(h, normal(20 * 8), normal(20 * 8));
       state[h].extend(20);
-      for (index_t c = 0; c < state[h].columns(); ++c) {
+      for (index_t c = 0; c < state[h].slot_stats(); ++c) {
         std::ranges::copy(normal(20), state[h].column(c).begin());
       }
       for (float& x : state[h].memory()) {

@@ -36,7 +36,7 @@ struct model {
   /// The outputs of its steps, and what the head holds then.
   std::vector<float> decode() {
     std::vector<float> all, out(x.group * x.dim);
-    for (index_t t = x.tokens; t < x.tokens + x.steps && meld.policy_of(1).decodes(); ++t) {
+    for (index_t t = x.tokens; t < x.tokens + x.steps && meld.policy_of(1).supports_decode(); ++t) {
       meld.step(kv.heads(0, 1),
                 {x.at(x.q, t, x.group * x.dim), x.at(x.k, t, x.dim), x.at(x.v, t, x.dim)}, out);
       all.insert(all.end(), out.begin(), out.end());
@@ -57,10 +57,10 @@ TEST_CASE("a cache that was shrunk with its compressor goes on as it was", "[reu
     refuses(errc::invalid_argument, "shrink: expected end_prompt first",
             [&] { small.kv.shrink(small.meld, 90); });
     whole.meld.end_prompt(1), small.meld.end_prompt(1);
-    const bool bounded = e.policy.bounded();
-    const index_t least =
-        bounded ? std::max(model::slots, e.policy.min_budget()) + (e.policy.decodes() ? 1 : 0)
-                : text::tokens;
+    const bool bounded = e.policy.evicts();
+    const index_t least = bounded ? std::max(model::slots, e.policy.min_budget()) +
+                                        (e.policy.supports_decode() ? 1 : 0)
+                                  : text::tokens;
     refuses(errc::no_capacity,
             "shrink: expected a capacity of at least " + std::to_string(least) + " slots",
             [&] { small.kv.shrink(small.meld, least - 1); });

@@ -63,7 +63,7 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
     on_small_stack([&] {
       try {
         std::vector<float> out(group * dim);
-        for (index_t t = tokens; t < tokens + steps && policy.decodes(); ++t) {
+        for (index_t t = tokens; t < tokens + steps && policy.supports_decode(); ++t) {
           const auto at = [t](const std::vector<float>& x, index_t width) {
             return std::span<const float>(x).subspan(static_cast<std::size_t>(t * width),
                                                      static_cast<std::size_t>(width));
@@ -76,7 +76,7 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
       }
     });
     CHECK(said.empty());
-    CHECK(kv.head(0).next_position() == (policy.decodes() ? tokens + steps : tokens));
+    CHECK(kv.head(0).next_position() == (policy.supports_decode() ? tokens + steps : tokens));
   }
 }
 #endif

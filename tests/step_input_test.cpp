@@ -45,7 +45,7 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
 TEMPLATE_TEST_CASE("a step's rows in 16 bits are the floats that they stand for", "[step][half]",
                    Eigen::half, Eigen::bfloat16) {
   for (const auto& p : kvmeld::any_policy::every()) {
-    if (p.decodes()) {
+    if (p.supports_decode()) {
       INFO(p.name());
       CHECK(decoded<fixtures::cache<float>, TestType, TestType>(p) ==
             decoded<fixtures::cache<float>, TestType, float>(p));

@@ -43,7 +43,7 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
     *kv_ = stored(*kv_, c.storage);
   }
   // Behind a method for prompts alone, all that comes is kept.
-  const auto decodes = [&](std::size_t i) { return c.policy.decodes() && !c.keeps_all(i); };
+  const auto decodes = [&](std::size_t i) { return c.policy.supports_decode() && !c.keeps_all(i); };
   std::vector<any_policy> decoding;
   std::vector<budget> budgets;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -69,7 +69,7 @@ compressed_cache::compressed_cache(const contender& c, const engine::config& sha
     policies.push_back(c.of_head(i));
     budgets.push_back({.slots = slots[i]});
   }
-  const index_t capacity = c.policy.bounded() ? std::ranges::max(slots) + 1 : tokens;
+  const index_t capacity = c.policy.evicts() ? std::ranges::max(slots) + 1 : tokens;
   kv_ = std::make_unique<kvmeld::cache>(
       shape.attention(),
       kvmeld::cache_options{

@@ -31,19 +31,19 @@ void set_parameter(named_policy& to, const std::string& word) {
   }
 }
 
-/// "foresight" or "foresight:900", which takes so many queries.
+/// "lookahead" or "lookahead:900", which takes so many queries.
 void set_source(named_policy& p, const std::string& word) {
-  const std::string names[] = {"own", "window", "spread", "replay", "foresight"};
+  const std::string names[] = {"own", "window", "spread", "replay", "lookahead"};
   const std::string name = word.substr(0, word.find(':'));
   const auto* const found = std::ranges::find(names, name);
   require(
       found != std::end(names),
-      "--policies: expected @own, @window, @spread, @replay or @foresight, got '@" + word + "'");
+      "--policies: expected @own, @window, @spread, @replay or @lookahead, got '@" + word + "'");
   p.queries = static_cast<query_source>(found - names);
   if (name.size() < word.size()) {
     require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
                 p.queries_taken > 0 && p.queries != query_source::own,
-            "--policies: expected @window, @spread, @replay or @foresight:queries, got '@" + word +
+            "--policies: expected @window, @spread, @replay or @lookahead:queries, got '@" + word +
                 "'");
   }
 }
@@ -64,7 +64,7 @@ budget_allocation parse_budget_allocation(const named_policy& p, const std::stri
       "--policies: expected +equal, +pyramid_kv, +pyramid_infer, +d2o, +ada_kv, +duo_attention, "
       "+global or +profile, got '+" +
           word + "'");
-  require(!by_scores(found->second) || !p.policy.columns().empty(),
+  require(!by_scores(found->second) || !p.policy.slot_stats().empty(),
           "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
   return found->second;
 }

@@ -85,7 +85,7 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--policies", policies,
                  "all, or names with commas between: "
                  "name[:parameter=value,...][+division][@source][/storage]");
-  app.add_option("--horizon", o.ahead.horizon, "positions to come that @foresight looks at");
+  app.add_option("--horizon", o.ahead.horizon, "positions to come that @lookahead looks at");
   app.add_option("--fade", o.ahead.fade, "positions ahead where it looks half as closely; or inf");
   app.add_option("--future", o.future, "future queries that attention_error is the mean of");
   app.add_option(

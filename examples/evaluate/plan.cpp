@@ -18,7 +18,7 @@ index_t slots_within(const any_policy& p, storage type, double share, index_t pr
                      index_t group) {
   const auto bytes = [&](const any_policy& of, storage held_in, index_t slots) {
     const std::size_t slot = 2 * kvmeld::row_bytes(held_in, dim) +
-                             sizeof(float) * (1 + of.columns().size()) + sizeof(index_t);
+                             sizeof(float) * (1 + of.slot_stats().size()) + sizeof(index_t);
     return static_cast<double>(slot * static_cast<std::size_t>(slots) +
                                sizeof(float) * of.memory(dim, group, slots));
   };
@@ -80,7 +80,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
          .groups = {},
          .notes = {}};
   auto full = std::ranges::find_if(p.policies, [](const named_policy& n) {
-    return !n.policy.bounded() && n.storage == storage::f32;
+    return !n.policy.evicts() && n.storage == storage::f32;
   });
   const bool is_shown = full != p.policies.end();
   if (!is_shown) {
@@ -90,7 +90,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   group whole{.title = fmt::format("all of the prompt: {} slots a head", o.prompt)};
   for (std::size_t i = 0; i < p.policies.size(); ++i) {
     const named_policy& n = p.policies[i];
-    if (!n.policy.bounded() && (i != p.full.index || is_shown)) {
+    if (!n.policy.evicts() && (i != p.full.index || is_shown)) {
       contender chosen = p.full;
       chosen.index = i, chosen.storage = n.storage;
       whole.entries.push_back(
@@ -114,7 +114,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       const named_policy& n = p.policies[i];
-      if (n.policy.bounded()) {
+      if (n.policy.evicts()) {
         const any_policy policy = n.measuring();
         const index_t slots = b.of_bytes ? detail::slots_within(policy, n.storage, b.given,
                                                                 o.prompt, shape.dim, shape.group())

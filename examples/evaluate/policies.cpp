@@ -17,7 +17,7 @@ query_source source_of(const any_policy& policy) {
   using planned = kvmeld::prompt_use::planned;
   const planned plans = policy.prompt_use().plans;
   return policy.name() == kvmeld::kvzip::name() ? query_source::replay
-         : plans == planned::lookahead          ? query_source::foresight
+         : plans == planned::lookahead          ? query_source::lookahead
          : plans == planned::spread             ? query_source::spread
                                                 : query_source::own;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// The policies that are compared, as the command line names them: `h2o`, `snapkv@foresight`,
+/// The policies that are compared, as the command line names them: `h2o`, `snapkv@lookahead`,
 /// `fold:share=0.4,ridge=0/q8_0`.
 #pragma once
 
@@ -20,7 +20,7 @@ using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
 /// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
 /// the last 32 of them; some spread over the prompt; those of a second reading of the prompt; or
 /// the spread ones moved to the positions to come.
-enum class query_source { own, window, spread, replay, foresight };
+enum class query_source { own, window, spread, replay, lookahead };
 
 /// How budgets are divided between layers and heads; see budget_allocation.hpp.
 enum class budget_allocation {

@@ -64,10 +64,10 @@ std::shared_ptr<const kvmeld::reference_queries> reference_of(
       return shared(kvmeld::spread(kv, own, count(256)));
     case query_source::replay:
       return shared(kvmeld::spread(kv, again, count(256), 0));
-    case query_source::foresight:
+    case query_source::lookahead:
       break;
   }
-  return shared(kvmeld::foresight(kv, own, {.count = count(256), .ahead = p.ahead}));
+  return shared(kvmeld::lookahead(kv, own, {.count = count(256), .ahead = p.ahead}));
 }
 
 /// Each part of a second reading of a layer is appended behind the prompt, observed and taken away
@@ -103,7 +103,7 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
   const auto use = policy.prompt_use();
   // Where a policy wants chosen queries besides its prompt's own, it scores by these first.
   const bool scores =
-      use.measures && (use.plans == planned::spread || use.plans == planned::lookahead);
+      use.observes && (use.plans == planned::spread || use.plans == planned::lookahead);
   measured_prompt m;
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
     const auto tokens = static_cast<index_t>(r.layers[l].k.rows());
@@ -147,7 +147,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
   }
   for (const named_policy& n : policies) {
     p.measured.push_back(measure(n, shape, r, again, p.body->kv.capacity()));
-    if (!n.policy.plans_on_queries()) {  // the queries have told all
+    if (!n.policy.uses_queries()) {  // the queries have told all
       std::ranges::fill(p.measured.back().chosen, nullptr);
     }
   }

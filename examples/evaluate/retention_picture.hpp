@@ -42,8 +42,8 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
                                      const dataset& m) {
   std::vector<const named_policy*> policies;
   for (const named_policy& p : todo.policies) {
-    if (p.policy.bounded() && p.policy.decodes() && p.budgets == budget_allocation::uniform &&
-        p.storage == storage::f32 &&
+    if (p.policy.evicts() && p.policy.supports_decode() &&
+        p.budgets == budget_allocation::uniform && p.storage == storage::f32 &&
         detail::refusal_of(p.policy, p.storage, retention_slots, shape.dim).empty()) {
       policies.push_back(&p);
     }

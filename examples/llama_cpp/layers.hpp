@@ -23,8 +23,8 @@ class layers {
       : setup_(setup),
         policy_(p),
         needs_(traits::observation_needs_of(p)),
-        decodes_(traits::decodes(p)),
-        measures_steps_(traits::measures(p)),
+        decodes_(traits::supports_decode(p)),
+        measures_steps_(traits::uses_attention(p)),
         measures_prompts_(traits::prompt_use_of(p).uses_queries()),
         kv_(setup) {
     if (kv_.layers() > 0) {

@@ -179,7 +179,8 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   o.chunk = o.chunk > 0 ? o.chunk : limit.is_shared ? read_all : 256;
   // Equal budgets end a prompt with every micro-batch, shared ones with a chunk of several.
   const index_t batch = limit.is_shared ? std::min(o.chunk, 256) : o.chunk;
-  const bool own = o.mode == "own", bounded = named.policy.bounded() && named.policy.decodes() &&
+  const bool own = o.mode == "own", bounded = named.policy.evicts() &&
+                                              named.policy.supports_decode() &&
                                               o.untouched.empty() && !limit.is_shared;
   const index_t most = std::max(all, o.budget + 1);
   const index_t cells = o.cells > 0 ? o.cells

@@ -153,7 +153,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
                      .layers = llama_model_n_layer(model),
                      .spec = spec_of(facts),
                      .context = o.capacity > 0 ? o.capacity : facts.context};
-  expects(traits::decodes(p) || traits::prompt_use_of(p).plans != prompt_use::planned::none,
+  expects(traits::supports_decode(p) || traits::prompt_use_of(p).plans != prompt_use::planned::none,
           "llama.cpp: expected a policy that decodes or "
           "plans on a prompt's queries, got ",
           p.name(), ", which needs a second pass over the prompt");
@@ -162,7 +162,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
-  setup.whole.assign(layers, traits::bounded(p) ? 0 : 1);
+  setup.whole.assign(layers, traits::evicts(p) ? 0 : 1);
   for (const index_t l : o.untouched) {
     expects(l >= 0 && l < setup.layers, "llama.cpp: expected untouched layers 0 to ",
             setup.layers - 1, ", got ", l);
@@ -189,11 +189,12 @@ index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_p
   const auto chunk =
       static_cast<index_t>(std::min(params.n_ubatch > 0 ? params.n_ubatch : 512U, params.n_batch));
   const bool whole = std::ranges::find(setup.whole, 1) != setup.whole.end();
-  expects(own || !traits::bounded(p) || trigger <= cells,
+  expects(own || !traits::evicts(p) || trigger <= cells,
           "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
   return !own ? (cells + 255) / 256 * 256
-         : whole || !traits::decodes(p) || setup.limits.front().is_shared ? setup.context
-                                                                          : trigger - 1 + chunk;
+         : whole || !traits::supports_decode(p) || setup.limits.front().is_shared
+             ? setup.context
+             : trigger - 1 + chunk;
 }
 
 /// Refused: tokens of a second sequence among the engine's cells. Its positions would be taken for

@@ -40,7 +40,7 @@ void count(layers<P>& all, const layers_setup& setup, report& r) {
       if (const head_state* const state = all.state(l, h)) {
         r.bytes += state->bytes();
         r.reserved_bytes += state->bytes() + (room - slots) * sizeof(float) *
-                                                 static_cast<std::size_t>(state->columns());
+                                                 static_cast<std::size_t>(state->slot_stats());
       }
       r.full_bytes += static_cast<std::size_t>(r.tokens) * row;
     }

@@ -57,7 +57,7 @@ class basic_any_policy {
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
   }
-  std::vector<column> columns() const { return traits::columns(*this); }
+  std::vector<slot_stat> slot_stats() const { return traits::slot_stats(*this); }
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
     return traits::memory(*this, dim, group, capacity);
   }
@@ -65,10 +65,10 @@ class basic_any_policy {
   index_t eviction_batch(index_t slots) const { return traits::eviction_batch(*this, slots); }
   void validate() const { traits::validate(*this); }
   group_combine combine() const { return traits::combine(*this); }
-  bool bounded() const { return traits::bounded(*this); }
-  bool decodes() const { return traits::decodes(*this); }
-  bool measures() const { return traits::measures(*this); }
-  bool plans_on_queries() const { return traits::plans_on_queries(*this); }
+  bool evicts() const { return traits::evicts(*this); }
+  bool supports_decode() const { return traits::supports_decode(*this); }
+  bool uses_attention() const { return traits::uses_attention(*this); }
+  bool uses_queries() const { return traits::uses_queries(*this); }
   kvmeld::prompt_use prompt_use() const { return traits::prompt_use_of(*this); }
   observation_needs needs() const { return traits::observation_needs_of(*this); }
   /// @}

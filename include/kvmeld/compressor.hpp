@@ -87,7 +87,7 @@ class compressor : private detail::shrinking<P> {
       const prompt_use use = traits::prompt_use_of(policy_of(h));
       detail::held_queries& held = held_[at(h)];
       q.of_head(i, [&](const auto& own) {
-        if (use.measures) {
+        if (use.observes) {
           held.with_earlier(own, head.group(), head.dim(), use, [&](const auto& view) {
             kvmeld::observe(policy_of(h), head, states_[at(h)], view);
           });

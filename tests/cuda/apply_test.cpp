@@ -10,8 +10,7 @@
 namespace kvmeld::cuda {
 namespace {
 
-const std::vector<column_merge> columns = {column_merge::sum, column_merge::max,
-                                           column_merge::anchor};
+const std::vector<slot_reduce> columns = {slot_reduce::sum, slot_reduce::max, slot_reduce::anchor};
 
 struct device_plan {
   device_buffer<index_t> rows, begin;

@@ -14,7 +14,7 @@ namespace {
 template <index_t Lanes>
 void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged) {
   INFO("dim " << c.dim << ", one of " << keep << " kept, merged " << merged);
-  device_cache<half> kv(c, {c.capacity}, 3, {column_merge::sum});
+  device_cache<half> kv(c, {c.capacity}, 3, {slot_reduce::sum});
   device_buffer<index_t> rows(1), begin(static_cast<std::size_t>(c.capacity + 1));
   device_buffer<merge_source> sources(kv.slots());
   device_buffer<float> log_mass(kv.slots(), 0);
@@ -57,7 +57,7 @@ TEST_CASE("a plan's rows are read once and written once, and not at all where th
 template <index_t Lanes>
 void check_long_row(const cache_case& c, index_t count) {
   INFO("dim " << c.dim << ", " << c.capacity << " slots, " << count << " rows");
-  device_cache<half> kv(c, {c.capacity}, 3, {column_merge::sum, column_merge::max});
+  device_cache<half> kv(c, {c.capacity}, 3, {slot_reduce::sum, slot_reduce::max});
   device_buffer<index_t> rows(std::vector{count}), begin(static_cast<std::size_t>(c.capacity + 1));
   device_buffer<merge_source> sources(kv.slots());
   device_buffer<float> log_mass(kv.slots(), 0);

@@ -76,7 +76,7 @@ struct one_attention {
   device_buffer<float> lse;
 
   one_attention(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed)
-      : kv(c, lengths, seed, {column_merge::sum}),
+      : kv(c, lengths, seed, {slot_reduce::sum}),
         q(static_cast<std::size_t>(c.heads * c.group * c.dim)),
         out(q.size()),
         lse(static_cast<std::size_t>(c.heads * c.group)) {

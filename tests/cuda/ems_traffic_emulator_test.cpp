@@ -57,7 +57,7 @@ TEST_CASE("centres of entries are found with their rows read once for a tile of 
 TEST_CASE("EMS reads of a first prompt what column sums read, and K once") {
   const cache_case c{.heads = 1, .capacity = 300, .dim = 64, .group = 2};
   const ems_rule rule{};
-  device_cache<half> kv(c, {c.capacity}, 3, std::vector(5, column_merge::anchor),
+  device_cache<half> kv(c, {c.capacity}, 3, std::vector(5, slot_reduce::anchor),
                         static_cast<index_t>(rule.memory(c.dim, c.group, c.capacity)));
   for (index_t s = 0; s < c.capacity; ++s) {
     kv.column(detail::entry_table::norm, 0, s) = -1, kv.column(detail::entry_table::next, 0, s) = 0;

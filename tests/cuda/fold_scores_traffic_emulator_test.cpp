@@ -20,7 +20,7 @@ void check_scores(const cache_case& c) {
   fold_rule rule;
   rule.by_scores = true;
   device_cache<half> kv(c, std::vector<index_t>(static_cast<std::size_t>(c.heads), n), 3,
-                        {column_merge::sum, column_merge::max},
+                        {slot_reduce::sum, slot_reduce::max},
                         static_cast<index_t>(rule.memory(c.dim, c.group, n)));
   device_buffer<half> q(static_cast<std::size_t>(c.heads * c.group * n * c.dim), 0);
   const std::ptrdiff_t member = std::ptrdiff_t{n} * c.dim;

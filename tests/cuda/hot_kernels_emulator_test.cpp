@@ -23,7 +23,7 @@ std::size_t query_elements(const cache_case& c, index_t count) {
 
 void check_attend(const cache_case& c, const std::vector<index_t>& lengths) {
   INFO("dim " << c.dim << ", group " << c.group << ", capacity " << c.capacity);
-  device_cache<half> kv(c, lengths, 3, {column_merge::sum});
+  device_cache<half> kv(c, lengths, 3, {slot_reduce::sum});
   device_buffer<half> q(query_elements(c, 1), 0), out(q.size());
   device_buffer<unsigned char> memory(workspace_bytes(kv.view()));
   row_traffic counted(kv, &q);
@@ -155,7 +155,7 @@ struct counted_scores : sum_rule {
 
 TEST_CASE("selecting reads scores twice, and more often only of heads that registers do not hold") {
   const index_t n = GENERATE(4096, 5000);
-  device_cache<half> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, 3, {column_merge::sum});
+  device_cache<half> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, 3, {slot_reduce::sum});
   device_buffer<index_t> rows(1), begin(kv.slots() + 1);
   device_buffer<merge_source> sources(kv.slots());
   device_buffer<float> log_mass(kv.slots());

@@ -74,7 +74,7 @@ void check_leverage(const leverage_case& of, std::uint64_t seed) {
   for (index_t p = 0; p < c.dim / 2; ++p) {
     rule.turn.frequency[p] = std::pow(10'000.0, -2.0 * p / c.dim);
   }
-  device_cache<Scalar> kv(c, of.lengths, seed, {column_merge::sum, column_merge::max});
+  device_cache<Scalar> kv(c, of.lengths, seed, {slot_reduce::sum, slot_reduce::max});
   emulator::chance random{seed + 1};
   const auto any = [&] { return static_cast<double>(random.below(20001)) / 10000 - 1; };
   for (index_t h = 0; h < c.heads; ++h) {
@@ -246,7 +246,7 @@ TEST_CASE("fewer keys than dims have a leverage under a small ridge too") {
 
 TEST_CASE("keys that are all alike have leverage 0") {
   cache_case c{.heads = 1, .capacity = 40, .dim = 32};
-  device_cache<float> kv(c, {40}, 3, {column_merge::sum, column_merge::max});
+  device_cache<float> kv(c, {40}, 3, {slot_reduce::sum, slot_reduce::max});
   for (index_t s = 0; s < 40; ++s) {
     kv.position[s] = 0;
     for (index_t i = 0; i < c.dim; ++i) {

@@ -14,7 +14,7 @@ void check_leverage(const cache_case& c) {
   const index_t n = c.capacity, dim = c.dim, depth = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
   INFO("dim " << dim << ", slots " << n);
   device_cache<half> kv(c, std::vector(static_cast<std::size_t>(c.heads), n), 3,
-                        {column_merge::sum, column_merge::max});
+                        {slot_reduce::sum, slot_reduce::max});
   detail::leverage_scratch work{};
   workspace_allocator count;
   work.allocate(count, detail::shape_of(kv.view()));

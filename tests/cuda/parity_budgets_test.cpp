@@ -75,7 +75,7 @@ TEST_CASE("budgets of heads: fold") {
 }
 
 TEST_CASE("budgets of heads that do not fit are refused") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {30, 30}, 1, {column_merge::sum});
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {30, 30}, 1, {slot_reduce::sum});
   std::vector<budget> host{{20}, {30}};
   device_buffer<budget> device(host);
   const auto prompt = [&](const head_budgets& limits) {

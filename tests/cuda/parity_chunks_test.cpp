@@ -74,7 +74,7 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
       std::copy_n(values.data() + s * dim, dim, device.value(h, held + s));
       device.log_mass[device.at(h, held + s)] = 0,
                                           device.position[device.at(h, held + s)] = seen + s;
-      for (index_t k = 0; k < state[h].columns(); ++k) {
+      for (index_t k = 0; k < state[h].slot_stats(); ++k) {
         device.column(k, h, held + s) = device.state.initial[k];
       }
     }

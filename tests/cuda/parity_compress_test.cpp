@@ -46,7 +46,7 @@ TEST_CASE("compress takes prompts of several blocks") {
 }
 
 TEST_CASE("compress refuses what it cannot do") {
-  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_merge::sum});
+  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {slot_reduce::sum});
   const auto compress_to = [&](const budget& b) {
     policy_calls<h2o, float>::compress({}, kv.view(), kv.state, {}, b, {}, order());
   };

@@ -115,7 +115,7 @@ TEST_CASE("step: ems, a long stream over several tiles and splits") {
 
 TEST_CASE("step refuses a state without ems's memory") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1,
-                         std::vector<column_merge>(5, column_merge::anchor), 7);
+                         std::vector<slot_reduce>(5, slot_reduce::anchor), 7);
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
       (policy_calls<ems, float>::step({.window = 8}, kv.view(), kv.state, x.data(),

@@ -109,9 +109,9 @@ template <class Scalar>
 double largest_value(float gap, std::uint64_t seed) {
   const fold p{.recent = 6, .decode = {.queries = 8}};
   const cache_case c{.heads = 1, .capacity = 300, .dim = 32};
-  device_cache<Scalar> kv(c, {c.capacity}, seed, {column_merge::sum},
+  device_cache<Scalar> kv(c, {c.capacity}, seed, {slot_reduce::sum},
                           static_cast<index_t>(p.memory(c.dim, 1, c.capacity)));
-  kv.state.initial[0] = p.columns()[0].initial;
+  kv.state.initial[0] = p.slot_stats()[0].initial;
   emulator::chance random{seed};
   const auto number = [&] { return static_cast<float>(random.below(2001)) / 1000 - 1; };
   for (index_t s = 0; s < c.capacity; ++s) {
@@ -148,14 +148,14 @@ TEST_CASE("compress: fold fits no values to what rounding takes") {
   }
 }
 
-TEST_CASE("compress refuses fold's polish") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum},
+TEST_CASE("compress refuses fold's refinement") {
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {slot_reduce::sum},
                          static_cast<index_t>(fold{}.memory(8, 1, 40)));
   float x = 0;
-  const fold p{.prompt = {.polish = 3}};
-  kv.state.initial[0] = p.columns()[0].initial;
+  const fold p{.prompt = {.refine = 3}};
+  kv.state.initial[0] = p.slot_stats()[0].initial;
   device_buffer<unsigned char> memory(workspace_bytes(fold{}, kv.view(), 1));
-  const auto said = Catch::Contains("cuda fold: expected no polish, got 3 steps");
+  const auto said = Catch::Contains("cuda fold: expected no refinement, got 3 steps");
   CHECK_THROWS_WITH(
       (policy_calls<fold, float>::compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, budget{32},
                                            {memory.data(), memory.size()}, order())),
@@ -164,7 +164,7 @@ TEST_CASE("compress refuses fold's polish") {
 }
 
 TEST_CASE("step refuses a state without fold's memory") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {column_merge::sum}, 7);
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {slot_reduce::sum}, 7);
   std::vector<float> x(16);
   CHECK_THROWS_WITH(
       (policy_calls<fold, float>::step({}, kv.view(), kv.state, x.data(), {x.data(), x.data()},

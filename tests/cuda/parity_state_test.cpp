@@ -31,7 +31,7 @@ void check_made(const Policy& p) {
   device_cache<float> kv(shape, {20, 0, 41}, 1);
   device_buffer<unsigned char> memory(state_bytes(p, kv.view()));
   const state_view state = make_state_view(p, kv.view(), {memory.data(), memory.size()}, order());
-  const auto columns = traits::columns(p);
+  const auto columns = traits::slot_stats(p);
   REQUIRE(state.count == static_cast<index_t>(columns.size()));
   const auto rule = detail::rule_of(p, kv.view());
   CHECK(std::remove_const_t<decltype(rule)>::columns == state.count);
@@ -47,7 +47,7 @@ void check_made(const Policy& p) {
   for (index_t h = 0; h < shape.heads; ++h) {
     for (index_t c = 0; c < state.count; ++c) {
       const auto& column = columns[static_cast<std::size_t>(c)];
-      same = same && state.merges[c] == column.fold && state.initial[c] == column.initial;
+      same = same && state.merges[c] == column.reduce && state.initial[c] == column.initial;
       for (index_t s = 0; s < shape.capacity; ++s) {
         same = same && on_host(state.column(c, h))[s] == column.initial;
       }
@@ -198,7 +198,7 @@ TEST_CASE("state: another policy's is refused before any launch") {
   state.initial[1] += 1;
   check_refused(zsmerge{}, state, "initial number of column 1");
   state = made(d2o{}, of_d2o);
-  state.merges[0] = column_merge::sum;
+  state.merges[0] = slot_reduce::sum;
   check_refused(d2o{}, state, "d2o's merge and initial number of column 0");
   state = made(d2o{}, of_d2o);
   state.memory = nullptr;

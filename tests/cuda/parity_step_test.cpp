@@ -34,11 +34,10 @@ TEST_CASE("step: tova") {
 TEST_CASE("step: snapkv") { check_decode(snapkv{.window = 8}, 24, 31); }
 TEST_CASE("step: zsmerge") {
   check_decode(zsmerge{}, 32, 41);
-  check_decode(zsmerge{.residual = 3,
-                       .sinks = 0,
-                       .new_token_competes = false,
-                       .merged_score = column_merge::sum},
-               24, 51);
+  check_decode(
+      zsmerge{
+          .residual = 3, .sinks = 0, .new_token_competes = false, .merged_score = slot_reduce::sum},
+      24, 51);
 }
 
 TEST_CASE("step: several slots leave now and then") {
@@ -93,7 +92,7 @@ TEST_CASE("step: captured in a graph") {
 #endif
 
 TEST_CASE("step refuses what it cannot do") {
-  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {column_merge::sum});
+  device_cache<float> kv({.capacity = 9, .dim = 32}, {3, 3}, 1, {slot_reduce::sum});
   std::vector<float> x(64);
   const new_tokens<float> fresh{x.data(), x.data()};
   const auto step_with = [&]<class Policy>(const Policy& p, const budget& b) {
@@ -115,7 +114,7 @@ TEST_CASE("step refuses what it cannot do") {
 }
 
 TEST_CASE("step: a head without room gives NaN and stays as it is") {
-  device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {column_merge::sum});
+  device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1, {slot_reduce::sum});
   const auto keys = kv.keys.bytes(), columns = kv.columns.bytes();
   device_buffer<float> x(32, 0), out(32, 0);
   device_buffer<unsigned char> memory(workspace_bytes(h2o{}, kv.view()));

@@ -83,7 +83,7 @@ TEST_CASE("a list is divided with a barrier for every eight slots of a thread") 
 TEST_CASE("runs are named and rows are made with a barrier for every 4096 slots") {
   const index_t n = GENERATE(4096, 8192);
   const auto size = static_cast<std::size_t>(n);
-  device_cache<float> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, 1, {column_merge::sum});
+  device_cache<float> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, 1, {slot_reduce::sum});
   std::vector<index_t> slots(size);
   std::iota(slots.begin(), slots.end(), 0);
   device_buffer<index_t> rows(1, 0), kept(slots), removed(size), kept_count(1, 0),

@@ -50,7 +50,7 @@ struct divided {
 void check_runs(index_t n, std::uint32_t of_ten, bool cut, std::uint64_t seed) {
   INFO(n << " slots, joined " << of_ten << " of ten, cut " << cut << ", seed " << seed);
   emulator::chance random{seed};
-  device_cache<float> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, seed, {column_merge::sum});
+  device_cache<float> kv({.heads = 1, .capacity = n, .dim = 8}, {n}, seed, {slot_reduce::sum});
   divided d(n);
   std::vector<index_t> slots(size_of(n));
   std::iota(slots.begin(), slots.end(), 0);

@@ -58,7 +58,7 @@ void check_select(std::vector<index_t> lengths, index_t target, int kind, std::u
   const cache_case c{.heads = heads,
                      .capacity = std::max(*std::max_element(lengths.begin(), lengths.end()), 1),
                      .dim = 8};
-  device_cache<float> kv(c, lengths, seed, {column_merge::sum});
+  device_cache<float> kv(c, lengths, seed, {slot_reduce::sum});
   emulator::chance random{seed};
   for (index_t h = 0; h < heads; ++h) {
     for (index_t s = 0; s < c.capacity; ++s) {
@@ -134,8 +134,8 @@ TEST_CASE("select takes 128k slots") {
 
 TEST_CASE("select waits for the trigger, and apply carries its plan out") {
   const cache_case c{.heads = 3, .capacity = 40, .dim = 32};
-  device_cache<half> kv(c, {40, 30, 20}, 5, {column_merge::sum});
-  device_cache<half> before(c, {40, 30, 20}, 5, {column_merge::sum});
+  device_cache<half> kv(c, {40, 30, 20}, 5, {slot_reduce::sum});
+  device_cache<half> before(c, {40, 30, 20}, 5, {slot_reduce::sum});
   device_plan plan(3, 40);
   const budget limit{.slots = 20, .trigger = 32};
   select(position_rule{{}, 4}, kv.view(), kv.state, limit, plan.view(), order());
@@ -154,7 +154,7 @@ TEST_CASE("select waits for the trigger, and apply carries its plan out") {
 
 TEST_CASE("select gives heads with budgets of their own what one for all gives") {
   const cache_case c{.heads = 3, .capacity = 600, .dim = 8};
-  device_cache<float> kv(c, {600, 590, 31}, 9, {column_merge::sum});
+  device_cache<float> kv(c, {600, 590, 31}, 9, {slot_reduce::sum});
   const std::vector<budget> host{{.slots = 500}, {.slots = 9}, {.slots = 30}};
   device_buffer<budget> device(host);
   const sum_rule rule{.recent = 0.25F};

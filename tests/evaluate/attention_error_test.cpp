@@ -55,7 +55,7 @@ TEST_CASE("the output error is of the residual stream behind each layer's attent
   }
   const std::vector<evaluate::named_policy> policies = {
       {.name = "h2o", .policy = kvmeld::h2o{}},
-      {.name = "fold", .policy = kvmeld::fold{}, .queries = evaluate::query_source::foresight},
+      {.name = "fold", .policy = kvmeld::fold{}, .queries = evaluate::query_source::lookahead},
       {.name = "full_cache", .policy = evaluate::full_cache()}};
   std::vector<evaluate::text_prompt> prompts;
   for (const std::size_t first : {0U, 40U}) {

@@ -17,7 +17,7 @@ TEST_CASE("so many needle cases are held at once as their keys, values and queri
   engine::config shape;
   shape.layers = 2, shape.heads = 2, shape.kv_heads = 1, shape.dim = 8;
   const auto todo = evaluate::make_plan(o, 3000, shape);
-  // Two readings: 256 own queries and 256 of foresight; keys and values of 96 tokens twice.
+  // Two readings: 256 own queries and 256 of lookahead; keys and values of 96 tokens twice.
   const double bytes = 4.0 * 2 * 8 * (2 * 2 * 96 + 2 * 2 * (256 + 256));
   const auto held = [&](double cases) {
     o.memory = cases * bytes / (1 << 30);

@@ -70,9 +70,9 @@ TEST_CASE("bad values are refused in one line before anything is run") {
 TEST_CASE("a policy's name ends in the storage of its slots") {
   const tiny_model model;
   const auto chosen =
-      model.options({"--policies", "fold:share=0.4+global@foresight:90/q8_0,h2o"}).policies;
+      model.options({"--policies", "fold:share=0.4+global@lookahead:90/q8_0,h2o"}).policies;
   REQUIRE(chosen.size() == 2);
-  CHECK(chosen[0].name == "fold:share=0.4+global@foresight:90/q8_0");
+  CHECK(chosen[0].name == "fold:share=0.4+global@lookahead:90/q8_0");
   CHECK(chosen[0].storage == kvmeld::storage::q8_0);
   CHECK(chosen[0].budgets == evaluate::budget_allocation::global);
   CHECK(chosen[0].queries_taken == 90);
@@ -86,7 +86,7 @@ TEST_CASE("fold shares the model's slots and takes queries of the positions to c
           .policies;
   REQUIRE(chosen.size() == 6);
   using evaluate::budget_allocation;
-  const auto by_scores = [](const evaluate::any_policy& p) { return p.columns().size() == 2; };
+  const auto by_scores = [](const evaluate::any_policy& p) { return p.slot_stats().size() == 2; };
   for (const std::size_t i : {0U, 1U}) {
     CHECK(chosen[i].budgets == budget_allocation::global);
     CHECK(by_scores(chosen[i].measuring()));
@@ -96,7 +96,7 @@ TEST_CASE("fold shares the model's slots and takes queries of the positions to c
   }
   CHECK((!by_scores(chosen[2].measuring()) && by_scores(chosen[3].measuring())));
   for (const std::size_t i : {0U, 1U, 2U, 3U}) {
-    CHECK(chosen[i].queries == evaluate::query_source::foresight);
+    CHECK(chosen[i].queries == evaluate::query_source::lookahead);
   }
   CHECK(chosen[4].queries == evaluate::query_source::own);
   CHECK(chosen[5].queries == evaluate::query_source::replay);
@@ -105,6 +105,6 @@ TEST_CASE("fold shares the model's slots and takes queries of the positions to c
 
 TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {
   CHECK(evaluate::csv_field("h2o") == "h2o");
-  CHECK(evaluate::csv_field("fold:polish=60,share=0.4") == "\"fold:polish=60,share=0.4\"");
+  CHECK(evaluate::csv_field("fold:refine=60,share=0.4") == "\"fold:refine=60,share=0.4\"");
   CHECK(evaluate::csv_field("a\"b\"") == "\"a\"\"b\"\"\"");
 }

@@ -58,7 +58,7 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
         kvmeld::observe(policies[i].policy, kv.head(h), state, queries);
         kvmeld::compress(policies[i].policy, kv.head(h), state, work, kvmeld::budget{slots[l]},
                          queries);
-        bytes += policies[i].policy.decodes() ? state.bytes() : 0;
+        bytes += policies[i].policy.supports_decode() ? state.bytes() : 0;
         const auto head = kv.head(h);
         const auto same = ours.kv().head(h);
         REQUIRE(same.length() == head.length());
@@ -203,7 +203,7 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
   by_scores.pins = kvmeld::fold::pin_rule::scores;
   const std::vector<evaluate::named_policy> policies = {
       {.name = "h2o", .policy = kvmeld::h2o{.recent = 0.1F}},
-      {.name = "fold", .policy = by_scores, .queries = evaluate::query_source::foresight}};
+      {.name = "fold", .policy = by_scores, .queries = evaluate::query_source::lookahead}};
   const auto prompt =
       evaluate::measure(model.shape(), r, policies,
                         std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));

@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto x = static_cast<float>(t);
     kv.append(0, std::vector<float>{x, 2, -3 * x}, std::vector<float>{1 / x, x * x, 5 - x});
   }
-  const kvmeld::column columns[] = {{kvmeld::column_merge::sum, 1}};
+  const kvmeld::slot_stat columns[] = {{kvmeld::slot_reduce::sum, 1}};
   kvmeld::head_state state(columns, 0, capacity);
   kvmeld::merge_plan plan;
   plan.reset(in.below(4) == 0 ? static_cast<index_t>(in.next<std::int8_t>()) : head.length());

@@ -70,7 +70,7 @@ struct life {
         all.insert(all.end(), {head.log_mass(s), static_cast<float>(head.position(s))});
       }
       all.push_back(static_cast<float>(head.next_position()));
-      for (index_t c = 0; c < state[h].columns(); ++c) {
+      for (index_t c = 0; c < state[h].slot_stats(); ++c) {
         all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
       }
     }
@@ -98,7 +98,7 @@ struct life {
   }
   /// A head is back in its budget.
   void check_length(index_t h, index_t most) {
-    fuzz::must(kv.head(h).length() <= most || !kvmeld::traits::bounded(policy), "budgets");
+    fuzz::must(kv.head(h).length() <= most || !kvmeld::traits::evicts(policy), "budgets");
   }
 };
 

@@ -148,7 +148,7 @@ TEST_CASE("llama.cpp: the table's modes and policies are refused by what was exp
   CHECK_THROWS_WITH(parse_modes("repack,other"),
                     "MODES: expected repack, own or repack,own, got 'other'");
   CHECK_THROWS_WITH(parse_modes(""), "MODES: expected repack, own or repack,own");
-  for (const std::string name : {"h2o+pyramid_kv", "fold@foresight"}) {
+  for (const std::string name : {"h2o+pyramid_kv", "fold@lookahead"}) {
     CHECK_THROWS_WITH(printed(few_cases(name), "repack"),
                       Catch::Contains("--policies: expected names and parameters"));
   }

@@ -13,7 +13,7 @@ namespace {
 using kvmeld::head_state;
 
 head_state filled() {
-  const kvmeld::column kinds[] = {{kvmeld::column_merge::sum, 1}};
+  const kvmeld::slot_stat kinds[] = {{kvmeld::slot_reduce::sum, 1}};
   head_state state(kinds, 4, 8, "p");
   state.extend(3);
   state.count_queries(5);
@@ -34,7 +34,7 @@ void check_filled(const head_state& state) {
 void check_empty(const head_state& state) {
   CHECK(state.policy().empty());
   CHECK(state.length() == 0);
-  CHECK(state.columns() == 0);
+  CHECK(state.slot_stats() == 0);
   CHECK(state.capacity() == 0);
   CHECK(state.memory_capacity() == 0);
   CHECK(state.observed() == 0);
@@ -70,7 +70,7 @@ TEST_CASE("a state that was moved from is empty, and writes nowhere", "[state]")
   }
   SECTION("one over the caller's memory") {
     std::vector<float> columns(8), memory(4);
-    const kvmeld::column kinds[] = {{kvmeld::column_merge::sum, 1}};
+    const kvmeld::slot_stat kinds[] = {{kvmeld::slot_reduce::sum, 1}};
     head_state over(kinds, {.columns = columns, .memory = memory, .capacity = 8}, "p");
     head_state to = std::move(over);
     memory[1] = 3;

@@ -92,12 +92,12 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
       apply(p, out, head, state, scratch);
       CHECK(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       CHECK((head.length() >= sealed && head.length() <= sealed + chunk));
-      if (example.exact && p.bounded()) {
+      if (example.exact && p.evicts()) {
         CHECK((round == 0) == (head.length() == chunk));  // the first is admitted whole
       }
       sealed = head.length();
     }
-    CHECK((p.bounded() ? sealed < 5 * chunk : sealed == 5 * chunk));
+    CHECK((p.evicts() ? sealed < 5 * chunk : sealed == 5 * chunk));
   }
 }
 
@@ -108,7 +108,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
   for (const index_t open : {1, 24}) {             // slots that are not sealed
     for (const auto& example : fixtures::every_policy()) {
       const auto& p = example.policy;
-      if (!p.decodes()) {
+      if (!p.supports_decode()) {
         continue;
       }
       CAPTURE(open, example.name);
@@ -131,7 +131,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
         REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
       }
       // One at a time, a policy that keeps the latest in any case admits every token.
-      const bool all = !p.bounded() || (open == 1 && example.latest > 0);
+      const bool all = !p.evicts() || (open == 1 && example.latest > 0);
       CHECK((all ? head.length() == steps : head.length() < steps));
       CHECK(head.length() >= target / 2);
     }

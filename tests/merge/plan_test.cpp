@@ -10,11 +10,11 @@ namespace {
 
 using fixtures::random_bits;
 using fixtures::to_oracle;
-using kvmeld::column_merge;
 using kvmeld::head_state;
 using kvmeld::index_t;
 using kvmeld::merge_plan;
 using kvmeld::merge_source;
+using kvmeld::slot_reduce;
 using kvmeld::slot_removal;
 
 std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
@@ -38,11 +38,11 @@ std::vector<Scalar> row_of(const fixtures::head_view<Scalar>& head, index_t s) {
 
 /// A state with one column of each fold, full of numbers.
 head_state numbered_state(index_t length, index_t capacity) {
-  const kvmeld::column kinds[] = {
-      {column_merge::sum}, {column_merge::max}, {column_merge::anchor, 7}};
+  const kvmeld::slot_stat kinds[] = {
+      {slot_reduce::sum}, {slot_reduce::max}, {slot_reduce::anchor, 7}};
   head_state state(kinds, 0, capacity);
   state.extend(length);
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     const auto numbers = fixtures::normal(length);
     std::copy(numbers.begin(), numbers.end(), state.column(c).begin());
   }
@@ -51,7 +51,7 @@ head_state numbered_state(index_t length, index_t capacity) {
 
 std::vector<std::vector<float>> columns_of(const head_state& state) {
   std::vector<std::vector<float>> all;
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     all.emplace_back(state.column(c).begin(), state.column(c).end());
   }
   return all;
@@ -119,15 +119,15 @@ oracle::dense_plan dense_of(const merge_plan& plan) {
 /// A row's column: all of its sources folded, by the definition.
 std::vector<std::vector<float>> folded_columns(const head_state& state, const merge_plan& plan) {
   std::vector<std::vector<float>> all;
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     all.emplace_back();
     for (index_t r = 0; r < plan.rows(); ++r) {
       float x = state.column(c)[at(plan.anchor(r))];
       for (const merge_source& e : plan.row(r).subspan(1)) {
         const float y = state.column(c)[at(e.source)];
-        x = state.fold(c) == column_merge::sum   ? x + y
-            : state.fold(c) == column_merge::max ? std::max(x, y)
-                                                 : x;
+        x = state.reduce(c) == slot_reduce::sum   ? x + y
+            : state.reduce(c) == slot_reduce::max ? std::max(x, y)
+                                                  : x;
       }
       all.back().push_back(x);
     }
@@ -256,7 +256,7 @@ TEMPLATE_TEST_CASE("a removal is the plan it stands for", "[plan]", float, Eigen
           CHECK(row_of(kv.head(0), d) == row_of(planned.head(0), r));
           CHECK(kv.head(0).position(d) == planned.head(0).position(r));
           CHECK(kv.head(0).log_mass(d) == planned.head(0).log_mass(r));
-          for (index_t c = 0; c < state.columns(); ++c) {
+          for (index_t c = 0; c < state.slot_stats(); ++c) {
             CHECK(state.column(c)[at(d)] == other.column(c)[at(r)]);
           }
         }

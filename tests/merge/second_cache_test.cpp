@@ -83,7 +83,7 @@ TEST_CASE("a draft model's cache follows the plans of the model", "[second]") {
                     Catch::Contains("expected a correction of dim 6, got 16"));
   CHECK(fixtures::bytes_of(draft.head(0)) == bytes);
   merge_plan plan = whole;
-  plan.forget_corrections();  // they were measured on the model's keys and values
+  plan.clear_corrections();  // they were measured on the model's keys and values
   apply(whole, kv.head(0)), apply(plan, draft.head(0));
   REQUIRE(draft.head(0).length() == kv.head(0).length());
   for (index_t r = 0; r < draft.head(0).length(); ++r) {

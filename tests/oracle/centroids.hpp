@@ -13,7 +13,7 @@
 //    the nearest of the others that stay, by the keys as they were, ties to the lower slot.
 #pragma once
 
-#include "oracle/foresight.hpp"
+#include "oracle/lookahead.hpp"
 
 namespace oracle {
 

@@ -15,7 +15,7 @@
 //    of one token is still `single`, though its value may have been fitted.
 //  - The ridge is solved for the clusters alone, around what the pins give; it is relative to the
 //    trace of what is solved.
-//  - Pins by scores (a slot's largest foresight-max times leverage): all slots but the protected
+//  - Pins by scores (a slot's largest lookahead-max times leverage): all slots but the protected
 //  and
 //    `clusters` of them (0: round((1 - score_share) free), at least 1) go to the best that hold one
 //    token; where none has a score, pins are the outliers.
@@ -28,7 +28,7 @@
 #include <numeric>
 
 #include "oracle/fold_clusters.hpp"
-#include "oracle/foresight_max.hpp"
+#include "oracle/lookahead_max.hpp"
 
 namespace oracle {
 
@@ -44,7 +44,7 @@ struct fold {
   double floor = 0.1;   // weight of a slot that nothing attends to, in 1/N
   int rounds = 4;
   double ridge = 0.002;
-  bool foresight = true;  // false: the queries as they are
+  bool lookahead = true;  // false: the queries as they are
   rope rotation = {};
   bool by_scores = false;  // pins
   int clusters = 0;
@@ -182,7 +182,7 @@ struct fold {
 
   /// Scores of the slots by a prompt's (or a chunk's) own queries [n][group][dim].
   void score(head& h, const tensor& own) const {
-    const vec s = foresight_max{.rotation = rotation, .leverage_ridge = leverage_ridge}(
+    const vec s = lookahead_max{.rotation = rotation, .leverage_ridge = leverage_ridge}(
         h, own, {}, newest(h) + 1);
     for (std::size_t j = 0; j < s.size(); ++j) h.slots[j].score = std::max(h.slots[j].score, s[j]);
   }

@@ -14,7 +14,7 @@
 //  - The last of the Lloyd rounds only assigns, so `rounds` assignments and rounds - 1 new means.
 #pragma once
 
-#include "oracle/foresight.hpp"
+#include "oracle/lookahead.hpp"
 
 namespace oracle::fold_clusters {
 

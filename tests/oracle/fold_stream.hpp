@@ -44,7 +44,7 @@ inline void fold::prompt(head& h, const tensor& given, const std::vector<int>& p
   const placed_queries all{given, positions_or_last(h, given.size(), positions)};
   remember(h, all);
   mat rows;
-  if (foresight) {
+  if (lookahead) {
     rows = foreseen(spread(all, queries), newest(h) + 1, where, rotation);
   } else {
     for (const mat& q : given) rows.insert(rows.end(), q.begin(), q.end());
@@ -62,7 +62,7 @@ inline mat fold::remembered(const head& h) const {
     some.queries.insert(some.queries.begin(), q);
     some.positions.insert(some.positions.begin(), position);
   }
-  if (!foresight) {
+  if (!lookahead) {
     mat rows;
     for (const mat& q : some.queries) rows.insert(rows.end(), q.begin(), q.end());
     return rows;

@@ -124,7 +124,7 @@ TEST_CASE("the oracle's fold in decode is the prototype's", "[oracle][golden]") 
 }
 
 TEST_CASE("fold keeps pinned slots as they are and the mass on its queries", "[oracle]") {
-  const fold policy{.queries = 40, .recent = 6, .foresight = GENERATE(true, false)};
+  const fold policy{.queries = 40, .recent = 6, .lookahead = GENERATE(true, false)};
   head h = random_head(90, 6, 2);
   for (int j = 20; j < 30; ++j) {  // slots of a chunk folded before
     h.slots[static_cast<std::size_t>(j)].log_mass = 0.1 * j;
@@ -133,7 +133,7 @@ TEST_CASE("fold keeps pinned slots as they are and the mass on its queries", "[o
   const head full = h;
   const tensor queries = random_queries(50, 2, 6);
   mat rows;
-  if (policy.foresight) {
+  if (policy.lookahead) {
     std::vector<int> at;
     for (int t = 40; t < 90; ++t) at.push_back(t);
     rows = foreseen(oracle::spread({queries, at}, 40), 90, {}, {});

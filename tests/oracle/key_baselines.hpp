@@ -4,7 +4,7 @@
 #pragma once
 
 #include "oracle/evictors.hpp"
-#include "oracle/foresight.hpp"
+#include "oracle/lookahead.hpp"
 
 namespace oracle {
 

@@ -54,7 +54,7 @@ TEST_CASE("zsmerge is its oracle", "[oracle]") {
         for (const bool chunked : {true, false}) {
           kvmeld::zsmerge policy{
               .proximity = 0.2F, .residual = 3, .sinks = 0, .new_token_competes = competes};
-          policy.merged_score = sum ? kvmeld::column_merge::sum : kvmeld::column_merge::max;
+          policy.merged_score = sum ? kvmeld::slot_reduce::sum : kvmeld::slot_reduce::max;
           policy.prompt = chunked ? kvmeld::zsmerge::prompt_mode::chunked
                                   : kvmeld::zsmerge::prompt_mode::nearest;
           oracle::zsmerge o{.proximity = 0.2, .residual = 3};

@@ -57,7 +57,7 @@ struct planned {
     std::vector<float> all(state[0].memory().begin(), state[0].memory().end());
     all.push_back(static_cast<float>(state[0].length()));
     all.push_back(static_cast<float>(kv.head(0).length()));
-    for (index_t c = 0; c < state[0].columns(); ++c) {
+    for (index_t c = 0; c < state[0].slot_stats(); ++c) {
       all.insert(all.end(), state[0].column(c).begin(), state[0].column(c).end());
     }
     for (index_t s = 0; s < kv.head(0).length(); ++s) {
@@ -97,7 +97,8 @@ TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes not
   }
   SECTION("removals of slots that are not there") {
     for (const auto& [removed, into] : {std::pair{tokens, 0}, {-2, 0}, {0, tokens}, {3, 3}}) {
-      head.refuses(slot_removal{.removed = removed, .into = into, .note = 0.5F}, "slot_removal");
+      head.refuses(slot_removal{.removed = removed, .into = into, .measured = 0.5F},
+                   "slot_removal");
     }
   }
   SECTION("a state that is too small, or another policy's") {

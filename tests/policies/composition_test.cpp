@@ -36,7 +36,7 @@ std::set<std::vector<float>> as_set(const fixtures::head_view<float>& head) {
 
 std::vector<float> columns_of(const kvmeld::head_state& state) {
   std::vector<float> all(state.memory().begin(), state.memory().end());
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     all.insert(all.end(), state.column(c).begin(), state.column(c).end());
   }
   return all;
@@ -56,7 +56,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
     prompt.append(tokens);
     prompt.compress(queries.view(), target);
     for (const auto& second : every_policy()) {
-      if (!second.policy.decodes()) {
+      if (!second.policy.supports_decode()) {
         continue;
       }
       INFO(first.name << ", then " << second.name);
@@ -70,7 +70,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
         continue;
       }
       next.hand_over(second.policy, queries.view(), target);
-      if (first.policy.bounded()) {
+      if (first.policy.evicts()) {
         REQUIRE(next.bytes() == prompt.bytes());  // what fits is handed over as it is
       } else {
         stream alone(second.policy);  // and a whole prompt is the second policy's own
@@ -89,13 +89,12 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
       whole.step({target});
       for (std::size_t i = 0; i < next.out.size(); ++i) {
         // (ems, where it compressed itself, has a mass of its own.)
-        CHECK((next.out[i] == Approx(whole.out[i]).margin(1e-5) || !first.policy.bounded()));
+        CHECK((next.out[i] == Approx(whole.out[i]).margin(1e-5) || !first.policy.evicts()));
       }
       index_t length = next.length();
       for (index_t t = 1; t < steps; ++t) {
         next.step({target});
-        const index_t expected =
-            second.policy.bounded() ? std::min(length + 1, target) : length + 1;
+        const index_t expected = second.policy.evicts() ? std::min(length + 1, target) : length + 1;
         REQUIRE((second.exact ? next.length() == expected : next.length() <= expected));
         length = next.length();
       }
@@ -121,7 +120,7 @@ TEST_CASE("compressing again changes nothing, and compressing further keeps fewe
     CHECK(one.bytes() == bytes);
     one.compress(queries.view(), less);
     one.check(tokens, sinks);
-    if (policy.bounded()) {
+    if (policy.evicts()) {
       CHECK(one.length() <= less);
       CHECK((one.length() == less || !exact));
     }
@@ -151,7 +150,7 @@ TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
   constexpr index_t tokens = 60, steps = 80;
   const fixtures::queries queries(tokens, group, dim);
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
-    if (!policy.decodes() || !policy.bounded()) {
+    if (!policy.supports_decode() || !policy.evicts()) {
       continue;
     }
     INFO(name);
@@ -186,15 +185,15 @@ TEST_CASE("prompts come in chunks, each compressed with what is left of those be
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     stream one(policy);
-    for (index_t round = 1; round <= (policy.bounded() ? 5 : 3); ++round) {
+    for (index_t round = 1; round <= (policy.evicts() ? 5 : 3); ++round) {
       one.append(chunk);
       const fixtures::queries queries(chunk, group, dim);
       one.compress(queries.view(), target);
       one.check(round * chunk, sinks);
-      if (policy.bounded()) {
+      if (policy.evicts()) {
         CHECK((exact ? one.length() == target : one.length() <= target));
       }
-      for (index_t t = 0; t < 5 && round == 2 && policy.decodes(); ++t) {
+      for (index_t t = 0; t < 5 && round == 2 && policy.supports_decode(); ++t) {
         stream decode = one;
         decode.step({target});  // a token between two chunks
         decode.check(round * chunk + 1, sinks);
@@ -248,7 +247,7 @@ TEST_CASE("every policy measures a prompt in chunks as at once", "[composition]"
       own.data += begin * own.row, own.count = chunk;
       kvmeld::observe(policy, chunks.head(), chunks.state[0], own);
     }
-    for (index_t c = 0; c < once.state[0].columns(); ++c) {
+    for (index_t c = 0; c < once.state[0].slot_stats(); ++c) {
       for (std::size_t s = 0; s < tokens; ++s) {
         CHECK(chunks.state[0].column(c)[s] ==
               Approx(once.state[0].column(c)[s]).epsilon(1e-4).margin(1e-6));

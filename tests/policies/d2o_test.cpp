@@ -60,7 +60,7 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   // The best cosines are 1 and -1/sqrt 2; their mean is the first threshold.
   policy.plan(head, state[0], 2, scratch, plan);
   REQUIRE(plan.rows() == 2);
-  CHECK(plan.note() == Approx((1 - std::sqrt(0.5)) / 2));
+  CHECK(plan.measured() == Approx((1 - std::sqrt(0.5)) / 2));
   REQUIRE(plan.row(0).size() == 2);
   CHECK(plan.row(0)[1] == kvmeld::merge_source{2, 0.5F, 0.5F});
   CHECK(plan.row(1).size() == 1);
@@ -71,7 +71,7 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
   SECTION("planning keeps the threshold, applying sets it") {
     CHECK(state[0].memory()[d2o::has_threshold] == 0);
     kvmeld::apply(policy, plan, head, state[0], scratch);
-    CHECK(state[0].memory()[d2o::threshold] == plan.note());
+    CHECK(state[0].memory()[d2o::threshold] == plan.measured());
   }
 }
 

@@ -122,7 +122,7 @@ TEST_CASE("zsmerge is the authors' code", "[golden]") {
                            .decay = static_cast<float>(g.real("decay")),
                            .new_token_competes = false};
     policy.merged_score =
-        g.text("score_update") == "sum" ? kvmeld::column_merge::sum : kvmeld::column_merge::max;
+        g.text("score_update") == "sum" ? kvmeld::slot_reduce::sum : kvmeld::slot_reduce::max;
     // The authors' prompt keeps one token more in the ring than their decode does.
     const auto share = [&](const char* ring) {
       return static_cast<float>(g.number(ring)) / static_cast<float>(target);

@@ -43,7 +43,7 @@ struct three_heads {
       }
     };
     add(fixtures::bytes_of(kv.head(h)));
-    for (index_t c = 0; c < state[h].columns(); ++c) {
+    for (index_t c = 0; c < state[h].slot_stats(); ++c) {
       add(state[h].column(c));
     }
     add(state[h].memory());
@@ -87,7 +87,7 @@ struct three_heads {
       });
     }
     std::vector<float> out(group * dim);
-    for (index_t t = 0; t < steps && policy.decodes(); ++t) {
+    for (index_t t = 0; t < steps && policy.supports_decode(); ++t) {
       for (index_t h = 0; h < heads; ++h) {
         auto k = normal(dim), v = normal(dim), q = normal(group * dim);
         if (h == broken && late && t == at) {
@@ -138,8 +138,8 @@ TEST_CASE("what is not finite in one head changes no bit of the others", "[error
             }
             // A step refuses each such number, and so does all else where the cache checks.
             const auto& p = example.policy;
-            const bool queried = p.measures() || p.plans_on_queries();
-            const bool comes = late ? p.decodes() : where != place::query || queried;
+            const bool queried = p.uses_attention() || p.uses_queries();
+            const bool comes = late ? p.supports_decode() : where != place::query || queried;
             CHECK((with.refused > 0 || !comes || !(late || check)));
           }
         }

@@ -69,7 +69,7 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
     observed o(policy, tokens);
     // In decode there are no queries at hand.
     for (const auto& queries : {o.queries.view(), kvmeld::query_view<float>{}}) {
-      if (queries.count == 0 && !policy.decodes()) {
+      if (queries.count == 0 && !policy.supports_decode()) {
         continue;
       }
       for (index_t target = policy.min_budget(); target <= tokens + 2; target += 5) {
@@ -83,7 +83,7 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
         CHECK_NOTHROW(kvmeld::check(plan));
         same_plan(plan, again);
         CHECK(fixtures::bytes_of(o.kv.head(0)) == before);
-        const index_t rows = policy.bounded() ? std::min(target, tokens) : tokens;
+        const index_t rows = policy.evicts() ? std::min(target, tokens) : tokens;
         CHECK(plan.rows() <= rows);
         CHECK((plan.rows() == rows || !exact));
         if (target >= tokens) {
@@ -123,7 +123,7 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
     observed o(policy, 90);
     const index_t target = 40;
     o.compress(policy, target);
-    for (int round = 0; round < 30 && policy.bounded() && policy.decodes(); ++round) {
+    for (int round = 0; round < 30 && policy.evicts() && policy.supports_decode(); ++round) {
       const auto head = o.kv.head(0);
       head.push(fixtures::normal(16).data(), fixtures::normal(16).data());
       o.state[0].extend(head.length());
@@ -149,7 +149,7 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
         kvmeld::apply(policy, plan, head, o.state[0], scratch);
       }
       REQUIRE(as_set(head) == as_set(copy.head(0)));
-      for (index_t c = 0; c < o.state[0].columns(); ++c) {
+      for (index_t c = 0; c < o.state[0].slot_stats(); ++c) {
         const auto x = o.state[0].column(c), y = copy_state[0].column(c);
         std::vector<float> a(x.begin(), x.end()), b(y.begin(), y.end());
         std::ranges::sort(a), std::ranges::sort(b);
@@ -205,15 +205,15 @@ TEST_CASE("ties, zeros, duplicates and huge logits leave exactly the budget", "[
     const fixtures::queries queries(80, group, dim, scale);
     fixtures::compress(policy, kv, state, queries.view(), budget{32});
     const index_t length = kv.head(0).length();
-    CHECK((length == (policy.bounded() ? 32 : 80) || (!exact && length < 32)));
+    CHECK((length == (policy.evicts() ? 32 : 80) || (!exact && length < 32)));
     CHECK(finite(kv.head(0)));
     std::vector<float> out(static_cast<std::size_t>(group * dim));
-    for (index_t t = 0; policy.decodes() && t < 5; ++t) {
+    for (index_t t = 0; policy.supports_decode() && t < 5; ++t) {
       fixtures::step(
           policy, kv, state,
           {fixtures::normal(group * dim, scale), fixtures::normal(dim), fixtures::normal(dim)},
           budget{32}, out);
-      CHECK(kv.head(0).length() == (policy.bounded() ? 32 : 81 + t));
+      CHECK(kv.head(0).length() == (policy.evicts() ? 32 : 81 + t));
       CHECK(finite(kv.head(0)));
       CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
     }
@@ -223,7 +223,7 @@ TEST_CASE("ties, zeros, duplicates and huge logits leave exactly the budget", "[
 TEST_CASE("a NaN score ranks last and changes no law", "[hard]") {
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     observed o(policy, 60);
-    if (o.state[0].columns() == 0 || !ranks) {
+    if (o.state[0].slot_stats() == 0 || !ranks) {
       continue;
     }
     INFO(name);
@@ -262,14 +262,14 @@ TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
     auto kv = fixtures::random_cache(40, 8, 2, 48);
     auto state = fixtures::make_state(policy, kv);
     fixtures::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
-    const bool shown = traits::measures(policy) || traits::plans_on_queries(policy);
+    const bool shown = traits::uses_attention(policy) || traits::uses_queries(policy);
     CHECK(state[0].observed() == (shown ? 40 : 0));
     std::vector<float> out(16);
-    for (index_t t = 1; policy.decodes() && t <= 3; ++t) {
+    for (index_t t = 1; policy.supports_decode() && t <= 3; ++t) {
       fixtures::step(policy, kv, state,
                      {fixtures::normal(16), fixtures::normal(8), fixtures::normal(8)}, budget{32},
                      out);
-      CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::measures(policy) ? t : 0));
+      CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::uses_attention(policy) ? t : 0));
     }
   }
 }

@@ -46,10 +46,11 @@ void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, 
   fixtures::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
                      most);
   REQUIRE(is_finite(kv.head(0)));
-  REQUIRE((kv.head(0).length() <= most.slots || !policy.bounded()));
+  REQUIRE((kv.head(0).length() <= most.slots || !policy.evicts()));
   std::vector<float> out(group * dim);
   for (index_t t = 0;
-       t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.decodes(); ++t) {
+       t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.supports_decode();
+       ++t) {
     fixtures::step(policy, kv, state, {normal(group * dim), token(key_size), token(value_size)},
                    most, out);
     REQUIRE(is_finite(kv.head(0)));
@@ -116,11 +117,11 @@ TEST_CASE("what a storage cannot hold is evicted, not merged", "[half]") {
 TEST_CASE("a removal that a storage cannot hold evicts", "[half]") {
   fixtures::cache<Eigen::half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
   kv.append(0, std::vector<float>{1, 2, 3, 4}, std::vector<float>{4e4F, 1, 4e4F, 2});
-  const kvmeld::slot_removal sum{.removed = 1, .into = 0, .removed_weight = 1, .note = 2.0F};
+  const kvmeld::slot_removal sum{.removed = 1, .into = 0, .removed_weight = 1, .measured = 2.0F};
   auto d = sum;
   kvmeld::merge::keep_in_range(kv.head(0), d);
   CHECK(d.into == kvmeld::slot_removal::nowhere);
-  CHECK((d.removed == 1 && d.note == 2.0F));
+  CHECK((d.removed == 1 && d.measured == 2.0F));
   d = sum, d.kept_weight = d.removed_weight = 0.5F;
   kvmeld::merge::keep_in_range(kv.head(0), d);
   CHECK(d.into == 0);

@@ -54,7 +54,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
   for (const auto& example : examples) {
     const auto& policy = example.policy;
     for (const int steps : {0, 30}) {  // a conversation: what came before was decoded, to 40 slots
-      if (steps > 0 && !policy.decodes()) {
+      if (steps > 0 && !policy.supports_decode()) {
         continue;
       }
       stream first(policy);
@@ -78,7 +78,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
           own.data += begin * own.row, own.count = n, own.before = begin;
           kvmeld::observe(policy, chunks.head(), chunks.state, own);
         }
-        for (index_t c = 0; c < once.state.columns(); ++c) {
+        for (index_t c = 0; c < once.state.slot_stats(); ++c) {
           for (std::size_t s = 0; s < static_cast<std::size_t>(old + tokens); ++s) {
             INFO("column " << c << ", slot " << s);
             CHECK(chunks.state.column(c)[s] ==
@@ -100,7 +100,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
 TEST_CASE("a head goes from its trigger to its target, and grows again", "[requests]") {
   for (const auto& example : every_policy()) {
     const auto& policy = example.policy;
-    if (!policy.decodes() || !policy.bounded() || !example.exact) {
+    if (!policy.supports_decode() || !policy.evicts() || !example.exact) {
       continue;
     }
     for (const index_t trigger : {0, 41, 42, 60}) {
@@ -120,7 +120,7 @@ TEST_CASE("a head goes from its trigger to its target, and grows again", "[reque
 
 TEST_CASE("a prompt goes to its target, whatever the trigger", "[requests]") {
   for (const auto& example : every_policy()) {
-    if (example.policy.bounded() && example.exact) {
+    if (example.policy.evicts() && example.exact) {
       INFO(example.name);
       stream one(example.policy);
       one.append(50);
@@ -138,7 +138,7 @@ TEST_CASE("a budget within so many slots is one that the policy takes, and uses 
   examples.push_back({"kvmerger, 8 at a time", kvmeld::kvmerger{.period = 8}});
   for (const auto& example : examples) {
     const auto& policy = example.policy;
-    for (index_t slots = policy.min_budget(); policy.bounded() && slots < 100; ++slots) {
+    for (index_t slots = policy.min_budget(); policy.evicts() && slots < 100; ++slots) {
       INFO(example.name << ", " << slots << " slots");
       const budget b = kvmeld::budget_within(policy, slots);
       CHECK(b.trigger_length() == slots + 1);
@@ -173,7 +173,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"cam", 4 + 4}};
   for (const auto& example : every_policy()) {
     INFO(example.name);
-    if (example.policy.bounded()) {
+    if (example.policy.evicts()) {
       CHECK(example.policy.min_budget() == expected.at(example.name));
     }
   }
@@ -184,7 +184,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
 TEST_CASE("a budget too small is refused with the number that would do", "[requests][errors]") {
   for (const auto& example : every_policy()) {
     const auto& policy = example.policy;
-    if (!policy.bounded()) {
+    if (!policy.evicts()) {
       continue;
     }
     INFO(example.name);
@@ -209,7 +209,7 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
         REQUIRE(target < 100);
       }
     }
-    for (index_t t = 0; t < 30 && policy.decodes(); ++t) {
+    for (index_t t = 0; t < 30 && policy.supports_decode(); ++t) {
       one.step(budget{policy.min_budget()});
       REQUIRE(one.head().length() <= policy.min_budget());
     }

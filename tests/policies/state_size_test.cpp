@@ -12,7 +12,7 @@ namespace {
 
 /// Bytes beside a head of `slots` × `dim` in float, over its own.
 double share_of_cache(const kvmeld::any_policy& policy, index_t slots, index_t dim, index_t group) {
-  const auto own = sizeof(float) * (policy.columns().size() * static_cast<std::size_t>(slots) +
+  const auto own = sizeof(float) * (policy.slot_stats().size() * static_cast<std::size_t>(slots) +
                                     policy.memory(dim, group, slots));
   const auto slot = sizeof(float) * (2 * static_cast<std::size_t>(dim) + 2);
   return static_cast<double>(own) / static_cast<double>(slot * static_cast<std::size_t>(slots));

@@ -118,7 +118,7 @@ TEST_CASE("merges in every storage stay near those in float", "[half][q8_0]") {
       {"ems", 16},       {"keepkv", 32}, {"keepkv code", 48}, {"fold", 32}, {"fold by scores", 40},
       {"centroids", 64}, {"cam", 200}};
   for (const auto& example : fixtures::every_policy()) {
-    if (!example.policy.decodes() || !example.policy.bounded()) {
+    if (!example.policy.supports_decode() || !example.policy.evicts()) {
       continue;
     }
     const auto named = roundings.find(example.name);

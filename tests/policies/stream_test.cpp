@@ -150,7 +150,7 @@ void stream_all(index_t trigger) {
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] :
        fixtures::every_policy()) {
     INFO(name << ", trigger " << trigger);
-    if (policy.bounded() && policy.decodes()) {
+    if (policy.evicts() && policy.supports_decode()) {
       const auto [early, late] = stream(policy, trigger, from, full);
       // Values have unit variance. cam adds those of the tokens that leave to those of the tokens
       // that stay, as its paper has it, and so they grow.

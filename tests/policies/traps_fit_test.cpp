@@ -92,7 +92,7 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
   // Sinks have all but e^-gap of the attention. What outputs lack is then what rounding takes, ε of
   // a value; over the others' mass that is a value of any size, for queries yet to come.
   auto policies = fixtures::every_policy();
-  policies.push_back({"fold polished", kvmeld::fold{.prompt = {.polish = 5}}});
+  policies.push_back({"fold refined", kvmeld::fold{.prompt = {.refine = 5}}});
   constexpr index_t sinks = 4, tokens = 80, queries = 30, steps = 40;
   constexpr float most = 100;  // kvmerger adds values up; by λ of the trace alone it was 1e29
   const auto numbers_of = [](index_t rows, float first, float scale) {
@@ -124,7 +124,8 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
       };
       look();
       std::vector<float> out(static_cast<std::size_t>(group * dim));
-      for (index_t t = 0; t < steps && example.policy.decodes() && example.policy.bounded(); ++t) {
+      for (index_t t = 0; t < steps && example.policy.supports_decode() && example.policy.evicts();
+           ++t) {
         const auto own = numbers_of(group, 1, 0.1F), token = fixtures::normal(dim);
         fixtures::step(example.policy, kv, state, {own, token, token}, budget{40}, std::span(out));
         look();

@@ -112,7 +112,7 @@ stream with_unwanted_sinks(const any_policy& policy) {
     s.append(t < 4 ? -4.0F : 1.0F);
   }
   s.compress(32);
-  for (index_t t = 0; t < 40 && policy.decodes(); ++t) {
+  for (index_t t = 0; t < 40 && policy.supports_decode(); ++t) {
     s.step(1, 32);
   }
   return s;
@@ -286,7 +286,7 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
     fixtures::compress(b.policy, b.kv, b.state, queries.view(), budget{target});
     REQUIRE(oracle::set_difference(fixtures::to_oracle(a.head()), fixtures::to_oracle(b.head())) <
             1e-4);
-    for (index_t t = 0; t < 20 && example.policy.decodes(); ++t) {
+    for (index_t t = 0; t < 20 && example.policy.supports_decode(); ++t) {
       const auto q = normal(group * dim), k = normal(dim), v = normal(dim);
       fixtures::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
       fixtures::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);

@@ -165,7 +165,7 @@ TEST_CASE("queries lie and see as their view says", "[column_scores]") {
       return v;
     };
     is_the_oracles(kv.head(0), placed(0, 1), {.window = 3, .decay = 0.5F});  // the prompt's first
-    is_the_oracles(kv.head(0), placed(length, 1), {.window = 3});            // foresight: see all
+    is_the_oracles(kv.head(0), placed(length, 1), {.window = 3});            // lookahead: see all
     is_the_oracles(kv.head(0), placed(length - 1, -1), {.decay = 0.5F});     // backwards
     is_the_oracles(kv.head(0), placed(-40, 1), {.window = 69});              // some see nothing
     is_the_oracles(kv.head(0), placed(-1, -1), {.window = 3});               // all see nothing

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Foresight-max times leverage against the oracle's loops.
+// Lookahead-max times leverage against the oracle's loops.
 #include "kvmeld/score/prompt_scores.hpp"
 
 #include <catch2/catch.hpp>
@@ -55,7 +55,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& q
   const oracle::head h = fixtures::to_oracle(head);
   const auto q = fixtures::to_tensor(queries, group, head.dim());
   const auto positions = positions_of(head, queries);
-  const oracle::mat own = oracle::foresight_max::own_log_sums(h, q, positions);
+  const oracle::mat own = oracle::lookahead_max::own_log_sums(h, q, positions);
   std::vector<float> log_sum_exp;
   for (index_t g = 0; g < group; ++g) {
     for (const oracle::vec& of_group : own) {
@@ -63,7 +63,7 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const query_view<Query>& q
     }
   }
   for (const bool leverage : {false, true}) {
-    const auto theirs = oracle::foresight_max{.horizon = horizon, .outliers = leverage}(
+    const auto theirs = oracle::lookahead_max{.horizon = horizon, .outliers = leverage}(
         h, q, positions, head.next_position());
     const prompt_score_options options{.horizon = horizon, .leverage = leverage};
     CHECK(off(scores(head, queries, options), theirs) < tolerance);

@@ -76,7 +76,7 @@ TEST_CASE("the nearest by cosine is that of all pairs, ties to the lower slot", 
   for (const index_t s : all) {
     const auto right = by_loops(head, s, staying), one = by_loops(head, s, all),
                got = best[static_cast<std::size_t>(s)],
-               alone = kvmeld::search::nearest_by_cosine(head, s, kvmeld::key_comparison());
+               alone = kvmeld::search::nearest_by_cosine(head, s, kvmeld::fused_similarity());
     INFO("slot " << s);
     CHECK(std::pair(got.slot, got.cosine) == std::pair(right.slot, right.cosine));
     CHECK(std::pair(alone.slot, alone.cosine) == std::pair(one.slot, one.cosine));

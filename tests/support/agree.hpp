@@ -69,7 +69,7 @@ inline void removes_as_planned(const kvmeld::any_policy& policy, index_t target,
       for (index_t i = 0; i < head.dim(); ++i) {
         r.insert(r.end(), {head.key(s)[i], head.value(s)[i]});
       }
-      for (index_t c = 0; c < columns.columns(); ++c) {
+      for (index_t c = 0; c < columns.slot_stats(); ++c) {
         r.push_back(columns.column(c)[static_cast<std::size_t>(s)]);
       }
       rows.push_back(r);

@@ -108,7 +108,7 @@ struct session {
 
 template <class Scalar>
 void goes_on(const kvmeld::any_policy& policy) {
-  const bool decodes = policy.decodes();
+  const bool decodes = policy.supports_decode();
   session<Scalar> one{policy}, other{policy};
   one.prompt(normal(1280)), one.prompt(normal(1280));
   for (int t = 0; t < 25 && decodes; ++t) {

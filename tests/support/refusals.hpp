@@ -41,7 +41,7 @@ struct decode {
       const auto bytes = bytes_of(kv.head(h));
       all.insert(all.end(), bytes.begin(), bytes.end());
       all.push_back(static_cast<float>(kv.head(h).next_position()));
-      for (index_t c = 0; c < state[h].columns(); ++c) {
+      for (index_t c = 0; c < state[h].slot_stats(); ++c) {
         all.insert(all.end(), state[h].column(c).begin(), state[h].column(c).end());
       }
       all.insert(all.end(), state[h].memory().begin(), state[h].memory().end());

@@ -48,7 +48,7 @@ struct heads {
   /// The outputs of steps `from` to `to` − 1.
   std::vector<float> decode(index_t h, const text& x, index_t from, index_t to) {
     std::vector<float> all, out(x.group * x.dim);
-    for (index_t t = x.tokens + from; t < x.tokens + to && policy.decodes(); ++t) {
+    for (index_t t = x.tokens + from; t < x.tokens + to && policy.supports_decode(); ++t) {
       check_step(policy, kv.head(h), limit);
       step(policy, kv.head(h), state[h], state.workspace(), x.at(x.q, t, x.group * x.dim).data(),
            x.at(x.k, t, x.dim).data(), x.at(x.v, t, x.dim).data(), limit, out.data());

@@ -29,7 +29,7 @@ words everything(kvmeld::kv_cache auto& kv, const fixtures::state& state) {
       all.push_back(static_cast<std::uint32_t>(head.position(s)));
     }
     all.push_back(static_cast<std::uint32_t>(head.next_position()));
-    for (index_t c = 0; c < state[h].columns(); ++c) {
+    for (index_t c = 0; c < state[h].slot_stats(); ++c) {
       std::ranges::for_each(state[h].column(c), add);
     }
     std::ranges::for_each(state[h].memory(), add);
@@ -61,7 +61,7 @@ struct small {
     for (index_t h = 0; h < 2; ++h) {
       kv.append(h, normal(3 * tokens), normal(3 * tokens));
       state[h].extend(tokens - h);
-      for (index_t c = 0; c < state[h].columns(); ++c) {
+      for (index_t c = 0; c < state[h].slot_stats(); ++c) {
         std::ranges::copy(normal(tokens - h), state[h].column(c).begin());
       }
       std::ranges::copy(normal(static_cast<index_t>(state[h].memory().size())),

@@ -76,7 +76,7 @@ def test_strides_and_slices_change_no_bit(policy):
         heads.compress(queries, BUDGET)
     assert across.keys.data_ptr() == before
     same(across, along)
-    if not across.policy.describe()["decodes"]:
+    if not across.policy.describe()["supports_decode"]:
         return
     for _ in range(5):
         q, k, v = rows(HEADS, GROUP, DIM), rows(HEADS, DIM), rows(HEADS, DIM)

@@ -22,7 +22,7 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
   expects(floats < 1U << 30, "cuda state: expected ", Policy::name(),
           " with fewer than 2^30 floats of ", "memory per head, got ", floats);
   for (const auto& column : columns) {
-    state.merges[state.count] = column.fold, state.initial[state.count] = column.initial;
+    state.merges[state.count] = column.reduce, state.initial[state.count] = column.initial;
     ++state.count;
   }
   state.columns = from.take<float>(columns.size() * slots);

@@ -20,7 +20,7 @@
 #include "kvmeld/cuda/policies/streaming_llm.cuh"
 #include "kvmeld/cuda/policies/tova.cuh"
 #include "kvmeld/cuda/policies/zsmerge.cuh"
-#include "kvmeld/cuda/score/foresight.cuh"
+#include "kvmeld/cuda/score/lookahead.cuh"
 #include "kvmeld/cuda/step.cuh"
 
 namespace kvmeld_torch {
@@ -72,7 +72,7 @@ struct device_types {
     const cache_tensors& at = call.cache;
     gpu::state_view x;
     for (const auto& column : gpu::detail::columns_of(policy)) {
-      x.merges[x.count] = column.fold, x.initial[x.count] = column.initial, ++x.count;
+      x.merges[x.count] = column.reduce, x.initial[x.count] = column.initial, ++x.count;
     }
     kvmeld::expects(x.count == at.column_count, Policy::name(), ": expected columns [heads, ",
                     x.count, ", capacity], got ", at.column_count, " columns per head");
@@ -197,11 +197,11 @@ void device_calls<Type>::attend(const kvmeld::any_policy& any, const device_call
 }
 
 template <kvmeld::storage Type>
-void device_calls<Type>::foresight(const device_call& call, const query_layout& queries,
-                                   const kvmeld::foresight_options& options, void* out,
+void device_calls<Type>::lookahead(const device_call& call, const query_layout& queries,
+                                   const kvmeld::lookahead_options& options, void* out,
                                    index_t* position) {
   using types = device_types<Type>;
-  gpu::foresight(types::view(call), types::queries(queries), options,
+  gpu::lookahead(types::view(call), types::queries(queries), options,
                  static_cast<typename types::scalar*>(out), position, types::stream(call));
 }
 

@@ -51,11 +51,11 @@ struct device_calls {
   static void attend(const kvmeld::any_policy& policy, const device_call& call, const void* q,
                      void* out, float* log_sum_exp);
   /// `out [heads, group, n, dim]`, `position [n]`.
-  static void foresight(const device_call& call, const query_layout& queries,
-                        const kvmeld::foresight_options& options, void* out, index_t* position);
+  static void lookahead(const device_call& call, const query_layout& queries,
+                        const kvmeld::lookahead_options& options, void* out, index_t* position);
 };
-/// How many queries `foresight` makes of so many.
-index_t device_foresight_count(index_t queries, const kvmeld::foresight_options& options);
+/// How many queries `lookahead` makes of so many.
+index_t device_lookahead_count(index_t queries, const kvmeld::lookahead_options& options);
 
 extern template struct device_calls<kvmeld::storage::f32>;
 extern template struct device_calls<kvmeld::storage::f16>;

@@ -132,18 +132,18 @@ std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_poli
                                        const query_layout& own) {
   const auto& s = work.shape();
   const auto use = p.prompt_use();
-  const kvmeld::foresight_options options{use.count, use.positions};
+  const kvmeld::lookahead_options options{use.count, use.positions};
   const bool ahead = use.plans == kvmeld::prompt_use::planned::lookahead && own.count > 0;
-  const index_t n = ahead ? device_foresight_count(own.count, options) : 0;
+  const index_t n = ahead ? device_lookahead_count(own.count, options) : 0;
   Tensor rows = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
          position = at::empty({n}, work.of(at::kInt));
   with_calls(work.type(), [&](auto calls) {
-    if (use.measures && own.count > 0) {
+    if (use.observes && own.count > 0) {
       work.allocate(calls.observe_bytes(p, work.call(), own.count, own.before));
       calls.observe(p, work.call(), own);
     }
     if (ahead) {
-      calls.foresight(work.call(), own, options, rows.mutable_data_ptr(),
+      calls.lookahead(work.call(), own, options, rows.mutable_data_ptr(),
                       position.mutable_data_ptr<index_t>());
     }
   });

@@ -19,7 +19,7 @@ query_rows measure(const any_policy& policy, const kvmeld::head_ref& head,
                    kvmeld::head_state& state, const query_rows& own, held_queries& held) {
   const auto use = policy.prompt_use();
   const auto plans = use.plans;
-  if (use.measures) {
+  if (use.observes) {
     kvmeld::observe(policy, head, state, own);
   } else {
     state.extend(head.length());

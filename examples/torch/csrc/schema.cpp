@@ -18,11 +18,11 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
     const auto shared = kvmeld::detail::shared_slots::of(p);
-    return {kvmeld::traits::column_count(p),
+    return {kvmeld::traits::slot_stat_count(p),
             static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
                                                positive("capacity", capacity))),
-            p.decodes(),
-            p.bounded(),
+            p.supports_decode(),
+            p.evicts(),
             shared.column,
             shared.sinks,
             shared.latest};
@@ -45,7 +45,7 @@ std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) 
 std::vector<double> initial_columns(const text& policy) {
   return guarded([&] {
     std::vector<double> all;
-    for (const auto& column : policy_of(policy).columns()) {
+    for (const auto& column : policy_of(policy).slot_stats()) {
       all.push_back(double{column.initial});
     }
     return all;

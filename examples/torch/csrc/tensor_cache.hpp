@@ -74,7 +74,7 @@ class tensor_states {
   static std::vector<kvmeld::head_state> made(const kvmeld::any_policy& policy,
                                               const cache_tensors& at) {
     kvmeld::traits::validate(policy);
-    const auto kinds = policy.columns();
+    const auto kinds = policy.slot_stats();
     kvmeld::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
                     ": expected columns [heads, ", kinds.size(), ", capacity], got ",
                     at.column_count, " columns per head");

@@ -221,8 +221,8 @@ class Layer(CacheLayerMixin):
     def settle(self) -> None:
         """All sequences in one set of tensors, with budgets for decoding."""
         about = self.pending[0].heads.policy.describe()
-        decodes = about["decodes"] and about["bounded"]
-        policy = None if about["decodes"] else Policy(_FULL)  # another one than the prompt's
+        decodes = about["supports_decode"] and about["evicts"]
+        policy = None if about["supports_decode"] else Policy(_FULL)  # another one than the prompt's
         self.policies = [policy or p.heads.policy for p in self.pending]
         limits = [ops.budget_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
         held = max(int(p.heads.length.max()) for p in self.pending)

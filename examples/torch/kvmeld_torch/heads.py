@@ -26,7 +26,7 @@ class Policy:
     rope: tuple[float, ...] = ()
 
     def describe(self, dim: int = 1, group: int = 1, capacity: int = 1) -> dict[str, int]:
-        names = "columns memory decodes bounded score sinks latest".split()
+        names = "columns memory supports_decode evicts score sinks latest".split()
         return dict(zip(names, ops.describe(self.text, dim, group, capacity)))
 
     def initial(self, columns: Tensor) -> Tensor:

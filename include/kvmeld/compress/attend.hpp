@@ -12,7 +12,7 @@ inline namespace v0 {
 /// Attention with log-mass.
 inline void attend(const head_ref& head, const float* q, float* out,
                    std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
-                   key_comparison* comparison = nullptr) {
+                   fused_similarity* comparison = nullptr) {
   attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp, comparison);
 }
 

@@ -36,11 +36,11 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
   expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
           " slots, got one for ", state.capacity());
   expect_policy(p, state);
-  const index_t columns = traits::column_count(p);
+  const index_t columns = traits::slot_stat_count(p);
   const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
-  expects(state.columns() == columns && state.memory().size() == memory, p.name(),
+  expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
           ": expected a state of ", columns, " columns and ", memory, " floats, got ",
-          state.columns(), " columns and ", state.memory().size(), " floats");
+          state.slot_stats(), " columns and ", state.memory().size(), " floats");
 }
 
 /// Queries of one head as a policy gets them: finite, where the cache checks for it. Of heads of
@@ -49,7 +49,7 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
 template <policy P, class Query>
 void expect_queries(const char* expected, const P& p, const head_ref& head,
                     const query_view<Query>& queries) {
-  if (queries.count == 0 || !(traits::measures(p) || traits::plans_on_queries(p))) {
+  if (queries.count == 0 || !(traits::uses_attention(p) || traits::uses_queries(p))) {
     return;
   }
   expects(queries.data != nullptr, expected, ", got null");
@@ -89,10 +89,10 @@ class undo {
 template <policy P>
 void expect_measured(const P& p, const head_ref& head, const head_state& state, bool queries,
                      const budget& b) {
-  if (head.length() > b.slots && traits::bounded(p)) {
-    expects(!traits::measures(p) || queries || state.observed() > 0, p.name(),
+  if (head.length() > b.slots && traits::evicts(p)) {
+    expects(!traits::uses_attention(p) || queries || state.observed() > 0, p.name(),
             ": expected reference queries or observed attention");
-    expects(!traits::plans_on_queries(p) || traits::decodes(p) || queries, p.name(),
+    expects(!traits::uses_queries(p) || traits::supports_decode(p) || queries, p.name(),
             ": expected reference queries");
   }
 }
@@ -102,7 +102,7 @@ void expect_measured(const P& p, const head_ref& head, const head_state& state, 
 /// Throws unless one more token fits into `head`, under a budget that was checked before.
 template <policy P>
 void check_token(const P& p, const head_ref& head) {
-  expects(errc::unsupported, traits::decodes(p), p.name(),
+  expects(errc::unsupported, traits::supports_decode(p), p.name(),
           ": expected a policy that decodes (full_cache or another), got one for prompts only");
   expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
           ": expected a free slot for the token, got all ", head.capacity(), " slots in use");
@@ -117,7 +117,7 @@ template <policy P>
 void check_step(const P& p, const head_ref& head, const budget& b) {
   check(p, b, head.capacity());
   check_token(p, head);
-  expects(!traits::bounded(p) || b.trigger_length() <= head.capacity(), p.name(),
+  expects(!traits::evicts(p) || b.trigger_length() <= head.capacity(), p.name(),
           ": expected a capacity of at least ", b.trigger_length(),
           " slots (budget and new token), got ", head.capacity());
 }

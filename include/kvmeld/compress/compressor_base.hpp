@@ -98,16 +98,16 @@ class compressor_base {
   void check_head(const P& p, const budget& b, const observation_needs& given) const {
     const head_ref head = kv_.head(0);
     check(p, {b.slots, b.trigger}, head.capacity());
-    if (!traits::bounded(p)) {
+    if (!traits::evicts(p)) {
       return;
     }
-    if (traits::decodes(p)) {
+    if (traits::supports_decode(p)) {
       expect_given("compressor", p, given);
       expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < head.capacity(),
               "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
               " slots (budget, slack and the new token), got ", head.capacity());
     }
-    expects(errc::unsupported, !b.is_shared || traits::column_count(p) > 0,
+    expects(errc::unsupported, !b.is_shared || traits::slot_stat_count(p) > 0,
             "compressor: ", p.name(),
             ": expected a policy with a score per slot for shared budgets, got one without");
   }
@@ -142,7 +142,7 @@ class compressor_base {
   void expect_prompt(index_t h, index_t slots) const {
     const head_ref head = kv_.head(h);
     const prompt_use use = traits::prompt_use_of(policy_of(h));
-    expects(head.length() <= slots || !traits::bounded(policy_of(h)) || !use.uses_queries() ||
+    expects(head.length() <= slots || !traits::evicts(policy_of(h)) || !use.needs_queries() ||
                 held_[at(h)].begun() || states_[at(h)].observed() > 0,
             policy_of(h).name(), ": expected the prompt's queries, got none");
   }

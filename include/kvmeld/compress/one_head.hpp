@@ -17,7 +17,7 @@ inline namespace v0 {
 template <policy P>
 head_state make_head_state(const P& p, const head_ref& head) {
   traits::validate(p);
-  const auto columns = traits::columns(p);
+  const auto columns = traits::slot_stats(p);
   return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity(),
           p.name(), traits::memory_follows_capacity(p, head.dim(), head.group(), head.capacity())};
 }
@@ -41,7 +41,7 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
   detail::expect_policy(p, state);
   detail::undo unless_done(state);
   state.extend(head.length());
-  if (!traits::measures(p)) {
+  if (!traits::uses_attention(p)) {
     return unless_done.release();
   }
   observed.attention = observed.probabilities.first(given ? n : 0);
@@ -64,7 +64,7 @@ template <policy P, class Query>
 void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
   expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
-  const bool measured = queries.count > 0 && (traits::measures(p) || traits::plans_on_queries(p));
+  const bool measured = queries.count > 0 && (traits::uses_attention(p) || traits::uses_queries(p));
   detail::expect_policy(p, state);
   detail::expect_queries("observe: expected finite queries", p, head, queries);
   detail::undo unless_done(state);
@@ -112,7 +112,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const index_t known = state.length();
   head.push(k, v);
   state.extend(head.length());
-  const auto probabilities = traits::measures(p)
+  const auto probabilities = traits::uses_attention(p)
                                  ? std::span(work.attention)
                                        .first(static_cast<std::size_t>(head.group()) *
                                               static_cast<std::size_t>(head.length()))
@@ -120,7 +120,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const auto log_sum_exp =
       std::span(work.log_sum_exp)
           .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
-  const bool full = traits::bounded(p) && b.reached(head.length());
+  const bool full = traits::evicts(p) && b.reached(head.length());
   const bool removes_one = full && head.length() == b.slots + 1;
   work.comparison.reset();
   if (removes_one) {

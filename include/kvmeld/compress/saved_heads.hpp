@@ -56,11 +56,11 @@ void each_common_field(Heads& heads, Field field) {
   field("scale", any.scale());
   for (index_t i = 0; i < heads.count(); ++i) {
     field("policy", std::string_view(heads.policy(i).name()));
-    const auto columns = traits::columns(heads.policy(i));
+    const auto columns = traits::slot_stats(heads.policy(i));
     field("columns", static_cast<std::uint32_t>(columns.size()));
-    for (const column& c : columns) {
+    for (const slot_stat& c : columns) {
       field("merge rule of a column (0: sum, 1: max, 2: anchor)",
-            static_cast<std::uint32_t>(c.fold));
+            static_cast<std::uint32_t>(c.reduce));
       field("initial number of a column", c.initial);
     }
     field("floats of memory", static_cast<std::uint64_t>(heads.state(i).memory().size()));
@@ -109,7 +109,7 @@ void each_number(const head_ref& head, head_state& state, Number number) {
   for (index_t s = 0; s < head.length(); ++s) {
     number(head.position(s));
   }
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     for (float& x : state.column(c)) {
       number(x);
     }
@@ -190,7 +190,7 @@ void load_heads(std::istream& in, Heads& heads) {
     const std::size_t row = 2 * row_bytes(head.type(), head.dim());
     size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) * (static_cast<std::size_t>(n.measured) *
-                                 static_cast<std::size_t>(heads.state(h).columns()) +
+                                 static_cast<std::size_t>(heads.state(h).slot_stats()) +
                              heads.state(h).memory().size());
   }
   std::vector<unsigned char> bytes(size);

@@ -27,9 +27,9 @@ class shrinking : protected drafting<P> {
     for (index_t h = 0; h < kv_.heads(); ++h) {
       const head_state& state = states_[at(h)];
       least = std::max<std::int64_t>(least, std::max(kv_.head(h).length(), state.length()));
-      if (traits::bounded(this->policy_of(h))) {
+      if (traits::evicts(this->policy_of(h))) {
         const budget& b = this->budget_of(h);
-        const std::int64_t decoding = traits::decodes(this->policy_of(h)) ? 1 : 0;
+        const std::int64_t decoding = traits::supports_decode(this->policy_of(h)) ? 1 : 0;
         least = std::max({least, std::int64_t{b.slots} + b.slack + decoding,
                           decoding * limits_[at(h)].trigger_length()});
       }

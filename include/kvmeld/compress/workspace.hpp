@@ -8,7 +8,7 @@
 
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
@@ -22,7 +22,7 @@ struct workspace {
   std::vector<float> input;        ///< [group + 2, dim] a step's rows that came in 16 bits
   slot_scratch scratch;            ///< of planning
   merge_plan plan;                 ///< the last plan made
-  key_comparison comparison;       ///< what the last step's attention has compared
+  fused_similarity comparison;     ///< what the last step's attention has compared
 
   void reserve(const head_ref& head) { reserve(head.group(), head.dim(), head.capacity()); }
   void reserve(index_t group, index_t dim, index_t capacity) {

@@ -12,18 +12,10 @@
 #include <utility>  // std::swap
 #include <vector>
 
-#include "kvmeld/memory/column_merge.hpp"
+#include "kvmeld/memory/slot_stat.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
-
-/// One float per slot: how it merges, and what a fresh slot has.
-struct column {
-  column_merge fold = column_merge::sum;
-  float initial = 0;
-
-  bool operator==(const column&) const = default;
-};
 
 /// A head's state in memory of the caller's, as where an engine's allocator holds all. It is as a
 /// `head_state` left it; for a head without tokens: 0 in all of `memory`.
@@ -43,7 +35,7 @@ class head_state {
  public:
   /// `policy`: the name of the one that it is for; a state for none only follows plans.
   /// `memory_follows_capacity`: does the layout of the memory depend on the capacity?
-  head_state(std::span<const kvmeld::column> kinds, std::size_t memory, index_t capacity,
+  head_state(std::span<const kvmeld::slot_stat> kinds, std::size_t memory, index_t capacity,
              std::string_view policy = {}, bool memory_follows_capacity = true)
       : policy_(policy),
         kinds_(kinds.begin(), kinds.end()),
@@ -57,7 +49,7 @@ class head_state {
 
   /// The same over the caller's memory, which must live as long. Refused: columns of another size,
   /// a length beyond the capacity, less than no queries.
-  head_state(std::span<const kvmeld::column> kinds, const state_memory& over,
+  head_state(std::span<const kvmeld::slot_stat> kinds, const state_memory& over,
              std::string_view policy)
       : policy_(policy),
         kinds_(kinds.begin(), kinds.end()),
@@ -103,8 +95,8 @@ class head_state {
 
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
-  index_t columns() const { return static_cast<index_t>(kinds_.size()); }
-  column_merge fold(index_t c) const { return kinds_[static_cast<std::size_t>(c)].fold; }
+  index_t slot_stats() const { return static_cast<index_t>(kinds_.size()); }
+  slot_reduce reduce(index_t c) const { return kinds_[static_cast<std::size_t>(c)].reduce; }
 
   /// Column `c` `[length]`.
   std::span<float> column(index_t c) {
@@ -123,7 +115,7 @@ class head_state {
   /// Initial numbers for the slots appended since the last call.
   void extend(index_t length) {
     expect_capacity(length);
-    for (index_t c = 0; c < columns(); ++c) {
+    for (index_t c = 0; c < slot_stats(); ++c) {
       for (index_t s = length_; s < length; ++s) {
         columns_[offset(c) + static_cast<std::size_t>(s)] =
             kinds_[static_cast<std::size_t>(c)].initial;
@@ -164,11 +156,11 @@ class head_state {
             " slots, got one for ", from.memory_capacity_, ": the memory of ", policy_,
             " depends on the capacity");
     expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size(),
-            "copy: expected a state of ", columns(), " columns and ", memory_.size(),
-            " floats, got one of ", from.columns(), " and ", from.memory_.size());
+            "copy: expected a state of ", slot_stats(), " columns and ", memory_.size(),
+            " floats, got one of ", from.slot_stats(), " and ", from.memory_.size());
     expects(errc::no_capacity, from.length_ <= capacity_, "copy: expected a state for at least ",
             from.length_, " slots, got ", capacity_);
-    for (index_t c = 0; c < columns(); ++c) {
+    for (index_t c = 0; c < slot_stats(); ++c) {
       std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
     }
     std::ranges::copy(from.memory_, memory_.begin());
@@ -181,7 +173,7 @@ class head_state {
     expects(capacity >= length_ && capacity <= capacity_, "shrink: expected a capacity of ",
             length_, " to ", capacity_, " slots, got ", capacity);
     std::vector<float> smaller(kinds_.size() * static_cast<std::size_t>(capacity));
-    for (index_t c = 0; c < columns(); ++c) {
+    for (index_t c = 0; c < slot_stats(); ++c) {
       std::copy_n(columns_.data() + offset(c), length_,
                   smaller.data() + std::ptrdiff_t{c} * capacity);
     }
@@ -212,7 +204,7 @@ class head_state {
   }
 
   std::string policy_;
-  std::vector<kvmeld::column> kinds_;
+  std::vector<kvmeld::slot_stat> kinds_;
   // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
   // depend on where it happens to lie.
   std::vector<float> own_columns_;

@@ -57,7 +57,7 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   if (!plan.value_corrections().empty()) {
     out.correct_values(values, plan.dim());
   }
-  out.set_note(plan.note());
+  out.set_measured(plan.measured());
 }
 
 }  // namespace v0

@@ -24,7 +24,7 @@ inline void move_slot(const head_ref& head, head_state& state, index_t to, index
   copy_row(head.value(to), head.value(from), head.dim());
   head.log_mass(to) = head.log_mass(from);
   head.position(to) = head.position(from);
-  for (index_t c = 0; c < state.columns(); ++c) {
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
     const auto column = state.column(c);
     column[static_cast<std::size_t>(to)] = column[static_cast<std::size_t>(from)];
   }
@@ -133,11 +133,11 @@ inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& 
                  [&](index_t s) { return head.value(s); });
     }
     head.log_mass(anchor) = plan.log_mass(r);
-    for (index_t c = 0; c < state.columns(); ++c) {
+    for (index_t c = 0; c < state.slot_stats(); ++c) {
       const auto column = state.column(c);
       float& x = column[static_cast<std::size_t>(anchor)];
       for (const merge_source& e : sources.subspan(1)) {
-        x = detail::merged_column(state.fold(c), x, column[static_cast<std::size_t>(e.source)]);
+        x = detail::reduced_stat(state.reduce(c), x, column[static_cast<std::size_t>(e.source)]);
       }
     }
   }
@@ -183,10 +183,10 @@ inline void carry_out(const slot_removal& d, const head_ref& head, head_state& s
     merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
                [&](index_t s) { return head.value(s); });
     head.log_mass(d.into) = d.log_mass;
-    for (index_t c = 0; c < state.columns(); ++c) {
+    for (index_t c = 0; c < state.slot_stats(); ++c) {
       const auto column = state.column(c);
       float& x = column[static_cast<std::size_t>(d.into)];
-      x = detail::merged_column(state.fold(c), x, column[static_cast<std::size_t>(d.removed)]);
+      x = detail::reduced_stat(state.reduce(c), x, column[static_cast<std::size_t>(d.removed)]);
     }
   }
   if (d.share_count > 0) {

@@ -29,7 +29,7 @@ inline void move_metadata(const merge_plan& plan, const head_ref& head, head_sta
     const auto to = static_cast<std::size_t>(r), from = static_cast<std::size_t>(plan.anchor(r));
     head.log_mass(r) = head.log_mass(plan.anchor(r));  // of heads that share a table, each's own
     head.position(r) = head.position(plan.anchor(r));
-    for (index_t c = 0; c < state.columns(); ++c) {
+    for (index_t c = 0; c < state.slot_stats(); ++c) {
       state.column(c)[to] = state.column(c)[from];
     }
   }

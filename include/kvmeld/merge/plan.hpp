@@ -64,7 +64,7 @@ class merge_plan {
     sources_.clear(), log_mass_.clear();
     key_correction_.clear(), value_correction_.clear();
     dim_ = 0;
-    note_.reset();
+    measured_.reset();
     begin_.assign(1, 0);
     is_source_.assign(static_cast<std::size_t>(std::max(length, index_t{0})), 0);
     first_repeat_ = no_repeat;
@@ -103,7 +103,7 @@ class merge_plan {
 
   /// Removes the corrections: for a cache that they were not measured on, such as another
   /// model's.
-  void forget_corrections() {
+  void clear_corrections() {
     key_correction_.clear(), value_correction_.clear();
     dim_ = 0;
   }
@@ -131,8 +131,8 @@ class merge_plan {
 
   /// A number that the policy measured in making the plan, for its own `update_memory`; none: it
   /// measured nothing.
-  std::optional<float> note() const { return note_; }
-  void set_note(std::optional<float> note) { note_ = note; }
+  std::optional<float> measured() const { return measured_; }
+  void set_measured(std::optional<float> measured) { measured_ = measured; }
 
   friend void check(const merge_plan& plan);
 
@@ -158,7 +158,7 @@ class merge_plan {
   std::vector<float> log_mass_;                           // [rows]
   std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
   std::size_t dim_ = 0;
-  std::optional<float> note_;
+  std::optional<float> measured_;
   // Repeats are found as sources are added, so that `check` needs no scratch and only reads.
   static constexpr auto no_repeat = std::numeric_limits<std::size_t>::max();
   std::vector<char> is_source_;           // [length]

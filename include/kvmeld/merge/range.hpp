@@ -109,7 +109,7 @@ inline void keep_in_range(const head_ref& head, slot_removal& d) {
       {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
       {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
   if (!fits(head, sources, {}, {})) {
-    d = {.removed = d.removed, .note = d.note};
+    d = {.removed = d.removed, .measured = d.measured};
   }
 }
 

@@ -23,7 +23,7 @@ struct slot_removal {
   float log_mass = 0;                            ///< of `into` afterwards
   std::optional<float> kept_key_weight = {};     ///< none: as the values'
   std::optional<float> removed_key_weight = {};  ///< none: as the values'
-  std::optional<float> note = {};                ///< for the policy's own `update_memory`
+  std::optional<float> measured = {};            ///< for the policy's own `update_memory`
   index_t share_count = 0;                       ///< slots that share the removed value
   index_t share_until_position = nowhere;        ///< the position of the last
 };

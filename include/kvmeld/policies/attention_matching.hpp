@@ -39,7 +39,7 @@ struct attention_matching {
   index_t a_round = 4;  ///< omp: slots that join before the next fit
   float drop = -7;      ///< omp: log-mass below which a chosen slot is dropped
   float floor = -30;    ///< log-mass of a slot whose fit is less, or 0: it must be finite
-  static constexpr bool decodes = false;
+  static constexpr bool supports_decode = false;
 
   static constexpr std::string_view name() { return "attention_matching"; }
   static void parameters(auto& p, auto f) {

@@ -13,7 +13,7 @@
 #include "kvmeld/merge/range.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
@@ -47,7 +47,7 @@ struct cam {
     f("recent", p.recent), f("sinks", p.sinks), f("merge", p.merge), f("seed", p.seed),
         f("merge_prompt", p.merge_prompt);
   }
-  static constexpr std::array<column, 1> columns() { return {}; }
+  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: decoding
   index_t min_budget() const { return search::least_target(1, recent, sinks); }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
@@ -125,7 +125,7 @@ struct cam {
   }
 
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison&) const {
+                             const fused_similarity&) const {
     const auto score = state.column(0);
     slot_removal out;
     out.removed =

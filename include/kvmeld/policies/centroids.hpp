@@ -84,7 +84,7 @@ struct centroids {
   }
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
-                      key_comparison& comparison) const {
+                      fused_similarity& comparison) const {
     if (!prompt(head, state, target)) {
       comparison.request(head, latest(head));
     }
@@ -92,7 +92,7 @@ struct centroids {
   /// The latest of those that are not protected joins the nearest of the others.
   std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
                                             index_t target,
-                                            const key_comparison& comparison) const {
+                                            const fused_similarity& comparison) const {
     if (prompt(head, state, target)) {
       return std::nullopt;
     }

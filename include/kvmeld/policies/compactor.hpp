@@ -30,7 +30,7 @@ inline namespace v0 {
 ///   select  sinks and the last W, then the top of the rest by s
 ///   match   none: the others are evicted
 /// Leverage is of the slots that may be evicted, in position order. Queries that are not the slots'
-/// own (foresight) measure nothing here: give the prompt's.
+/// own (lookahead) measure nothing here: give the prompt's.
 struct compactor {
   index_t sinks = 4;
   index_t window = 4;
@@ -41,12 +41,12 @@ struct compactor {
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("chunk", p.chunk), f("blend", p.blend);
   }
-  static constexpr std::array<column, 1> columns() { return {}; }               // a_j, as received
+  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }         // a_j, as received
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
   static constexpr observation_needs needs() { return {}; }
-  kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = chunk + window}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = chunk + window}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

@@ -60,7 +60,7 @@ extern template struct hooks<cam>;
 }  // namespace detail
 
 extern template void attend(const head_ref&, const log_mass_of<head_ref>&, const float*, float*,
-                            std::span<float>, std::span<float>, key_comparison*);
+                            std::span<float>, std::span<float>, fused_similarity*);
 extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,
                                    const column_sums&);
 

@@ -49,7 +49,9 @@ struct d2o {
     f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta);
   }
   enum column_name : index_t { score };
-  static constexpr std::array<column, 1> columns() { return {column{column_merge::anchor}}; }
+  static constexpr std::array<slot_stat, 1> slot_stats() {
+    return {slot_stat{slot_reduce::anchor}};
+  }
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
   index_t min_budget() const { return sinks + 1; }
@@ -89,7 +91,7 @@ struct d2o {
       }
     }
     out.reset(head.length());
-    out.set_note(m);
+    out.set_measured(m);
     merge::for_each_row(work, [&](std::span<const index_t> members) {
       const index_t j = members[0];
       if (members.size() == 1) {
@@ -108,15 +110,15 @@ struct d2o {
   }
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
-                      key_comparison& comparison) const {
+                      fused_similarity& comparison) const {
     comparison.request(head, lowest(head, state, target));
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison& comparison) const {
+                             const fused_similarity& comparison) const {
     const index_t c = lowest(head, state, target);
     const search::near_slot j = search::nearest_by_cosine(head, c, comparison);
     if (j.cosine < next_threshold(state, j.cosine)) {
-      return {.removed = c, .note = j.cosine};
+      return {.removed = c, .measured = j.cosine};
     }
     const float z = e + std::exp(j.cosine);
     return {.removed = c,
@@ -124,17 +126,17 @@ struct d2o {
             .kept_weight = e / z,
             .removed_weight = std::exp(j.cosine) / z,
             .log_mass = head.log_mass(j.slot),
-            .note = j.cosine};
+            .measured = j.cosine};
   }
 
   /// eq. 10: what a change has measured enters the threshold.
   void update_memory(const kv_head auto&, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
-    remember(state, change.note());
+    remember(state, change.measured());
   }
   void update_memory(const kv_head auto&, head_state& state, const slot_removal& change,
                      slot_scratch&) const {
-    remember(state, change.note);
+    remember(state, change.measured);
   }
 
  private:

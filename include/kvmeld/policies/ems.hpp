@@ -58,9 +58,9 @@ struct ems {
     f("window", p.window), f("kernel", p.kernel), f("sinks", p.sinks), f("gamma", p.gamma),
         f("threshold", p.threshold), f("with_position", p.with_position), f("table", p.table);
   }
-  static constexpr std::array<column, 5> columns() {  // of the centres: `ems_table::field`
-    constexpr column of_centre{column_merge::anchor},
-        norm{column_merge::anchor, -1};  // not counted
+  static constexpr std::array<slot_stat, 5> slot_stats() {  // of the centres: `ems_table::field`
+    constexpr slot_stat of_centre{slot_reduce::anchor},
+        norm{slot_reduce::anchor, -1};  // not counted
     return {of_centre, of_centre, of_centre, norm, of_centre};
   }
   std::size_t memory(index_t, index_t group, index_t capacity) const {
@@ -74,7 +74,7 @@ struct ems {
   /// Scores are pooled where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
     return {
-        .measures = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
+        .observes = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
   }
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
@@ -146,7 +146,7 @@ struct ems {
     const detail::ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
     plan(head, tokens, search::column_score(s), target, gamma - 1, work, out);
-    out.set_note(1);  // for `update_memory`: the scores were pooled
+    out.set_measured(1);  // for `update_memory`: the scores were pooled
   }
   /// Decode: all that are no centres are to be merged.
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
@@ -159,7 +159,7 @@ struct ems {
   /// The entry of least score joins the centre most like it, or is evicted. (Keys compared as they
   /// were before RoPE take a plan.)
   std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
-                                            index_t, const key_comparison& comparison) const {
+                                            index_t, const fused_similarity& comparison) const {
     if (!with_position) {
       return std::nullopt;
     }
@@ -186,7 +186,7 @@ struct ems {
     return out;
   }
   void predict_victim(const kv_head auto& head, const head_state& state, index_t,
-                      key_comparison& comparison) const {
+                      fused_similarity& comparison) const {
     if (with_position) {
       const detail::ems_table tokens(state, head.group());
       const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
@@ -210,7 +210,7 @@ struct ems {
     const detail::ems_table tokens(state, head.group());
     tokens.measure(head);
     const index_t most = max_sharing(tokens, change.rows());
-    if (!change.note()) {
+    if (!change.measured()) {
       return detail::update_table(head, tokens, change, most,
                                   detail::global_local(tokens, head.length()), work.marks);
     }

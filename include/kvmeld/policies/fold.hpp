@@ -28,7 +28,7 @@ inline namespace v0 {
 
 /// fold (ours): slots that attention cannot tell apart are merged; outliers are kept unmerged,
 /// whether queries attend to them yet or not.
-///   score   m_i, the mean attention of reference queries (foresight) over the full cache
+///   score   m_i, the mean attention of reference queries (lookahead) over the full cache
 ///   select  sinks, the latest, and up to a share of the rest for the outliers: the highest
 ///           leverage of un-rotated keys, after a prompt averaged over neighbours, for what stands
 ///           out is several tokens long, and well above the mean; these keep their bytes. Or
@@ -69,7 +69,7 @@ struct fold {
         f("recent_share", p.recent_share), f("pool", p.prompt.pool),
         f("leverage_ridge", p.leverage_ridge), f("outlier", p.prompt.outlier),
         f("rounds", p.prompt.rounds), f("floor", p.prompt.floor), f("ridge", p.prompt.ridge),
-        f("polish", p.prompt.polish), f("rate", p.prompt.rate), f("queries", p.decode.queries),
+        f("refine", p.prompt.refine), f("rate", p.prompt.rate), f("queries", p.decode.queries),
         f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
         f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
         f("score_share", p.score_share), f("room_recent", p.room_recent),
@@ -77,9 +77,9 @@ struct fold {
   }
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
   enum column_name : index_t { tokens, prompt_score };
-  std::span<const column> columns() const {
-    static constexpr std::array<column, 2> all = {column{column_merge::sum, 1},
-                                                  column{column_merge::max, 0}};
+  std::span<const slot_stat> slot_stats() const {
+    static constexpr std::array<slot_stat, 2> all = {slot_stat{slot_reduce::sum, 1},
+                                                     slot_stat{slot_reduce::max, 0}};
     return std::span(all).first(pins == pin_rule::scores ? 2 : 1);
   }
   std::size_t memory(index_t dim, index_t group, index_t) const {
@@ -126,7 +126,7 @@ struct fold {
   /// Pins by scores are measured on all of a prompt; what is merged, on queries of the positions to
   /// come.
   kvmeld::prompt_use prompt_use() const {
-    return {.measures = pins == pin_rule::scores,
+    return {.observes = pins == pin_rule::scores,
             .plans = prompt_use::planned::lookahead,
             .positions = decode.ahead};
   }

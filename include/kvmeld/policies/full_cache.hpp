@@ -13,7 +13,7 @@ inline namespace v0 {
 
 struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
-  static constexpr bool bounded = false;
+  static constexpr bool evicts = false;
 
   void plan(const kv_head auto& head, const head_state&, index_t, slot_scratch&,
             merge_plan& out) const {

@@ -28,7 +28,7 @@ struct h2o {
 
   static constexpr std::string_view name() { return "h2o"; }
   static void parameters(auto& p, auto f) { f("recent", p.recent), f("sinks", p.sinks); }
-  static constexpr std::array<column, 1> columns() { return {}; }
+  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
   /// The smallest budget in which the sinks and the window's share both fit.
   index_t min_budget() const { return search::least_target(1, recent, sinks); }
   static constexpr observation_needs needs() { return {.probabilities = true}; }

@@ -32,10 +32,10 @@ struct hooks {
                    const query_view<float>& queries, index_t target, slot_scratch& work,
                    merge_plan& out);
   static void predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
-                             key_comparison& comparison);
+                             fused_similarity& comparison);
   static std::optional<slot_removal> choose_victim(const P& p, const head_ref& head,
                                                    const head_state& state, index_t target,
-                                                   const key_comparison& comparison);
+                                                   const fused_similarity& comparison);
   static void update_memory(const P& p, const head_ref& head, head_state& state,
                             const merge_plan& change, slot_scratch& work);
   static void update_memory(const P& p, const head_ref& head, head_state& state,
@@ -43,7 +43,7 @@ struct hooks {
   static void after_compress(const P& p, const head_ref& head, head_state& state, index_t target);
   static void attend(const P& p, const head_ref& head, const head_state& state, const float* q,
                      float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-                     key_comparison* comparison);
+                     fused_similarity* comparison);
 };
 
 template <class P, class T>
@@ -115,7 +115,7 @@ void hooks<P>::plan(const P& p, const head_ref& head, const head_state& state,
 
 template <class P>
 void hooks<P>::predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
-                              key_comparison& comparison) {
+                              fused_similarity& comparison) {
   comparison.reset();
   if constexpr (requires { p.predict_victim(head, state, target, comparison); }) {
     p.predict_victim(head, state, target, comparison);
@@ -125,7 +125,7 @@ void hooks<P>::predict_victim(const P& p, const head_ref& head, head_state& stat
 template <class P>
 std::optional<slot_removal> hooks<P>::choose_victim(const P& p, const head_ref& head,
                                                     const head_state& state, index_t target,
-                                                    const key_comparison& comparison) {
+                                                    const fused_similarity& comparison) {
   if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
     return p.choose_victim(head, state, target, comparison);
   } else if constexpr (scores_slots<const P> && !makes_plans<const P>) {
@@ -159,7 +159,7 @@ void hooks<P>::after_compress(const P& p, const head_ref& head, head_state& stat
 template <class P>
 void hooks<P>::attend(const P& p, const head_ref& head, const head_state& state, const float* q,
                       float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-                      key_comparison* comparison) {
+                      fused_similarity* comparison) {
   if constexpr (requires {
                   p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
                 }) {
@@ -211,7 +211,7 @@ void plan(const P& policy, const head_ref& head, const head_state& state,
 /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
 template <class P>
 void predict_victim(const P& policy, const head_ref& head, head_state& state, index_t target,
-                    key_comparison& comparison) {
+                    fused_similarity& comparison) {
   detail::with_policy(policy, [&]<class One>(const One& p) {
     detail::hooks<One>::predict_victim(p, head, state, target, comparison);
   });
@@ -222,7 +222,7 @@ void predict_victim(const P& policy, const head_ref& head, head_state& state, in
 template <class P>
 std::optional<slot_removal> choose_victim(const P& policy, const head_ref& head,
                                           const head_state& state, index_t target,
-                                          const key_comparison& comparison = {}) {
+                                          const fused_similarity& comparison = {}) {
   return detail::with_policy(policy, [&]<class One>(const One& p) {
     return detail::hooks<One>::choose_victim(p, head, state, target, comparison);
   });
@@ -249,7 +249,7 @@ void after_compress(const P& policy, const head_ref& head, head_state& state, in
 template <class P>
 void attend(const P& policy, const head_ref& head, const head_state& state, const float* q,
             float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-            key_comparison* comparison = nullptr) {
+            fused_similarity* comparison = nullptr) {
   detail::with_policy(policy, [&]<class One>(const One& p) {
     detail::hooks<One>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
   });

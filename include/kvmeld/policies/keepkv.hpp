@@ -56,12 +56,12 @@ struct keepkv {
         f("merge_first", p.merge_first), f("epsilon", p.epsilon);
   }
   enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
-  std::vector<column> columns() const {
+  std::vector<slot_stat> slot_stats() const {
     if (variant == mode::paper) {
-      return {{column_merge::anchor}, {column_merge::anchor}};
+      return {{slot_reduce::anchor}, {slot_reduce::anchor}};
     }
-    return std::vector<column>(static_cast<std::size_t>(window),
-                               {column_merge::anchor, detail::logit_window::not_seen});
+    return std::vector<slot_stat>(static_cast<std::size_t>(window),
+                                  {slot_reduce::anchor, detail::logit_window::not_seen});
   }
   index_t column_count() const { return variant == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
@@ -69,7 +69,7 @@ struct keepkv {
   /// Merges come first where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
     return {
-        .measures = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
+        .observes = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
   }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
@@ -174,11 +174,11 @@ struct keepkv {
   }
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
-                      key_comparison& comparison) const {
+                      fused_similarity& comparison) const {
     comparison.request(head, lowest(head, state, target));
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison& comparison) const {
+                             const fused_similarity& comparison) const {
     const index_t e = lowest(head, state, target);
     const search::near_slot c = search::nearest_by_cosine(head, e, comparison);
     if (!(c.cosine >= similarity)) {

@@ -54,7 +54,7 @@ struct key_diff {
   /// present sum to say which slots may be the lowest. Attention compares it with all keys, and
   /// sums anew.
   void predict_victim(const kv_head auto& head, head_state& state, index_t,
-                      key_comparison& comparison) const {
+                      fused_similarity& comparison) const {
     const auto sum = state.memory().subspan(1);
     add_direction(head, head.length() - 1, 1, sum);
     float guess[detail::row_floats];
@@ -64,7 +64,7 @@ struct key_diff {
     comparison.request(head, head.length() - 1, std::span(guess, sum.size()), sum);
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
-                             const key_comparison& comparison) const {
+                             const fused_similarity& comparison) const {
     const auto is_protected = protected_slots(head, sinks, window);
     slot_removal out;
     float lowest = 0;
@@ -117,7 +117,7 @@ struct key_diff {
   /// 2 ‖guess − sum‖/‖sum‖, and by rounding. False: they say too little.
   template <class Protected, class See>
   static bool among_few(const kv_head auto& head, const head_state& state,
-                        const key_comparison& comparison, Protected is_protected, See see) {
+                        const fused_similarity& comparison, Protected is_protected, See see) {
     const index_t n = head.length(), dim = head.dim();
     if (!comparison.is_about(n - 1, n)) {
       return false;

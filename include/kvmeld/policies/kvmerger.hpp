@@ -54,7 +54,7 @@ struct kvmerger {
         f("gaps_break", p.gaps_break), f("period", p.period);
   }
   enum column_name : index_t { score };
-  static constexpr std::array<column, 1> columns() { return {column{column_merge::sum}}; }
+  static constexpr std::array<slot_stat, 1> slot_stats() { return {slot_stat{slot_reduce::sum}}; }
   index_t min_budget() const {
     return search::least_target(std::max(sinks, index_t{1}),
                                 [&](index_t target) { return untouched(target) < target; });

@@ -34,9 +34,11 @@ struct kvzip {
 
   static constexpr std::string_view name() { return "kvzip"; }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("recent", p.recent); }
-  static constexpr bool decodes = false;
+  static constexpr bool supports_decode = false;
   static constexpr group_combine combine = group_combine::max;
-  static constexpr std::array<column, 1> columns() { return {column{column_merge::max, 0}}; }
+  static constexpr std::array<slot_stat, 1> slot_stats() {
+    return {slot_stat{slot_reduce::max, 0}};
+  }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);

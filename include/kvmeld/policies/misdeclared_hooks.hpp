@@ -10,7 +10,7 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
@@ -22,7 +22,7 @@ namespace detail {
 /// The optional members of a policy, and `plan`, which may have a form with queries.
 enum class hook {
   none,
-  columns,
+  slot_stats,
   memory,
   min_budget,
   eviction_batch,
@@ -54,7 +54,7 @@ enum class hook {
       return !requires { &both_##hook<P>::hook; }; \
     }                                              \
   }
-KVMELD_HOOK(columns)
+KVMELD_HOOK(slot_stats)
 KVMELD_HOOK(memory)
 KVMELD_HOOK(min_budget)
 KVMELD_HOOK(eviction_batch)
@@ -120,13 +120,13 @@ concept updates_by_plan = requires(P& p, const hook_head& head, head_state& stat
 };
 template <class P>
 concept chooses = requires(P& p, const hook_head& head, const head_state& state,
-                           const key_comparison& x) {
+                           const fused_similarity& x) {
   {
     p.choose_victim(head, state, index_t{}, x)
     } -> std::convertible_to<std::optional<slot_removal>>;
 };
 template <class P>
-concept predicts = requires(P& p, const hook_head& head, head_state& state, key_comparison& x) {
+concept predicts = requires(P& p, const hook_head& head, head_state& state, fused_similarity& x) {
   p.predict_victim(head, state, index_t{}, x);
 };
 template <class P>
@@ -138,8 +138,8 @@ concept ends_compress = requires(P& p, const hook_head& head, head_state& state)
 template <class P>
 consteval hook misdeclared() {
   using C = const P;
-  if (names_columns<P>() && !requires(C & p) { p.columns().size(); }) {
-    return hook::columns;
+  if (names_slot_stats<P>() && !requires(C & p) { p.slot_stats().size(); }) {
+    return hook::slot_stats;
   }
   if (names_memory<P>() && !requires(C & p) { p.memory(index_t{}, index_t{}, index_t{}); }) {
     return hook::memory;

@@ -41,9 +41,9 @@ inline namespace v0 {
 ///
 /// Its state, and the budgets that it needs:
 ///
-///     std::array<column, n> columns() const;            one float per slot each, in `head_state`
-///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
-///                                                       floats per head beside the columns
+///     std::array<slot_stat, n> slot_stats() const;            one float per slot each, in
+///     `head_state` std::size_t memory(index_t dim, index_t group, index_t capacity) const;
+///                                                       floats per head beside the slots'
 ///     static constexpr bool memory_follows_capacity = true;
 ///                                                       does `memory` mean something else for
 ///                                                       another capacity, where its size is the
@@ -57,8 +57,8 @@ inline namespace v0 {
 ///     void validate() const;                            throws on parameters out of range
 ///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
 ///                                                       `make_policy` may set
-///     static constexpr bool bounded = false;            never compresses (full_cache)
-///     static constexpr bool decodes = false;            compresses prompts only
+///     static constexpr bool evicts = false;            never compresses (full_cache)
+///     static constexpr bool supports_decode = false;            compresses prompts only
 ///
 /// What it measures:
 ///
@@ -75,12 +75,12 @@ inline namespace v0 {
 /// How it decodes:
 ///
 ///     std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state&,
-///                                               index_t target, const key_comparison&) const;
+///                                               index_t target, const fused_similarity&) const;
 ///                                                       equals plan(length − 1), in O(dim) to
 ///                                                       apply; a plain slot_removal where there
 ///                                                       always is one; without one, a plan is made
-///     void predict_victim(const kv_head auto& head, head_state&, index_t target, key_comparison&)
-///     const;
+///     void predict_victim(const kv_head auto& head, head_state&, index_t target,
+///     fused_similarity&) const;
 ///                                                       before attention: the slot to compare
 ///                                                       with all; the result is what
 ///                                                       `choose_victim` gets
@@ -107,7 +107,7 @@ void plan(const P& p, const head_ref& head, const head_state& state,
           const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
   expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
           " slots (extend it), got ", state.length());
-  if (!traits::bounded(p) || head.length() <= target) {
+  if (!traits::evicts(p) || head.length() <= target) {
     out.reset(head.length());
     for (index_t s = 0; s < head.length(); ++s) {
       out.keep(s, head.log_mass(s));
@@ -174,7 +174,7 @@ budget budget_within(const P& p, index_t slots) {
 template <policy P>
 void check(const P& p, const budget& b, index_t capacity) {
   traits::validate(p);
-  if (!traits::bounded(p)) {
+  if (!traits::evicts(p)) {
     return;
   }
   expects(b.slots > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.slots);

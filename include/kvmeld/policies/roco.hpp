@@ -11,7 +11,7 @@
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/each_query.hpp"
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
@@ -38,7 +38,7 @@ struct roco {
     f("sinks", p.sinks), f("window", p.window), f("steady", p.steady);
   }
   enum column_name : index_t { mean, squares, queries_seen };  // `squares`: Σ (a − mean)²
-  static constexpr std::array<column, 3> columns() { return {}; }
+  static constexpr std::array<slot_stat, 3> slot_stats() { return {}; }
   index_t min_budget() const { return sinks + window + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
@@ -69,7 +69,7 @@ struct roco {
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
   /// Where attention moves on it is not: what was attended to once is lowest, and has varied most.
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const key_comparison&) const {
+                             const fused_similarity&) const {
     const auto is_protected = protected_slots(head, sinks, window);
     const index_t varied = held_back(head, target).varied;
     const auto means = search::column_score(state.column(mean));

@@ -38,10 +38,10 @@ struct scissorhands {
     f("sinks", p.sinks), f("window", p.window), f("history", p.history);
   }
   enum column_name : index_t { past, current };
-  static constexpr std::array<column, 2> columns() { return {}; }
+  static constexpr std::array<slot_stat, 2> slot_stats() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = history - 1}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = history - 1}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

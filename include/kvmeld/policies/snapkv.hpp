@@ -37,13 +37,13 @@ struct snapkv {
         f("count_border", p.count_border);
   }
   enum column_name : index_t { past, current };
-  static constexpr std::array<column, 2> columns() { return {}; }
+  static constexpr std::array<slot_stat, 2> slot_stats() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) {
     return 1;
   }  // queries in `current`
   index_t min_budget() const { return sinks + window + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  kvmeld::prompt_use prompt_use() const { return {.measures = true, .reach = window - 1}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = window - 1}; }
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);

@@ -26,7 +26,7 @@ struct tova {
 
   static constexpr std::string_view name() { return "tova"; }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
-  static constexpr std::array<column, 1> columns() { return {}; }
+  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
   index_t min_budget() const { return sinks + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const { search::expect_count(name(), "sinks", sinks, 0); }

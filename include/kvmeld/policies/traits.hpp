@@ -39,10 +39,10 @@ namespace traits {
 
 /// One float per slot each, in `head_state`.
 template <class P>
-std::vector<column> columns(const P& policy) {
-  return detail::with_policy(policy, [](const auto& p) -> std::vector<column> {
-    if constexpr (requires { p.columns(); }) {
-      const auto list = p.columns();
+std::vector<slot_stat> slot_stats(const P& policy) {
+  return detail::with_policy(policy, [](const auto& p) -> std::vector<slot_stat> {
+    if constexpr (requires { p.slot_stats(); }) {
+      const auto list = p.slot_stats();
       return {list.begin(), list.end()};
     } else {
       return {};
@@ -52,17 +52,17 @@ std::vector<column> columns(const P& policy) {
 
 /// How many, without allocating.
 template <class P>
-index_t column_count(const P& policy) {
+index_t slot_stat_count(const P& policy) {
   return detail::with_policy(policy, [](const auto& p) -> index_t {
-    if constexpr (requires { p.columns(); }) {
-      return static_cast<index_t>(p.columns().size());
+    if constexpr (requires { p.slot_stats(); }) {
+      return static_cast<index_t>(p.slot_stats().size());
     } else {
       return 0;
     }
   });
 }
 
-/// Floats per head beside the columns.
+/// Floats per head beside the slots'.
 template <class P>
 std::size_t memory(const P& policy, index_t dim, index_t group, index_t capacity) {
   return detail::with_policy(policy, [&](const auto& p) -> std::size_t {
@@ -167,10 +167,10 @@ group_combine combine(const P& policy) {
 
 /// Does the policy ever compress?
 template <class P>
-bool bounded(const P& policy) {
+bool evicts(const P& policy) {
   return detail::with_policy(policy, []<class One>(const One&) -> bool {
-    if constexpr (requires { One::bounded; }) {
-      return One::bounded;
+    if constexpr (requires { One::evicts; }) {
+      return One::evicts;
     } else {
       return true;
     }
@@ -179,10 +179,10 @@ bool bounded(const P& policy) {
 
 /// Does the policy compress while decoding?
 template <class P>
-bool decodes(const P& policy) {
+bool supports_decode(const P& policy) {
   return detail::with_policy(policy, []<class One>(const One&) -> bool {
-    if constexpr (requires { One::decodes; }) {
-      return One::decodes;
+    if constexpr (requires { One::supports_decode; }) {
+      return One::supports_decode;
     } else {
       return true;
     }
@@ -191,14 +191,14 @@ bool decodes(const P& policy) {
 
 /// Does the policy take a decode step's attention into its state?
 template <class P>
-bool measures(const P& policy) {
+bool uses_attention(const P& policy) {
   return detail::with_policy(
       policy, []<class One>(const One&) -> bool { return detail::observes_step<const One>; });
 }
 
 /// Does the policy plan on the reference queries themselves?
 template <class P>
-bool plans_on_queries(const P& policy) {
+bool uses_queries(const P& policy) {
   return detail::with_policy(
       policy, []<class One>(const One&) -> bool { return detail::plans_with_queries<const One>; });
 }
@@ -210,7 +210,7 @@ kvmeld::prompt_use prompt_use_of(const P& policy) {
     if constexpr (requires { p.prompt_use(); }) {
       return p.prompt_use();
     } else {
-      return {.measures = detail::observes_queries<const One>};
+      return {.observes = detail::observes_queries<const One>};
     }
   });
 }
@@ -222,7 +222,7 @@ kvmeld::observation_needs observation_needs_of(const P& policy) {
     if constexpr (requires { p.needs(); }) {
       return p.needs();
     } else {
-      const bool all = measures(p);
+      const bool all = uses_attention(p);
       return {all, all, all};
     }
   });

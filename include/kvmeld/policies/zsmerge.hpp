@@ -47,7 +47,7 @@ struct zsmerge {
   prompt_mode prompt = prompt_mode::chunked;
   /// May the token that has just passed the ring be evicted? Algorithm 1: yes; authors' code: no.
   bool new_token_competes = true;
-  column_merge merged_score = column_merge::max;  ///< authors' default; or `sum`
+  slot_reduce merged_score = slot_reduce::max;  ///< authors' default; or `sum`
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "zsmerge"; }
@@ -56,8 +56,8 @@ struct zsmerge {
         f("alpha", p.alpha), f("decay", p.decay), f("new_token_competes", p.new_token_competes);
   }
   enum column_name : index_t { score, count, is_residual };
-  std::array<column, 3> columns() const {
-    return {column{merged_score}, column{column_merge::sum, 1}, column{column_merge::max}};
+  std::array<slot_stat, 3> slot_stats() const {
+    return {slot_stat{merged_score}, slot_stat{slot_reduce::sum, 1}, slot_stat{slot_reduce::max}};
   }
   std::size_t memory(index_t dim, index_t, index_t) const {
     return merge::float_rows::floats(residual, dim);
@@ -75,7 +75,7 @@ struct zsmerge {
     expects(alpha >= 0 && std::isfinite(alpha),
             "zsmerge: expected a finite alpha of at least 0, got ", alpha);
     expects(decay > 0 && decay <= 1, "zsmerge: expected a decay in (0, 1], got ", decay);
-    expects(merged_score != column_merge::anchor,
+    expects(merged_score != slot_reduce::anchor,
             "zsmerge: expected a merged score of max or sum, got anchor");
   }
 
@@ -128,7 +128,7 @@ struct zsmerge {
   }
 
   std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
-                                            index_t target, const key_comparison&) const {
+                                            index_t target, const fused_similarity&) const {
     if (residual_slots(head, state) < residual) {
       return std::nullopt;  // a residual slot has to be made first
     }

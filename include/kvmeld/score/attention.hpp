@@ -10,7 +10,7 @@
 #include <span>
 
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
@@ -74,7 +74,7 @@ template <kv_head Head, class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
             std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
-            key_comparison* comparison = nullptr) {
+            fused_similarity* comparison = nullptr) {
   using Eigen::Map;
   const index_t n = head.length(), dim = head.dim(), group = head.group();
   expects(n > 0, "attend: expected at least 1 slot, got an empty head");

@@ -51,8 +51,8 @@ struct future_positions {
   }
 };
 
-/// How many queries foresight takes, and where they go.
-struct foresight_options {
+/// How many queries lookahead takes, and where they go.
+struct lookahead_options {
   index_t count = 256;  ///< queries
   future_positions ahead = {};
 };

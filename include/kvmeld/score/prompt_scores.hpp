@@ -5,8 +5,8 @@
 
 #include <span>
 
-#include "kvmeld/score/foresight_max.hpp"
 #include "kvmeld/score/leverage.hpp"
+#include "kvmeld/score/lookahead_max.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -20,7 +20,7 @@ struct prompt_score_options {
   std::span<const float> log_sum_exp = {};  ///< [group, queries] of the prefill's own attention
 };
 
-/// Foresight-max (ours; `score/foresight_max.hpp` has the formula) times leverage, of one KV head's
+/// Lookahead-max (ours; `score/lookahead_max.hpp` has the formula) times leverage, of one KV head's
 /// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
 /// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
 /// chunks, the chunk's. Where the prefill has its rows' log-sum-exp, half of
@@ -42,7 +42,7 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
           options.log_sum_exp.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
           options.horizon);
-  score::foresight_max(head, queries, options.horizon, options.log_sum_exp, out);
+  score::lookahead_max(head, queries, options.horizon, options.log_sum_exp, out);
   if (!options.leverage) {
     return;
   }

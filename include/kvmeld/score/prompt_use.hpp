@@ -13,13 +13,13 @@ struct prompt_use {
   /// prompt, or these shifted to the positions to come (lookahead). The last two are observed too.
   enum class planned { none, latest, spread, lookahead };
 
-  bool measures = false;  ///< every chunk's own queries are observed
+  bool observes = false;  ///< every chunk's own queries are observed
   index_t reach = 0;      ///< ... together with so many that came before the chunk
   planned plans = planned::none;
   index_t count = 256;              ///< of what it plans on: queries
   future_positions positions = {};  ///< of lookahead
 
-  bool uses_queries() const { return measures || plans != planned::none; }
+  bool needs_queries() const { return observes || plans != planned::none; }
 };
 
 /// What a policy needs of a decode step's attention. An engine says what it gives when it makes a

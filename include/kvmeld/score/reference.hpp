@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Sources of reference queries: a spread over the prompt, and foresight. The last window is
+/// Sources of reference queries: a spread over the prompt, and lookahead. The last window is
 /// `query_view::last`; a replay is the engine's second pass.
 #pragma once
 
@@ -67,13 +67,13 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
   return out;
 }
 
-/// Foresight (ours): queries spread over the prompt, un-rotated and rotated again to the positions
+/// Lookahead (ours): queries spread over the prompt, un-rotated and rotated again to the positions
 /// to come, `N … N + horizon − 1` (see `future_positions`). A query's content repeats; its rotation
 /// does not.
 template <class T>
-reference_queries foresight(kv_cache auto& kv, const query_view<T>& queries,
-                            const foresight_options& options = {}) {
-  options.ahead.validate("foresight");
+reference_queries lookahead(kv_cache auto& kv, const query_view<T>& queries,
+                            const lookahead_options& options = {}) {
+  options.ahead.validate("lookahead");
   const auto head = kv.head(0);
   reference_queries out = spread(kv, queries, options.count);
   const auto moved = [&](index_t i) {

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "kvmeld/score/dot.hpp"
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/tile_compare.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
 
@@ -52,7 +52,7 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
 /// rounding does not decide, the distances themselves.
 template <class Candidate>
 index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate,
-                            const key_comparison& comparison) {
+                            const fused_similarity& comparison) {
   const index_t n = head.length();
   if (!comparison.is_about(c, n)) {
     return nearest_by_distance(head, c, candidate);
@@ -210,7 +210,8 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> remove
 
 /// For one slot among all, as decode needs it: from `comparison`, if it is about this slot, and
 /// with its norms, if about another.
-near_slot nearest_by_cosine(const kv_head auto& head, index_t c, const key_comparison& comparison) {
+near_slot nearest_by_cosine(const kv_head auto& head, index_t c,
+                            const fused_similarity& comparison) {
   near_slot best;
   const index_t n = head.length();
   index_t slot[cosine_slots];

@@ -62,8 +62,8 @@ void check_attention(const Rule& rule, const cache_case& c, const std::vector<in
                      std::uint64_t seed) {
   INFO("dim " << c.dim << ", group " << c.group << ", paged " << c.paged << ", odd " << c.odd
               << ", length " << lengths[0] << ", seed " << seed);
-  device_cache<Scalar> kv(c, lengths, seed, {column_merge::sum, column_merge::sum}, 1);
-  device_cache<Scalar> again(c, lengths, seed, {column_merge::sum, column_merge::sum}, 1);
+  device_cache<Scalar> kv(c, lengths, seed, {slot_reduce::sum, slot_reduce::sum}, 1);
+  device_cache<Scalar> again(c, lengths, seed, {slot_reduce::sum, slot_reduce::sum}, 1);
   const auto before = kv.columns.bytes();
   const auto n = static_cast<std::size_t>(c.heads * c.group * c.dim);
   device_buffer<Scalar> q(n), out(n), out_again(n);

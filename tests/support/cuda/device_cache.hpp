@@ -122,7 +122,7 @@ struct device_cache {
   const attention_spec* spec = nullptr;  ///< as of `cache_view`
 
   device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
-               std::vector<column_merge> folds = {}, index_t floats = 0)
+               std::vector<slot_reduce> folds = {}, index_t floats = 0)
       : shape(c),
         side(c.dim + c.odd),
         row(side * c.together()),

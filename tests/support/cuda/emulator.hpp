@@ -22,7 +22,7 @@
 #include "cuda/small_card.hpp"
 #include "kvmeld/cuda/error.cuh"
 #include "kvmeld/detail/multiply_add.hpp"
-#include "kvmeld/memory/column_merge.hpp"
+#include "kvmeld/memory/slot_stat.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/search/protection.hpp"
 

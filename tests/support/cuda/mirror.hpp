@@ -63,7 +63,7 @@ struct mirror {
       places = counts + 1 + 2 * static_cast<std::size_t>(c.group);
     }
     float* initial = device.state.initial;
-    for (const auto& x : traits::columns(p)) {
+    for (const auto& x : traits::slot_stats(p)) {
       *initial++ = x.initial;
     }
     for (index_t h = 0; h < kv.heads(); ++h) {
@@ -78,7 +78,7 @@ struct mirror {
         }
         device.log_mass[device.at(h, s)] = head.log_mass(s);
         device.position[device.at(h, s)] = head.position(s);
-        for (index_t k = 0; k < state[h].columns(); ++k) {
+        for (index_t k = 0; k < state[h].slot_stats(); ++k) {
           device.column(k, h, s) = state[h].column(k)[static_cast<std::size_t>(s)];
         }
       }
@@ -106,7 +106,7 @@ struct mirror {
           near(to_float(device.key(h, s)[i]), static_cast<float>(head.key(s)[i]));
           near(to_float(device.value(h, s)[i]), static_cast<float>(head.value(s)[i]));
         }
-        for (index_t k = 0; k < state[h].columns() - (places > 0 ? 1 : 0); ++k) {
+        for (index_t k = 0; k < state[h].slot_stats() - (places > 0 ? 1 : 0); ++k) {
           near(device.column(k, h, s), state[h].column(k)[static_cast<std::size_t>(s)]);
         }
       }
@@ -186,10 +186,10 @@ struct mirror {
     return n;
   }
   template <class Policy>
-  static std::vector<column_merge> folds(const Policy& p) {
-    std::vector<column_merge> f;
-    for (const auto& c : traits::columns(p)) {
-      f.push_back(c.fold);
+  static std::vector<slot_reduce> folds(const Policy& p) {
+    std::vector<slot_reduce> f;
+    for (const auto& c : traits::slot_stats(p)) {
+      f.push_back(c.reduce);
     }
     return f;
   }

@@ -41,7 +41,7 @@ struct one_step {
       return static_cast<float>(random.below(1U << 16)) / (1U << 15) - 1.0F;
     };
     index_t column = 0;
-    for (const auto& x : traits::columns(p)) {
+    for (const auto& x : traits::slot_stats(p)) {
       kv.state.initial[column++] = x.initial;
     }
     for (auto* rows : {&q, &k, &v}) {
@@ -108,10 +108,10 @@ struct one_step {
   }
 
  private:
-  static std::vector<column_merge> merges(const Policy& p) {
-    std::vector<column_merge> all;
-    for (const auto& x : traits::columns(p)) {
-      all.push_back(x.fold);
+  static std::vector<slot_reduce> merges(const Policy& p) {
+    std::vector<slot_reduce> all;
+    for (const auto& x : traits::slot_stats(p)) {
+      all.push_back(x.reduce);
     }
     return all;
   }

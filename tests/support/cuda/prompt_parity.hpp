@@ -81,7 +81,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
       std::swap(head.position(s),
                 head.position(static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)))));
     }
-    for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {  // measured before
+    for (index_t k0 = 0; k0 < state[h].slot_stats() && k0 < 1; ++k0) {  // measured before
       for (float& x : state[h].column(k0)) {
         x = static_cast<float>(random.below(3));
         x = what.nan && random.below(5) == 0 ? std::numeric_limits<float>::quiet_NaN() : x;
@@ -154,7 +154,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
     twin.check_same(kv, state, tolerance);
     merged = true;
   };
-  both(seen, rows, what.slots, traits::bounded(p));
+  both(seen, rows, what.slots, traits::evicts(p));
   CHECK((memory.intact() && queries.intact() && positions.intact()));
   uneven_budgets same({what.slots}, what.apart, c.heads);
   calls::compress(p, again.device.view(), again.device.state, rows, same.limits(), space,

@@ -52,7 +52,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
     const auto k = scalars(n * c.dim), v = scalars(n * c.dim);
     kv.append(h, k, v);
     state[h].extend(n);
-    for (index_t k0 = 0; k0 < state[h].columns() && k0 < 1; ++k0) {  // scores, many of them tied
+    for (index_t k0 = 0; k0 < state[h].slot_stats() && k0 < 1; ++k0) {  // scores, many of them tied
       for (float& x : state[h].column(k0)) {
         x = static_cast<float>(random.below(3));
       }

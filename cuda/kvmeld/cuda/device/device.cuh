@@ -82,7 +82,7 @@
 #pragma once
 
 #include "kvmeld/detail/multiply_add.hpp"
-#include "kvmeld/memory/column_merge.hpp"
+#include "kvmeld/memory/slot_stat.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/search/protection.hpp"
 

@@ -10,7 +10,7 @@
 
 #include "kvmeld/cuda/device/launch.cuh"
 #include "kvmeld/detail/multiply_add.hpp"
-#include "kvmeld/memory/column_merge.hpp"
+#include "kvmeld/memory/slot_stat.hpp"
 #include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/search/protection.hpp"
 

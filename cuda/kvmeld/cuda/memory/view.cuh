@@ -89,11 +89,11 @@ inline constexpr index_t compared_rows = 8;
 /// `h` at `memory[h · memory_stride]`. `make_state_view` makes one.
 struct state_view {
   float* columns = nullptr;
-  index_t count = 0;                      ///< columns, at most `max_columns`
-  column_merge merges[max_columns] = {};  ///< what becomes of a column's numbers when slots merge
-  float initial[max_columns] = {};        ///< numbers of a new slot
-  std::ptrdiff_t column_stride = 0;       ///< floats, column to column
-  std::ptrdiff_t head_stride = 0;         ///< floats, head to head; at least the capacity
+  index_t count = 0;                     ///< columns, at most `max_columns`
+  slot_reduce merges[max_columns] = {};  ///< what becomes of a column's numbers when slots merge
+  float initial[max_columns] = {};       ///< numbers of a new slot
+  std::ptrdiff_t column_stride = 0;      ///< floats, column to column
+  std::ptrdiff_t head_stride = 0;        ///< floats, head to head; at least the capacity
   float* memory = nullptr;
   index_t floats = 0;                ///< of memory, a head
   std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`

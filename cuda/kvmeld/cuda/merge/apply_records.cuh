@@ -136,7 +136,7 @@ struct apply_records {
           KVMELD_UNROLL
           for (index_t k = 0; k < at_once; ++k) {
             x.of[c] =
-                s[k] >= 0 ? kvmeld::detail::merged_column(state.merges[c], x.of[c], y[k]) : x.of[c];
+                s[k] >= 0 ? kvmeld::detail::reduced_stat(state.merges[c], x.of[c], y[k]) : x.of[c];
           }
         }
       }
@@ -150,7 +150,7 @@ struct apply_records {
     }
     const index_t anchor = sources[begin[r]].source;
     numbers x = of_slot(anchor);
-    const auto adds = [&](index_t c) { return state.merges[c] == column_merge::sum; };
+    const auto adds = [&](index_t c) { return state.merges[c] == slot_reduce::sum; };
     KVMELD_UNROLL
     for (index_t c = 0; c < max_columns; ++c) {
       x.of[c] = adds(c) && thread_index() > 0 ? 0.0F : x.of[c];  // the anchor's counts once
@@ -167,10 +167,10 @@ struct apply_records {
     }
     sync_block();
     const index_t c = thread_index();
-    if (c < state.count && state.merges[c] != column_merge::anchor) {
+    if (c < state.count && state.merges[c] != slot_reduce::anchor) {
       float all = shared.partial[c * warps];
       for (index_t w = 1; w < warps; ++w) {
-        all = kvmeld::detail::merged_column(state.merges[c], all, shared.partial[c * warps + w]);
+        all = kvmeld::detail::reduced_stat(state.merges[c], all, shared.partial[c * warps + w]);
       }
       state.column(c, h)[anchor] = all;
     }

@@ -56,8 +56,8 @@ KVMELD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
   merge(cache.values.of(h), how.values);
   if (thread_index() < state.count) {
     float& x = head.column(thread_index(), into);
-    x = kvmeld::detail::merged_column(state.merges[thread_index()], x,
-                                      head.column(thread_index(), removed));
+    x = kvmeld::detail::reduced_stat(state.merges[thread_index()], x,
+                                     head.column(thread_index(), removed));
   }
   if (thread_index() == 0) {
     cache.log_mass[cache.slot(h, into)] = how.log_mass;

@@ -76,11 +76,11 @@ auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
 /// A policy's columns; without any an empty array.
 template <class Policy>
 auto columns_of(const Policy& policy) {
-  if constexpr (requires { policy.columns(); }) {
-    return policy.columns();
+  if constexpr (requires { policy.slot_stats(); }) {
+    return policy.slot_stats();
   } else {
     struct none {
-      column_merge fold;
+      slot_reduce reduce;
       float initial;
     };
     return std::array<none, 0>{};
@@ -113,7 +113,7 @@ void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar
   check_rule(rule, cache, state, what);
   for (index_t c = 0; c < count; ++c) {
     const auto& column = columns[static_cast<std::size_t>(c)];
-    expects(state.merges[c] == column.fold && state.initial[c] == column.initial, what,
+    expects(state.merges[c] == column.reduce && state.initial[c] == column.initial, what,
             ": expected ", Policy::name(), "'s merge and initial number of column ", c,
             " (make_state_view), got others");
   }

@@ -11,11 +11,11 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<fold> {
-  /// Refused: a polish, a rotation of part of a head.
+  /// Refused: a refinement, a rotation of part of a head.
   static fold_rule rule(const fold& policy, const attention_spec& spec) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
-    expects(errc::unsupported, p.polish == 0, "cuda fold: expected no polish, got ", p.polish,
+    expects(errc::unsupported, p.refine == 0, "cuda fold: expected no refinement, got ", p.refine,
             " steps");
     return {group_combine::sum,
             policy.pinned(),

@@ -113,7 +113,7 @@ KVMELD_NOINLINE void cosines_with(const kv_head auto& head, index_t e, index_t f
 /// earlier token, NaN last. From `comparison`, if it is about slot `e`, else tile by tile.
 template <class Candidate>
 search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
-                              const key_comparison& comparison) {
+                              const fused_similarity& comparison) {
   const index_t n = head.length();
   const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
   search::near_slot best;
@@ -124,8 +124,8 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
     }
   };
   if (comparison.is_about(e, n)) {
-    const key_comparison::products &keys = comparison.keys(), &values = comparison.values();
-    const auto of = [&](const key_comparison::products& x, index_t s) {
+    const fused_similarity::products &keys = comparison.keys(), &values = comparison.values();
+    const auto of = [&](const fused_similarity::products& x, index_t s) {
       const auto at = [](const std::vector<float>& y, index_t i) {
         return y[static_cast<std::size_t>(i)];
       };

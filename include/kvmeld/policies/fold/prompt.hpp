@@ -8,7 +8,7 @@
 
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/polish.hpp"
+#include "kvmeld/merge/refine.hpp"
 #include "kvmeld/search/cluster.hpp"
 #include "kvmeld/search/select.hpp"
 #include "kvmeld/search/slot_scratch.hpp"
@@ -24,7 +24,7 @@ struct fold_prompt {
   index_t rounds = 4;    ///< Lloyd's
   float floor = 0.1F;    ///< weight of a slot without attention, times the number of slots
   float ridge = 0.002F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
-  index_t polish = 0;    ///< gradient steps on the clusters; wants about 900 queries a head
+  index_t refine = 0;    ///< gradient steps on the clusters; wants about 900 queries a head
   float rate = 0.01F;    ///< of a step, relative to the mean norms of keys and values
 
   void validate() const {
@@ -36,7 +36,7 @@ struct fold_prompt {
             floor);
     expects(ridge >= 0 && std::isfinite(ridge), "fold: expected a ridge of at least 0, got ",
             ridge);
-    search::expect_count("fold", "polish steps", polish, 0);
+    search::expect_count("fold", "refine steps", refine, 0);
     expects(rate > 0 && std::isfinite(rate), "fold: expected a finite rate above 0, got ", rate);
   }
 
@@ -149,8 +149,8 @@ struct fold_prompt {
       fitted.value(merged, Eigen::all) +=
           merge::ridge_values(p(Eigen::all, merged).eval(), missing, ridge);
     }
-    if (polish > 0) {
-      merge::polish({queries, full, head.scale()}, fixed, polish, rate, fitted);
+    if (refine > 0) {
+      merge::refine({queries, full, head.scale()}, fixed, refine, rate, fitted);
     }
 
     out.reset(n);
@@ -174,11 +174,11 @@ struct fold_prompt {
       out.end_row(fitted.log_mass[r]);
     }
     const auto size_of_all = static_cast<std::size_t>(key.size());
-    if (ridge > 0 || polish > 0) {
+    if (ridge > 0 || refine > 0) {
       fitted.value -= value;
       out.correct_values({fitted.value.data(), size_of_all}, head.dim());
     }
-    if (polish > 0) {
+    if (refine > 0) {
       fitted.key -= key;
       out.correct_keys({fitted.key.data(), size_of_all}, head.dim());
     }

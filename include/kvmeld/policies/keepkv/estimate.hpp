@@ -187,7 +187,7 @@ struct logit_window {
 
   /// No query has seen anything.
   static void clear(head_state& state) {
-    for (index_t c = 0; c < state.columns(); ++c) {
+    for (index_t c = 0; c < state.slot_stats(); ++c) {
       std::ranges::fill(state.column(c), not_seen);
     }
     state.memory()[0] = 0;
@@ -196,21 +196,21 @@ struct logit_window {
   static std::span<float> next(head_state& state) {
     float& at = state.memory()[0];
     const auto column = state.column(static_cast<index_t>(at));
-    at = at + 1 < static_cast<float>(state.columns()) ? at + 1 : 0;
+    at = at + 1 < static_cast<float>(state.slot_stats()) ? at + 1 : 0;
     std::ranges::fill(column, not_seen);
     return column;
   }
   /// How many queries in the window have seen slot `s`.
   static index_t queries(const head_state& state, index_t s) {
     index_t n = 0;
-    for (index_t c = 0; c < state.columns(); ++c) {
+    for (index_t c = 0; c < state.slot_stats(); ++c) {
       n += at(state, c, s) != not_seen ? 1 : 0;
     }
     return n;
   }
   /// `ln Σ s` over them.
   static double sum(const head_state& state, index_t s) {
-    return log_sum(static_cast<std::size_t>(state.columns()),
+    return log_sum(static_cast<std::size_t>(state.slot_stats()),
                    [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
   }
   /// `ln(mean s + epsilon)`

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/policies/fold/leverage.cuh"
 #include "kvmeld/cuda/policies/fold/reference.cuh"
 #include "kvmeld/cuda/score/column_scores.cuh"
-#include "kvmeld/cuda/score/foresight.cuh"
+#include "kvmeld/cuda/score/lookahead.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -11,7 +11,7 @@
 
 namespace kvmeld::cuda {
 
-/// `kvmeld::fold_prompt` but for the polish.
+/// `kvmeld::fold_prompt` but for the refinement.
 struct prompt_options {
   index_t pool = 5;
   float outlier = 1.6F;

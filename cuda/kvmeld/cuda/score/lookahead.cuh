@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Foresight on the device: a prompt's queries, moved to the positions to come.
+/// Lookahead on the device: a prompt's queries, moved to the positions to come.
 #pragma once
 
 #include "kvmeld/cuda/memory/rope_params.cuh"
@@ -55,28 +55,28 @@ struct move_ahead {
 
 }  // namespace detail
 
-/// How many queries `foresight` makes of a prompt's `queries`.
-inline index_t foresight_count(index_t queries, const foresight_options& options = {}) {
-  expects(queries > 0, "cuda foresight: expected queries");
-  expects(options.count > 0, "cuda foresight: expected at least 1 query, got ", options.count);
+/// How many queries `lookahead` makes of a prompt's `queries`.
+inline index_t lookahead_count(index_t queries, const lookahead_options& options = {}) {
+  expects(queries > 0, "cuda lookahead: expected queries");
+  expects(options.count > 0, "cuda lookahead: expected at least 1 query, got ", options.count);
   const index_t rest = queries - detail::first_spread(queries);
   return options.count < rest ? options.count : rest;
 }
 
-/// `kvmeld::foresight`: queries spread over the prompt, turned to the positions to come, into
-/// `out [heads, group, foresight_count, dim]` and `position [foresight_count]`, which `compress`
+/// `kvmeld::lookahead`: queries spread over the prompt, turned to the positions to come, into
+/// `out [heads, group, lookahead_count, dim]` and `position [lookahead_count]`, which `compress`
 /// takes. All heads have seen as many tokens. One launch. Refused: a
 /// rotation of part of a head.
 template <class Scalar>
-void foresight(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
-               const foresight_options& options, Scalar* out, index_t* position, stream stream) {
+void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
+               const lookahead_options& options, Scalar* out, index_t* position, stream stream) {
   check(cache);
   const rope_params rope =
       cache.spec == nullptr ? rope_params{} : rope_params_of(cache.spec->rope, cache.dim);
-  options.ahead.validate("cuda foresight");
-  const index_t count = foresight_count(queries.count, options);
+  options.ahead.validate("cuda lookahead");
+  const index_t count = lookahead_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,
-          "cuda foresight: expected queries, positions and an output, got null");
+          "cuda lookahead: expected queries, positions and an output, got null");
   launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead,
                                     detail::first_spread(queries.count), count, out, position},
          {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);

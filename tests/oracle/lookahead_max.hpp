@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Foresight-max: what a second reading of a prompt would look up, from the prompt's own queries
+// Lookahead-max: what a second reading of a prompt would look up, from the prompt's own queries
 // moved behind it.
 //
 // Readings that the library follows:
@@ -13,11 +13,11 @@
 //    largest that it had.
 #pragma once
 
-#include "oracle/foresight.hpp"
+#include "oracle/lookahead.hpp"
 
 namespace oracle {
 
-struct foresight_max {
+struct lookahead_max {
   int horizon = 64;
   rope rotation = {};
   bool outliers = true;  // times the leverage

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Foresight on the device is the library's.
+// Lookahead on the device is the library's.
 #include <catch2/catch.hpp>
 
 #include "cuda/mirror.hpp"
-#include "kvmeld/cuda/score/foresight.cuh"
+#include "kvmeld/cuda/score/lookahead.cuh"
 #include "kvmeld/policies/full_cache.hpp"
 #include "kvmeld/score/reference.hpp"
 
 namespace kvmeld::cuda {
 namespace {
 
-struct foresight_case {
+struct lookahead_case {
   index_t tokens, count, dim, group;
   rotary turn = rotary::halves(10'000);
   double tolerance = 1e-5;
@@ -18,7 +18,7 @@ struct foresight_case {
 
 /// LAW: the same queries at the same positions, for all heads and for some of them.
 template <class Host>
-void check_foresight(const foresight_case& x) {
+void check_lookahead(const lookahead_case& x) {
   using device_type = typename device_scalar<Host>::type;
   INFO(x.tokens << " tokens, " << x.count << " queries, dim " << x.dim << ", group " << x.group);
   constexpr index_t heads = 3;
@@ -49,9 +49,9 @@ void check_foresight(const foresight_case& x) {
   device_buffer<device_type> queries(stored);
 
   const auto own = prompt_queries(q.data(), x.tokens, heads, x.group, x.dim);
-  auto wanted = foresight(kv, own, {.count = x.count});
-  const foresight_options options{.count = x.count};
-  const index_t n = foresight_count(x.tokens, options);
+  auto wanted = lookahead(kv, own, {.count = x.count});
+  const lookahead_options options{.count = x.count};
+  const index_t n = lookahead_count(x.tokens, options);
   REQUIRE(n == wanted.count());
   const std::vector<index_t> two{2, 0};
   device_buffer<index_t> some(two);
@@ -60,7 +60,7 @@ void check_foresight(const foresight_case& x) {
     const auto view = all ? twin.device.view() : twin.device.view().with_active(some.data(), 2);
     device_buffer<device_type> out(places * static_cast<std::size_t>(x.group * n * x.dim));
     device_buffer<index_t> position(static_cast<std::size_t>(n));
-    foresight(view, query_rows<device_type>{queries.data(), x.tokens, own.head, own.group, own.row},
+    lookahead(view, query_rows<device_type>{queries.data(), x.tokens, own.head, own.group, own.row},
               options, out.data(), position.data(), order(3));
     double worst = 0;
     for (std::size_t place = 0; place < places; ++place) {
@@ -82,30 +82,30 @@ void check_foresight(const foresight_case& x) {
   }
 }
 
-TEST_CASE("foresight") {
-  check_foresight<float>({.tokens = 40, .count = 16, .dim = 16, .group = 2});
-  check_foresight<float>({.tokens = 40, .count = 16, .dim = 17, .group = 1});  // an odd one stays
-  check_foresight<float>({.tokens = 300, .count = 256, .dim = 8, .group = 1});
-  check_foresight<float>({.tokens = 12,
+TEST_CASE("lookahead") {
+  check_lookahead<float>({.tokens = 40, .count = 16, .dim = 16, .group = 2});
+  check_lookahead<float>({.tokens = 40, .count = 16, .dim = 17, .group = 1});  // an odd one stays
+  check_lookahead<float>({.tokens = 300, .count = 256, .dim = 8, .group = 1});
+  check_lookahead<float>({.tokens = 12,
                           .count = 256,
                           .dim = 32,
                           .group = 3,
                           .turn = rotary::interleaved(500'000).llama3({.original_context = 16})});
-  check_foresight<float>({.tokens = 1, .count = 4, .dim = 8, .group = 1});
-  check_foresight<Eigen::half>(
+  check_lookahead<float>({.tokens = 1, .count = 4, .dim = 8, .group = 1});
+  check_lookahead<Eigen::half>(
       {.tokens = 40, .count = 16, .dim = 16, .group = 2, .tolerance = 1e-3});
-  check_foresight<Eigen::bfloat16>(
+  check_lookahead<Eigen::bfloat16>(
       {.tokens = 40, .count = 16, .dim = 16, .group = 2, .tolerance = 8e-3});
 }
 
-TEST_CASE("foresight refuses what it cannot move") {
+TEST_CASE("lookahead refuses what it cannot move") {
   device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
-  CHECK_THROWS_WITH(foresight_count(0), "kvmeld: cuda foresight: expected queries");
-  CHECK_THROWS_WITH(foresight_count(5, {.count = 0}),
-                    "kvmeld: cuda foresight: expected at least 1 query, got 0");
+  CHECK_THROWS_WITH(lookahead_count(0), "kvmeld: cuda lookahead: expected queries");
+  CHECK_THROWS_WITH(lookahead_count(5, {.count = 0}),
+                    "kvmeld: cuda lookahead: expected at least 1 query, got 0");
   CHECK_THROWS_WITH(
-      foresight<float>(kv.view(), query_rows<float>{.count = 3}, {}, nullptr, nullptr, {}),
-      "kvmeld: cuda foresight: expected queries, positions and an output, got null");
+      lookahead<float>(kv.view(), query_rows<float>{.count = 3}, {}, nullptr, nullptr, {}),
+      "kvmeld: cuda lookahead: expected queries, positions and an output, got null");
 }
 
 }  // namespace

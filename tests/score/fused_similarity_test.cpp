@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Comparisons within attention's sweep: the same bits as a sweep of its own, and plans that do not
 // change.
-#include "kvmeld/score/key_comparison.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
 
 #include <catch2/catch.hpp>
 
@@ -14,7 +14,7 @@
 #include "support/agree.hpp"
 
 using fixtures::index_t;
-using kvmeld::key_comparison;
+using kvmeld::fused_similarity;
 
 namespace {
 
@@ -69,7 +69,7 @@ int check_comparisons_change_nothing(const kvmeld::any_policy& policy, index_t t
     REQUIRE(fixtures::bytes_of(kv.head(0)) == fixtures::bytes_of(head));
     REQUIRE((policy.name() == "key_diff" ||  // keeps its prediction there
              std::ranges::equal(state[0].memory(), other_state[0].memory())));
-    for (index_t c = 0; c < state[0].columns(); ++c) {
+    for (index_t c = 0; c < state[0].slot_stats(); ++c) {
       REQUIRE(std::ranges::equal(state[0].column(c), other_state[0].column(c)));
     }
   }
@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[compa
       const auto head = kv.head(0);
       const auto q = fixtures::normal(group * dim);
       std::vector<float> a(q.size()), b(q.size());
-      key_comparison comparison;
+      fused_similarity comparison;
       kvmeld::attend(head, q.data(), a.data(), {}, {}, &comparison);
       CHECK_FALSE(comparison.is_about(s, length));
       comparison.request(head, s, true);
@@ -105,7 +105,7 @@ TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[compa
         REQUIRE(std::pair(comparison.values().dot[r], comparison.values().norm[r]) ==
                 alone(head, false, i, s));
       }
-      comparison.request(head, key_comparison::npos);
+      comparison.request(head, fused_similarity::npos);
       CHECK_FALSE(comparison.requested());
     }
   }
@@ -124,10 +124,10 @@ TEST_CASE("the nearest slot is the same, answered or swept for", "[comparison]")
     const auto odd = [](index_t r) { return r % 2 == 1; };
     for (const index_t c : {0, 17, 41, 90, 199}) {
       INFO("dim " << dim << ", slot " << c);
-      key_comparison comparison;
+      fused_similarity comparison;
       comparison.request(head, c);
       kvmeld::attend(head, q.data(), out.data(), {}, {}, &comparison);
-      const auto swept = kvmeld::search::nearest_by_cosine(head, c, key_comparison()),
+      const auto swept = kvmeld::search::nearest_by_cosine(head, c, fused_similarity()),
                  answered = kvmeld::search::nearest_by_cosine(head, c, comparison);
       CHECK(std::pair(swept.slot, swept.cosine) == std::pair(answered.slot, answered.cosine));
       CHECK(kvmeld::search::nearest_by_distance(head, c, odd) ==

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Foresight-max: what a second reading of a prompt would look up, without a second reading.
+/// Lookahead-max: what a second reading of a prompt would look up, without a second reading.
 #pragma once
 
 #include <Eigen/Core>
@@ -33,7 +33,7 @@ namespace score {
 /// `log_sum_exp`, where the prefill has it; computed if empty. All queries count: a fact is looked
 /// up by the one token before it. Blocked: memory `O(length)`.
 template <kv_head Head, class Query>
-void foresight_max(const Head& head, const query_view<Query>& queries, index_t horizon,
+void lookahead_max(const Head& head, const query_view<Query>& queries, index_t horizon,
                    std::span<const float> log_sum_exp, std::span<float> out) {
   using matrix = dense::matrix_of<float>;
   constexpr index_t slots_a_tile = 512, padding = 16;

@@ -20,7 +20,7 @@ struct fitted_slots {
   dense::vector log_mass;
 };
 
-/// What `polish` brings down, and its gradient by the slots:
+/// What `refine` brings down, and its gradient by the slots:
 /// `mean_q ‖o_q − o*_q‖²/‖o*_q‖² + mass_weight · mean_q (Z_q − Z*_q)²`,
 /// `o`, `Z` the output and log-sum-exp over the slots, `o*`, `Z*` those wanted.
 struct attention_loss {
@@ -82,7 +82,7 @@ struct attention_loss {
 /// Adam (Kingma and Ba 2015; steps are relative to the mean norms of keys
 /// and values, log-mass in nats) with a step that falls to 0; the slots of the least loss on the
 /// way are kept, so that nothing gets worse. `pinned [slots]`: not 0: unchanged.
-void polish(const attention_loss& loss, std::span<const char> pinned, index_t steps, float rate,
+void refine(const attention_loss& loss, std::span<const char> pinned, index_t steps, float rate,
             std::same_as<fitted_slots> auto& x) {
   constexpr float first = 0.9F, second = 0.999F, tiny = 1e-12F;
   fitted_slots gradient,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// fold's polish: its gradient against differences of a loss written out in loops, and its promises.
-#include "kvmeld/merge/polish.hpp"
+// fold's refinement: its gradient against differences of a loss written out in loops, and its
+// promises.
+#include "kvmeld/merge/refine.hpp"
 
 #include <catch2/catch.hpp>
 
@@ -50,7 +51,7 @@ double slow_loss(const dense::matrix& queries, const dense::attention& wanted, d
 
 }  // namespace
 
-TEST_CASE("polish's loss and gradient are those of the definition", "[oracle]") {
+TEST_CASE("the refinement's loss and gradient are those of the definition", "[oracle]") {
   const auto [count, dim, slots] =
       GENERATE(std::tuple{3, 1, 1}, std::tuple{40, 7, 5}, std::tuple{300, 16, 9});
   const float scale = 0.4F, mass_weight = 0.1F;
@@ -90,8 +91,8 @@ TEST_CASE("polish's loss and gradient are those of the definition", "[oracle]") 
   }
 }
 
-TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it worse",
-          "[polish]") {
+TEST_CASE("refine brings the loss down, keeps what is pinned, and never makes it worse",
+          "[refine]") {
   const float rate = GENERATE(0.01F, 10.0F);  // the second is absurd: it keeps what it began with
   const dense::matrix queries = random_matrix(200, 8), keys = random_matrix(60, 8),
                       values = random_matrix(60, 8);
@@ -103,7 +104,7 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   const double start = loss(x, gradient);
   std::vector<char> pinned(20, 0);
   pinned[3] = pinned[19] = 1;
-  kvmeld::merge::polish(loss, pinned, 40, rate, x);
+  kvmeld::merge::refine(loss, pinned, 40, rate, x);
   const double end = loss(x, gradient);
   CHECK(end <= start);
   if (rate < 1) {
@@ -116,7 +117,7 @@ TEST_CASE("polish brings the loss down, keeps what is pinned, and never makes it
   }
 }
 
-TEST_CASE("polish stays finite where squares of keys overflow floats", "[polish]") {
+TEST_CASE("refine stays finite where squares of keys overflow floats", "[refine]") {
   // The third slot's key has to fall: to −∞, without attention, it would be better than it was.
   const dense::matrix queries = dense::matrix::Ones(5, 1);
   dense::attention wanted;
@@ -124,21 +125,21 @@ TEST_CASE("polish stays finite where squares of keys overflow floats", "[polish]
   wanted.output = dense::matrix::Constant(5, 1, 0.1F);
   fitted_slots x{Eigen::Vector3f(-1e25F, 0, 0), Eigen::Vector3f(0, 0, 1), dense::vector::Zero(3)};
   const char pinned[] = {1, 1, 0};
-  kvmeld::merge::polish({queries, wanted}, pinned, 10, 0.01F, x);
+  kvmeld::merge::refine({queries, wanted}, pinned, 10, 0.01F, x);
   CHECK(x.key.allFinite());
 }
 
-TEST_CASE("polished fold is closer to the full cache on its queries", "[polish]") {
+TEST_CASE("refined fold is closer to the full cache on its queries", "[refine]") {
   const index_t tokens = 200, dim = 16, group = 2, slots = 48;
   const auto kv = fixtures::random_cache(tokens, dim, group);
   const fixtures::queries prompt(tokens, group, dim, 0.5F);
   const auto loss_of = [&](index_t steps) {
     auto copy = kv;
     fold policy;
-    policy.prompt.polish = steps;
+    policy.prompt.refine = steps;
     const auto fitted = kvmeld::any_policy(policy);
     auto state = fixtures::make_state(fitted, copy);
-    const auto reference = kvmeld::foresight(copy, prompt.view(), {.count = tokens});
+    const auto reference = kvmeld::lookahead(copy, prompt.view(), {.count = tokens});
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
     const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};

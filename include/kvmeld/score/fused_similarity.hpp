@@ -17,7 +17,7 @@ inline namespace v0 {
 /// remove is known only after attention, when comparing would read the keys a second time. So the
 /// policy predicts it (`request`), and attention compares it with every tile of keys in the nearest
 /// cache. After a wrong prediction (`is_about`) the policy reads the keys again: the same bits.
-class key_comparison {
+class fused_similarity {
  public:
   static constexpr index_t npos = -1;
 
