@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// A prompt brought to a tenth of its slots: a `compressor` of every policy against the prompt's
-/// causal attention, its parts (plan and apply when the scores are there; apply alone), and its
-/// growth.
+/// A prompt brought to a tenth of its slots by every policy, against its causal attention: whole,
+/// its parts (plan and apply once the scores are there; apply alone), and its growth.
 #include <Eigen/Core>
 #include <cstring>
 #include <string>
@@ -257,9 +256,8 @@ void add(std::string_view what, std::string_view name, const Policy& policy, Run
 template <class Policy>
 void add_policy(std::string_view name, const Policy& policy) {
   add("compress", name, policy, compress<Policy>, prompts);
-  if constexpr (!std::same_as<Policy, kvmeld::fold> &&
-                !std::same_as<Policy,
-                              kvmeld::attention_matching>) {  // these fit, and score nothing
+  using std::same_as, kvmeld::fold, kvmeld::attention_matching;  // these fit, and score nothing
+  if constexpr (!same_as<Policy, fold> && !same_as<Policy, attention_matching>) {
     add("given_scores", name, policy, given_scores<Policy>, prompts);
   }
 }

@@ -14,7 +14,7 @@ struct sort_memory {
   prefix_memory<Threads> prefix;
 };
 
-/// Slots of a warp's share, `own` a lane, and their keys: all on their way from memory at once.
+/// Slots of a warp's share, `own` a lane, and their keys: all in flight at once.
 struct slots_to_sort {
   static constexpr index_t own = 8, at_once = 32 * own;
   index_t slot[own];  // -1: none

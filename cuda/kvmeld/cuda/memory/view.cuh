@@ -80,8 +80,7 @@ struct cache_view {
 
 inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
 
-/// Rows that a step's attention compares with all others on its way: a right side of the tensor
-/// cores.
+/// Rows that a step's attention compares with all others: a right side of the tensor cores.
 inline constexpr index_t compared_rows = 8;
 
 /// A policy's state: columns of a float a slot, and a flat memory of floats a head. Column `c` of

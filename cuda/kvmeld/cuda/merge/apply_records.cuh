@@ -8,7 +8,7 @@
 namespace kvmeld::cuda::detail {
 
 /// By a block: a thread merges a row's columns, rows of very many sources the block; then slots
-/// move. A thread has `rows_at_once` rows, or `at_once` sources of all columns, on their way: what
+/// move. A thread has `rows_at_once` rows, or `at_once` sources of all columns, in flight: what
 /// a plan costs here is trips to memory, one behind the other.
 template <class Scalar, index_t Threads>
 struct apply_records {

@@ -10,7 +10,7 @@ namespace kvmeld::cuda::detail {
 /// takes a slice of all rows of one head's keys or values, `Lanes` lanes of 16 bytes a row, and its
 /// own barriers are all the order there is. Rows go to their slots in chunks, `n` of them in each:
 ///
-///     read     the chunk's sources arrive in shared memory; those of the next two are on their way
+///     read     the chunk's sources arrive in shared memory; those of the next two are in flight
 ///     barrier
 ///     write    its rows, to slots n c ... n c + n - 1
 ///
@@ -31,7 +31,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
   static constexpr index_t chunk = threads / lanes;  // rows
   using merges_ahead = merge_ahead<Scalar, Lanes, threads>;
   using row_ring = detail::row_ring<Scalar, threads>;
-  static constexpr index_t stages = row_ring::stages;  // chunks on their way
+  static constexpr index_t stages = row_ring::stages;  // chunks in flight
   struct shared_memory {
     row_ring ring;
     typename merges_ahead::shared_memory ahead;

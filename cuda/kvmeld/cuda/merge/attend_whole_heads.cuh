@@ -8,7 +8,7 @@
 namespace kvmeld::cuda::detail {
 
 /// Attention, then what the second of a step's launches does, by the same block: nothing waits for
-/// other blocks. `Observe` begins while attention's first rows are on their way: attention does not
+/// other blocks. `Observe` begins while attention's first rows are in flight: attention does not
 /// write what that asks for.
 template <class Attend, class Observe>
 struct attend_whole_heads {

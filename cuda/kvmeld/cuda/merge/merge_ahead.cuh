@@ -10,7 +10,7 @@ namespace kvmeld::cuda::detail {
 /// Merges rows of more than `slice::pieces` sources, and rows with a source that lies below their
 /// chunk, into their anchors' slots: `Lanes` lanes a row, or the whole block a row of very many.
 /// Sources come through the ring that the moving of rows uses after: twelve to sixteen of each lane
-/// are on their way, so that a row takes a round trip to memory for every twelve of a lane's.
+/// are in flight, so that a row takes a round trip to memory for every twelve of a lane's.
 template <class Scalar, index_t Lanes, index_t Threads>
 struct merge_ahead : row_slice<Scalar, Lanes> {
   using slice = row_slice<Scalar, Lanes>;

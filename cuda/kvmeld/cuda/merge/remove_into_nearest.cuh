@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// A step's third launch: the removed slot merges into the nearest of all others, where attention
-/// did not find it on its way.
+/// has not found it.
 #pragma once
 
 #include "kvmeld/cuda/device/last_block.cuh"

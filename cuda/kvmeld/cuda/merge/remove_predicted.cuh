@@ -7,8 +7,8 @@
 
 namespace kvmeld::cuda::detail {
 
-/// Slot `removed` goes into its nearest where attention has compared it with all others on its way;
-/// else another launch finds the nearest.
+/// Slot `removed` goes into its nearest where attention has compared it with all others; else
+/// another launch finds the nearest.
 template <class Scalar, class Rule, index_t Threads>
 struct remove_predicted {
   const cache_view<Scalar>& cache;

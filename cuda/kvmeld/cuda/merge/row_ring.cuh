@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What a block has on its way from the rows that it merges.
+/// What a block has in flight of the rows that it merges.
 #pragma once
 
 #include "kvmeld/cuda/merge/row_slice.cuh"
@@ -8,7 +8,7 @@ namespace kvmeld::cuda::detail {
 
 /// Shared memory for `stages` times `pieces` pieces of 16 bytes a thread, each in a place that no
 /// other thread touches: copies are waited for, but need no barrier. A block of 256 threads has up
-/// to 64 KiB on their way: at a latency of 1 µs 64 GB/s, and two blocks a multiprocessor take more
+/// to 64 KiB in flight: at a latency of 1 µs 64 GB/s, and two blocks a multiprocessor take more
 /// than its share of the memory's rate.
 template <class Scalar, index_t Threads>
 struct row_ring {

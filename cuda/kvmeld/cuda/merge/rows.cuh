@@ -36,7 +36,7 @@ struct join_above {
 template <class Scalar, class Join>
 struct make_rows {
   static constexpr index_t threads = 512;
-  static constexpr index_t own = 8;  // slots of a thread on their way at once
+  static constexpr index_t own = 8;  // slots of a thread in flight at once
   struct shared_memory {
     sort_memory<threads> sort;
     of_warps<double, threads> sum;

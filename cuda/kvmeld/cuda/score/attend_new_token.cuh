@@ -6,7 +6,7 @@
 
 namespace kvmeld::cuda::detail {
 
-/// A warp attends the new token before all others, and while these are on their way: a tile of its
+/// A warp attends the new token before all others, and while these are in flight: a tile of its
 /// own would keep the block waiting at its end. Registers as the tensor cores deal them: `q` is the
 /// right side, `out`, `max` and `sum` are of query heads 2 (lane mod 4) and the next, of each
 /// eight.

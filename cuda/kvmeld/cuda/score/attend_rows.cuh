@@ -7,7 +7,7 @@
 namespace kvmeld::cuda::detail {
 
 /// A block attends its share of one head's slots for `Heads` of its query heads. `lanes` lanes a
-/// row, 16 bytes each (`Packs` times); a lane has `unroll` rows of K and of V on their way at once,
+/// row, 16 bytes each (`Packs` times); a lane has `unroll` rows of K and of V in flight at once,
 /// and its part of the queries and of the sums in registers. Groups of lanes keep maximum, sum and
 /// output of their own and meet at the end only. K and V are read once for every `Heads` query
 /// heads.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Decode attention on tensor cores, for rows of 16-bit elements that begin at multiples of 16
-/// bytes.
+/// Decode attention on tensor cores, for rows of 16-bit elements at multiples of 16 bytes.
 #pragma once
 
 #include <type_traits>  // std::conditional_t
@@ -12,8 +11,8 @@
 namespace kvmeld::cuda::detail {
 
 /// A block attends its share of one head's slots for the whole group. Its warps do not wait for
-/// each other until the end: each has a ring of tiles of its own, 16 slots of K and of V, one on
-/// its way while the other is multiplied. The slots (then the dims) take the 16 rows of the tensor
+/// each other until the end: each has a ring of tiles of its own, 16 slots of K and of V, one in
+/// flight while the other is multiplied. The slots (then the dims) take the 16 rows of the tensor
 /// cores and the query heads the 8 columns, so that a group of up to 8 costs the same as one:
 ///
 ///     logits [16 slots, 8 queries] = K [16, dim] · Qᵀ
@@ -57,7 +56,7 @@ struct attend_tiles {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     (*this)(shared, [] {});
   }
-  /// `meanwhile()`: what there is to do while the first tiles are on their way.
+  /// `meanwhile()`: what there is to do while the first tiles are in flight.
   template <class Meanwhile>
   KVMELD_DEVICE void operator()(shared_memory& shared, Meanwhile meanwhile) const {
     let_next_start();

@@ -13,7 +13,7 @@ struct combined_splits {
   shared_array<float, max_group> max, inverse;    // of the logits; of the sum
 };
 
-/// `AtOnce`: so many splits' outputs are on their way to a thread.
+/// `AtOnce`: so many splits' outputs are in flight to a thread.
 template <class Scalar, index_t Threads, index_t AtOnce>
 struct combine_splits {
   cache_view<Scalar> cache;

@@ -80,7 +80,7 @@ struct log_masses {
 };
 
 /// log Σ_j exp ℓ_ij of every query, over the slots at or before its position. A block holds a tile
-/// of one query head's queries and streams the keys past it, two tiles in turn, each on its way
+/// of one query head's queries and streams the keys past it, two tiles in turn, each in flight
 /// while the other is multiplied; tiles that no query of the block sees are not loaded. Every lane
 /// keeps maximum and sum of its own columns.
 template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>,

@@ -9,7 +9,7 @@ namespace kvmeld::cuda::detail {
 /// Position of what is absent: a slot that no query sees.
 inline constexpr index_t never = 0x7fffffff;
 
-/// A tile on its way, as one register: its number, and what this warp's rows make of it.
+/// A tile in flight, as one register: its number, and what this warp's rows make of it.
 struct streamed_tile {
   int packed = -1;
 

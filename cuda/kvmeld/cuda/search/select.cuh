@@ -14,7 +14,7 @@ namespace detail {
 
 /// Where a selection goes: rows of a plan, one slot each, as it is.
 struct evictions {
-  static constexpr bool reads = true;  ///< of a slot: those of several are on their way at once
+  static constexpr bool reads = true;  ///< of a slot: those of several are in flight at once
 
   plan_view plan;
 

@@ -30,7 +30,7 @@ streamed_rows(RowOf, index_t, index_t, bool) -> streamed_rows<RowOf>;
 
 /// A block keeps `Rows` rows, 128 or 64, of up to `Depth` elements of 16 bits in shared memory;
 /// others stream by, 16 KiB at a time: 128 of them 64 elements deep, or 256 of them 32 deep. Two
-/// such parts are on their way or in use. A warp multiplies 64 rows by 32 others on tensor cores,
+/// such parts are in flight or in use. A warp multiplies 64 rows by 32 others on tensor cores,
 /// whose sums stay in its registers.
 template <class Scalar, index_t Depth, index_t Rows = 128>
 struct tile_stream {

@@ -10,7 +10,7 @@
 
 namespace kvmeld::cuda::detail {
 
-/// Where attention did not find the removed entry's centre on its way, a block takes a tile of a
+/// Where attention did not find the removed entry's centre, a block takes a tile of a
 /// head's slots, whose keys and values it reads once: the most redundant to the removed one, ties
 /// to the earlier token. One block a head removes the least tokens where there is no room, joins
 /// the two or evicts the entry, and moves the newest slot into its place.

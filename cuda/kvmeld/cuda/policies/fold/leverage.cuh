@@ -78,7 +78,7 @@ struct measure_leverage {
       KVMELD_ROLLED
       for (index_t r0 = thread_index() / lanes; r0 < slots; r0 += many * at_once) {
         index_t s[many];
-        typename unrotated_keys<Scalar>::of_head::loaded next[many];  // all on their way at once
+        typename unrotated_keys<Scalar>::of_head::loaded next[many];  // all in flight at once
         KVMELD_UNROLL
         for (index_t u = 0; u < many; ++u) {
           s[u] = s0 + r0 + u * at_once < n ? s0 + r0 + u * at_once : s0;

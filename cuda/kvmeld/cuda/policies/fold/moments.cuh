@@ -154,7 +154,7 @@ struct sum_moments {
  private:
   using loaded = typename Rows::of_head::loaded;
 
-  /// Pair `p` of the rows `row_of(0), row_of(1), ...`, all on their way at once.
+  /// Pair `p` of the rows `row_of(0), row_of(1), ...`, all in flight at once.
   template <class RowOf>
   KVMELD_DEVICE static void load(const typename Rows::of_head& from, loaded (&to)[many], index_t p,
                                  RowOf row_of) {

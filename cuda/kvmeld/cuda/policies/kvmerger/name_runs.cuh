@@ -16,7 +16,7 @@ namespace kvmeld::cuda::detail {
 template <class Scalar>
 struct name_runs {
   static constexpr index_t threads = 512;
-  static constexpr index_t own = 8;  // slots of a thread on their way at once
+  static constexpr index_t own = 8;  // slots of a thread in flight at once
   struct shared_memory {
     radix_select_memory radix;
     of_warps<index_t, threads> number;

@@ -12,7 +12,7 @@ namespace kvmeld::cuda::detail {
 template <class Scalar>
 struct order_by_position {
   static constexpr index_t threads = 512;
-  static constexpr index_t own = 8;  // slots of a thread on their way at once
+  static constexpr index_t own = 8;  // slots of a thread in flight at once
   struct shared_memory {
     sort_memory<threads> sort;
   };

@@ -27,7 +27,7 @@ struct row_scores {
 };
 
 /// Algorithm 2, eqs. 6–8: Gaussian weights about the pivot; values times the run's size. A warp has
-/// four members' keys on their way.
+/// four members' keys in flight.
 struct gaussian_weights {
   static constexpr index_t own = 4;  // members of a warp at once
   float sigma;
