@@ -25,7 +25,7 @@ class layers {
         needs_(traits::observation_needs_of(p)),
         decodes_(traits::supports_decode(p)),
         measures_steps_(traits::uses_attention(p)),
-        measures_prompts_(traits::prompt_use_of(p).uses_queries()),
+        measures_prompts_(traits::prompt_use_of(p).needs_queries()),
         kv_(setup) {
     if (kv_.layers() > 0) {
       meld_.emplace(kv_, std::span(&p, 1), setup.limits);
