@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kvmeld/policies/policy.hpp"
-#include "kvmeld/score/dot.hpp"
+#include "kvmeld/score/tile_products.hpp"
 
 namespace custom {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kvmeld/memory/paged.hpp"
-#include "kvmeld/merge/append_only.hpp"
+#include "kvmeld/merge/pages.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "support/own_engine.hpp"
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Triangular systems, and what is made of them.
-#include "kvmeld/detail/solve.hpp"
-
 #include <Eigen/Cholesky>
 #include <catch2/catch.hpp>
 #include <random>
 
+#include "kvmeld/detail/product.hpp"
 #include "support/random.hpp"
 
 TEST_CASE("a lower triangle is solved", "[product]") {

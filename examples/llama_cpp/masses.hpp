@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/score/dot.hpp"
+#include "kvmeld/score/tile_products.hpp"
 #include "llama_cpp/cells.hpp"
 
 namespace kvmeld::llama {

@@ -17,7 +17,6 @@
 #include "kvmeld/memory/q8_0.hpp"              // IWYU pragma: export
 #include "kvmeld/memory/rotation.hpp"          // IWYU pragma: export
 #include "kvmeld/memory/view.hpp"              // IWYU pragma: export
-#include "kvmeld/merge/append_only.hpp"        // IWYU pragma: export
 #include "kvmeld/merge/apply.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/pages.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/plan.hpp"               // IWYU pragma: export
@@ -26,4 +25,3 @@
 #include "kvmeld/score/column_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/prompt_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/queries.hpp"            // IWYU pragma: export
-#include "kvmeld/score/reference.hpp"          // IWYU pragma: export

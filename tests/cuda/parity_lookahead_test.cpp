@@ -5,7 +5,7 @@
 #include "cuda/mirror.hpp"
 #include "kvmeld/cuda/score/lookahead.cuh"
 #include "kvmeld/policies/full_cache.hpp"
-#include "kvmeld/score/reference.hpp"
+#include "kvmeld/score/queries.hpp"
 
 namespace kvmeld::cuda {
 namespace {

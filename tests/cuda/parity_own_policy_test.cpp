@@ -6,7 +6,7 @@
 #include "cuda/step_parity.hpp"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/policies/h2o.cuh"
-#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/rows.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/score/dot.hpp"
+#include "kvmeld/score/tile_products.hpp"
 #include "support/fixtures.hpp"
 
 using kvmeld::index_t;

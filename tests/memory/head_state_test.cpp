@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kvmeld/score/reference.hpp"
+#include "kvmeld/score/queries.hpp"
 
 namespace {
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Admission: what a plan says of new slots, with sealed slots as they are.
-#include "kvmeld/merge/append_only.hpp"
-
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <vector>
 
+#include "kvmeld/merge/pages.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // fold's refinement: its gradient against differences of a loss written out in loops, and its
 // promises.
-#include "kvmeld/merge/refine.hpp"
-
 #include <catch2/catch.hpp>
 
 #include "kvmeld/kvmeld.hpp"
+#include "kvmeld/merge/fit.hpp"
 #include "support/agree.hpp"
 
 using fixtures::index_t;

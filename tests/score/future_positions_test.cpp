@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Where queries go: within the horizon, in order, as densely as the fade says.
-#include "kvmeld/score/future_positions.hpp"
-
 #include <catch2/catch.hpp>
 #include <limits>
+
+#include "kvmeld/score/prompt_use.hpp"
 
 using kvmeld::future_positions;
 using kvmeld::index_t;

@@ -9,7 +9,7 @@
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

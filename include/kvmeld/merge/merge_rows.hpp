@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
-/// Rows as weighted sums of rows, in whatever storage.
+/// Rows as weighted sums of rows, in whatever storage, and those that it cannot hold.
 #pragma once
 
 #include <algorithm>  // std::min
+#include <cmath>      // std::abs
+#include <limits>     // std::numeric_limits
 #include <span>
 
-#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/merge/merge_source.hpp"
+#include "kvmeld/merge/plan.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -46,6 +48,105 @@ void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> source
                     });
 }
 
+/// The least magnitude that a storage rounds to Inf, or holds in a block of NaN.
+constexpr float least_overflow(storage type) {
+  switch (type) {
+    case storage::f32:
+      return std::numeric_limits<float>::infinity();
+    case storage::f16:
+      return 65520;
+    case storage::bf16:
+      return 0x1.ffp127F;
+    default:
+      return 127 * 65520.0F;
+  }
+}
+template <class Scalar>
+constexpr float least_overflow(row<Scalar>) {
+  if constexpr (storage_scalar<Scalar>) {
+    return least_overflow(storage_of<Scalar>);
+  } else {
+    return std::numeric_limits<float>::infinity();
+  }
+}
+inline float least_overflow(row<any_scalar> x) { return least_overflow(x.type); }
+
+/// Do the weights make a mean, or less? Its magnitude is at most the largest source's.
+inline bool is_mean(std::span<const merge_source> sources, float merge_source::*weight) {
+  float sum = 0;
+  for (const merge_source& e : sources) {
+    if (!(e.*weight >= 0)) {
+      return false;
+    }
+    sum += e.*weight;
+  }
+  return sum <= 1 + 1e-6F;
+}
+
+/// Is the weighted sum of rows, and `delta`, finite in the storage of the rows?
+template <class RowOf>
+bool fits(index_t dim, std::span<const merge_source> sources, float merge_source::*weight,
+          std::span<const float> delta, RowOf row_of) {
+  if (delta.empty() && is_mean(sources, weight)) {
+    return true;
+  }
+  const float limit = least_overflow(row_of(sources.front().source));
+  bool all = true;
+  each_chunk_of_sum(dim, sources, weight, delta, row_of, [&](index_t, index_t n, const float* sum) {
+    for (index_t i = 0; i < n; ++i) {
+      all = all && std::abs(sum[i]) < limit;  // not NaN
+    }
+  });
+  return all;
+}
+
+/// Are the key and the value of a row?
+inline bool fits(const head_ref& head, std::span<const merge_source> sources,
+                 std::span<const float> delta_k, std::span<const float> delta_v) {
+  return fits(head.dim(), sources, &merge_source::key_weight, delta_k,
+              [&](index_t s) { return head.key(s); }) &&
+         fits(head.dim(), sources, &merge_source::value_weight, delta_v,
+              [&](index_t s) { return head.value(s); });
+}
+
+/// Leaves out of a plan what would not be finite in the storage of `head`: a row's corrections,
+/// then all its sources but the anchor, which are evicted. Rows of weights or corrections that are
+/// not finite themselves are left for `check` to refuse.
+inline void keep_in_range(const head_ref& head, merge_plan& plan) {
+  const auto finite = [](std::span<const float> delta) {
+    return std::ranges::all_of(delta, [](float x) { return std::isfinite(x); });
+  };
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    const auto sources = plan.row(r);
+    const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
+    const bool ordinary = std::ranges::all_of(sources, [](const merge_source& e) {
+      return std::isfinite(e.key_weight) && std::isfinite(e.value_weight);
+    });
+    if (!ordinary || !finite(delta_k) || !finite(delta_v) ||
+        fits(head, sources, delta_k, delta_v)) {
+      continue;
+    }
+    plan.clear_corrections(r);
+    if (!fits(head, sources, {}, {})) {
+      plan.evict_others(r, head.log_mass(sources.front().source));
+    }
+  }
+}
+
+/// A removal whose merge would not be finite evicts instead.
+inline void keep_in_range(const head_ref& head, slot_removal& d) {
+  if (d.into == slot_removal::nowhere) {
+    return;
+  }
+  const merge_source sources[] = {
+      {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
+      {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
+  if (!fits(head, sources, {}, {})) {
+    d = {.removed = d.removed, .measured = d.measured};
+  }
+}
+
 }  // namespace merge
+
 }  // namespace v0
 }  // namespace kvmeld

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/merge/merge_source.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

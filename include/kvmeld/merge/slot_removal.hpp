@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: MIT
-/// One slot less: what a decode step does to a head at its budget.
+/// What rows of a plan are made of, and a plan of one slot less: what a decode step does to a head
+/// at its budget.
 #pragma once
 
 #include <optional>
 
-#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/config.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+
+/// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
+/// into its value.
+struct merge_source {
+  index_t source;
+  float key_weight = 1;
+  float value_weight = 1;
+
+  friend bool operator==(const merge_source&, const merge_source&) = default;
+};
 
 /// A plan that removes one slot, for decode: the key and value of `removed` are weighted into
 /// `into` (`nowhere`: evicted), and the newest slot moves to its place. Its value may also be

@@ -6,11 +6,11 @@
 #include <string_view>
 
 #include "kvmeld/detail/arena.hpp"
-#include "kvmeld/detail/random.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
+#include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/range.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
@@ -20,7 +20,6 @@
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

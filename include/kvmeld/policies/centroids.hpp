@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
@@ -15,7 +14,6 @@
 #include "kvmeld/search/cluster.hpp"
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -7,14 +7,12 @@
 #include <optional>
 #include <string_view>
 
-#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/d2o/threshold.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
@@ -24,7 +22,6 @@
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
@@ -18,14 +17,12 @@
 #include "kvmeld/policies/ems/match.hpp"
 #include "kvmeld/policies/ems/score.hpp"
 #include "kvmeld/policies/ems/update_table.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -8,8 +8,8 @@
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
@@ -17,7 +17,6 @@
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/fold/decode.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/prompt.hpp"
@@ -21,7 +21,6 @@
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -6,7 +6,7 @@
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

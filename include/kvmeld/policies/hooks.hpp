@@ -7,13 +7,13 @@
 #include <span>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/traits.hpp"
 #include "kvmeld/score/attention.hpp"
 #include "kvmeld/score/observation.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
@@ -19,7 +18,6 @@
 #include "kvmeld/search/leaders.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

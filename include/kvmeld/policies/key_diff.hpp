@@ -9,13 +9,12 @@
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

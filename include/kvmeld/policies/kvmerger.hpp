@@ -10,7 +10,6 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
@@ -19,7 +18,6 @@
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

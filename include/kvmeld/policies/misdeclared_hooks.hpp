@@ -13,7 +13,7 @@
 #include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -7,7 +7,7 @@
 
 #include "kvmeld/budget.hpp"
 #include "kvmeld/merge/apply.hpp"
-#include "kvmeld/merge/range.hpp"
+#include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/policies/hooks.hpp"
 #include "kvmeld/policies/traits.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "kvmeld/detail/random.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/search/select.hpp"
 

@@ -6,10 +6,9 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/evict.hpp"
 #include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/each_query.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
@@ -17,7 +16,6 @@
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -7,7 +7,6 @@
 #include <utility>  // std::pair
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/each_query.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"

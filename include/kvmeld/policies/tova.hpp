@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"

@@ -11,7 +11,6 @@
 #include "kvmeld/merge/float_rows.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
@@ -20,7 +19,6 @@
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

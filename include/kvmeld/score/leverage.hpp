@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kvmeld/detail/arena.hpp"
-#include "kvmeld/detail/solve.hpp"
+#include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/dense.hpp"

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT
-/// One decode step's attention, as policies observe it.
+/// One decode step's attention, as policies observe it, and how it enters a score. For host and
+/// device.
 #pragma once
 
 #include <algorithm>  // std::copy_n
 #include <span>
 
-#include "kvmeld/score/accumulated.hpp"
-#include "kvmeld/score/queries.hpp"
+#include "kvmeld/config.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+
+/// How the attention of a group's query heads becomes one number per slot.
+enum class group_combine { sum, mean, max };
 
 /// What is known of a step after the newest token was appended and attended. An engine with its own
 /// attention fills in what it has; a policy that needs more refuses.
@@ -21,6 +24,20 @@ struct observation {
 };
 
 namespace score {
+
+/// The group's number `a` of the query heads so far, with that of one more.
+KVMELD_HD inline float with_query_head(group_combine how, float a, float p) {
+  return how == group_combine::max ? (a < p ? p : a) : a + p;
+}
+/// ... of all `group`.
+KVMELD_HD inline float of_group(group_combine how, float a, index_t group) {
+  return how == group_combine::mean ? a / static_cast<float>(group) : a;
+}
+
+/// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
+KVMELD_HD inline float accumulated(float score, float attention, float decay) {
+  return decay * score + attention;
+}
 
 /// The group's probabilities as one number per slot, into `combined [length]`.
 inline std::span<const float> combine_group(std::span<const float> probabilities, index_t group,
@@ -42,5 +59,6 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
 }
 
 }  // namespace score
+
 }  // namespace v0
 }  // namespace kvmeld

@@ -1,11 +1,62 @@
 // SPDX-License-Identifier: MIT
-/// What a policy takes of a prompt's queries, and what it needs of a decode step's attention.
+/// What a policy takes of a prompt's queries, where they are moved to, and what it needs of a
+/// decode step's attention.
 #pragma once
 
-#include "kvmeld/score/future_positions.hpp"
+#include <cmath>    // std::pow
+#include <cstdint>  // std::int64_t
+#include <string_view>
+
+#include "kvmeld/config.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+namespace score {
+
+/// Queries at the beginning of a prompt see next to nothing: a spread leaves them out.
+inline constexpr index_t blind_queries = 4;
+
+/// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first`
+/// on.
+KVMELD_HD inline index_t spread_query(index_t i, index_t n, index_t queries, index_t first) {
+  const std::int64_t span = std::int64_t{queries} - 1 - first;
+  return n == 1 ? queries - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
+}
+
+/// `future_positions`: query `i` of `n` goes so many positions beyond the next one.
+KVMELD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, double fade) {
+  if (fade - fade != 0) {  // infinite
+    return static_cast<index_t>(std::int64_t{i} * horizon / n);
+  }
+  const double share = static_cast<double>(i) / n;
+  return static_cast<index_t>(fade * (std::pow(horizon / fade + 1, share) - 1));
+}
+
+}  // namespace score
+
+/// How queries are spread over the positions to come. How many there will be is unknown, and the
+/// next ones are certain: the density of queries `t` positions ahead is proportional to
+/// `1 / (t + fade)` up to the horizon.
+struct future_positions {
+  index_t horizon = 256;  ///< positions to come
+  float fade = 16;        ///< positions ahead where the density is half; infinity: even throughout
+
+  /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
+  index_t operator()(index_t i, index_t n) const {
+    return score::future_position(i, n, horizon, double{fade});
+  }
+
+  void validate(std::string_view caller) const {
+    expects(horizon > 0, caller, ": expected a horizon of at least 1 position, got ", horizon);
+    expects(fade > 0, caller, ": expected a fade above 0 positions, got ", fade);
+  }
+};
+
+/// How many queries lookahead takes, and where they go.
+struct lookahead_options {
+  index_t count = 256;  ///< queries
+  future_positions ahead = {};
+};
 
 /// What a policy takes of a prompt's queries: a `compressor` gives it just that, and keeps no more.
 struct prompt_use {

@@ -8,7 +8,7 @@
 
 #include "kvmeld/detail/order.hpp"
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/observation.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -6,7 +6,7 @@
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
 
-#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

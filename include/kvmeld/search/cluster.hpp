@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kvmeld/score/dense.hpp"
-#include "kvmeld/search/nearest_rows.hpp"
 #include "kvmeld/search/seeds.hpp"
 
 namespace kvmeld {

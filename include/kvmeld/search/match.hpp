@@ -9,10 +9,10 @@
 #include <numeric>    // std::iota
 #include <span>
 
-#include "kvmeld/score/dot.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/tile_compare.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/score/tile_products.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,18 +2,98 @@
 /// Seeds of clusters: farthest-first, in rounds of a pool each.
 #pragma once
 
-#include <algorithm>  // std::nth_element
+#include <algorithm>  // std::max_element
+#include <cstddef>    // std::ptrdiff_t
 #include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
+#include "kvmeld/config.hpp"
 #include "kvmeld/score/dense.hpp"
-#include "kvmeld/search/nearest_rows.hpp"
-#include "kvmeld/search/seed_rounds.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
 namespace search {
+
+/// A round chooses its seeds among the `pool` slots that would gain most, at most half as many, so
+/// that those that come next are there. Few seeds take several rounds too, of 32 at least.
+struct seed_rounds {
+  static constexpr index_t pool = 256;  ///< slots
+  static constexpr index_t most = 128;  ///< seeds of a round
+
+  /// Seeds of each round but the last, of `count` in all: a quarter, in steps of 32.
+  KVMELD_HD static constexpr index_t quota(index_t count) {
+    const index_t quarter = (count + most - 1) / most * (most / 4);
+    return quarter < most ? quarter : most;
+  }
+  KVMELD_HD static constexpr index_t rounds(index_t count) {
+    return count > 0 ? (count + quota(count) - 1) / quota(count) : 0;
+  }
+  /// The most of any number of seeds up to `count`.
+  KVMELD_HD static constexpr index_t most_rounds(index_t count) {
+    const index_t steps = (count + most / 4 - 1) / (most / 4), full = (count + most - 1) / most;
+    return steps < 4 ? steps : full > 4 ? full : 4;
+  }
+
+  /// Within a round gains are compared as half, times this: `largest` of the pool becomes 2¹⁴.
+  KVMELD_HD static constexpr float scale(float largest) {
+    return largest > 1e-30F ? 16384.0F / largest : 1.0F;
+  }
+  static constexpr float most_scaled = 60000;  ///< a larger gain counts as this
+};
+
+/// `see(row, products)` for every row of `x`: its products with all of `centres`, less half of each
+/// one's square, so that the largest is that of the nearest centre. In blocks of rows.
+template <class See>
+void each_row_of_products(const dense::stored auto& x, const dense::stored auto& centres, See see) {
+  const dense::vector half = 0.5F * centres.rowwise().squaredNorm();
+  constexpr Eigen::Index block = 256;
+  dense::matrix dot;
+  for (Eigen::Index begin = 0; begin < x.rows(); begin += block) {
+    const Eigen::Index rows = std::min(block, x.rows() - begin);
+    dot.resize(rows, centres.rows());
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      dot.row(r) = -half.transpose();
+    }
+    dense::add_product_transposed(1, x.middleRows(begin, rows), centres, dot);
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      see(begin + r, dot.row(r));
+    }
+  }
+}
+
+/// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place may
+/// come, or `n`. Compares many at a time at a vector's width, and then searches the place among
+/// those alone.
+inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
+  constexpr std::ptrdiff_t many = dense::array_size;
+  if (n < many) {
+    return std::max_element(x, x + n) - x;
+  }
+  const float* from = x;
+  float most = -std::numeric_limits<float>::infinity();
+  for (std::ptrdiff_t i = 0; i < n; i += many) {
+    const float* const next = x + std::min(i, n - many);  // the last block overlaps the one before
+    if (const float top = Eigen::Map<const dense::array>(next).maxCoeff(); top > most) {
+      most = top, from = next;
+    }
+  }
+  return std::find(from, x + n, most) - x;
+}
+
+/// Where the nearest of `products [centres]` is, ties to the lower one; 0 where none is a number.
+inline Eigen::Index nearest_of(const auto& products) {
+  const auto best = first_largest(products.data(), products.size());
+  return best < products.size() ? best : 0;
+}
+
+/// The nearest of `centres` to each row; ties to the lower one.
+void nearest(const dense::stored auto& x, const dense::stored auto& centres,
+             std::vector<index_t>& out) {
+  each_row_of_products(x, centres, [&](Eigen::Index row, const auto& products) {
+    out[static_cast<std::size_t>(row)] = static_cast<index_t>(nearest_of(products));
+  });
+}
 
 /// Seeds, and the nearest of each row.
 struct seeding {
@@ -169,5 +249,6 @@ class pool_seeds {
 };
 
 }  // namespace search
+
 }  // namespace v0
 }  // namespace kvmeld

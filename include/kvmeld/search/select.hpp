@@ -5,18 +5,38 @@
 #include <array>
 #include <bit>       // std::bit_cast
 #include <concepts>  // std::same_as
+#include <cstddef>   // std::size_t
 #include <cstdint>   // std::uint32_t
 #include <span>
 #include <string_view>
 #include <type_traits>  // std::is_arithmetic_v
 #include <utility>      // std::pair
+#include <vector>
 
+#include "kvmeld/config.hpp"
+#include "kvmeld/detail/order.hpp"
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+
+/// Lists over the slots of one head, for selecting and matching. Each grows at first use; what they
+/// hold between calls means nothing, but for what a search says that it writes there.
+struct slot_scratch {
+  std::vector<char> marks;                ///< [length] slot → kept?
+  std::vector<index_t> order;             ///< slots, in some order
+  std::vector<index_t> row_of;            ///< [length] slot → anchor of its row, or −1
+  std::vector<float> numbers;             ///< whatever is computed
+  std::vector<detail::keyed_slot> keyed;  ///< what is sorted
+
+  /// Room for `capacity` slots, so that planning allocates nothing.
+  void reserve(index_t capacity) {
+    const auto n = static_cast<std::size_t>(capacity);
+    marks.reserve(n), order.reserve(n), row_of.reserve(n), keyed.reserve(n);
+  }
+};
+
 namespace search {
 
 protection protect(const kv_head auto& head, index_t sinks, index_t recent) {
@@ -189,5 +209,6 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
 }
 
 }  // namespace search
+
 }  // namespace v0
 }  // namespace kvmeld

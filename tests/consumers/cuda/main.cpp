@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "kvmeld/cuda/error.cuh"
-#include "kvmeld/merge/merge_source.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
 
 #ifdef __CUDACC__  // kernels are nvcc's
 #include "kvmeld/cuda/step.cuh"

@@ -21,9 +21,9 @@
 #include "cuda/shared.hpp"
 #include "cuda/small_card.hpp"
 #include "kvmeld/cuda/error.cuh"
-#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/slot_stat.hpp"
-#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/observation.hpp"
 #include "kvmeld/search/protection.hpp"
 
 namespace kvmeld::cuda {

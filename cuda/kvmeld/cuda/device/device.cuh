@@ -81,9 +81,9 @@
 /// `wait_for_previous` before it touches what that launch touches.
 #pragma once
 
-#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/slot_stat.hpp"
-#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/observation.hpp"
 #include "kvmeld/search/protection.hpp"
 
 #ifdef __CUDACC__

@@ -8,9 +8,9 @@
 
 #include "kvmeld/cuda/device/hardware_numbers.cuh"
 #include "kvmeld/cuda/device/launch.cuh"
-#include "kvmeld/detail/multiply_add.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/slot_stat.hpp"
-#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/observation.hpp"
 #include "kvmeld/search/protection.hpp"
 
 namespace kvmeld::cuda {

@@ -7,7 +7,7 @@
 #include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvmeld/cuda/memory/plane.cuh"
-#include "kvmeld/merge/merge_source.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kvmeld/cuda/memory/head_context.cuh"
-#include "kvmeld/score/accumulated.hpp"
+#include "kvmeld/score/observation.hpp"
 
 namespace kvmeld::cuda {
 

@@ -10,7 +10,6 @@
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/policies/ems/table.hpp"
-#include "kvmeld/score/accumulated.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"

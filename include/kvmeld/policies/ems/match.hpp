@@ -9,7 +9,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/ems/table.hpp"
 #include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

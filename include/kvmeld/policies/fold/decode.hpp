@@ -13,11 +13,10 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/memory.hpp"
-#include "kvmeld/score/future_positions.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 #include "kvmeld/search/ward.hpp"
 
 namespace kvmeld {

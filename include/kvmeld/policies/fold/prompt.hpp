@@ -8,10 +8,8 @@
 
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/refine.hpp"
 #include "kvmeld/search/cluster.hpp"
 #include "kvmeld/search/select.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -8,7 +8,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/keepkv/estimate.hpp"
-#include "kvmeld/search/slot_scratch.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/memory/rope_params.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 #include "kvmeld/policies/fold/layout.hpp"
-#include "kvmeld/score/future_positions.hpp"
+#include "kvmeld/score/prompt_use.hpp"
 
 namespace kvmeld::cuda {
 

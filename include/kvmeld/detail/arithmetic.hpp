@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-/// Random numbers that depend on seed and position alone.
+/// Arithmetic whose bits depend on its arguments alone.
 #pragma once
 
+#include <cmath>    // std::fma
 #include <cstdint>  // std::uint64_t
 
 #include "kvmeld/config.hpp"
@@ -9,6 +10,19 @@
 namespace kvmeld {
 inline namespace v0 {
 namespace detail {
+inline namespace KVMELD_INSTRUCTIONS {
+
+/// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
+/// compiler, one copy of a function may round otherwise than another. A device has its own.
+inline float multiply_add(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+}  // namespace KVMELD_INSTRUCTIONS
 
 /// In [0, 1), from a seed and a token's position alone: splitmix64's finaliser (Steele et al.
 /// 2014), the upper 24 bits, which a float holds exactly.
@@ -21,5 +35,6 @@ inline float unit_random(std::uint64_t seed, index_t position) {
 }
 
 }  // namespace detail
+
 }  // namespace v0
 }  // namespace kvmeld
