@@ -7,8 +7,8 @@
 #include <utility>  // std::pair
 
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/score/each_query.hpp"
 #include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_attention.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"

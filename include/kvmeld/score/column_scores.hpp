@@ -5,15 +5,11 @@
 #include <Eigen/Core>
 #include <algorithm>  // std::min
 #include <cmath>      // std::pow
-#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
-#include "kvmeld/detail/product.hpp"
-#include "kvmeld/memory/tile.hpp"
-#include "kvmeld/score/queries.hpp"
+#include "kvmeld/score/prompt_attention.hpp"
 #include "kvmeld/score/scorers.hpp"
-#include "kvmeld/score/softmax.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -42,7 +38,7 @@ template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
                    const column_options& options, const column_sums& out) {
   using matrix = dense::matrix_of<float>;
-  const index_t n = head.length(), dim = head.dim(), group = head.group(), count = queries.count;
+  const index_t n = head.length(), group = head.group(), count = queries.count;
   expects(n > 0, "column_scores: expected at least 1 slot, got an empty head");
   expects(count > 0 && queries.data != nullptr, "column_scores: expected at least 1 query, got ",
           queries.data == nullptr ? 0 : count);
@@ -62,89 +58,52 @@ void column_scores(const Head& head, const query_view<Query>& queries,
           "column_scores: expected log_sum_exp [", group, ", ", count, "], got ",
           options.log_sum_exp.size(), " floats");
 
-  constexpr index_t slots_a_tile = 512, padding = 16;
-  const index_t queries_a_block = std::max(index_t{1}, 64 / group);
-  const index_t most = queries_a_block * group;
-  matrix q(most, dim), e(most, (n + padding - 1) / padding * padding);
-  matrix weight(3, most), sums = matrix::Zero(3, n);
-  Eigen::ArrayXf largest = Eigen::ArrayXf::Zero(out.largest.empty() ? 0 : e.cols());
-  std::vector<float> buffer(static_cast<std::size_t>(slots_a_tile) * static_cast<std::size_t>(dim));
-  const float lowest = -std::numeric_limits<float>::infinity();
-
-  for (index_t i0 = 0; i0 < count; i0 += queries_a_block) {
-    const index_t block = std::min(queries_a_block, count - i0), rows = block * group;
-    index_t last_position = -1;
-    for (index_t i = 0; i < block; ++i) {
-      last_position = std::max(last_position, queries.position_of(i0 + i, head.next_position()));
-      for (index_t g = 0; g < group; ++g) {
-        q.row(i * group + g) =
-            Eigen::Map<const Eigen::Matrix<Query, 1, Eigen::Dynamic>>(queries.at(g, i0 + i), dim)
-                .template cast<float>();
-      }
-    }
-    index_t visible = n;  // slots behind the last one that any of these queries sees need no work
-    while (visible > 0 && head.position(visible - 1) > last_position) {
-      --visible;
-    }
+  score::query_blocks<Head, Query> block(head, queries);
+  matrix weight(3, block.most_rows()), sums = matrix::Zero(3, n);
+  Eigen::ArrayXf largest = Eigen::ArrayXf::Zero(out.largest.empty() ? 0 : block.columns());
+  const auto weight_of = [&](index_t i, float inverse) -> Eigen::Vector3f {
+    const auto age = static_cast<float>(std::pow(double{options.decay}, count - 1 - i));
+    return {inverse, i >= count - options.window ? inverse : 0.0F, inverse * age};
+  };
+  block.each([&] {
+    const index_t visible = block.visible(), rows = block.rows();
     if (visible == 0) {
-      continue;  // none of these queries sees a slot
+      return;
     }
-    const index_t padded = (visible + padding - 1) / padding * padding;
-    for (index_t s0 = 0; s0 < visible; s0 += slots_a_tile) {
-      const index_t slots = std::min(slots_a_tile, visible - s0);
-      const auto keys = detail::load_keys(head, s0, slots, buffer.data());
-      dense::set_product_transposed(1, q.topRows(rows), keys, e.block(0, s0, rows, slots));
-    }
+    block.multiply(visible);
     for (index_t r = 0; r < rows; ++r) {
-      const index_t i = i0 + r / group, g = r % group;
-      const index_t position = queries.position_of(i, head.next_position());
-      float* logit = e.row(r).data();
-      for (index_t s = 0; s < visible; ++s) {
-        const float l = head.scale() * logit[s] + head.log_mass(s);
-        logit[s] = head.position(s) <= position ? l : lowest;
-      }
-      std::fill(logit + visible, logit + padded, lowest);
-      auto mass = e.row(r).head(padded).array();
+      auto mass = block.logits(r, visible, block.position(r));
       score::softmax<> all;
       if (options.log_sum_exp.empty()) {
         all.take(mass);
       } else {
-        all = {options.log_sum_exp[static_cast<std::size_t>(g) * static_cast<std::size_t>(count) +
-                                   static_cast<std::size_t>(i)],
-               1};
-        if (all.max != lowest) {
+        all = {options.log_sum_exp[block.place(r)], 1};
+        if (all.max != all.nothing) {
           mass = (mass - all.max).exp();
         } else {
           mass.setZero();
         }
       }
-      float inverse = all.max != lowest ? 1.0F / all.sum : 0.0F;
+      float inverse = all.max != all.nothing ? 1.0F / all.sum : 0.0F;
       if (largest.size() > 0) {
-        largest.head(padded) = largest.head(padded).max(mass.transpose() * inverse);
+        largest.head(mass.size()) = largest.head(mass.size()).max(mass * inverse);
       }
       if (options.combine == group_combine::mean) {
         inverse /= static_cast<float>(group);
       }
-      weight(0, r) = inverse;
-      weight(1, r) = i >= count - options.window ? inverse : 0.0F;
-      weight(2, r) = inverse * static_cast<float>(std::pow(double{options.decay}, count - 1 - i));
+      weight.col(r) = weight_of(block.query(r), inverse);
     }
-    if (options.combine == group_combine::max) {  // the largest of a group stands for all of it
-      for (index_t i = 0; i < block; ++i) {
-        const Eigen::Index first = Eigen::Index{i} * group;
-        auto of_group = e.row(first).head(padded).array();
-        of_group *= weight(0, first);
-        for (Eigen::Index r = first + 1; r < first + group; ++r) {
-          of_group = of_group.max(e.row(r).head(padded).array() * weight(0, r));
-          weight.col(r).setZero();
-        }
-        const float age = static_cast<float>(std::pow(double{options.decay}, count - 1 - (i0 + i)));
-        weight.col(first) << 1.0F, i0 + i >= count - options.window ? 1.0F : 0.0F, age;
+    for (index_t first = 0; options.combine == group_combine::max && first < rows; first += group) {
+      auto largest_of_group = block.row_of(first, visible);  // it stands for all of the group
+      largest_of_group *= weight(0, first);
+      for (index_t r = first + 1; r < first + group; ++r) {
+        largest_of_group = largest_of_group.max(block.row_of(r, visible) * weight(0, r));
+        weight.col(r).setZero();
       }
+      weight.col(first) = weight_of(block.query(first), 1);
     }
-    dense::add_product(1, weight.leftCols(rows), e.block(0, 0, rows, visible),
-                       sums.leftCols(visible));
-  }
+    dense::add_product(1, weight.leftCols(rows), block.products(visible), sums.leftCols(visible));
+  });
   const auto give = [&](index_t r, std::span<float> to) {
     std::copy_n(sums.row(r).data(), to.size(), to.begin());
   };

@@ -4,19 +4,13 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::min
-#include <cmath>      // std::log1p
-#include <cstdint>    // std::int64_t
-#include <limits>     // std::numeric_limits
+#include <cstdint>  // std::int64_t
 #include <span>
 #include <vector>
 
-#include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/memory/tile.hpp"
 #include "kvmeld/score/leverage.hpp"
-#include "kvmeld/score/queries.hpp"
-#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/score/prompt_attention.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
 namespace kvmeld {
@@ -37,93 +31,38 @@ namespace score {
 template <kv_head Head, class Query>
 void lookahead_max(const Head& head, const query_view<Query>& queries, index_t horizon,
                    std::span<const float> log_sum_exp, std::span<float> out) {
-  using matrix = dense::matrix_of<float>;
-  constexpr index_t slots_a_tile = 512, padding = 16;
-  constexpr float lowest = -std::numeric_limits<float>::infinity();
-  const index_t n = head.length(), dim = head.dim(), group = head.group(), count = queries.count;
-  const index_t queries_a_block = std::max(index_t{1}, 64 / group), most = queries_a_block * group;
-  const index_t padded = (n + padding - 1) / padding * padding;
-  matrix q(most, dim), e(most, padded), best = matrix::Zero(group, padded);
-  Eigen::ArrayXf own(most);  // of each row, its first reading's log-sum-exp
-  std::vector<float> buffer(static_cast<std::size_t>(slots_a_tile) * static_cast<std::size_t>(dim));
-  rotation turn(head.spec().rope, dim);
-  const auto multiply = [&](index_t rows, index_t slots) {
-    for (index_t s0 = 0; s0 < slots; s0 += slots_a_tile) {
-      const index_t width = std::min(slots_a_tile, slots - s0);
-      const auto keys = detail::load_keys(head, s0, width, buffer.data());
-      dense::set_product_transposed(head.scale(), q.topRows(rows), keys,
-                                    e.block(0, s0, rows, width));
+  const index_t n = head.length(), group = head.group(), count = queries.count;
+  query_blocks<Head, Query> block(head, queries);
+  dense::matrix_of<float> best = dense::matrix_of<float>::Zero(group, block.columns());
+  Eigen::ArrayXf own(block.most_rows());  // of each row, its first reading's log-sum-exp
+  rotation turn(head.spec().rope, head.dim());
+  block.each([&] {
+    const index_t visible = log_sum_exp.empty() ? block.visible() : 0;
+    block.multiply(visible);
+    for (index_t r = 0; r < block.rows(); ++r) {
+      own[r] = visible > 0 ? block.exponentials(r, visible, block.position(r)).log_sum_exp()
+               : log_sum_exp.empty() ? softmax<>::nothing
+                                     : log_sum_exp[block.place(r)];
+      if (r % group == 0) {
+        const auto ahead = static_cast<index_t>(std::int64_t{horizon} * block.query(r) / count);
+        turn.by(1.0 * head.next_position() + ahead - block.position(r));
+      }
+      turn(block.q(r));
     }
-  };
-  // The row's exp below its largest logit; over whole vectors.
-  const auto exponentials = [&](index_t r, index_t slots) {
-    const index_t width = (slots + padding - 1) / padding * padding;
-    std::fill(e.row(r).data() + slots, e.row(r).data() + width, lowest);
-    softmax<> all;
-    all.take(e.row(r).head(width).array());
-    return all;
-  };
-
-  for (index_t i0 = 0; i0 < count; i0 += queries_a_block) {
-    const index_t block = std::min(queries_a_block, count - i0), rows = block * group;
-    const auto position_of = [&](index_t i) {
-      return queries.position_of(i0 + i, head.next_position());
-    };
-    index_t last_position = -1;
-    for (index_t i = 0; i < block; ++i) {
-      last_position = std::max(last_position, position_of(i));
-      for (index_t g = 0; g < group; ++g) {
-        const Eigen::Index r = Eigen::Index{i} * group + g;
-        q.row(r) =
-            Eigen::Map<const Eigen::Matrix<Query, 1, Eigen::Dynamic>>(queries.at(g, i0 + i), dim)
-                .template cast<float>();
-        own[r] = log_sum_exp.empty()
-                     ? lowest
-                     : log_sum_exp[static_cast<std::size_t>(std::ptrdiff_t{g} * count + i0 + i)];
-      }
-    }
-    if (log_sum_exp.empty()) {  // the first reading, over the slots that each query sees
-      index_t visible = n;
-      while (visible > 0 && head.position(visible - 1) > last_position) {
-        --visible;
-      }
-      multiply(rows, visible);
-      for (index_t r = 0; visible > 0 && r < rows; ++r) {
-        const index_t position = position_of(r / group);
-        float* const logit = e.row(r).data();
-        for (index_t s = 0; s < visible; ++s) {
-          const float l = logit[s] + head.log_mass(s);
-          logit[s] = head.position(s) <= position ? l : lowest;
-        }
-        own[r] = exponentials(r, visible).log_sum_exp();
-      }
-    }
-    for (index_t i = 0; i < block; ++i) {
-      const auto ahead =
-          static_cast<index_t>(std::int64_t{horizon} * (std::int64_t{i0} + i) / count);
-      turn.by(1.0 * head.next_position() + ahead - position_of(i));
-      for (index_t g = 0; g < group; ++g) {
-        turn(&q(Eigen::Index{i} * group + g, 0));
-      }
-    }
-    multiply(rows, n);
-    for (index_t r = 0; r < rows; ++r) {
-      float* const logit = e.row(r).data();
-      for (index_t s = 0; s < n; ++s) {
-        logit[s] += head.log_mass(s);
-      }
-      const softmax<> moved = exponentials(r, n);
+    block.multiply(n);
+    for (index_t r = 0; r < block.rows(); ++r) {
+      const softmax<> moved = block.exponentials(r, n, block.everywhere);
       softmax<> both = moved;
       both.merge({own[r], 1});
-      if (moved.max != lowest) {
+      if (moved.max != moved.nothing) {
         auto largest = best.row(r % group).array();
-        largest = largest.max(e.row(r).array() * (moved.below(both.max) / both.sum));
+        largest = largest.max(block.row_of(r, n).transpose() * (moved.below(both.max) / both.sum));
       }
     }
-  }
+  });
   for (index_t s = 0; s < n; ++s) {
     out[static_cast<std::size_t>(s)] =
-        norm(head.value(s), dim) * best.col(s).sum() / static_cast<float>(group);
+        norm(head.value(s), head.dim()) * best.col(s).sum() / static_cast<float>(group);
   }
 }
 
