@@ -17,16 +17,44 @@ namespace kvmeld {
 inline namespace v0 {
 namespace merge {
 
-/// Moves everything a slot is: rows, log-mass, position, columns.
-inline void move_slot(const head_ref& head, head_state& state, index_t to, index_t from) {
-  using detail::copy_row;  // and what a view has of its own
-  copy_row(head.key(to), head.key(from), head.dim());
-  copy_row(head.value(to), head.value(from), head.dim());
+/// Moves all that a slot has beside its rows: log-mass, position, the state's numbers.
+inline void move_metadata(const head_ref& head, head_state& state, index_t to, index_t from) {
   head.log_mass(to) = head.log_mass(from);
   head.position(to) = head.position(from);
   for (index_t c = 0; c < state.slot_stats(); ++c) {
     const auto column = state.column(c);
     column[static_cast<std::size_t>(to)] = column[static_cast<std::size_t>(from)];
+  }
+}
+/// ... everything a slot is.
+inline void move_slot(const head_ref& head, head_state& state, index_t to, index_t from) {
+  detail::copy_row(head.key(to), head.key(from), head.dim());
+  detail::copy_row(head.value(to), head.value(from), head.dim());
+  move_metadata(head, state, to, from);
+}
+
+/// Makes a row's anchor what its sources and corrections say. Numbers that would stay as they are
+/// are not written.
+inline void merge_into_anchor(const head_ref& head, head_state& state,
+                              std::span<const merge_source> sources, float log_mass,
+                              std::span<const float> delta_k = {},
+                              std::span<const float> delta_v = {}) {
+  const auto merge = [&](float merge_source::*weight, std::span<const float> delta, auto row_of) {
+    if (sources.size() > 1 || sources.front().*weight != 1.0F ||
+        std::ranges::any_of(delta, [](float x) { return x != 0.0F; })) {
+      merge_rows(head.dim(), sources, weight, delta, row_of);
+    }
+  };
+  merge(&merge_source::key_weight, delta_k, [&](index_t s) { return head.key(s); });
+  merge(&merge_source::value_weight, delta_v, [&](index_t s) { return head.value(s); });
+  const auto anchor = static_cast<std::size_t>(sources.front().source);
+  head.log_mass(sources.front().source) = log_mass;
+  for (index_t c = 0; c < state.slot_stats(); ++c) {
+    const auto column = state.column(c);
+    for (const merge_source& e : sources.subspan(1)) {
+      column[anchor] = detail::reduced_stat(state.reduce(c), column[anchor],
+                                            column[static_cast<std::size_t>(e.source)]);
+    }
   }
 }
 
@@ -116,30 +144,9 @@ inline void expect_applies(const slot_removal& d, const head_ref& head, const he
 /// Carries out a plan that `expect_applies` accepts.
 inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& state) {
   state.extend(head.length());
-  const auto any = [](std::span<const float> delta) {
-    return std::ranges::any_of(delta, [](float x) { return x != 0.0F; });
-  };
   for (index_t r = 0; r < plan.rows(); ++r) {
-    const auto sources = plan.row(r);
-    const index_t anchor = sources.front().source;
-    const bool alone = sources.size() == 1;
-    const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
-    if (!alone || sources.front().key_weight != 1.0F || any(delta_k)) {
-      merge_rows(head.key(anchor), head.dim(), sources, &merge_source::key_weight, delta_k,
-                 [&](index_t s) { return head.key(s); });
-    }
-    if (!alone || sources.front().value_weight != 1.0F || any(delta_v)) {
-      merge_rows(head.value(anchor), head.dim(), sources, &merge_source::value_weight, delta_v,
-                 [&](index_t s) { return head.value(s); });
-    }
-    head.log_mass(anchor) = plan.log_mass(r);
-    for (index_t c = 0; c < state.slot_stats(); ++c) {
-      const auto column = state.column(c);
-      float& x = column[static_cast<std::size_t>(anchor)];
-      for (const merge_source& e : sources.subspan(1)) {
-        x = detail::reduced_stat(state.reduce(c), x, column[static_cast<std::size_t>(e.source)]);
-      }
-    }
+    merge_into_anchor(head, state, plan.row(r), plan.log_mass(r), plan.key_correction(r),
+                      plan.value_correction(r));
   }
   for (index_t r = 0; r < plan.rows(); ++r) {
     if (const index_t anchor = plan.anchor(r); anchor != r) {
@@ -162,7 +169,7 @@ inline void share_value(const slot_removal& d, const head_ref& head) {
   for (index_t s = 0; s < head.length(); ++s) {
     if (head.position(s) > from && head.position(s) <= d.share_until_position) {
       const merge_source own[] = {{s}};
-      merge_rows(head.value(s), head.dim(), own, &merge_source::value_weight, std::span(share, dim),
+      merge_rows(head.dim(), own, &merge_source::value_weight, std::span(share, dim),
                  [&](index_t r) { return head.value(r); });
     }
   }
@@ -175,19 +182,7 @@ inline void carry_out(const slot_removal& d, const head_ref& head, head_state& s
   }
   state.extend(head.length());
   if (d.into != slot_removal::nowhere) {
-    const merge_source sources[] = {
-        {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
-        {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
-    merge_rows(head.key(d.into), head.dim(), sources, &merge_source::key_weight, {},
-               [&](index_t s) { return head.key(s); });
-    merge_rows(head.value(d.into), head.dim(), sources, &merge_source::value_weight, {},
-               [&](index_t s) { return head.value(s); });
-    head.log_mass(d.into) = d.log_mass;
-    for (index_t c = 0; c < state.slot_stats(); ++c) {
-      const auto column = state.column(c);
-      float& x = column[static_cast<std::size_t>(d.into)];
-      x = detail::reduced_stat(state.reduce(c), x, column[static_cast<std::size_t>(d.removed)]);
-    }
+    merge_into_anchor(head, state, d.sources(), d.log_mass);
   }
   if (d.share_count > 0) {
     share_value(d, head);

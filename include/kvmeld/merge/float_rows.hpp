@@ -64,8 +64,13 @@ class float_rows {
     if (!known) {  // else what was stored is from elsewhere
       to_floats(head.key(anchor), dim_, key), to_floats(head.value(anchor), dim_, value);
     }
-    take(key, sources, &merge_source::key_weight, [&](index_t s) { return head.key(s); });
-    take(value, sources, &merge_source::value_weight, [&](index_t s) { return head.value(s); });
+    const auto merged = [&](float* x, float merge_source::*weight, auto row_of) {
+      const row<any_scalar> in_float{reinterpret_cast<std::byte*>(x), sizeof(float), storage::f32};
+      merge_rows(dim_, sources, weight, {},
+                 [&](index_t s) { return s == anchor ? in_float : row_of(s); });
+    };
+    merged(key, &merge_source::key_weight, [&](index_t s) { return head.key(s); });
+    merged(value, &merge_source::value_weight, [&](index_t s) { return head.value(s); });
     own[at_position] = std::bit_cast<float>(head.position(anchor) + 1);
     own[to_store] = 1;
   }
@@ -112,25 +117,6 @@ class float_rows {
       }
     }
     return nullptr;
-  }
-  /// `x ← Σ weight · row`, `x` the anchor's, as `merge_rows` computes it.
-  template <class RowOf>
-  void take(float* x, std::span<const merge_source> sources, float merge_source::*weight,
-            RowOf row_of) const {
-    constexpr index_t chunk = 64;  // whole blocks
-    float part[chunk];
-    for (index_t begin = 0; begin < dim_; begin += chunk) {
-      const index_t n = std::min(chunk, dim_ - begin);
-      for (index_t i = 0; i < n; ++i) {
-        x[begin + i] = detail::multiply_add(sources.front().*weight, x[begin + i], 0.0F);
-      }
-      for (const merge_source& e : sources.subspan(1)) {
-        to_floats(row_of(e.source).from(begin), n, part);
-        for (index_t i = 0; i < n; ++i) {
-          x[begin + i] = detail::multiply_add(e.*weight, part[i], x[begin + i]);
-        }
-      }
-    }
   }
 
   float* memory_;

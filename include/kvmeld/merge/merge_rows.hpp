@@ -38,13 +38,14 @@ void each_chunk_of_sum(index_t dim, std::span<const merge_source> sources,
   }
 }
 
-/// `x ← Σ weight · row + delta`: the sources may include `x` itself.
-template <class Scalar, class RowOf>
-void merge_rows(row<Scalar> x, index_t dim, std::span<const merge_source> sources,
-                float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
+/// The first source's row becomes `Σ weight · row + delta`.
+template <class RowOf>
+void merge_rows(index_t dim, std::span<const merge_source> sources, float merge_source::*weight,
+                std::span<const float> delta, RowOf row_of) {
+  const auto anchor = row_of(sources.front().source);
   each_chunk_of_sum(dim, sources, weight, delta, row_of,
                     [&](index_t begin, index_t n, const float* sum) {
-                      detail::store_row(sum, x.from(begin), n);
+                      detail::store_row(sum, anchor.from(begin), n);
                     });
 }
 
@@ -61,15 +62,6 @@ constexpr float least_overflow(storage type) {
       return 127 * 65520.0F;
   }
 }
-template <class Scalar>
-constexpr float least_overflow(row<Scalar>) {
-  if constexpr (storage_scalar<Scalar>) {
-    return least_overflow(storage_of<Scalar>);
-  } else {
-    return std::numeric_limits<float>::infinity();
-  }
-}
-inline float least_overflow(row<any_scalar> x) { return least_overflow(x.type); }
 
 /// Do the weights make a mean, or less? Its magnitude is at most the largest source's.
 inline bool is_mean(std::span<const merge_source> sources, float merge_source::*weight) {
@@ -90,7 +82,7 @@ bool fits(index_t dim, std::span<const merge_source> sources, float merge_source
   if (delta.empty() && is_mean(sources, weight)) {
     return true;
   }
-  const float limit = least_overflow(row_of(sources.front().source));
+  const float limit = least_overflow(row_of(sources.front().source).type);
   bool all = true;
   each_chunk_of_sum(dim, sources, weight, delta, row_of, [&](index_t, index_t n, const float* sum) {
     for (index_t i = 0; i < n; ++i) {
@@ -135,13 +127,7 @@ inline void keep_in_range(const head_ref& head, merge_plan& plan) {
 
 /// A removal whose merge would not be finite evicts instead.
 inline void keep_in_range(const head_ref& head, slot_removal& d) {
-  if (d.into == slot_removal::nowhere) {
-    return;
-  }
-  const merge_source sources[] = {
-      {d.into, d.kept_key_weight.value_or(d.kept_weight), d.kept_weight},
-      {d.removed, d.removed_key_weight.value_or(d.removed_weight), d.removed_weight}};
-  if (!fits(head, sources, {}, {})) {
+  if (d.into != slot_removal::nowhere && !fits(head, d.sources(), {}, {})) {
     d = {.removed = d.removed, .measured = d.measured};
   }
 }

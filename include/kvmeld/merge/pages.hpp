@@ -8,9 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/memory/paged.hpp"
-#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/apply.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -65,31 +64,6 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   out.set_measured(plan.measured());
 }
 
-namespace merge {
-
-/// Does row `r` of a plan keep its slot's key and value as they are?
-inline bool is_unchanged(const merge_plan& plan, index_t r) {
-  return plan.row(r).size() == 1 && plan.row(r).front() == merge_source{plan.anchor(r)} &&
-         !plan.has_correction();
-}
-
-/// Moves all that a head keeps beside its rows.
-inline void move_metadata(const merge_plan& plan, const head_ref& head, head_state& state) {
-  state.extend(head.length());
-  for (index_t r = 0; r < plan.rows(); ++r) {
-    const auto to = static_cast<std::size_t>(r), from = static_cast<std::size_t>(plan.anchor(r));
-    head.log_mass(r) = head.log_mass(plan.anchor(r));  // of heads that share a table, each's own
-    head.position(r) = head.position(plan.anchor(r));
-    for (index_t c = 0; c < state.slot_stats(); ++c) {
-      state.column(c)[to] = state.column(c)[from];
-    }
-  }
-  head.truncate(plan.rows());
-  state.truncate(plan.rows());
-}
-
-}  // namespace merge
-
 /// Carries out a plan of whole pages (`whole_pages`) for head `h`, and for those that share its
 /// table, by changing the table alone: kept pages move to its front, the others behind
 /// them, and no key or value is touched. Refused, with nothing changed: a plan that breaks a
@@ -113,14 +87,22 @@ void keep_pages(paged_cache& kv, index_t h, const merge_plan& plan, State& state
   });
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t s = plan.anchor(r);
-    expects(merge::is_unchanged(plan, r) && s % slots == r % slots &&
+    expects(!merge::changes_rows(plan, r) && s % slots == r % slots &&
                 (r % slots == 0 || s == plan.anchor(r - 1) + 1),
             "keep_pages: expected whole pages of ", slots, " unchanged slots, got slot ", s,
             " in row ", r);
   }
   expects(plan.rows() % slots == 0 || plan.anchor(plan.rows() - 1) == plan.length() - 1,
           "keep_pages: expected whole pages of ", slots, " slots, got ", plan.rows(), " rows");
-  each_sharing([&](index_t i) { merge::move_metadata(plan, kv.head(i), state[i]); });
+  each_sharing([&](index_t i) {  // of heads that share a table, each has its own log-mass
+    const head_ref head = kv.head(i);
+    state[i].extend(head.length());
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      merge::move_metadata(head, state[i], r, plan.anchor(r));
+    }
+    head.truncate(plan.rows());
+    state[i].truncate(plan.rows());
+  });
   for (index_t r = 0; r < plan.rows(); r += slots) {  // anchors ascend: never forward
     index_t* const from = table.pages + plan.anchor(r) / slots;
     std::rotate(table.pages + r / slots, from, from + 1);
@@ -141,7 +123,7 @@ inline void whole_pages(const merge_plan& plan, const head_ref& head, index_t sl
   const page_table pages{.slots = slots};
   std::vector<index_t> kept(static_cast<std::size_t>(pages.taken_by(plan.length())));
   for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(merge::is_unchanged(plan, r),
+    expects(!merge::changes_rows(plan, r),
             "whole_pages: expected a plan that only evicts, got a merge or correction in row ", r);
     ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
   }

@@ -3,6 +3,7 @@
 /// at its budget.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "kvmeld/config.hpp"
@@ -37,6 +38,12 @@ struct slot_removal {
   std::optional<float> measured = {};            ///< for the policy's own `update_memory`
   index_t share_count = 0;                       ///< slots that share the removed value
   index_t share_until_position = nowhere;        ///< the position of the last
+
+  /// What `into` becomes, where there is one.
+  std::array<merge_source, 2> sources() const {
+    return {{{into, kept_key_weight.value_or(kept_weight), kept_weight},
+             {removed, removed_key_weight.value_or(removed_weight), removed_weight}}};
+  }
 };
 
 }  // namespace v0

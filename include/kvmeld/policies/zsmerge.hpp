@@ -151,10 +151,7 @@ struct zsmerge {
   void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
                      slot_scratch&) const {
     if (rounds(head) && change.into != slot_removal::nowhere) {
-      const merge_source sources[] = {
-          {change.into, change.kept_weight, change.kept_weight},
-          {change.removed, change.removed_weight, change.removed_weight}};
-      means(head, state).merge(head, sources);
+      means(head, state).merge(head, change.sources());
     }
   }
 
