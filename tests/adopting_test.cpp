@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/memory/paged.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "kvmeld/merge/pages.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "support/own_engine.hpp"

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "engine/matrix.hpp"
-#include "kvmeld/memory/rotary.hpp"
+#include "kvmeld/memory/rotation.hpp"
 
 namespace engine {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvmeld/memory/rotary.hpp"
+#include "kvmeld/memory/rotation.hpp"
 
 namespace kvmeld::llama {
 

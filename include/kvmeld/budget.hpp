@@ -6,8 +6,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Slots a head may hold. A prompt is brought to `slots`; decoding returns there when a head holds
 /// `trigger`.
@@ -34,5 +33,4 @@ struct budget {
   KVMELD_HD bool reached(index_t length) const { return length > slots && length >= trigger; }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

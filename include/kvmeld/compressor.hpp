@@ -9,8 +9,7 @@
 #include "kvmeld/executor.hpp"
 #include "kvmeld/queries.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// One decode step's attention of the heads chosen, from an engine that computes its own.
 struct step_attention {
@@ -330,5 +329,4 @@ compressor(Cache&, P, const budget&) -> compressor<P>;
 template <kv_cache Cache, policy P>
 compressor(Cache&, P, const budget&, const observation_needs&) -> compressor<P>;
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -59,11 +59,9 @@
 #define KVMELD_NOINLINE
 #endif
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
 using index_t = std::int32_t;
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

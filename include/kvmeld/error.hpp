@@ -9,8 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Why a call was refused.
 enum class errc {
@@ -123,5 +122,4 @@ void expects(bool ok, const Parts&... parts) {
   expects(errc::invalid_argument, ok, parts...);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

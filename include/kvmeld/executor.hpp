@@ -6,8 +6,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Calls `f(i, worker)` once for every `i = 0 … count − 1`, in any order, or at the same time;
 /// `worker` is one of `0 … workers() − 1`, and no two calls at a time have the same one. Returns
@@ -34,5 +33,4 @@ struct serial {
 
 static_assert(executor<serial>);
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

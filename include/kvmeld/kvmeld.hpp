@@ -13,9 +13,8 @@
 #include "kvmeld/make_policy.hpp"              // IWYU pragma: export
 #include "kvmeld/memory/attention_spec.hpp"    // IWYU pragma: export
 #include "kvmeld/memory/cache.hpp"             // IWYU pragma: export
-#include "kvmeld/memory/paged.hpp"             // IWYU pragma: export
-#include "kvmeld/memory/q8_0.hpp"              // IWYU pragma: export
 #include "kvmeld/memory/rotation.hpp"          // IWYU pragma: export
+#include "kvmeld/memory/row.hpp"               // IWYU pragma: export
 #include "kvmeld/memory/view.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/apply.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/pages.hpp"              // IWYU pragma: export

@@ -9,8 +9,7 @@
 
 #include "kvmeld/executor.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// An executor: `meld.step(heads, {q, k, v}, out, kvmeld::openmp{2})`. Of what heads throw, one
 /// comes out when all heads are done.
@@ -44,7 +43,6 @@ struct openmp {
 
 static_assert(executor<openmp>);
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0
 
 #endif  // _OPENMP

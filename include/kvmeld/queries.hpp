@@ -5,12 +5,11 @@
 #include <cstddef>  // std::size_t
 #include <span>
 
-#include "kvmeld/memory/any_span.hpp"
 #include "kvmeld/memory/attention_spec.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/score/queries.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// The queries of one request in one layer, `[tokens, kv_heads · group, key_dim]`, rotated as
 /// attention used them, in float, half or bfloat16. A view: the rows must live as long as the call.
@@ -80,5 +79,4 @@ class queries {
   std::span<const float> log_sum_exp_;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,7 +9,6 @@
 #include "bytes.hpp"
 #include "kvmeld/any_policy.hpp"
 #include "kvmeld/memory/cache.hpp"
-#include "kvmeld/memory/paged.hpp"
 #include "support/all_heads.hpp"
 #include "support/typed_cache.hpp"
 

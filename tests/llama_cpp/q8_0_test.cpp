@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Q8_0 is ggml's own: its functions read what we store, and we read what they store.
-#include "kvmeld/memory/q8_0.hpp"
+#include "kvmeld/memory/row.hpp"
 
 #include <ggml.h>
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/memory/paged.hpp"
 
 namespace {
 

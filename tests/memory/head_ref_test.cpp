@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A head of any scalar and layout: the same rows, log-mass and positions as the head that it stands
 // for.
-#include "kvmeld/memory/head_ref.hpp"
+#include "kvmeld/memory/view.hpp"
 
 #include <catch2/catch.hpp>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Caches in pages: everything a cache does, and pages that come free.
-#include "kvmeld/memory/paged.hpp"
+#include "kvmeld/memory/cache.hpp"
 
 #include <catch2/catch.hpp>
 #include <sstream>

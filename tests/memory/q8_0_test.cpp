@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Keys and values in Q8_0: what a block holds, and policies over rows of blocks.
-#include "kvmeld/memory/q8_0.hpp"
+#include "kvmeld/memory/row.hpp"
 
 #include <catch2/catch.hpp>
 #include <cstring>

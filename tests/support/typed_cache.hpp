@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kvmeld/memory/cache.hpp"
-#include "kvmeld/memory/paged.hpp"
 
 namespace fixtures {
 

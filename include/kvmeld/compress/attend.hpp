@@ -6,8 +6,7 @@
 
 #include "kvmeld/score/attention.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Attention with log-mass.
 inline void attend(const head_ref& head, const float* q, float* out,
@@ -16,5 +15,4 @@ inline void attend(const head_ref& head, const float* q, float* out,
   attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp, comparison);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -5,11 +5,10 @@
 #include <cstdint>  // std::int64_t
 #include <limits>   // std::numeric_limits
 
-#include "kvmeld/memory/any_span.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// Refuses rows of another size than `shape` says, and null. `expected`: "step: expected q".
@@ -122,5 +121,4 @@ void check_step(const P& p, const head_ref& head, const budget& b) {
           " slots (budget and new token), got ", head.capacity());
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -10,13 +10,10 @@
 #include "kvmeld/compress/reuse.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
-#include "kvmeld/compress/workspace_pool.hpp"
-#include "kvmeld/memory/cache_ref.hpp"
+#include "kvmeld/compress/workspace.hpp"
 #include "kvmeld/memory/head_selection.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
-namespace detail {
+namespace kvmeld::inline v0::detail {
 
 template <policy P>
 class compressor_base {
@@ -281,6 +278,4 @@ class compressor_base {
   workspace_pool pool_;
 };
 
-}  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0::detail

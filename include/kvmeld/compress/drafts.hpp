@@ -7,9 +7,7 @@
 
 #include "kvmeld/compress/compressor_base.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
-namespace detail {
+namespace kvmeld::inline v0::detail {
 
 template <policy P>
 class drafting : protected compressor_base<P> {
@@ -107,6 +105,4 @@ class drafting : protected compressor_base<P> {
   }
 };
 
-}  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0::detail

@@ -10,9 +10,7 @@
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
-namespace detail {
+namespace kvmeld::inline v0::detail {
 
 /// Of a prompt that comes in chunks: the latest queries, which the next chunk is measured with, and
 /// those spread over the prompt, which it is planned on. In floats, `[queries, group, dim]`.
@@ -166,6 +164,4 @@ class held_queries {
   std::vector<index_t> position_;
 };
 
-}  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0::detail

@@ -10,8 +10,7 @@
 #include "kvmeld/compress/checks.hpp"
 #include "kvmeld/compress/workspace.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// The state that `p` keeps for one head.
 template <policy P>
@@ -168,5 +167,4 @@ struct step_input {
   any_span v;  ///< [heads, dim]
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

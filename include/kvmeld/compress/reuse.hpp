@@ -6,8 +6,7 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/memory/view.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Empties one head and its state: the next token is at position 0. Nothing is allocated or freed;
 /// the pages of a head in pages stay in its table.
@@ -35,5 +34,4 @@ inline void copy(const head_ref& from, const head_state& from_state, const head_
   detail::copy_slots(from, to);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -13,8 +13,7 @@
 #include "kvmeld/compress/checks.hpp"
 #include "kvmeld/detail/bytes.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 // Version 1. All numbers are little-endian; floats are their bits.
 //
@@ -213,5 +212,4 @@ void load_heads(std::istream& in, Heads& heads) {
 
 }  // namespace detail
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

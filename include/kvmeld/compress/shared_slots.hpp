@@ -11,9 +11,7 @@
 #include "kvmeld/compress/global_budgets.hpp"
 #include "kvmeld/policies/traits.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
-namespace detail {
+namespace kvmeld::inline v0::detail {
 
 /// How the slots of one head lie where heads share them.
 struct shared_slots {
@@ -92,6 +90,4 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
   return more;
 }
 
-}  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0::detail

@@ -7,9 +7,7 @@
 
 #include "kvmeld/compress/drafts.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
-namespace detail {
+namespace kvmeld::inline v0::detail {
 
 template <policy P>
 class shrinking : protected drafting<P> {
@@ -44,6 +42,4 @@ class shrinking : protected drafting<P> {
   }
 };
 
-}  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0::detail

@@ -5,10 +5,9 @@
 #include <cmath>  // std::sqrt
 #include <vector>
 
-#include "kvmeld/memory/rotary.hpp"
+#include "kvmeld/memory/rotation.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// One layer's attention as the model computes it:
 ///
@@ -71,5 +70,4 @@ struct attention_spec {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,14 +9,13 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/memory/any_span.hpp"
 #include "kvmeld/memory/attention_spec.hpp"
-#include "kvmeld/memory/head_ref.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_selection.hpp"
-#include "kvmeld/memory/place_rows.hpp"
+#include "kvmeld/memory/layout.hpp"
+#include "kvmeld/memory/view.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// What heads keep beside their rows: log-mass, position, lengths.
 class head_records {
@@ -224,5 +223,4 @@ class cache_base {
   placed_tables tables_;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

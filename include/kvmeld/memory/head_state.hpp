@@ -14,8 +14,7 @@
 
 #include "kvmeld/memory/slot_stat.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// A head's state in memory of the caller's, as where an engine's allocator holds all. It is as a
 /// `head_state` left it; for a head without tokens: 0 in all of `memory`.
@@ -217,5 +216,4 @@ class head_state {
   std::int64_t observed_ = 0;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

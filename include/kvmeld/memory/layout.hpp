@@ -2,16 +2,18 @@
 /// Where the rows of a head lie, and how engines lay out the keys (or values) of all their heads.
 #pragma once
 
+#include <algorithm>  // std::ranges::sort
+#include <array>
 #include <cstddef>  // std::byte, std::ptrdiff_t
 #include <limits>   // std::numeric_limits
 #include <ranges>   // std::ranges::contiguous_range
+#include <span>
 #include <variant>
 
-#include "kvmeld/config.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/memory/row.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Which pages a head's slots are in: slot `s` is in page `pages[s / slots]`. A view.
 struct page_table {
@@ -88,5 +90,149 @@ class rows {
   std::variant<layout, strides> how_;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+/// How large a cache is.
+struct cache_extents {
+  index_t layers = 1;
+  index_t requests = 1;
+  index_t capacity = 0;  ///< slots per head
+};
+
+/// The page tables of a `paged_cache`: `[requests, capacity / slots]` where all layers and heads of
+/// a request share one, else `[layers, requests, ...]` or `[layers, requests, kv_heads, ...]`.
+struct page_tables {
+  std::span<index_t> pages = {};  ///< −1 (`page_table::no_page`) until the engine has entered one
+  index_t slots = 0;              ///< a page holds
+  std::ptrdiff_t stride = 0;      ///< from one table to the next; 0: capacity / slots
+};
+
+/// ... checked. Heads that follow one another share a table; so do layers, where tables end.
+struct placed_tables {
+  page_table first = {};  ///< no pages: rows are strided
+  std::ptrdiff_t stride = 0;
+  index_t heads_each = 1, count = 1;
+
+  /// That of head `h`.
+  page_table of(index_t h) const {
+    page_table x = first;
+    x.pages += x.pages == nullptr ? 0 : h / heads_each % count * stride;
+    return x;
+  }
+};
+
+/// The keys (or values) of all heads by strides in bytes.
+struct placed_rows {
+  std::byte* data = nullptr;
+  std::ptrdiff_t layer = 0, request = 0, head = 0;
+  head_rows first = {};  ///< of the first head; its data is `data`
+
+  head_rows of(index_t l, index_t r, index_t h) const {
+    head_rows x = first;
+    x.data = data + l * layer + r * request + h * head;
+    return x;
+  }
+};
+
+namespace detail {
+
+/// Strides in elements of a layout: `slots` of a head, or of a page.
+inline strides strides_of(layout how, const attention_spec& spec, const cache_extents& e,
+                          index_t row_size, index_t slots, std::ptrdiff_t size) {
+  const std::ptrdiff_t n = row_size, row = spec.kv_heads * n, block = slots * row;
+  strides s{.layer = e.requests * block, .request = block};
+  switch (how) {
+    case layout::nhd:
+    case layout::pages_nhd:
+      s.head = n, s.row = row;
+      break;
+    case layout::hnd:
+    case layout::pages_hnd:
+      s.head = slots * n, s.row = n;
+      break;
+    case layout::hdn:
+      s.head = slots * n, s.row = 1, s.element = slots;
+  }
+  if (how == layout::pages_nhd || how == layout::pages_hnd) {
+    s.layer = size / e.layers, s.request = 0, s.page = block;
+  }
+  return s;
+}
+
+/// Places an engine's rows; of a cache in pages of `page_slots` slots, else 0. `what`: "call:
+/// keys". `pages`: how many there are. `own_tables`: each head has pages of its own. Refused: null,
+/// another layout, blocks that do not lie side by side, rows that overlap, less memory than the
+/// strides reach.
+inline placed_rows place_rows(const char* call, const char* what, const rows& from,
+                              const attention_spec& spec, const cache_extents& e,
+                              index_t page_slots, index_t& pages, bool own_tables = false) {
+  const bool paged = page_slots > 0;
+  const index_t per_element = numbers_of(from.type()), slots = paged ? page_slots : e.capacity,
+                row_size = spec.key_dim / per_element;
+  expects(from.data() != nullptr, call, ": expected ", what, ", got null");
+  expects(spec.key_dim % per_element == 0, call, ": expected a key_dim that is a multiple of ",
+          per_element, ", got ", spec.key_dim);
+  if (const auto* how = std::get_if<layout>(&from.how())) {
+    const bool in_pages = *how == layout::pages_nhd || *how == layout::pages_hnd;
+    expects(in_pages == paged, call, ": expected ", what, " laid out as ",
+            paged ? "pages_nhd or pages_hnd, got nhd, hnd or hdn"
+                  : "nhd, hnd or hdn, got pages_nhd or pages_hnd");
+    expects(*how != layout::hdn || per_element == 1, call, ": expected ", what,
+            " of numbers in hdn, got blocks");
+  }
+  const strides s =
+      std::holds_alternative<strides>(from.how())
+          ? std::get<strides>(from.how())
+          : strides_of(std::get<layout>(from.how()), spec, e, row_size, slots, from.size());
+  expects(s.element == 1 || per_element == 1, call, ": expected ", what,
+          " of blocks with an element stride of 1, got ", s.element);
+  // From the shortest stride to the longest, each must step over all that the shorter ones reach.
+  struct axis {
+    std::ptrdiff_t stride;
+    index_t count;
+  };
+  const auto reach_of = [&](auto axes) {
+    std::ranges::sort(axes, {}, &axis::stride);
+    std::ptrdiff_t reach = 1;
+    for (const axis& a : axes) {
+      expects(a.count == 1 || a.stride >= reach, call, ": expected ", what,
+              " that do not overlap, got layer stride ", s.layer, ", request stride ", s.request,
+              ", head stride ", s.head, ", row stride ", s.row, ", element stride ", s.element,
+              " and page stride ", s.page, " for [", e.layers, ", ", e.requests, ", ",
+              spec.kv_heads, ", ", slots, ", ", spec.key_dim, "]");
+      reach += (a.count - 1) * a.stride;
+    }
+    return reach;
+  };
+  const axis layers{s.layer, e.layers}, heads{s.head, spec.kv_heads}, rows_of{s.row, slots},
+      elements{s.element, row_size};
+  std::ptrdiff_t reach = 0;
+  if (paged) {
+    // Heads with tables of their own do not share pages, so they may lie at one place of a page.
+    const axis of_layers = own_tables ? axis{0, 1} : layers,
+               of_heads = own_tables ? axis{0, 1} : heads;
+    const std::ptrdiff_t beside =
+        own_tables ? (e.layers - 1) * s.layer + (spec.kv_heads - 1) * s.head : 0;
+    const std::ptrdiff_t one =
+        reach_of(std::array{of_layers, of_heads, rows_of, elements}) + beside;
+    expects(s.page > 0, call, ": expected ", what, " with a page stride above 0, got ", s.page);
+    const std::ptrdiff_t there = from.size() < one ? 0 : (from.size() - one) / s.page + 1;
+    pages =
+        static_cast<index_t>(std::min<std::ptrdiff_t>(there, std::numeric_limits<index_t>::max()));
+    reach = reach_of(std::array{axis{s.page, std::max(pages, index_t{1})}, of_layers, of_heads,
+                                rows_of, elements});
+    reach += beside;
+  } else {
+    reach = reach_of(std::array{layers, axis{s.request, e.requests}, heads, rows_of, elements});
+  }
+  expects(reach <= from.size(), call, ": expected ", what, " of at least ", reach * per_element,
+          " numbers, got ", from.size() * per_element);
+  const auto bytes = static_cast<std::ptrdiff_t>(element_bytes(from.type()));
+  return {from.data(),
+          s.layer * bytes,
+          paged ? 0 : s.request * bytes,
+          s.head * bytes,
+          {from.data(), s.row * bytes, s.element * bytes, s.page * bytes}};
+}
+
+}  // namespace detail
+
+}  // namespace kvmeld::inline v0

@@ -1,18 +1,208 @@
 // SPDX-License-Identifier: MIT
-/// A model's rotation by one angle, for many rows: what moves keys and queries in position.
+/// Rotary position embedding (RoPE) as a model computes it, and its rotation of many rows.
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::min
-#include <cstddef>    // std::ptrdiff_t
+#include <algorithm>  // std::max
+#include <cmath>      // std::pow, std::cos
+#include <cstddef>    // std::size_t
 #include <numbers>    // std::numbers::pi
 #include <span>
+#include <variant>
 #include <vector>
 
-#include "kvmeld/memory/rotary.hpp"
+#include "kvmeld/memory/row.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
+
+/// Frequency scaling of Llama 3.1 (`rope_type: llama3`): long wavelengths are stretched by
+/// `factor`, short ones kept, those between blended.
+struct llama3_scaling {
+  double factor = 8;
+  double low = 1;   ///< low_freq_factor
+  double high = 4;  ///< high_freq_factor
+  index_t original_context = 8192;
+
+  bool operator==(const llama3_scaling&) const = default;
+};
+
+/// YaRN (Peng et al. 2023, arXiv 2309.00071): frequencies that turn less than `slow` times over the
+/// original context are divided by `factor`, more than `fast` times are kept, a ramp between.
+struct yarn_scaling {
+  double factor = 1;
+  index_t original_context = 4096;
+  double fast = 32;  ///< beta_fast, turns
+  double slow = 1;   ///< beta_slow, turns
+
+  bool operator==(const yarn_scaling&) const = default;
+};
+
+/// RoPE (Su et al. 2021, arXiv 2104.09864): pair `p` of a head turns by `frequency(p, dim)` radians
+/// per position. A value; none by default.
+///
+///     rotary::halves(500'000.0).llama3({.factor = 32})     rotary::interleaved(10'000.0).dims(64)
+///
+/// A magnitude that a model multiplies rotated rows with (YaRN's attention factor) is in its rows
+/// already, and no shift in position changes it: nothing here needs to know it.
+class rotary {
+ public:
+  /// Which elements form a pair: `(i, i + dims/2)` as in Hugging Face, or `(2i, 2i + 1)`.
+  enum class pairing { halves, interleaved };
+
+  /// No rotation: keys have no position.
+  rotary() = default;
+  /// Frequencies `base^(−2p/dims)`. Refused: a base that is not finite and above 1.
+  static rotary halves(double base) { return {pairing::halves, base}; }
+  static rotary interleaved(double base) { return {pairing::interleaved, base}; }
+  /// Frequencies `[pairs]` in radians per position, from a model's own table.
+  /// Refused: an empty table, frequencies that are not finite.
+  static rotary table(std::span<const double> frequencies, pairing pairs) {
+    expects(!frequencies.empty(), "rotary::table: expected at least 1 frequency, got none");
+    rotary r;
+    r.pairing_ = pairs;
+    for (const double f : frequencies) {
+      expects(std::isfinite(f), "rotary::table: expected finite frequencies, got ", f);
+      r.table_.push_back(f);
+    }
+    return r;
+  }
+
+  /// The same for the first `n` elements of a head alone. Refused: less than one pair, an odd `n`.
+  rotary dims(index_t n) const {
+    expects(n >= 2 && n % 2 == 0, "rotary::dims: expected an even number of at least 2, got ", n);
+    rotary r = *this;
+    r.dims_ = n;
+    return r;
+  }
+  /// All positions divided by `factor` (position interpolation). Refused: a factor not above 0.
+  rotary linear(double factor) const { return scaled_by("linear", factor, linear_scaling{factor}); }
+  /// Refused: a factor not above 0, a high factor not above the low one.
+  rotary llama3(const llama3_scaling& s) const {
+    expects(s.high > s.low && s.original_context > 0,
+            "rotary::llama3: expected a high above the low factor and a context above 0, got ",
+            s.high, ", ", s.low, " and ", s.original_context);
+    return scaled_by("llama3", s.factor, s);
+  }
+  /// Refused: a factor not above 0, `fast` not above `slow`, a table (its base is not known).
+  rotary yarn(const yarn_scaling& s) const {
+    expects(table_.empty(), "rotary::yarn: expected a base, got a table");
+    expects(s.fast > s.slow && s.slow > 0 && s.original_context > 0,
+            "rotary::yarn: expected fast above slow above 0 and a context above 0, got ", s.fast,
+            ", ", s.slow, " and ", s.original_context);
+    return scaled_by("yarn", s.factor, s);
+  }
+
+  /// Does it turn anything?
+  bool rotates() const { return base_ > 0 || !table_.empty(); }
+  pairing pairs_as() const { return pairing_; }
+  /// 0: none, or a table.
+  double base() const { return base_; }
+  bool operator==(const rotary&) const = default;
+
+  /// Elements of a head of `dim` that turn, the first ones; even.
+  index_t rotated(index_t dim) const {
+    const auto of_table = static_cast<index_t>(2 * table_.size());
+    const index_t all = !rotates() ? 0 : dims_ > 0 ? dims_ : of_table > 0 ? of_table : dim;
+    return all <= dim ? all / 2 * 2 : 0;
+  }
+  /// Can a head of `dim` be turned so? Throws if it has fewer elements than are to turn.
+  void check(index_t dim) const {
+    expects(dims_ <= dim && static_cast<index_t>(2 * table_.size()) <= dim,
+            "rotary: expected at most ", dim, " rotated dimensions, got ",
+            std::max(dims_, static_cast<index_t>(2 * table_.size())));
+    expects(dims_ == 0 || table_.empty() || static_cast<index_t>(2 * table_.size()) == dims_,
+            "rotary: expected a table of ", dims_ / 2, " frequencies, got ", table_.size());
+  }
+
+  /// Radians per position, of pair `p` in `0 .. rotated(dim)/2 − 1`.
+  double frequency(index_t p, index_t dim) const {
+    if (!table_.empty()) {
+      return scaled(table_[static_cast<std::size_t>(p)], p, rotated(dim));
+    }
+    return scaled(std::pow(base_, -2.0 * p / of_base(dim)), p, rotated(dim));
+  }
+
+  /// Those of all pairs, `out [rotated(dim)/2]`, faster than one by one.
+  void frequencies(index_t dim, std::span<double> out) const {
+    const index_t turned = rotated(dim);
+    const double ratio = table_.empty() && turned > 0 ? std::pow(base_, -2.0 / of_base(dim)) : 0;
+    double f = 1;
+    for (std::size_t p = 0; p < out.size(); ++p, f *= ratio) {
+      out[p] = scaled(table_.empty() ? f : table_[p], static_cast<index_t>(p), turned);
+    }
+  }
+
+  /// Rotates `x [dim]` on by `positions` (may be negative), in place.
+  template <class Scalar>
+  void rotate(row<Scalar> x, index_t dim, double positions) const {
+    for (index_t p = 0; p < rotated(dim) / 2; ++p) {
+      const double angle = positions * frequency(p, dim);
+      turn_pair(x, dim, p, std::cos(angle), std::sin(angle));
+    }
+  }
+
+  /// Rotates pair `p` of `x [dim]` by the angle of this cosine and sine.
+  template <class Scalar>
+  void turn_pair(row<Scalar> x, index_t dim, index_t p, double cosine, double sine) const {
+    const bool split = pairing_ == pairing::halves;
+    const index_t i = split ? p : 2 * p, j = split ? p + rotated(dim) / 2 : 2 * p + 1;
+    const double a = static_cast<float>(x[i]), b = static_cast<float>(x[j]);
+    x[i] = static_cast<Scalar>(static_cast<float>(a * cosine - b * sine));
+    x[j] = static_cast<Scalar>(static_cast<float>(b * cosine + a * sine));
+  }
+
+ private:
+  struct linear_scaling {
+    double factor;
+    bool operator==(const linear_scaling&) const = default;
+  };
+
+  rotary(pairing pairs, double base) : pairing_(pairs), base_(base) {
+    expects(std::isfinite(base) && base > 1, "rotary: expected a finite base above 1, got ", base);
+  }
+  template <class Scaling>
+  rotary scaled_by(const char* what, double factor, const Scaling& s) const {
+    expects(std::isfinite(factor) && factor > 0, "rotary::", what,
+            ": expected a finite factor above 0, got ", factor);
+    rotary r = *this;
+    r.scaling_ = s;
+    return r;
+  }
+
+  /// The dimensions that the base's exponents run over.
+  index_t of_base(index_t dim) const { return dims_ > 0 ? dims_ : dim; }
+
+  /// The frequency `f` of pair `p` of `turned` dimensions after the scaling.
+  double scaled(double f, index_t p, index_t turned) const {
+    const auto blended = [&](double kept, double factor) {
+      return kept >= 1 ? f : kept <= 0 ? f / factor : (1 - kept) * f / factor + kept * f;
+    };
+    if (const auto* s = std::get_if<linear_scaling>(&scaling_)) {
+      return f / s->factor;
+    }
+    if (const auto* s = std::get_if<llama3_scaling>(&scaling_)) {
+      const double turns = s->original_context * f / (2 * std::numbers::pi);
+      return blended((turns - s->low) / (s->high - s->low), s->factor);
+    }
+    if (const auto* s = std::get_if<yarn_scaling>(&scaling_)) {
+      // The pair that turns `n` times over the context, as a real index (find_correction_dim).
+      const auto pair_of = [&](double n) {
+        return turned * std::log(s->original_context / (2 * std::numbers::pi * n)) /
+               (2 * std::log(base_));
+      };
+      const double first = std::max(std::floor(pair_of(s->fast)), 0.0);
+      const double last = std::min(std::ceil(pair_of(s->slow)), turned - 1.0);
+      return blended(1 - (p - first) / std::max(last - first, 1e-3), s->factor);
+    }
+    return f;
+  }
+
+  pairing pairing_ = pairing::halves;
+  double base_ = 0;
+  index_t dims_ = 0;  // 0: all
+  std::variant<std::monostate, linear_scaling, llama3_scaling, yarn_scaling> scaling_;
+  std::vector<double> table_;
+};
 
 /// One rotation for many rows of floats: the sines are computed once, at the width of a vector, and
 /// nothing is allocated for up to 640 dimensions, so that it fits on any stack. The angle is exact
@@ -88,5 +278,4 @@ class rotation {
   std::vector<float> more_turns_;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

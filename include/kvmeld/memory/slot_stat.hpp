@@ -4,8 +4,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// What becomes of the slots' floats when slots are merged: `anchor`, the anchor's stays.
 enum class slot_reduce { sum, max, anchor };
@@ -27,5 +26,4 @@ KVMELD_HD inline float reduced_stat(slot_reduce by, float a, float b) {
 
 }  // namespace detail
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

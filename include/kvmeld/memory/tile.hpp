@@ -8,9 +8,7 @@
 
 #include "kvmeld/memory/convert.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
-namespace detail {
+namespace kvmeld::inline v0::detail {
 
 /// Slots `[rows, dim]` in float.
 using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
@@ -98,6 +96,4 @@ KVMELD_NOINLINE void each_tile_of_keys(const kv_head auto& head, Use use) {
   }
 }
 
-}  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0::detail

@@ -2,20 +2,144 @@
 /// Views of key-value memory: one KV head as policies read it, wherever the engine keeps it.
 #pragma once
 
-#include <algorithm>  // std::max
-#include <bit>        // std::bit_cast
-#include <cmath>      // std::isfinite
-#include <concepts>   // std::same_as
-#include <cstddef>    // std::ptrdiff_t
-#include <cstdint>    // std::uint32_t
+#include <algorithm>    // std::min, std::max
+#include <bit>          // std::bit_cast
+#include <cmath>        // std::isfinite
+#include <concepts>     // std::same_as
+#include <cstddef>      // std::ptrdiff_t
+#include <cstdint>      // std::uint32_t
+#include <limits>       // std::numeric_limits
+#include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvmeld/config.hpp"
-#include "kvmeld/memory/head_ref.hpp"
+#include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/row.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
+
+/// What a KV head keeps beside its rows. A view of memory that the engine or a cache owns.
+struct slot_metadata {
+  float* log_mass = nullptr;         ///< [capacity]
+  index_t* position = nullptr;       ///< [capacity]
+  index_t* length = nullptr;         ///< slots in use
+  index_t* next_position = nullptr;  ///< the next token's: how many were ever appended
+};
+
+/// One KV head's slots: `[capacity]` rows of keys and values, a log-mass and a position per slot;
+/// the first `length()` are in use. The order of slots means nothing to attention. Rows lie by
+/// strides in bytes, or in pages that a table lists, and their storage is known at run time: all
+/// that reads a head is compiled once.
+///
+/// A view: trivially copyable, does not own, and shallow const as std::span is.
+class head_ref {
+ public:
+  using scalar = any_scalar;
+
+  /// `spec`: of the head's layer, checked. It is not copied and must outlive the view.
+  /// `keys`, `values`: of this head alone. A table without pages: rows are strided.
+  head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec, storage type,
+           const head_rows& keys, const head_rows& values, const page_table& table = {})
+      : slots_(slots),
+        spec_(&spec),
+        capacity_(capacity),
+        dim_(spec.key_dim),
+        group_(spec.group),
+        scale_(spec.scale),
+        keys_(keys),
+        values_(values),
+        table_(table),
+        type_(type) {}
+
+  /// What the model computes in this head's layer.
+  const attention_spec& spec() const { return *spec_; }
+  index_t length() const { return *slots_.length; }
+  index_t next_position() const { return *slots_.next_position; }
+  index_t capacity() const { return capacity_; }
+  index_t dim() const { return dim_; }
+  index_t group() const { return group_; }
+  float scale() const { return scale_; }
+  bool check_finite() const { return spec_->check_finite; }
+  /// What its rows are held as.
+  storage type() const { return type_; }
+
+  row<any_scalar> key(index_t s) const { return at(keys_, s); }
+  row<any_scalar> value(index_t s) const { return at(values_, s); }
+  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  index_t& position(index_t s) const { return slots_.position[s]; }
+
+  const head_rows& keys() const { return keys_; }
+  const head_rows& values() const { return values_; }
+
+  /// Are the rows of `l` floats, contiguous and evenly spaced?
+  bool even_floats(const head_rows& l) const {
+    constexpr std::ptrdiff_t size = sizeof(float);
+    return type_ == storage::f32 && table_.pages == nullptr && l.element == size &&
+           l.row >= dim() * size;
+  }
+
+  /// Appends one token `[dim]` at the next position, with log-mass 0. Refused: no slot left
+  /// (`no_capacity`), no page for it in the table (`no_page`).
+  template <class T>
+  void push(const T* key, const T* value) const {
+    expect_pages(length(), std::min(length() + 1, capacity()));
+    const index_t s = push_metadata();
+    detail::store_row(key, this->key(s), dim());
+    detail::store_row(value, this->value(s), dim());
+  }
+  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
+  index_t push_metadata() const {
+    expects(errc::no_capacity, length() < capacity(), "push: expected a free slot, got all ",
+            capacity(), " slots in use");
+    expects(errc::no_capacity, next_position() < std::numeric_limits<index_t>::max(),
+            "push: expected fewer than ", std::numeric_limits<index_t>::max(),
+            " tokens in total, got ", next_position());
+    const index_t s = (*slots_.length)++;
+    log_mass(s) = 0.0F;
+    position(s) = (*slots_.next_position)++;
+    return s;
+  }
+
+  /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
+  void truncate(index_t length) const {
+    expects(length >= 0 && length <= *slots_.length, "truncate: expected 0 to ", *slots_.length,
+            " slots, got ", length);
+    *slots_.length = length;
+  }
+  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
+  void restore(index_t length, index_t next_position) const {
+    expects(length >= 0 && length <= capacity() && length <= next_position,
+            "restore: expected 0 to ", std::min(capacity(), next_position), " slots, got ", length);
+    *slots_.length = length;
+    *slots_.next_position = next_position;
+  }
+
+  /// Refused: slots `from` to `to` − 1 of a head in pages that its table has no pages for.
+  void expect_pages(index_t from, index_t to) const {
+    for (index_t i = table_.pages == nullptr ? 0 : from / table_.slots;
+         table_.pages != nullptr && i < table_.taken_by(to); ++i) {
+      const index_t page = table_.pages[i], slot = std::max(from, i * table_.slots);
+      expects(errc::no_page, page >= 0, "head: expected a page for slot ", slot, ", got ", page);
+      expects(page < table_.limit, "head: expected a page of 0 to ", table_.limit - 1, " for slot ",
+              slot, ", got ", page);
+    }
+  }
+
+ private:
+  row<any_scalar> at(const head_rows& l, index_t s) const {
+    return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type_};
+  }
+
+  slot_metadata slots_;
+  const attention_spec* spec_;
+  index_t capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
+  float scale_;
+  head_rows keys_, values_;
+  page_table table_;
+  storage type_;
+};
+
+static_assert(std::is_trivially_copyable_v<head_ref>);
 
 /// One KV head, as policies are written for: a `head_ref`, or one that knows its scalar.
 template <class H>
@@ -81,5 +205,4 @@ void expect_finite(const char* expected, const T* data, std::ptrdiff_t count) {
   }
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kvmeld/memory/paged.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "kvmeld/merge/apply.hpp"
 
 namespace kvmeld {
