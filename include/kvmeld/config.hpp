@@ -2,8 +2,10 @@
 /// Version and index type: what every other header starts from, errors with it.
 #pragma once
 
-#include <cmath>    // FP_FAST_FMAF
-#include <cstdint>  // std::int32_t
+#include <cmath>     // FP_FAST_FMAF
+#include <concepts>  // std::same_as
+#include <cstddef>   // std::size_t
+#include <cstdint>   // std::int32_t
 
 #include "kvmeld/error.hpp"  // IWYU pragma: export
 
@@ -63,5 +65,11 @@ namespace kvmeld::inline v0 {
 
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
 using index_t = std::int32_t;
+
+/// A count or an index as the standard library has it; of several, their product.
+template <std::same_as<index_t>... Index>
+constexpr std::size_t as_size(Index... n) {
+  return (std::size_t{1} * ... * static_cast<std::size_t>(n));
+}
 
 }  // namespace kvmeld::inline v0

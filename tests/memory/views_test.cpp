@@ -18,43 +18,9 @@ using kvmeld::row;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
-/// All that a head has to be; each of the `without`s lacks one thing.
-struct least_head {
-  using scalar = float;
-  index_t length() const, capacity() const, dim() const, group() const, next_position() const;
-  float scale() const;
-  bool check_finite() const;
-  const kvmeld::attention_spec& spec() const;
-  row<float> key(index_t) const, value(index_t) const;
-  float& log_mass(index_t) const;
-  index_t& position(index_t) const;
-  void truncate(index_t) const;
-};
-struct without_log_mass : least_head {
-  void log_mass(index_t) const = delete;
-};
-struct without_spec : least_head {
-  void spec() const = delete;
-};
-struct read_only_position : least_head {
-  index_t position(index_t) const;
-};
-struct double_keys : least_head {
-  using scalar = double;
-};
-struct other_rows : least_head {
-  row<const float> key(index_t) const;
-};
-struct long_length : least_head {
-  std::int64_t length() const;
-};
 struct one_head {
   index_t heads() const;
   kvmeld::head_ref head(index_t);
-};
-struct own_heads {
-  index_t heads() const;
-  least_head head(index_t);
 };
 struct no_heads {
   index_t heads() const;
@@ -63,14 +29,10 @@ struct no_heads {
 
 using kvmeld::kv_cache;
 using kvmeld::kv_head;
-static_assert(kv_head<least_head> && kv_head<head_view<float>> && kv_head<head_view<Eigen::half>> &&
-              kv_head<head_view<Eigen::bfloat16>>);
-static_assert(!kv_head<int> && !kv_head<cache<float>> && !kv_head<without_log_mass> &&
-              !kv_head<without_spec> && !kv_head<read_only_position> && !kv_head<double_keys> &&
-              !kv_head<other_rows> && !kv_head<long_length>);
+static_assert(kv_head<kvmeld::head_ref> && kv_head<head_view<float>> && !kv_head<int> &&
+              !kv_head<cache<float>>);
 static_assert(kv_cache<one_head> && kv_cache<cache<float>> && kv_cache<strided_view<Eigen::half>>);
-static_assert(!kv_cache<int> && !kv_cache<no_heads> && !kv_cache<own_heads> &&
-              !kv_cache<head_view<float>> && !kv_cache<std::vector<least_head>>);
+static_assert(!kv_cache<int> && !kv_cache<no_heads> && !kv_cache<head_view<float>>);
 static_assert(kvmeld::storage_scalar<Eigen::bfloat16> && !kvmeld::storage_scalar<double> &&
               !kvmeld::storage_scalar<const float> && !kvmeld::storage_scalar<int>);
 static_assert(std::is_trivially_copyable_v<head_view<Eigen::half>>);

@@ -64,7 +64,7 @@ class cache : public cache_base {
               capacity);
     }
     std::vector<attention_spec> specs;
-    specs.reserve(static_cast<std::size_t>(layers()));
+    specs.reserve(as_size(layers()));
     for (index_t l = 0; l < layers(); ++l) {
       specs.push_back(spec(l));
     }
@@ -83,8 +83,7 @@ class cache : public cache_base {
 
  private:
   std::size_t one_side() const {
-    return static_cast<std::size_t>(heads()) * static_cast<std::size_t>(capacity()) *
-           row_bytes(type(), spec().key_dim);
+    return as_size(heads(), capacity()) * row_bytes(type(), spec().key_dim);
   }
   void place() {
     const auto row = static_cast<std::ptrdiff_t>(row_bytes(type(), spec().key_dim)),
@@ -192,8 +191,8 @@ class paged_cache : public cache_base {
   /// was −1 before.
   std::span<const index_t> free_pages(index_t h) {
     const page_table own = table(h);
-    const std::span<const index_t> all(own.pages, static_cast<std::size_t>(capacity() / own.slots));
-    return all.subspan(static_cast<std::size_t>(pages(h)));
+    const std::span<const index_t> all(own.pages, as_size(capacity() / own.slots));
+    return all.subspan(as_size(pages(h)));
   }
   /// The same for heads that share a table: those of a layer and request, or of a request.
   /// Refused: heads of several tables.

@@ -21,8 +21,8 @@ namespace kvmeld::inline v0 {
 class head_records {
  public:
   head_records(index_t heads, index_t capacity) : heads_(heads), capacity_(capacity) {
-    const auto n = static_cast<std::size_t>(heads);
-    const std::size_t slots = n * static_cast<std::size_t>(capacity);
+    const auto n = as_size(heads);
+    const std::size_t slots = n * as_size(capacity);
     log_mass_.resize(slots), position_.resize(slots);
     length_.resize(n), next_position_.resize(n);
   }
@@ -32,7 +32,7 @@ class head_records {
   /// Refused: a head that is not there.
   slot_metadata of(index_t h) {
     expects(h >= 0 && h < heads_, "head: expected 0 to ", heads_ - 1, ", got ", h);
-    const auto i = static_cast<std::size_t>(h), first = i * static_cast<std::size_t>(capacity_);
+    const auto i = as_size(h), first = i * as_size(capacity_);
     return {log_mass_.data() + first, position_.data() + first, &length_[i], &next_position_[i]};
   }
 
@@ -56,7 +56,7 @@ class cache_base {
   storage type() const { return type_; }
   /// What the model computes in a layer; stays where it is when the cache moves.
   const attention_spec& spec(index_t layer = 0) const {
-    return (*specs_)[specs_->size() == 1 ? 0 : static_cast<std::size_t>(layer)];
+    return (*specs_)[specs_->size() == 1 ? 0 : as_size(layer)];
   }
 
   /// All of them: layers · requests · kv_heads.
@@ -93,8 +93,7 @@ class cache_base {
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
     const index_t count = heads.count(), dim = spec().key_dim;
     expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
-    const std::size_t wanted = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(count) *
-                               static_cast<std::size_t>(dim);
+    const std::size_t wanted = as_size(tokens, count, dim);
     expects(k.size() == wanted && v.size() == wanted, "append: expected keys and values [", tokens,
             ", ", count, ", ", dim, "], got ", k.size(), " and ", v.size(), " numbers");
     expects(wanted == 0 || (k.data() != nullptr && v.data() != nullptr),
@@ -140,7 +139,7 @@ class cache_base {
     const std::size_t slot = 2 * row_bytes(type_, spec().key_dim) + sizeof(float) + sizeof(index_t);
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
-      sum += static_cast<std::size_t>(head(h).length()) * slot;
+      sum += as_size(head(h).length()) * slot;
     }
     return sum;
   }
@@ -162,7 +161,7 @@ class cache_base {
             extents.requests);
     expects(extents.capacity > 0, "cache: expected a capacity of at least 1 slot, got ",
             extents.capacity);
-    expects(specs.size() == 1 || specs.size() == static_cast<std::size_t>(extents.layers),
+    expects(specs.size() == 1 || specs.size() == as_size(extents.layers),
             "cache: expected 1 attention_spec, or one for each of ", extents.layers,
             " layers, got ", specs.size());
     std::vector<attention_spec> all;

@@ -9,6 +9,7 @@
 #include <cstdint>    // std::uint16_t
 #include <ranges>     // std::ranges::contiguous_range
 #include <span>
+#include <vector>
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -139,6 +140,16 @@ class any_span {
         to_floats(row<const Scalar>{all.data() + first}, count, buffer);
         return buffer;
       }
+    });
+  }
+
+  /// All of them as floats.
+  std::vector<float> all() const {
+    return visit([](auto numbers) {
+      std::vector<float> x(numbers.size());
+      to_floats(row<const typename decltype(numbers)::value_type>{numbers.data()},
+                static_cast<index_t>(x.size()), x.data());
+      return x;
     });
   }
 

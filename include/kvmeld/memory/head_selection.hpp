@@ -41,8 +41,7 @@ class head_selection {
   index_t count() const { return count_; }
   /// The `i`-th head chosen.
   index_t operator[](index_t i) const {
-    return listed_ ? first_ + list_[static_cast<std::size_t>(i / each_)] * each_ + i % each_
-                   : first_ + i;
+    return listed_ ? first_ + list_[as_size(i / each_)] * each_ + i % each_ : first_ + i;
   }
 
   /// Refuses heads that are not among `heads`, and a list that has one twice.
@@ -57,8 +56,7 @@ class head_selection {
     const index_t all = (heads - first_) / each_;
     constexpr index_t on_the_stack = 4096;
     std::array<std::uint64_t, on_the_stack / 64> few{};
-    std::vector<std::uint64_t> many(all > on_the_stack ? static_cast<std::size_t>(all) / 64 + 1
-                                                       : 0);
+    std::vector<std::uint64_t> many(all > on_the_stack ? as_size(all) / 64 + 1 : 0);
     std::uint64_t* const named = many.empty() ? few.data() : many.data();
     const char* const thing = each_ == 1 ? "head" : "request";
     for (const index_t x : list_) {

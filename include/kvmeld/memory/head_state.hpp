@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>  // std::swap
+#include <utility>  // std::exchange, std::swap
 #include <vector>
 
 #include "kvmeld/memory/slot_stat.hpp"
@@ -28,38 +28,52 @@ struct state_memory {
   bool memory_follows_capacity = true;  ///< does the layout of `memory` depend on its capacity?
 };
 
+namespace detail {
+
+/// What a `head_state` is made of; a value that may be moved out of it whole.
+struct state_fields {
+  std::string policy_;
+  std::vector<slot_stat> kinds_;
+  // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
+  // depend on where it happens to lie.
+  std::vector<float> own_columns_;
+  std::vector<float, Eigen::aligned_allocator<float>> own_memory_;
+  std::span<float> columns_;  // [columns, capacity]
+  std::span<float> memory_;
+  index_t capacity_ = 0, memory_capacity_ = 0;
+  bool memory_follows_capacity_ = true;
+  index_t length_ = 0;
+  std::int64_t observed_ = 0;
+};
+
+}  // namespace detail
+
 /// Per-head state of a policy: columns of one float per slot, which move with the slots, and a flat
 /// block of floats that does not. Being plain numbers it can be saved and restored.
-class head_state {
+class head_state : private detail::state_fields {
  public:
   /// `policy`: the name of the one that it is for; a state for none only follows plans.
   /// `memory_follows_capacity`: does the layout of the memory depend on the capacity?
-  head_state(std::span<const kvmeld::slot_stat> kinds, std::size_t memory, index_t capacity,
-             std::string_view policy = {}, bool memory_follows_capacity = true)
-      : policy_(policy),
-        kinds_(kinds.begin(), kinds.end()),
-        own_columns_(kinds.size() * static_cast<std::size_t>(capacity)),
-        own_memory_(memory),
-        columns_(own_columns_),
-        memory_(own_memory_),
-        capacity_(capacity),
-        memory_capacity_(capacity),
-        memory_follows_capacity_(memory_follows_capacity) {}
+  head_state(std::span<const slot_stat> kinds, std::size_t memory, index_t capacity,
+             std::string_view policy = {}, bool memory_follows_capacity = true) {
+    policy_ = policy, kinds_.assign(kinds.begin(), kinds.end());
+    own_columns_.resize(kinds.size() * as_size(capacity)), own_memory_.resize(memory);
+    columns_ = own_columns_, memory_ = own_memory_;
+    capacity_ = memory_capacity_ = capacity;
+    memory_follows_capacity_ = memory_follows_capacity;
+  }
 
   /// The same over the caller's memory, which must live as long. Refused: columns of another size,
   /// a length beyond the capacity, less than no queries.
-  head_state(std::span<const kvmeld::slot_stat> kinds, const state_memory& over,
-             std::string_view policy)
-      : policy_(policy),
-        kinds_(kinds.begin(), kinds.end()),
-        columns_(over.columns),
-        memory_(over.memory),
-        capacity_(over.capacity),
-        memory_capacity_(over.memory_capacity == 0 ? over.capacity : over.memory_capacity),
-        memory_follows_capacity_(over.memory_follows_capacity),
-        length_(over.length),
-        observed_(over.queries) {
-    const std::size_t wanted = kinds.size() * static_cast<std::size_t>(capacity_);
+  head_state(std::span<const slot_stat> kinds, const state_memory& over,
+             std::string_view policy) {
+    policy_ = policy, kinds_.assign(kinds.begin(), kinds.end());
+    columns_ = over.columns, memory_ = over.memory;
+    capacity_ = over.capacity;
+    memory_capacity_ = over.memory_capacity == 0 ? over.capacity : over.memory_capacity;
+    memory_follows_capacity_ = over.memory_follows_capacity;
+    length_ = over.length, observed_ = over.queries;
+    const std::size_t wanted = kinds.size() * as_size(capacity_);
     expects(columns_.size() == wanted, "state: expected columns [", kinds.size(), ", ", capacity_,
             "], got ", columns_.size(), " floats");
     expects(length_ >= 0 && length_ <= capacity_, "state: expected 0 to ", capacity_,
@@ -68,23 +82,17 @@ class head_state {
   }
 
   /// A copy owns its numbers, whether or not `from` owns its own.
-  head_state(const head_state& from)
-      : policy_(from.policy_),
-        kinds_(from.kinds_),
-        own_columns_(from.columns_.begin(), from.columns_.end()),
-        own_memory_(from.memory_.begin(), from.memory_.end()),
-        columns_(own_columns_),
-        memory_(own_memory_),
-        capacity_(from.capacity_),
-        memory_capacity_(from.memory_capacity_),
-        memory_follows_capacity_(from.memory_follows_capacity_),
-        length_(from.length_),
-        observed_(from.observed_) {}
+  head_state(const head_state& from) : state_fields(from) {
+    own_columns_.assign(from.columns_.begin(), from.columns_.end());
+    own_memory_.assign(from.memory_.begin(), from.memory_.end());
+    columns_ = own_columns_, memory_ = own_memory_;
+  }
   /// What was moved from has no slots, no columns and no memory: spans that stayed behind would
   /// write into the state that was moved to.
-  head_state(head_state&& from) noexcept : head_state() { swap(from); }
+  head_state(head_state&& from) noexcept
+      : state_fields(std::exchange(static_cast<state_fields&>(from), {})) {}
   head_state& operator=(head_state from) noexcept {
-    swap(from);
+    std::swap(static_cast<state_fields&>(*this), static_cast<state_fields&>(from));
     return *this;
   }
   ~head_state() = default;
@@ -95,14 +103,12 @@ class head_state {
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
   index_t slot_stats() const { return static_cast<index_t>(kinds_.size()); }
-  slot_reduce reduce(index_t c) const { return kinds_[static_cast<std::size_t>(c)].reduce; }
+  slot_reduce reduce(index_t c) const { return kinds_[as_size(c)].reduce; }
 
   /// Column `c` `[length]`.
-  std::span<float> column(index_t c) {
-    return columns_.subspan(offset(c), static_cast<std::size_t>(length_));
-  }
+  std::span<float> column(index_t c) { return columns_.subspan(offset(c), as_size(length_)); }
   std::span<const float> column(index_t c) const {
-    return columns_.subspan(offset(c), static_cast<std::size_t>(length_));
+    return columns_.subspan(offset(c), as_size(length_));
   }
   std::span<float> memory() { return memory_; }
   std::span<const float> memory() const { return memory_; }
@@ -116,8 +122,7 @@ class head_state {
     expect_capacity(length);
     for (index_t c = 0; c < slot_stats(); ++c) {
       for (index_t s = length_; s < length; ++s) {
-        columns_[offset(c) + static_cast<std::size_t>(s)] =
-            kinds_[static_cast<std::size_t>(c)].initial;
+        columns_[offset(c) + as_size(s)] = kinds_[as_size(c)].initial;
       }
     }
     length_ = length;
@@ -130,7 +135,7 @@ class head_state {
 
   /// Bytes for the slots in use.
   std::size_t bytes() const {
-    return sizeof(float) * (kinds_.size() * static_cast<std::size_t>(length_) + memory_.size());
+    return sizeof(float) * (kinds_.size() * as_size(length_) + memory_.size());
   }
   /// Slots that there are numbers for.
   index_t capacity() const { return capacity_; }
@@ -171,7 +176,7 @@ class head_state {
   void shrink(index_t capacity) {
     expects(capacity >= length_ && capacity <= capacity_, "shrink: expected a capacity of ",
             length_, " to ", capacity_, " slots, got ", capacity);
-    std::vector<float> smaller(kinds_.size() * static_cast<std::size_t>(capacity));
+    std::vector<float> smaller(kinds_.size() * as_size(capacity));
     for (index_t c = 0; c < slot_stats(); ++c) {
       std::copy_n(columns_.data() + offset(c), length_,
                   smaller.data() + std::ptrdiff_t{c} * capacity);
@@ -182,38 +187,7 @@ class head_state {
   }
 
  private:
-  head_state() = default;
-
-  void swap(head_state& other) noexcept {
-    std::swap(policy_, other.policy_);
-    std::swap(kinds_, other.kinds_);
-    std::swap(own_columns_, other.own_columns_);
-    std::swap(own_memory_, other.own_memory_);
-    std::swap(columns_, other.columns_);
-    std::swap(memory_, other.memory_);
-    std::swap(capacity_, other.capacity_);
-    std::swap(memory_capacity_, other.memory_capacity_);
-    std::swap(memory_follows_capacity_, other.memory_follows_capacity_);
-    std::swap(length_, other.length_);
-    std::swap(observed_, other.observed_);
-  }
-
-  std::size_t offset(index_t c) const {
-    return static_cast<std::size_t>(c) * static_cast<std::size_t>(capacity_);
-  }
-
-  std::string policy_;
-  std::vector<kvmeld::slot_stat> kinds_;
-  // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
-  // depend on where it happens to lie.
-  std::vector<float> own_columns_;
-  std::vector<float, Eigen::aligned_allocator<float>> own_memory_;
-  std::span<float> columns_;  // [columns, capacity]
-  std::span<float> memory_;
-  index_t capacity_ = 0, memory_capacity_ = 0;
-  bool memory_follows_capacity_ = true;
-  index_t length_ = 0;
-  std::int64_t observed_ = 0;
+  std::size_t offset(index_t c) const { return as_size(c, capacity_); }
 };
 
 }  // namespace kvmeld::inline v0

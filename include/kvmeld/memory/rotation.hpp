@@ -117,7 +117,7 @@ class rotary {
   /// Radians per position, of pair `p` in `0 .. rotated(dim)/2 − 1`.
   double frequency(index_t p, index_t dim) const {
     if (!table_.empty()) {
-      return scaled(table_[static_cast<std::size_t>(p)], p, rotated(dim));
+      return scaled(table_[as_size(p)], p, rotated(dim));
     }
     return scaled(std::pow(base_, -2.0 * p / of_base(dim)), p, rotated(dim));
   }
@@ -216,10 +216,10 @@ class rotation {
   rotation(const rotary& r, index_t dim) : pairing_(r.pairs_as()), pairs_(r.rotated(dim) / 2) {
     expects(dim <= max_dim, "rotation: expected at most ", max_dim, " dimensions, got ", dim);
     if (pairs_ > own_pairs) {
-      more_frequencies_.resize(static_cast<std::size_t>(pairs_));
-      more_turns_.resize(2 * static_cast<std::size_t>(pairs_));
+      more_frequencies_.resize(as_size(pairs_));
+      more_turns_.resize(2 * as_size(pairs_));
     }
-    r.frequencies(dim, {frequencies(), static_cast<std::size_t>(pairs_)});
+    r.frequencies(dim, {frequencies(), as_size(pairs_)});
     by(0);
   }
 

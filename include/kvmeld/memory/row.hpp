@@ -147,7 +147,7 @@ constexpr index_t numbers_of(storage type) { return type == storage::q8_0 ? q8_0
 constexpr index_t row_size(storage type, index_t dim) { return dim / numbers_of(type); }
 /// Bytes of a row of `dim` numbers.
 constexpr std::size_t row_bytes(storage type, index_t dim) {
-  return static_cast<std::size_t>(row_size(type, dim)) * element_bytes(type);
+  return as_size(row_size(type, dim)) * element_bytes(type);
 }
 
 /// A row of any scalar, so that what reads rows is compiled once for all.

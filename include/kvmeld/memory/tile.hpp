@@ -57,25 +57,17 @@ inline tile even_tile(const head_rows& l, index_t first, index_t count, index_t 
 }
 
 /// Keys `first` to `first + count` − 1; `buffer [count, dim]` as above.
-template <kv_head H>
-tile load_keys(const H& head, index_t first, index_t count, float* buffer) {
-  if constexpr (std::same_as<H, head_ref>) {
-    if (head.even_floats(head.keys())) {  // known without reading every address
-      return even_tile(head.keys(), first, count, head.dim());
-    }
-  }
-  return load_tile([&](index_t s) { return head.key(s); }, first, count, head.dim(), buffer);
+inline tile load_keys(const head_ref& head, index_t first, index_t count, float* buffer) {
+  return head.even_floats(head.keys())  // known without reading every address
+             ? even_tile(head.keys(), first, count, head.dim())
+             : load_tile([&](index_t s) { return head.key(s); }, first, count, head.dim(), buffer);
 }
 
 /// ... values.
-template <kv_head H>
-tile load_values(const H& head, index_t first, index_t count, float* buffer) {
-  if constexpr (std::same_as<H, head_ref>) {
-    if (head.even_floats(head.values())) {
-      return even_tile(head.values(), first, count, head.dim());
-    }
-  }
-  return load_tile([&](index_t s) { return head.value(s); }, first, count, head.dim(), buffer);
+inline tile load_values(const head_ref& head, index_t first, index_t count, float* buffer) {
+  return head.even_floats(head.values()) ? even_tile(head.values(), first, count, head.dim())
+                                         : load_tile([&](index_t s) { return head.value(s); },
+                                                     first, count, head.dim(), buffer);
 }
 
 /// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than
@@ -87,7 +79,7 @@ inline constexpr index_t max_tile_slots = 64, tile_floats = row_floats;
 /// Calls `use(first, tile)` for the keys of all slots, at most `max_tile_slots` at a time. Nothing
 /// is allocated.
 template <class Use>
-KVMELD_NOINLINE void each_tile_of_keys(const kv_head auto& head, Use use) {
+KVMELD_NOINLINE void each_tile_of_keys(const head_ref& head, Use use) {
   float buffer[tile_floats];
   const index_t n = head.length(), dim = head.dim(),
                 rows = std::clamp(tile_floats / dim, index_t{1}, max_tile_slots);

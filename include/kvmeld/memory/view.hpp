@@ -5,7 +5,7 @@
 #include <algorithm>    // std::min, std::max
 #include <bit>          // std::bit_cast
 #include <cmath>        // std::isfinite
-#include <concepts>     // std::same_as
+#include <concepts>     // std::derived_from
 #include <cstddef>      // std::ptrdiff_t
 #include <cstdint>      // std::uint32_t
 #include <limits>       // std::numeric_limits
@@ -141,27 +141,9 @@ class head_ref {
 
 static_assert(std::is_trivially_copyable_v<head_ref>);
 
-/// One KV head, as policies are written for: a `head_ref`, or one that knows its scalar.
+/// One KV head, as policies are written for: a `head_ref`, or what is made of one.
 template <class H>
-concept kv_head = (storage_scalar<typename H::scalar> ||
-                   std::same_as<typename H::scalar, any_scalar>)&&requires(const H& head,
-                                                                           index_t s) {
-  { head.length() } -> std::same_as<index_t>;
-  { head.capacity() } -> std::same_as<index_t>;
-  { head.dim() } -> std::same_as<index_t>;
-  { head.group() } -> std::same_as<index_t>;
-  { head.next_position() } -> std::same_as<index_t>;
-  { head.scale() } -> std::same_as<float>;
-  { head.check_finite() } -> std::same_as<bool>;
-  { head.spec() } -> std::same_as<const attention_spec&>;
-  { head.key(s) } -> std::same_as<row<typename H::scalar>>;
-  { head.value(s) } -> std::same_as<row<typename H::scalar>>;
-  { head.log_mass(s) } -> std::same_as<float&>;
-  { head.position(s) } -> std::same_as<index_t&>;
-  head.truncate(s);
-};
-
-static_assert(kv_head<head_ref>);
+concept kv_head = std::derived_from<H, head_ref>;
 
 /// All KV heads (layer × request × KV head, flattened) of one shape, each with its own length:
 /// whatever gives a `head_ref` for each of them.
@@ -172,7 +154,7 @@ concept kv_cache = requires(C& cache, index_t h) {
 };
 
 /// The latest position a head holds; -1 when it is empty. Recency is measured from here.
-index_t newest_position(const kv_head auto& head) {
+inline index_t newest_position(const head_ref& head) {
   index_t newest = -1;
   for (index_t s = 0; s < head.length(); ++s) {
     newest = std::max(newest, head.position(s));
