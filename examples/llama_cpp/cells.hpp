@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include "kvmeld/compress/attend.hpp"
+#include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/memory/cache_base.hpp"
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"

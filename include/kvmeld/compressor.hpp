@@ -3,23 +3,13 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
-#include "kvmeld/compress/shrinking.hpp"
+#include "kvmeld/compress/requests.hpp"
 #include "kvmeld/executor.hpp"
-#include "kvmeld/queries.hpp"
 
 namespace kvmeld::inline v0 {
-
-/// One decode step's attention of the heads chosen, from an engine that computes its own.
-struct step_attention {
-  /// [heads, group, stride] of the softmax that includes the newest token; the first `length` of
-  /// each row are read.
-  std::span<const float> probabilities = {};
-  index_t stride = 0;                       ///< 0: the longest of the heads' lengths
-  std::span<const float> log_sum_exp = {};  ///< [heads, group] of the logits, natural logarithm
-  any_span query = {};                      ///< [heads, group, key_dim] rotated, the newest token's
-};
 
 /// Compression of a cache's heads, `P` for each. Every call names heads by layer and request
 /// (`kv.heads(layer, request)`).
@@ -34,10 +24,10 @@ struct step_attention {
 /// nothing, but for `errc::not_finite` of `step`: there the heads that it names are as they were,
 /// and all others have made their step.
 template <policy P>
-class compressor : private detail::shrinking<P> {
-  using base = detail::shrinking<P>;
-  using base::at, base::budget_of, base::kv_, base::held_, base::limits_, base::states_;
-  using typename base::lease;
+class compressor : private detail::request_calls<P> {
+  using base = detail::request_calls<P>;
+  using base::kv_, base::of, base::budget_of;
+  using typename base::lease, typename base::one_head;
 
  public:
   /// One policy and budget for all heads. `given`: what an engine with its own attention will hand
@@ -63,37 +53,24 @@ class compressor : private detail::shrinking<P> {
   /// queries than tokens, NaN or Inf where the spec asks for it.
   template <executor E = serial>
   void prompt(const head_selection& heads, const queries& q, const E& run = {}) {
-    this->expect_heads("prompt", heads);
-    expects(heads.count() == q.kv_heads(), "prompt: expected queries of ", heads.count(),
-            " KV heads, got ", q.kv_heads());
-    for (index_t i = 0; i < heads.count(); ++i) {
-      const head_ref head = kv_.head(heads[i]);
-      expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
-              head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(),
-              "]");
-      expects(q.tokens() <= head.next_position(), "prompt: expected at most ", head.next_position(),
-              " queries (the tokens appended), got ", q.tokens());
-      if (head.check_finite()) {
-        expect_finite("prompt: queries", q.rows());
-      }
-    }
+    this->expect_queries(heads, q);
     if (q.tokens() == 0) {
       return;
     }
     run(heads.count(), [&](index_t i, index_t) {
-      const index_t h = heads[i];
-      const head_ref head = kv_.head(h);
-      const prompt_use use = traits::prompt_use_of(policy_of(h));
-      detail::held_queries& held = held_[at(h)];
+      const P& p = policy_of(heads[i]);
+      const head_ref head = kv_.head(heads[i]);
+      one_head& one = of(heads[i]);
+      const prompt_use use = traits::prompt_use_of(p);
       q.of_head(i, [&](const auto& own) {
         if (use.observes) {
-          held.with_earlier(own, head.group(), head.dim(), use, [&](const auto& view) {
-            kvmeld::observe(policy_of(h), head, states_[at(h)], view);
+          one.held.with_earlier(own, head.group(), head.dim(), use, [&](const auto& view) {
+            kvmeld::observe(p, head, one.state, view);
           });
         } else {
-          states_[at(h)].extend(head.length());
+          one.state.extend(head.length());
         }
-        held.keep(own, head.next_position() - q.tokens(), head.group(), head.dim(), use);
+        one.held.keep(own, head.next_position() - q.tokens(), head.group(), head.dim(), use);
       });
     });
   }
@@ -103,22 +80,18 @@ class compressor : private detail::shrinking<P> {
   /// Refused: a request that is not there, a policy that needs queries which did not come.
   template <executor E = serial>
   void end_prompt(index_t request, const E& run = {}) {
-    this->expect_request("end_prompt", request);
-    std::vector<index_t> heads;
-    heads.reserve(at(kv_.per_request()));
-    for (index_t i = 0; i < kv_.per_request(); ++i) {
-      heads.push_back(kv_.of_request(request, i));
-    }
+    const std::vector<index_t> heads = this->heads_of("end_prompt", request);
     const bool is_shared = this->budgets_.front().is_shared;
-    const std::vector<index_t> slots = is_shared ? this->divided(heads) : std::vector<index_t>();
+    std::vector<index_t> slots = is_shared ? this->divided(heads) : std::vector<index_t>();
     for (std::size_t i = 0; i < heads.size(); ++i) {
-      this->expect_prompt(heads[i], is_shared ? slots[i] : budget_of(heads[i]).slots);
+      if (!is_shared) {
+        slots.push_back(budget_of(heads[i]).slots);
+      }
+      this->expect_prompt(heads[i], slots[i]);
     }
     lease work(this->pool_, run.workers());
-    run(static_cast<index_t>(heads.size()), [&](index_t i, index_t worker) {
-      const index_t h = heads[static_cast<std::size_t>(i)];
-      this->finish(h, is_shared ? slots[static_cast<std::size_t>(i)] : budget_of(h).slots,
-                   work[worker]);
+    run(kv_.per_request(), [&](index_t i, index_t worker) {
+      this->finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
     });
     this->pool_.release();
   }
@@ -128,27 +101,30 @@ class compressor : private detail::shrinking<P> {
   /// given: how many slots each now has.
   template <executor E = serial>
   void compress(const head_selection& heads, std::span<index_t> lengths = {}, const E& run = {}) {
-    this->expect_heads("compress", heads);
-    expects(lengths.empty() || lengths.size() == static_cast<std::size_t>(heads.count()),
+    heads.check("compress", kv_.heads());
+    expects(lengths.empty() || lengths.size() == as_size(heads.count()),
             "compress: expected lengths [", heads.count(), "], got ", lengths.size());
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
+      const bool begun = of(h).held.begun();
       expects(
-          !held_[at(h)].begun() || !budget_of(h).is_shared,
+          !begun || !budget_of(h).is_shared,
           "compress: expected end_prompt first (budgets are shared by all layers), got a prompt "
           "that has not ended");
-      this->expect_prompt(h, held_[at(h)].begun() ? budget_of(h).slots : limits_[at(h)].slots);
+      this->expect_prompt(h, begun ? budget_of(h).slots : of(h).limit.slots);
     }
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       const index_t h = heads[i];
-      if (held_[at(h)].begun()) {
+      const head_ref head = kv_.head(h);
+      one_head& one = of(h);
+      if (one.held.begun()) {
         this->finish(h, budget_of(h).slots, work[worker]);
-      } else if (limits_[at(h)].reached(kv_.head(h).length())) {
-        kvmeld::compress(policy_of(h), kv_.head(h), states_[at(h)], work[worker], limits_[at(h)]);
+      } else if (one.limit.reached(head.length())) {
+        kvmeld::compress(policy_of(h), head, one.state, work[worker], one.limit);
       }
       if (!lengths.empty()) {
-        lengths[static_cast<std::size_t>(i)] = kv_.head(h).length();
+        lengths[as_size(i)] = head.length();
       }
     });
   }
@@ -162,12 +138,29 @@ class compressor : private detail::shrinking<P> {
   template <executor E = serial>
   void step(const head_selection& heads, const step_input& in, std::span<float> out,
             const E& run = {}) {
-    this->expect_heads("step", heads);
     this->expect_rows("step", heads, in, out, 1);
     for (index_t i = 0; i < heads.count(); ++i) {
-      this->expect_step(heads[i]);
+      const index_t h = heads[i];
+      check_token(policy_of(h), kv_.head(h));
+      expects(!of(h).held.begun(),
+              "step: expected end_prompt first, got a prompt that has not ended");
+      expects(this->drafts_[as_size(kv_.request_of(h))].empty(),
+              "step: expected accept first, got a draft of the request");
     }
-    this->step_rows(heads, in, out, run);
+    const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
+    lease work(this->pool_, run.workers());
+    run(heads.count(), [&](index_t i, index_t worker) {
+      const index_t h = heads[i];
+      one_head& one = of(h);
+      workspace& w = work[worker];
+      float* const buffer = w.input.data();
+      const float* const q = in.q.floats(std::ptrdiff_t{i} * rows, rows, buffer);
+      const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
+      const float* const v = in.v.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows + dim);
+      one.not_finite = !try_step(policy_of(h), kv_.head(h), one.state, w, q, k, v, one.limit,
+                                 out.data() + std::ptrdiff_t{i} * rows);
+    });
+    this->expect_finite_steps(heads);
   }
 
   /// One token's attention from the engine's own kernels, after its row was appended. `compress`
@@ -175,49 +168,48 @@ class compressor : private detail::shrinking<P> {
   /// Refused: other shapes than `step_attention` says, what the policy needs and did not get.
   template <executor E = serial>
   void observe(const head_selection& heads, const step_attention& in, const E& run = {}) {
-    this->expect_heads("observe", heads);
-    const head_ref any = kv_.head(0);
-    const index_t group = any.group(), dim = any.dim();
+    heads.check("observe", kv_.heads());
+    const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim();
     index_t longest = 0;
     for (index_t i = 0; i < heads.count(); ++i) {
       longest = std::max(longest, kv_.head(heads[i]).length());
     }
-    const index_t stride = in.stride > 0 ? in.stride : longest;
+    const index_t stride = in.stride > 0 ? in.stride : longest, rows = heads.count() * group;
     expects(stride >= longest, "observe: expected a stride of at least ", longest, ", got ",
             stride);
-    const auto rows = static_cast<std::size_t>(heads.count()) * static_cast<std::size_t>(group);
-    const auto expect = [&](const char* what, std::size_t size, std::size_t wanted) {
+    const auto expect = [&](const char* what, std::size_t size, index_t each) {
+      const std::size_t wanted = as_size(rows, each);
       expects(size == 0 || size == wanted, "observe: expected ", what, " (", wanted,
               " numbers) or none, got ", size);
+      return size > 0;
     };
-    expect("probabilities [heads, group, stride]", in.probabilities.size(),
-           rows * static_cast<std::size_t>(stride));
-    expect("log_sum_exp [heads, group]", in.log_sum_exp.size(), rows);
-    expect("query [heads, group, key_dim]", in.query.size(), rows * static_cast<std::size_t>(dim));
+    const observation_needs given = {
+        expect("probabilities [heads, group, stride]", in.probabilities.size(), stride),
+        expect("log_sum_exp [heads, group]", in.log_sum_exp.size(), 1),
+        expect("query [heads, group, key_dim]", in.query.size(), dim)};
     for (index_t i = 0; i < heads.count(); ++i) {
-      this->expect_given("observe", policy_of(heads[i]),
-                         {!in.probabilities.empty(), !in.log_sum_exp.empty(), in.query.size() > 0});
+      this->expect_given("observe", policy_of(heads[i]), given);
     }
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       const head_ref head = kv_.head(heads[i]);
       workspace& w = work[worker];
-      const auto n = static_cast<std::size_t>(head.length()), g = static_cast<std::size_t>(group),
-                 first = static_cast<std::size_t>(i) * g;
+      const index_t n = head.length(), first = i * group;
       observation seen;
-      if (!in.probabilities.empty()) {
-        for (std::size_t r = 0; r < g; ++r) {
-          std::copy_n(in.probabilities.data() + (first + r) * static_cast<std::size_t>(stride), n,
-                      w.attention.data() + r * n);
+      if (given.probabilities) {
+        for (index_t r = 0; r < group; ++r) {
+          std::copy_n(in.probabilities.data() + as_size(first + r, stride), n,
+                      w.attention.data() + as_size(r, n));
         }
-        seen.probabilities = std::span(w.attention).first(g * n);
+        seen.probabilities = std::span(w.attention).first(as_size(group, n));
       }
-      seen.log_sum_exp = in.log_sum_exp.empty() ? in.log_sum_exp : in.log_sum_exp.subspan(first, g);
-      if (in.query.size() > 0) {
-        seen.query =
-            in.query.floats(static_cast<std::ptrdiff_t>(first) * dim, group * dim, w.input.data());
+      if (given.log_sum_exp) {
+        seen.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
       }
-      kvmeld::observe(policy_of(heads[i]), head, states_[at(heads[i])], w, seen);
+      if (given.query) {
+        seen.query = in.query.floats(std::ptrdiff_t{first} * dim, group * dim, w.input.data());
+      }
+      kvmeld::observe(policy_of(heads[i]), head, of(heads[i]).state, w, seen);
     });
   }
 
@@ -229,94 +221,60 @@ class compressor : private detail::shrinking<P> {
   /// Refused: no room for all of them, a draft of these heads that was not accepted yet.
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
              index_t tokens) {
-    this->draft_rows(heads, in, out, tokens);
+    base::draft(heads, in, out, tokens);
   }
 
   /// The first `tokens` drafted of each layer count, as so many steps would, to the bit; the others
   /// were never there. 0: none does. Refused: more than were drafted.
-  void accept(index_t request, index_t tokens) { this->accept_rows(request, tokens); }
+  void accept(index_t request, index_t tokens) { base::accept(request, tokens); }
 
   // --------------------------------------------------------------------------- requests
 
   /// Empties a request's heads and states: the next token is at position 0.
-  void clear(index_t request) {
-    this->expect_request("clear", request);
-    for (index_t i = 0; i < kv_.per_request(); ++i) {
-      const index_t h = kv_.of_request(request, i);
-      kvmeld::clear(kv_.head(h), states_[at(h)]);
-      limits_[at(h)] = this->decode_limit(h, budget_of(h).slots);
-      held_[at(h)].release();
-    }
-    this->drafts_[at(request)].clear();
-  }
+  void clear(index_t request) { base::clear(request); }
 
   /// Makes request `to` what request `from` is, as for a beam or a prompt asked several times.
   /// Refused: requests that are not there, a prompt or draft in between.
-  void copy(index_t from, index_t to) {
-    this->expect_request("copy", from), this->expect_request("copy", to);
-    this->expect_between("copy", from);
-    if (from == to) {
-      return;
-    }
-    for (index_t i = 0; i < kv_.per_request(); ++i) {
-      const index_t a = kv_.of_request(from, i), b = kv_.of_request(to, i);
-      kv_.head(b).expect_pages(0, kv_.head(a).length());
-    }
-    for (index_t i = 0; i < kv_.per_request(); ++i) {
-      const index_t a = kv_.of_request(from, i), b = kv_.of_request(to, i);
-      kvmeld::copy(kv_.head(a), states_[at(a)], kv_.head(b), states_[at(b)]);
-      limits_[at(b)] = limits_[at(a)];
-      held_[at(b)].release();
-    }
-    this->drafts_[at(to)].clear();
-  }
+  void copy(index_t from, index_t to) { base::copy(from, to); }
 
   /// Saves a request: rows, states, and what its heads are held to. Policies and budgets are the
   /// program's. Several may follow one another in a (binary) stream.
   /// Refused: a request that is not there, a prompt or draft in between, a stream that fails.
-  void save(std::ostream& out, index_t request) {
-    this->expect_request("save", request);
-    this->expect_between("save", request);
-    this->save_request(out, request);
-  }
+  void save(std::ostream& out, index_t request) { base::save(out, request); }
   /// Loads what `save` saved into a request of the same shape, policies and storage; decoding goes
   /// on bit for bit. Refused, with nothing changed: anything else, an end too early, another
   /// checksum (`corrupt_file`).
-  void load(std::istream& in, index_t request) {
-    this->expect_request("load", request);
-    this->load_request(in, request);
-  }
+  void load(std::istream& in, index_t request) { base::load(in, request); }
 
   /// Gives memory back, as `kv.shrink(meld, capacity)`: `capacity` slots a head from here on, of
   /// the cache and of the states. Old and new memory are held together while rows move; views of
   /// heads are invalid afterwards. A policy's own memory keeps its size. Refused, with nothing
   /// changed: another cache, more slots than there are, fewer than a head or its budget needs
   /// (`no_capacity`), a prompt or draft in between.
-  void shrink(kv_cache auto& kv, index_t capacity) { this->shrink_all(kv, capacity); }
+  void shrink(kv_cache auto& kv, index_t capacity) { base::shrink(kv, capacity); }
 
   // --------------------------------------------------------------------------- what it holds
 
   /// The policy of a head of the cache.
   using base::policy_of;
   /// What the policy remembers of a head of the cache.
-  const head_state& state(index_t head) const { return states_[at(head)]; }
+  const head_state& state(index_t head) const { return of(head).state; }
   /// Takes the state of a head that was measured and compressed by the functions of one head, as
   /// where several budgets share what a prompt was measured as. The cache has its rows.
   /// Refused: a head that is not there, a state of another kind, one for fewer slots.
   void set_state(index_t head, head_state state) {
-    expects(head >= 0 && at(head) < states_.size(), "set_state: expected a head from 0 to ",
-            states_.size() - 1, ", got ", head);
-    const head_ref rows = kv_.head(head);
-    detail::expect_state(policy_of(head), rows, state);
-    states_[at(head)] = std::move(state);
+    expects(head >= 0 && head < kv_.heads(), "set_state: expected a head from 0 to ",
+            kv_.heads() - 1, ", got ", head);
+    detail::expect_state(policy_of(head), kv_.head(head), state);
+    of(head).state = std::move(state);
   }
   /// What a head is held to while decoding.
-  const budget& limit(index_t head) const { return limits_[at(head)]; }
+  const budget& limit(index_t head) const { return of(head).limit; }
   /// Bytes that the states of the slots in use take.
   std::size_t bytes() const {
     std::size_t sum = 0;
-    for (const head_state& s : states_) {
-      sum += s.bytes();
+    for (const one_head& one : this->heads_) {
+      sum += one.state.bytes();
     }
     return sum;
   }

@@ -4,11 +4,9 @@
 #pragma once
 
 #include "kvmeld/any_policy.hpp"               // IWYU pragma: export
-#include "kvmeld/compress/attend.hpp"          // IWYU pragma: export
 #include "kvmeld/compress/global_budgets.hpp"  // IWYU pragma: export
 #include "kvmeld/compress/layer_budgets.hpp"   // IWYU pragma: export
 #include "kvmeld/compress/one_head.hpp"        // IWYU pragma: export
-#include "kvmeld/compress/reuse.hpp"           // IWYU pragma: export
 #include "kvmeld/compressor.hpp"               // IWYU pragma: export
 #include "kvmeld/make_policy.hpp"              // IWYU pragma: export
 #include "kvmeld/memory/attention_spec.hpp"    // IWYU pragma: export
@@ -20,7 +18,6 @@
 #include "kvmeld/merge/pages.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/plan.hpp"               // IWYU pragma: export
 #include "kvmeld/policies/policy.hpp"          // IWYU pragma: export
-#include "kvmeld/queries.hpp"                  // IWYU pragma: export
 #include "kvmeld/score/column_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/prompt_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/queries.hpp"            // IWYU pragma: export

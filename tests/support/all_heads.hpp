@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kvmeld/compress/one_head.hpp"
-#include "kvmeld/compress/reuse.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
 
 namespace fixtures {

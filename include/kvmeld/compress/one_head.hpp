@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
-/// observe → plan → apply for one head: what a `compressor` is made of, and for who orchestrates.
+/// observe → plan → apply for one head, and what these refuse first: what a `compressor` is made
+/// of, and for who orchestrates.
 #pragma once
 
 #include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
+#include <limits>   // std::numeric_limits
 #include <optional>
 #include <span>
 
-#include "kvmeld/compress/attend.hpp"
-#include "kvmeld/compress/checks.hpp"
 #include "kvmeld/compress/workspace.hpp"
+#include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/attention.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -21,14 +26,114 @@ head_state make_head_state(const P& p, const head_ref& head) {
           p.name(), traits::memory_follows_capacity(p, head.dim(), head.group(), head.capacity())};
 }
 
+/// Attention with log-mass.
+inline void attend(const head_ref& head, const float* q, float* out,
+                   std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
+                   fused_similarity* comparison = nullptr) {
+  attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp, comparison);
+}
+
+namespace detail {
+
+/// A state that `make_head_state` would make for this policy and head.
+template <policy P>
+void expect_state(const P& p, const head_ref& head, const head_state& state) {
+  expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
+          " slots, got one for ", state.capacity());
+  expect_policy(p, state);
+  const index_t columns = traits::slot_stat_count(p);
+  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
+  expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
+          ": expected a state of ", columns, " columns and ", memory, " floats, got ",
+          state.slot_stats(), " columns and ", state.memory().size(), " floats");
+}
+
+/// Queries of one head as a policy gets them: finite, where the cache checks for it. Of heads of
+/// several lengths that are given equally many, the first lie before position 0 and see nothing;
+/// `compressor::prompt` refuses more than there are tokens.
+template <policy P, class Query>
+void expect_queries(const char* expected, const P& p, const head_ref& head,
+                    const query_view<Query>& queries) {
+  if (queries.count == 0 || !(traits::uses_attention(p) || traits::uses_queries(p))) {
+    return;
+  }
+  expects(queries.data != nullptr, expected, ", got null");
+  if (head.check_finite()) {
+    const auto all = queries.reference(queries.count + queries.before);
+    for (index_t i = 0; i < all.count; ++i) {
+      for (index_t g = 0; g < head.group(); ++g) {
+        kvmeld::expect_finite(expected, all.at(g, i), head.dim());
+      }
+    }
+  }
+}
+
+/// Takes back what a call counted before the policy refused it.
+class undo {
+ public:
+  explicit undo(head_state& state)
+      : state_(&state), length_(state.length()), observed_(state.observed()) {}
+  undo(const undo&) = delete;
+  undo& operator=(const undo&) = delete;
+  ~undo() {
+    if (state_ != nullptr) {
+      state_->truncate(length_);
+      state_->count_queries(observed_ - state_->observed());
+    }
+  }
+  /// Nothing is to be taken back.
+  void release() { state_ = nullptr; }
+
+ private:
+  head_state* state_;
+  index_t length_;
+  std::int64_t observed_;
+};
+
+/// Policies that measure need attention or queries before they decide.
+template <policy P>
+void expect_measured(const P& p, const head_ref& head, const head_state& state, bool queries,
+                     const budget& b) {
+  if (head.length() > b.slots && traits::evicts(p)) {
+    expects(!traits::uses_attention(p) || queries || state.observed() > 0, p.name(),
+            ": expected reference queries or observed attention");
+    expects(!traits::uses_queries(p) || traits::supports_decode(p) || queries, p.name(),
+            ": expected reference queries");
+  }
+}
+
+}  // namespace detail
+
+/// Throws unless one more token fits into `head`, under a budget that was checked before.
+template <policy P>
+void check_token(const P& p, const head_ref& head) {
+  expects(errc::unsupported, traits::supports_decode(p), p.name(),
+          ": expected a policy that decodes (full_cache or another), got one for prompts only");
+  expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
+          ": expected a free slot for the token, got all ", head.capacity(), " slots in use");
+  head.expect_pages(head.length(), head.length() + 1);
+  expects(errc::no_capacity, head.next_position() < std::numeric_limits<index_t>::max(), p.name(),
+          ": expected fewer than ", std::numeric_limits<index_t>::max(), " tokens in total, got ",
+          head.next_position());
+}
+
+/// Throws unless one more token fits into `head` under `b`.
+template <policy P>
+void check_step(const P& p, const head_ref& head, const budget& b) {
+  check(p, b, head.capacity());
+  check_token(p, head);
+  expects(!traits::evicts(p) || b.trigger_length() <= head.capacity(), p.name(),
+          ": expected a capacity of at least ", b.trigger_length(),
+          " slots (budget and new token), got ", head.capacity());
+}
+
 /// One decode step's attention, from an engine that computes its own.
 /// Refused, with nothing changed: probabilities that are not `[group, length]`, a policy that needs
 /// the query or the log-sum-exp without it.
 template <policy P>
 void observe(const P& p, const head_ref& head, head_state& state, workspace& work,
              observation observed) {
-  const auto n = static_cast<std::size_t>(head.length()),
-             group = static_cast<std::size_t>(head.group());
+  const auto n = as_size(head.length()), group = as_size(head.group());
   const bool given = observed.probabilities.size() == group * n;
   expects(
       given || (observed.probabilities.empty() && !traits::observation_needs_of(p).probabilities),
@@ -111,14 +216,12 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const index_t known = state.length();
   head.push(k, v);
   state.extend(head.length());
-  const auto probabilities = traits::uses_attention(p)
-                                 ? std::span(work.attention)
-                                       .first(static_cast<std::size_t>(head.group()) *
-                                              static_cast<std::size_t>(head.length()))
-                                 : std::span<float>();
+  const auto probabilities =
+      traits::uses_attention(p)
+          ? std::span(work.attention).first(as_size(head.group(), head.length()))
+          : std::span<float>();
   const auto log_sum_exp =
-      std::span(work.log_sum_exp)
-          .first(probabilities.empty() ? 0 : static_cast<std::size_t>(head.group()));
+      std::span(work.log_sum_exp).first(probabilities.empty() ? 0 : as_size(head.group()));
   const bool full = traits::evicts(p) && b.reached(head.length());
   const bool removes_one = full && head.length() == b.slots + 1;
   work.comparison.reset();
@@ -159,12 +262,30 @@ void step(const P& p, const head_ref& head, head_state& state, workspace& work, 
           ": step: expected finite rows, got NaN or Inf");
 }
 
-/// One token's rows of every active head, in the order in which the heads are chosen. Each in
-/// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
-struct step_input {
-  any_span q;  ///< [heads, group, dim], rotated
-  any_span k;  ///< [heads, dim], rotated
-  any_span v;  ///< [heads, dim]
-};
+/// Empties one head and its state: the next token is at position 0. Nothing is allocated or freed;
+/// the pages of a head in pages stay in its table.
+inline void clear(const head_ref& head, head_state& state) {
+  head.restore(0, 0);
+  state.clear();
+}
+
+/// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated. In
+/// another storage every row is rounded once: a prompt compressed in floats can be held in `q8_0`.
+/// The capacities may differ, but for `ems`, whose memory is laid out for one.
+///
+/// A row that lies at the same place in both heads is not copied, as where page tables share a
+/// prefix. Heads that share rows overwrite one another when they are compressed: give one of them
+/// pages of its own before.
+/// Refused, with nothing changed: another dim, too few slots (`no_capacity`), pages that the table
+/// of `to` lacks (`no_page`), a state of another kind.
+inline void copy(const head_ref& from, const head_state& from_state, const head_ref& to,
+                 head_state& to_state) {
+  expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
+  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
+          from.length(), " slots, got ", to.capacity());
+  to.expect_pages(0, from.length());
+  to_state.copy(from_state);  // refuses before it changes anything
+  detail::copy_slots(from, to);
+}
 
 }  // namespace kvmeld::inline v0

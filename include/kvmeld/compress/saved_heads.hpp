@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvmeld/compress/checks.hpp"
+#include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/detail/bytes.hpp"
 
 namespace kvmeld::inline v0 {
@@ -80,7 +80,7 @@ void each_number(row<Scalar> x, index_t dim, Number number) {
 }
 template <class Number>
 void each_number(row<q8_0> x, index_t dim, Number number) {
-  for (q8_0& block : std::span(x.data, static_cast<std::size_t>(row_size<q8_0>(dim)))) {
+  for (q8_0& block : std::span(x.data, as_size(row_size<q8_0>(dim)))) {
     number(block.scale);
     for (std::int8_t& code : block.codes) {
       number(code);
@@ -170,10 +170,10 @@ void load_heads(std::istream& in, Heads& heads) {
       expect_same(what, wanted, got, std::memcmp(&wanted, &got, sizeof got) == 0);
     }
   });
-  std::vector<saved_counts> counts(static_cast<std::size_t>(heads.count()));
+  std::vector<saved_counts> counts(as_size(heads.count()));
   std::size_t size = 0;  // of what follows: no more than the cache and its state take already
   for (index_t h = 0; h < heads.count(); ++h) {
-    auto& n = counts[static_cast<std::size_t>(h)];
+    auto& n = counts[as_size(h)];
     n.length = from.get<index_t>(), n.measured = from.get<index_t>();
     n.next_position = from.get<index_t>(), n.observed = from.get<std::int64_t>();
     const auto head = heads.head(h);
@@ -187,10 +187,9 @@ void load_heads(std::istream& in, Heads& heads) {
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
             n.observed);
     const std::size_t row = 2 * row_bytes(head.type(), head.dim());
-    size += static_cast<std::size_t>(n.length) * (row + sizeof(float) + sizeof(index_t)) +
-            sizeof(float) * (static_cast<std::size_t>(n.measured) *
-                                 static_cast<std::size_t>(heads.state(h).slot_stats()) +
-                             heads.state(h).memory().size());
+    size += as_size(n.length) * (row + sizeof(float) + sizeof(index_t)) +
+            sizeof(float) *
+                (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());
   }
   std::vector<unsigned char> bytes(size);
   from.get(bytes);
@@ -198,7 +197,7 @@ void load_heads(std::istream& in, Heads& heads) {
   // All is read and right: from here on nothing throws.
   const unsigned char* next = bytes.data();
   for (index_t h = 0; h < heads.count(); ++h) {
-    const auto& n = counts[static_cast<std::size_t>(h)];
+    const auto& n = counts[as_size(h)];
     heads.head(h).restore(n.length, n.next_position);
     heads.state(h).truncate(0);
     heads.state(h).extend(n.measured);

@@ -27,11 +27,11 @@ struct workspace {
 
   void reserve(const head_ref& head) { reserve(head.group(), head.dim(), head.capacity()); }
   void reserve(index_t group, index_t dim, index_t capacity) {
-    const auto g = static_cast<std::size_t>(group), n = static_cast<std::size_t>(capacity);
+    const auto g = as_size(group), n = as_size(capacity);
     attention.resize(std::max(attention.size(), g * n));
     log_sum_exp.resize(std::max(log_sum_exp.size(), g));
     combined.resize(std::max(combined.size(), n));
-    input.resize(std::max(input.size(), (g + 2) * static_cast<std::size_t>(dim)));
+    input.resize(std::max(input.size(), (g + 2) * as_size(dim)));
     scratch.reserve(capacity), plan.reserve(capacity);
   }
 };
@@ -73,7 +73,7 @@ class workspace_pool {
     }
 
     workspace& operator[](index_t worker) {
-      return worker == 0 ? *first_ : *others_[static_cast<std::size_t>(worker - 1)];
+      return worker == 0 ? *first_ : *others_[as_size(worker - 1)];
     }
 
    private:

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+/// A compressor's calls on whole requests: drafts, and requests emptied, copied, saved, shrunk.
+#pragma once
+
+#include <algorithm>  // std::ranges::find
+#include <cstdint>    // std::int64_t
+
+#include "kvmeld/compress/compressor_base.hpp"
+#include "kvmeld/compress/saved_heads.hpp"
+
+namespace kvmeld::inline v0::detail {
+
+/// What `compressor` says of each call is not said again here.
+template <policy P>
+class request_calls : protected compressor_base<P> {
+ protected:
+  using base = compressor_base<P>;
+  using base::base;
+  using base::kv_, base::heads_, base::of, base::policy_of, base::drafts_;
+  using typename base::drafted, typename base::lease, typename base::one_head;
+
+  void draft(const head_selection& heads, const step_input& in, std::span<float> out,
+             index_t tokens) {
+    heads.check("draft", kv_.heads());
+    expects(tokens > 0 && heads.count() > 0, "draft: expected at least 1 token and head, got ",
+            tokens, " and ", heads.count());
+    this->expect_rows("draft", heads, in, out, tokens);
+    const index_t request = kv_.request_of(heads[0]);
+    auto& drafts = drafts_[as_size(request)];
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const index_t h = heads[i];
+      const head_ref head = kv_.head(h);
+      expects(kv_.request_of(h) == request, "draft: expected heads of one request, got ", request,
+              " and ", kv_.request_of(h));
+      for (const drafted& d : drafts) {
+        expects(std::ranges::find(d.heads, h) == d.heads.end(),
+                "draft: expected accept first, got a second draft of head ", h);
+      }
+      expects(errc::no_capacity, tokens <= head.capacity() - head.length(),
+              "draft: expected room for ", tokens, " tokens, got ", head.capacity() - head.length(),
+              " free slots");
+      head.expect_pages(head.length(), head.length() + tokens);
+    }
+    const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
+    drafted d{.heads = {}, .tokens = tokens, .q = in.q.all(), .k = in.k.all(), .v = in.v.all()};
+    bool finite = true;
+    for (index_t i = 0; i < heads.count(); ++i) {
+      d.heads.push_back(heads[i]);
+      const head_ref head = kv_.head(heads[i]);
+      head_state& state = of(heads[i]).state;
+      const index_t length = head.length(), next = head.next_position(), measured = state.length();
+      for (index_t t = 0; t < tokens; ++t) {
+        const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
+        float* const to = out.data() + row * rows;
+        head.push(d.k.data() + row * dim, d.v.data() + row * dim);
+        state.extend(head.length());
+        traits::attend(policy_of(heads[i]), head, state, d.q.data() + row * rows, to, {}, {});
+        finite = finite && all_finite(to, rows);
+      }
+      head.restore(length, next);
+      state.truncate(measured);
+    }
+    expects(errc::not_finite, finite, "draft: expected finite rows, got NaN or Inf");
+    drafts.push_back(std::move(d));
+  }
+
+  void accept(index_t request, index_t tokens) {
+    (void)this->heads_of("accept", request);
+    auto& drafts = drafts_[as_size(request)];
+    expects(tokens >= 0, "accept: expected at least 0 tokens, got ", tokens);
+    for (const drafted& d : drafts) {
+      expects(tokens <= d.tokens, "accept: expected at most ", d.tokens, " drafted tokens, got ",
+              tokens);
+      for (const index_t h : d.heads) {
+        if (tokens > 0) {
+          check_step(policy_of(h), kv_.head(h), of(h).limit);
+        }
+      }
+    }
+    expects(tokens == 0 || !drafts.empty(), "accept: expected a draft, got none");
+    const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
+    std::vector<float> out(as_size(rows));
+    lease work(this->pool_, 1);
+    for (const drafted& d : drafts) {
+      const float *q = d.q.data(), *k = d.k.data(), *v = d.v.data();
+      for (index_t t = 0; t < tokens; ++t) {
+        for (const index_t h : d.heads) {
+          try_step(policy_of(h), kv_.head(h), of(h).state, work[0], q, k, v, of(h).limit,
+                   out.data());
+          q += rows, k += dim, v += dim;
+        }
+      }
+    }
+    drafts.clear();
+  }
+
+  void clear(index_t request) {
+    for (const index_t h : this->heads_of("clear", request)) {
+      kvmeld::clear(kv_.head(h), of(h).state);
+      hold_to(h, this->decode_limit(h, this->budget_of(h).slots));
+    }
+    drafts_[as_size(request)].clear();
+  }
+
+  void copy(index_t from, index_t to) {
+    const auto source = this->heads_of("copy", from), target = this->heads_of("copy", to);
+    this->expect_between("copy", from);
+    if (from == to) {
+      return;
+    }
+    for (std::size_t i = 0; i < source.size(); ++i) {
+      kv_.head(target[i]).expect_pages(0, kv_.head(source[i]).length());
+    }
+    for (std::size_t i = 0; i < source.size(); ++i) {
+      const index_t a = source[i], b = target[i];
+      kvmeld::copy(kv_.head(a), of(a).state, kv_.head(b), of(b).state);
+      hold_to(b, of(a).limit);
+    }
+    drafts_[as_size(to)].clear();
+  }
+
+  /// What heads are held to, with a checksum, then the heads.
+  void save(std::ostream& out, index_t request) {
+    this->expect_between("save", request);
+    byte_writer limits(out);
+    saved_request heads{*this, this->heads_of("save", request)};
+    for (const index_t h : heads.list) {
+      limits.put(of(h).limit.slots);
+      limits.put(of(h).limit.trigger);
+    }
+    limits.finish();
+    save_heads(out, heads);
+  }
+  void load(std::istream& in, index_t request) {
+    saved_request heads{*this, this->heads_of("load", request)};
+    byte_reader from(in);
+    std::vector<budget> limits;
+    for (const index_t h : heads.list) {
+      const auto slots = from.get<index_t>(), trigger = from.get<index_t>();
+      limits.push_back({slots, trigger});
+      expects(errc::corrupt_file, slots > 0 && slots <= kv_.head(h).capacity() && trigger >= 0,
+              "load: expected a limit of 1 to ", kv_.head(h).capacity(), " slots, got ", slots);
+    }
+    from.finish();
+    load_heads(in, heads);
+    for (std::size_t i = 0; i < limits.size(); ++i) {
+      hold_to(heads.list[i], limits[i]);
+    }
+    drafts_[as_size(request)].clear();
+  }
+
+  void shrink(auto& kv, index_t capacity) {
+    expects(kv_.is(&kv), "shrink: expected the cache that is compressed, got another");
+    for (index_t r = 0; r < kv_.requests(); ++r) {
+      this->expect_between("shrink", r);
+    }
+    std::int64_t least = 1;
+    for (index_t h = 0; h < kv_.heads(); ++h) {
+      const P& p = policy_of(h);
+      least = std::max<std::int64_t>({least, kv_.head(h).length(), of(h).state.length()});
+      if (traits::evicts(p)) {
+        const budget& b = this->budget_of(h);
+        const std::int64_t decoding = traits::supports_decode(p) ? 1 : 0;
+        least = std::max({least, std::int64_t{b.slots} + b.slack + decoding,
+                          decoding * of(h).limit.trigger_length()});
+      }
+    }
+    expects(errc::no_capacity, capacity >= least, "shrink: expected a capacity of at least ", least,
+            " slots (those in use, and the budgets), got ", capacity);
+    kv.shrink(capacity);
+    for (one_head& one : heads_) {
+      one.state.shrink(capacity);
+    }
+    this->pool_.shrink(capacity);
+  }
+
+ private:
+  /// What a head decodes within from now on, without a prompt that has begun.
+  void hold_to(index_t h, const budget& limit) {
+    of(h).limit = limit;
+    of(h).held.release();
+  }
+
+  /// One request's heads, as they are saved.
+  struct saved_request {
+    request_calls& all;
+    std::vector<index_t> list;
+
+    index_t count() const { return static_cast<index_t>(list.size()); }
+    const P& policy(index_t i) const { return all.policy_of(list[as_size(i)]); }
+    head_ref head(index_t i) const { return all.kv_.head(list[as_size(i)]); }
+    head_state& state(index_t i) const { return all.of(list[as_size(i)]).state; }
+  };
+};
+
+}  // namespace kvmeld::inline v0::detail
