@@ -15,7 +15,7 @@
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/ems.hpp"
 #include "kvmeld/policies/keepkv.hpp"
-#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/policies/hooks.hpp"
 #include "spec.hpp"
 #include "topic.hpp"
 

@@ -175,8 +175,7 @@ bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
     if (t % by.every() == by.every() - 1) {
       to_window.add(by, t, off(out, expected->of_window));
       to_all.add(by, t, off(out, expected->of_all));
-      kvmeld::traits::attend(policy, head, meld.state(0), x.q.data(), again.data(), {},
-                             log_sum_exp);
+      kvmeld::hooks(policy).attend(head, meld.state(0), x.q.data(), again.data(), {}, log_sum_exp);
       for (std::size_t g = 0; g < group; ++g) {
         mass.add(by, t, static_cast<double>(log_sum_exp[g] - expected->log_sum_exp[g]));
       }

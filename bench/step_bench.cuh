@@ -8,7 +8,7 @@
 #include "cache_on_device.cuh"
 #include "kvmeld/cuda/policies/h2o.cuh"
 #include "kvmeld/cuda/step.cuh"
-#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/policies/hooks.hpp"
 #include "measure.cuh"
 
 namespace card {

@@ -14,7 +14,7 @@ using kvmeld::observation;
 using kvmeld::query_view;
 using kvmeld::slot_removal;
 using kvmeld::slot_scratch;
-using kvmeld::detail::hook;
+using hook = kvmeld::detail::hook_names;
 using kvmeld::detail::misdeclared;
 
 struct least {
@@ -80,34 +80,33 @@ struct masses : least {
 };
 struct closed final : least {};
 
-static_assert(misdeclared<least>() == hook::none);
-static_assert(misdeclared<closed>() == hook::none);
-static_assert(misdeclared<one_scalar>() == hook::none);
-static_assert(misdeclared<not_const>() == hook::observe);
-static_assert(misdeclared<half_const>() == hook::observe);
-static_assert(misdeclared<other_argument>() == hook::observe);
-static_assert(misdeclared<wrong_columns>() == hook::slot_stats);
-static_assert(misdeclared<wrong_memory>() == hook::memory);
-static_assert(misdeclared<budget_of>() == hook::min_budget);
-static_assert(misdeclared<batch>() == hook::eviction_batch);
-static_assert(misdeclared<validates>() == hook::validate);
-static_assert(misdeclared<combines>() == hook::combine);
-static_assert(misdeclared<plans>() == hook::plan);
-static_assert(misdeclared<guards>() == hook::protects);
-static_assert(misdeclared<chooses>() == hook::choose_victim);
-static_assert(misdeclared<predicts>() == hook::predict_victim);
-static_assert(misdeclared<updates>() == hook::update_memory);
-static_assert(misdeclared<ends_compress>() == hook::after_compress);
-static_assert(misdeclared<masses>() == hook::mass);
-static_assert(misdeclared<kvmeld::any_policy>() == hook::none);
+static_assert(misdeclared<least>() == nullptr);
+static_assert(misdeclared<closed>() == nullptr);
+static_assert(misdeclared<one_scalar>() == nullptr);
+static_assert(misdeclared<not_const>() == &hook::observe);
+static_assert(misdeclared<half_const>() == &hook::observe);
+static_assert(misdeclared<other_argument>() == &hook::observe);
+static_assert(misdeclared<wrong_columns>() == &hook::slot_stats);
+static_assert(misdeclared<wrong_memory>() == &hook::memory);
+static_assert(misdeclared<budget_of>() == &hook::min_budget);
+static_assert(misdeclared<batch>() == &hook::eviction_batch);
+static_assert(misdeclared<validates>() == &hook::validate);
+static_assert(misdeclared<combines>() == &hook::combine);
+static_assert(misdeclared<plans>() == &hook::plan);
+static_assert(misdeclared<guards>() == &hook::protects);
+static_assert(misdeclared<chooses>() == &hook::choose_victim);
+static_assert(misdeclared<predicts>() == &hook::predict_victim);
+static_assert(misdeclared<updates>() == &hook::update_memory);
+static_assert(misdeclared<ends_compress>() == &hook::after_compress);
+static_assert(misdeclared<masses>() == &hook::mass);
+static_assert(misdeclared<kvmeld::any_policy>() == nullptr);
 
 }  // namespace
 
 TEST_CASE("every policy's hooks are called", "[policy]") {
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
-    example.policy.visit([](const auto& p) {
-      CHECK(misdeclared<std::remove_cvref_t<decltype(p)>>() == hook::none);
-    });
+    example.policy.visit(
+        [](const auto& p) { CHECK(misdeclared<std::remove_cvref_t<decltype(p)>>() == nullptr); });
   }
 }

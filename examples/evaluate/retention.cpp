@@ -23,7 +23,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
     const float* const q = &layer.q(t, head_index * width);
     const auto log_sum_exp =
         std::span(work.log_sum_exp).first(static_cast<std::size_t>(head.group()));
-    kvmeld::traits::attend(p, head, state, q, out.data(), probabilities, log_sum_exp);
+    kvmeld::hooks(p).attend(head, state, q, out.data(), probabilities, log_sum_exp);
     kvmeld::observe(p, head, state, work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
     if (b.reached(head.length())) {
@@ -40,7 +40,7 @@ std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config&
       kvmeld::apply(p, work.plan, head, state, work.scratch);
     }
     if (head.length() <= b.slots) {
-      kvmeld::traits::after_compress(p, head, state, b.slots);
+      kvmeld::hooks(p).after_compress(head, state, b.slots);
     }
 
     auto& now = fates.emplace_back(static_cast<std::size_t>(steps), fate::to_come);

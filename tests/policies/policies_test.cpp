@@ -130,7 +130,7 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
       std::vector<float> p(2 * static_cast<std::size_t>(head.length()));
       std::vector<float> out(32), log_sum_exp(2);
       const auto q = fixtures::normal(32);
-      kvmeld::traits::attend(policy, head, o.state[0], q.data(), out.data(), p, log_sum_exp);
+      kvmeld::hooks(policy).attend(head, o.state[0], q.data(), out.data(), p, log_sum_exp);
       kvmeld::observe(policy, head, o.state[0], o.state.workspace(),
                       {.probabilities = p, .log_sum_exp = log_sum_exp, .query = q.data()});
 
@@ -142,7 +142,7 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
                    scratch, plan);
       kvmeld::check(plan);
       kvmeld::apply(policy, plan, copy.head(0), copy_state[0], scratch);
-      const auto one = kvmeld::traits::choose_victim(policy, head, o.state[0], target, {});
+      const auto one = kvmeld::hooks(policy).choose_victim(head, o.state[0], target, {});
       if (one) {
         kvmeld::apply(policy, *one, head, o.state[0], scratch);
       } else {
@@ -155,7 +155,7 @@ TEST_CASE("a removal is the plan for one slot less", "[laws]") {
         std::ranges::sort(a), std::ranges::sort(b);
         REQUIRE(a == b);
       }
-      kvmeld::traits::after_compress(policy, head, o.state[0], target);
+      kvmeld::hooks(policy).after_compress(head, o.state[0], target);
     }
   }
 }

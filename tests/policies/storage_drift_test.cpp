@@ -67,15 +67,15 @@ off drift(const any_policy& p, float first) {
     const auto length = static_cast<std::size_t>(head.length());
     const auto probabilities = std::span(work.attention).first(length);
     const auto log_sum_exp = std::span(work.log_sum_exp).first(1);
-    kvmeld::traits::attend(p, head, decides.state[0], q.data(), out.data(), probabilities,
-                           log_sum_exp);
+    kvmeld::hooks(p).attend(head, decides.state[0], q.data(), out.data(), probabilities,
+                            log_sum_exp);
     const kvmeld::observation seen{
         .probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q.data()};
     kvmeld::observe(p, head, decides.state[0], work, seen);
     kvmeld::observe(p, other, follows.state[0], work, seen);
     if (b.reached(head.length())) {
       const auto one = head.length() == b.slots + 1
-                           ? kvmeld::traits::choose_victim(p, head, decides.state[0], b.slots)
+                           ? kvmeld::hooks(p).choose_victim(head, decides.state[0], b.slots)
                            : std::nullopt;
       if (one) {
         change(*one);
@@ -86,8 +86,8 @@ off drift(const any_policy& p, float first) {
       }
     }
     if (head.length() <= b.slots) {
-      kvmeld::traits::after_compress(p, head, decides.state[0], b.slots);
-      kvmeld::traits::after_compress(p, other, follows.state[0], b.slots);
+      kvmeld::hooks(p).after_compress(head, decides.state[0], b.slots);
+      kvmeld::hooks(p).after_compress(other, follows.state[0], b.slots);
     }
   }
   REQUIRE(other.length() == head.length());

@@ -56,14 +56,14 @@ int check_comparisons_change_nothing(const kvmeld::any_policy& policy, index_t t
     head.push(k.data(), v.data());
     std::vector<float> p(2 * static_cast<std::size_t>(head.length())), lse(2);
     other_state[0].extend(head.length());
-    kvmeld::traits::attend(policy, head, other_state[0], q.data(), b.data(), p, lse);
+    kvmeld::hooks(policy).attend(head, other_state[0], q.data(), b.data(), p, lse);
     kvmeld::observe(policy, head, other_state[0], other_state.workspace(),
                     {.probabilities = p, .log_sum_exp = lse, .query = q.data()});
-    const auto one = kvmeld::traits::choose_victim(policy, head, other_state[0], target);
+    const auto one = kvmeld::hooks(policy).choose_victim(head, other_state[0], target);
     REQUIRE(one.has_value());
     right += state.workspace().comparison.is_about(one->removed, target + 1) ? 1 : 0;
     kvmeld::apply(policy, *one, head, other_state[0], other_state.workspace().scratch);
-    kvmeld::traits::after_compress(policy, head, other_state[0], target);
+    kvmeld::hooks(policy).after_compress(head, other_state[0], target);
 
     REQUIRE(a == b);
     REQUIRE(fixtures::bytes_of(kv.head(0)) == fixtures::bytes_of(head));

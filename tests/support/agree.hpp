@@ -93,7 +93,7 @@ inline void removes_as_planned(const kvmeld::any_policy& policy, index_t target,
     kvmeld::merge_plan plan;
     kvmeld::plan(policy, copy.head(0), copy_state[0], target, scratch, plan);
     kvmeld::apply(policy, plan, copy.head(0), copy_state[0], scratch);
-    const auto one = kvmeld::traits::choose_victim(policy, head, state[0], target);
+    const auto one = kvmeld::hooks(policy).choose_victim(head, state[0], target);
     REQUIRE(one.has_value());
     kvmeld::apply(policy, *one, head, state[0], scratch);
     REQUIRE(head.length() == target);

@@ -38,7 +38,7 @@ const kvmeld::any_policy& policy_of(std::string_view text) {
       kvmeld::expects(slots >= 1 && slots < 1e9 && slots == std::floor(slots), policy.name(),
                       ": expected policy/slots with 1 to 1e9 slots to share, got '", text, "'");
       policy = kvmeld::detail::for_shared(policy, static_cast<index_t>(slots), 0);
-      kvmeld::expects(kvmeld::errc::unsupported, kvmeld::traits::slot_stat_count(policy) > 0,
+      kvmeld::expects(kvmeld::errc::unsupported, !policy.slot_stats().empty(),
                       "compressor: ", policy.name(),
                       ": expected a policy with a score per slot for shared budgets, got one "
                       "without");

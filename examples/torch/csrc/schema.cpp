@@ -18,7 +18,7 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
     const auto shared = kvmeld::detail::shared_slots::of(p);
-    return {kvmeld::traits::slot_stat_count(p),
+    return {static_cast<std::int64_t>(p.slot_stats().size()),
             static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
                                                positive("capacity", capacity))),
             p.supports_decode(),

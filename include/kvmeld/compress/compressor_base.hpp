@@ -151,7 +151,7 @@ class compressor_base {
               "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
               " slots (budget, slack and the new token), got ", capacity);
     }
-    expects(errc::unsupported, !b.is_shared || traits::slot_stat_count(p) > 0,
+    expects(errc::unsupported, !b.is_shared || !traits::slot_stats(p).empty(),
             "compressor: ", p.name(),
             ": expected a policy with a score per slot for shared budgets, got one without");
   }

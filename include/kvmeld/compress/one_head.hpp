@@ -12,7 +12,7 @@
 #include "kvmeld/compress/workspace.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/policies/hooks.hpp"
 #include "kvmeld/score/attention.hpp"
 
 namespace kvmeld::inline v0 {
@@ -41,7 +41,7 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
   expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
           " slots, got one for ", state.capacity());
   expect_policy(p, state);
-  const index_t columns = traits::slot_stat_count(p);
+  const auto columns = static_cast<index_t>(traits::slot_stats(p).size());
   const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
   expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
           ": expected a state of ", columns, " columns and ", memory, " floats, got ",
@@ -156,7 +156,7 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
                              std::span(work.combined).first(n));
   }
   state.count_queries(1);
-  traits::observe(p, head, state, observed);
+  hooks(p).observe(head, state, observed);
   unless_done.release();
 }
 
@@ -175,7 +175,7 @@ void observe(const P& p, const head_ref& head, head_state& state,
   state.extend(head.length());
   if (measured) {
     state.count_queries(queries.count);
-    traits::observe(p, head, state, queries);
+    hooks(p).observe(head, state, queries);
   }
   unless_done.release();
 }
@@ -197,7 +197,7 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
     apply(p, work.plan, head, state, work.scratch);
   }
   unless_planned.release();
-  traits::after_compress(p, head, state, b.slots);
+  hooks(p).after_compress(head, state, b.slots);
 }
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
@@ -226,9 +226,9 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const bool removes_one = full && head.length() == b.slots + 1;
   work.comparison.reset();
   if (removes_one) {
-    traits::predict_victim(p, head, state, b.slots, work.comparison);
+    hooks(p).predict_victim(head, state, b.slots, work.comparison);
   }
-  traits::attend(p, head, state, q, out, probabilities, log_sum_exp, &work.comparison);
+  hooks(p).attend(head, state, q, out, probabilities, log_sum_exp, &work.comparison);
   if (!detail::all_finite(out, head.group() * head.dim())) {
     head.restore(head.length() - 1, head.next_position() - 1);
     state.truncate(known);
@@ -239,8 +239,8 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (full) {
-    const auto one = removes_one ? traits::choose_victim(p, head, state, b.slots, work.comparison)
-                                 : std::nullopt;
+    const auto one =
+        removes_one ? hooks(p).choose_victim(head, state, b.slots, work.comparison) : std::nullopt;
     if (one) {
       apply(p, *one, head, state, work.scratch);
     } else {
@@ -249,7 +249,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     }
   }
   if (head.length() <= b.slots) {
-    traits::after_compress(p, head, state, b.slots);
+    hooks(p).after_compress(head, state, b.slots);
   }
   return true;
 }

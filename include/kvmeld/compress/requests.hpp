@@ -54,7 +54,7 @@ class request_calls : protected compressor_base<P> {
         float* const to = out.data() + row * rows;
         head.push(d.k.data() + row * dim, d.v.data() + row * dim);
         state.extend(head.length());
-        traits::attend(policy_of(heads[i]), head, state, d.q.data() + row * rows, to, {}, {});
+        hooks(policy_of(heads[i])).attend(head, state, d.q.data() + row * rows, to, {}, {});
         finite = finite && all_finite(to, rows);
       }
       head.restore(length, next);

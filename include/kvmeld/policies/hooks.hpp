@@ -1,57 +1,28 @@
 // SPDX-License-Identifier: MIT
-/// What runs a policy over a head: its members, or defaults for those that it omits.
+/// What runs a policy over a head: its members, or defaults for those that it omits; its plan,
+/// carried out; the budgets that it can hold.
 #pragma once
 
-#include <concepts>  // std::same_as
+#include <algorithm>  // std::min
+#include <concepts>   // std::same_as
 #include <optional>
 #include <span>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/budget.hpp"
+#include "kvmeld/merge/apply.hpp"
+#include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/policies/traits.hpp"
 #include "kvmeld/score/attention.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+
 namespace detail {
 
-/// What runs a policy `P` over a head, with a default for every member that `P` omits. One class,
-/// and its members defined outside of it, so that a program with many files may compile it once
-/// (`kvmeld::compiled`).
+/// Slots that are never evicted from a head of `target`.
 template <class P>
-struct hooks {
-  static void observe(const P& p, const head_ref& head, head_state& state,
-                      const observation& observed);
-  static void observe(const P& p, const head_ref& head, head_state& state,
-                      const query_view<float>& queries);
-  static void plan(const P& p, const head_ref& head, const head_state& state,
-                   const query_view<float>& queries, index_t target, slot_scratch& work,
-                   merge_plan& out);
-  static void predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
-                             fused_similarity& comparison);
-  static std::optional<slot_removal> choose_victim(const P& p, const head_ref& head,
-                                                   const head_state& state, index_t target,
-                                                   const fused_similarity& comparison);
-  static void update_memory(const P& p, const head_ref& head, head_state& state,
-                            const merge_plan& change, slot_scratch& work);
-  static void update_memory(const P& p, const head_ref& head, head_state& state,
-                            const slot_removal& change, slot_scratch& work);
-  static void after_compress(const P& p, const head_ref& head, head_state& state, index_t target);
-  static void attend(const P& p, const head_ref& head, const head_state& state, const float* q,
-                     float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-                     fused_similarity* comparison);
-};
-
-template <class P, class T>
-void observe_queries(const P& p, const head_ref& head, head_state& state,
-                     const query_view<T>& queries) {
-  if constexpr (requires { p.observe(head, state, queries); }) {
-    p.observe(head, state, queries);
-  }
+auto protected_slots_of(const P& p, const head_ref& head, index_t target) {
+  return protected_slots(head, protection_of(p, head, target));
 }
 
 /// What slots are ranked by where a policy scores them; NaN ranks last.
@@ -67,194 +38,258 @@ auto score_of(const P& p, const head_ref& head, const head_state& state) {
   };
 }
 
-template <class P, class T>
-void plan_on_queries(const P& p, const head_ref& head, const head_state& state,
-                     const query_view<T>& queries, index_t target, slot_scratch& work,
-                     merge_plan& out) {
-  if constexpr (requires { p.plan(head, state, queries, target, work, out); }) {
-    if (queries.count > 0) {
-      return p.plan(head, state, queries, target, work, out);
+}  // namespace detail
+
+/// What runs a policy over a head, `hooks(policy).plan(...)`, with a default for every member that
+/// it omits. Of a policy chosen at run time: the one inside. All but templates is defined outside
+/// of the class, so that a program with many files may compile it once (`kvmeld::compiled`).
+template <class P>
+class hooks {
+ public:
+  explicit hooks(const P& policy) : p_(policy) {}
+
+  /// One decode step's attention, or reference queries.
+  void observe(const head_ref& head, head_state& state, const observation& seen) const;
+  void observe(const head_ref& head, head_state& state, const query_view<float>& seen) const;
+  void observe(const head_ref& head, head_state& state, const auto& seen) const {
+    if constexpr (detail::chosen_at_run_time<P>) {
+      p_.visit([&](const auto& one) { kvmeld::hooks(one).observe(head, state, seen); });
+    } else if constexpr (requires { p_.observe(head, state, seen); }) {
+      p_.observe(head, state, seen);
     }
   }
-  if constexpr (makes_plans<const P>) {
-    p.plan(head, state, target, work, out);
-  } else {
-    evict(head, target, protected_slots(head, traits::protects(p, head, target)),
-          score_of(p, head, state), work, out);
+
+  /// A plan on `queries`, if there are any and the policy takes them.
+  void plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
+            index_t target, slot_scratch& work, merge_plan& out) const;
+  template <class T>
+  void plan(const head_ref& head, const head_state& state, const query_view<T>& queries,
+            index_t target, slot_scratch& work, merge_plan& out) const {
+    if constexpr (detail::chosen_at_run_time<P>) {
+      return p_.visit([&](const auto& one) {
+        kvmeld::hooks(one).plan(head, state, queries, target, work, out);
+      });
+    } else {
+      if constexpr (requires { p_.plan(head, state, queries, target, work, out); }) {
+        if (queries.count > 0) {
+          return p_.plan(head, state, queries, target, work, out);
+        }
+      }
+      if constexpr (detail::makes_plans<const P>) {
+        p_.plan(head, state, target, work, out);
+      } else {
+        evict(head, target, detail::protected_slots_of(p_, head, target),
+              detail::score_of(p_, head, state), work, out);
+      }
+    }
   }
-}
 
-template <class P, class Change>
-void update_memory_by(const P& p, const head_ref& head, head_state& state, const Change& change,
-                      slot_scratch& work) {
-  if constexpr (requires { p.update_memory(head, state, change, work); }) {
-    p.update_memory(head, state, change, work);
+  /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
+  void predict_victim(const head_ref& head, head_state& state, index_t target,
+                      fused_similarity& comparison) const;
+  /// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
+  /// computed, if the policy predicted a victim.
+  std::optional<slot_removal> choose_victim(const head_ref& head, const head_state& state,
+                                            index_t target,
+                                            const fused_similarity& comparison = {}) const;
+
+  /// The policy's memory follows a change before it is applied.
+  void update_memory(const head_ref& head, head_state& state, const merge_plan& change,
+                     slot_scratch& work) const;
+  void update_memory(const head_ref& head, head_state& state, const slot_removal& change,
+                     slot_scratch& work) const;
+  void update_memory(const head_ref& head, head_state& state, const auto& change,
+                     slot_scratch& work) const {
+    if constexpr (detail::chosen_at_run_time<P>) {
+      p_.visit(
+          [&](const auto& one) { kvmeld::hooks(one).update_memory(head, state, change, work); });
+    } else if constexpr (requires { p_.update_memory(head, state, change, work); }) {
+      p_.update_memory(head, state, change, work);
+    }
   }
+  void after_compress(const head_ref& head, head_state& state, index_t target) const;
+
+  /// Attention over what the policy has made of the head: its own mass function, or log-mass.
+  void attend(const head_ref& head, const head_state& state, const float* q, float* out,
+              std::span<float> probabilities, std::span<float> log_sum_exp,
+              fused_similarity* comparison = nullptr) const;
+
+ private:
+  const P& p_;
+};
+
+template <class P>
+void hooks<P>::observe(const head_ref& head, head_state& state, const observation& seen) const {
+  observe<>(head, state, seen);
+}
+template <class P>
+void hooks<P>::observe(const head_ref& head, head_state& state,
+                       const query_view<float>& seen) const {
+  observe<>(head, state, seen);
 }
 
 template <class P>
-void hooks<P>::observe(const P& p, const head_ref& head, head_state& state,
-                       const observation& observed) {
-  if constexpr (requires { p.observe(head, state, observed); }) {
-    p.observe(head, state, observed);
-  }
+void hooks<P>::plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
+                    index_t target, slot_scratch& work, merge_plan& out) const {
+  plan<>(head, state, queries, target, work, out);
 }
 
 template <class P>
-void hooks<P>::observe(const P& p, const head_ref& head, head_state& state,
-                       const query_view<float>& queries) {
-  observe_queries(p, head, state, queries);
-}
-
-template <class P>
-void hooks<P>::plan(const P& p, const head_ref& head, const head_state& state,
-                    const query_view<float>& queries, index_t target, slot_scratch& work,
-                    merge_plan& out) {
-  plan_on_queries(p, head, state, queries, target, work, out);
-}
-
-template <class P>
-void hooks<P>::predict_victim(const P& p, const head_ref& head, head_state& state, index_t target,
-                              fused_similarity& comparison) {
+void hooks<P>::predict_victim(const head_ref& head, head_state& state, index_t target,
+                              fused_similarity& comparison) const {
   comparison.reset();
-  if constexpr (requires { p.predict_victim(head, state, target, comparison); }) {
-    p.predict_victim(head, state, target, comparison);
+  if constexpr (detail::chosen_at_run_time<P>) {
+    p_.visit([&](const auto& one) {
+      kvmeld::hooks(one).predict_victim(head, state, target, comparison);
+    });
+  } else if constexpr (requires { p_.predict_victim(head, state, target, comparison); }) {
+    p_.predict_victim(head, state, target, comparison);
   }
 }
 
 template <class P>
-std::optional<slot_removal> hooks<P>::choose_victim(const P& p, const head_ref& head,
-                                                    const head_state& state, index_t target,
-                                                    const fused_similarity& comparison) {
-  if constexpr (requires { p.choose_victim(head, state, target, comparison); }) {
-    return p.choose_victim(head, state, target, comparison);
-  } else if constexpr (scores_slots<const P> && !makes_plans<const P>) {
+std::optional<slot_removal> hooks<P>::choose_victim(const head_ref& head, const head_state& state,
+                                                    index_t target,
+                                                    const fused_similarity& comparison) const {
+  if constexpr (detail::chosen_at_run_time<P>) {
+    return p_.visit([&](const auto& one) {
+      return kvmeld::hooks(one).choose_victim(head, state, target, comparison);
+    });
+  } else if constexpr (requires { p_.choose_victim(head, state, target, comparison); }) {
+    return p_.choose_victim(head, state, target, comparison);
+  } else if constexpr (detail::scores_slots<const P> && !detail::makes_plans<const P>) {
     return slot_removal{.removed = search::lowest_scored(
-                            head.length(), protected_slots(head, traits::protects(p, head, target)),
-                            score_of(p, head, state))};
+                            head.length(), detail::protected_slots_of(p_, head, target),
+                            detail::score_of(p_, head, state))};
   } else {
     return std::nullopt;
   }
 }
 
 template <class P>
-void hooks<P>::update_memory(const P& p, const head_ref& head, head_state& state,
-                             const merge_plan& change, slot_scratch& work) {
-  update_memory_by(p, head, state, change, work);
+void hooks<P>::update_memory(const head_ref& head, head_state& state, const merge_plan& change,
+                             slot_scratch& work) const {
+  update_memory<>(head, state, change, work);
+}
+template <class P>
+void hooks<P>::update_memory(const head_ref& head, head_state& state, const slot_removal& change,
+                             slot_scratch& work) const {
+  update_memory<>(head, state, change, work);
 }
 
 template <class P>
-void hooks<P>::update_memory(const P& p, const head_ref& head, head_state& state,
-                             const slot_removal& change, slot_scratch& work) {
-  update_memory_by(p, head, state, change, work);
-}
-
-template <class P>
-void hooks<P>::after_compress(const P& p, const head_ref& head, head_state& state, index_t target) {
-  if constexpr (requires { p.after_compress(head, state, target); }) {
-    p.after_compress(head, state, target);
+void hooks<P>::after_compress(const head_ref& head, head_state& state, index_t target) const {
+  if constexpr (detail::chosen_at_run_time<P>) {
+    p_.visit([&](const auto& one) { kvmeld::hooks(one).after_compress(head, state, target); });
+  } else if constexpr (requires { p_.after_compress(head, state, target); }) {
+    p_.after_compress(head, state, target);
   }
 }
 
 template <class P>
-void hooks<P>::attend(const P& p, const head_ref& head, const head_state& state, const float* q,
-                      float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-                      fused_similarity* comparison) {
-  if constexpr (requires {
-                  p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
-                }) {
-    p.attend(head, state, q, out, probabilities, log_sum_exp, comparison);
-  } else if constexpr (requires { p.mass(head, state); }) {
-    kvmeld::attend(head, p.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
+void hooks<P>::attend(const head_ref& head, const head_state& state, const float* q, float* out,
+                      std::span<float> probabilities, std::span<float> log_sum_exp,
+                      fused_similarity* comparison) const {
+  if constexpr (detail::chosen_at_run_time<P>) {
+    p_.visit([&](const auto& one) {
+      kvmeld::hooks(one).attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+    });
+  } else if constexpr (requires { p_.mass(head, state); }) {
+    kvmeld::attend(head, p_.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
   } else {
     kvmeld::attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp,
                    comparison);
   }
 }
 
+/// Makes the plan that brings `head` to `target` slots: the identity when it holds no more. Merges
+/// whose result the head's storage cannot hold are left out of it: these slots are evicted.
+/// Refused: a state that does not fit, queries missing where the policy plans on them.
+template <policy P, class Query>
+void plan(const P& p, const head_ref& head, const head_state& state,
+          const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
+  expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
+          " slots (extend it), got ", state.length());
+  if (!traits::evicts(p) || head.length() <= target) {
+    out.reset(head.length());
+    for (index_t s = 0; s < head.length(); ++s) {
+      out.keep(s, head.log_mass(s));
+    }
+    return;
+  }
+  hooks(p).plan(head, state, queries, target, work, out);
+  merge::keep_in_range(head, out);
+}
+
+/// The same without queries, as in decode.
+template <policy P>
+void plan(const P& p, const head_ref& head, const head_state& state, index_t target,
+          slot_scratch& work, merge_plan& out) {
+  plan(p, head, state, no_queries, target, work, out);
+}
+
+namespace detail {
+
+/// A state for another policy has numbers that mean something else. To go on with another policy is
+/// to make a state for it, and to measure what remains.
+template <policy P>
+void expect_policy(const P& p, const head_state& state) {
+  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
+          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
+}
+
 }  // namespace detail
 
-namespace traits {
-
-/// One decode step's attention.
-template <class P>
-void observe(const P& policy, const head_ref& head, head_state& state, const observation& seen) {
-  detail::with_policy(
-      policy, [&]<class One>(const One& p) { detail::hooks<One>::observe(p, head, state, seen); });
+/// Carries out a plan or a removal, and takes the policy's memory along. Refused, with nothing
+/// changed: a state for another policy, and all that `apply` without a policy refuses.
+template <policy P, class Change>
+void apply(const P& p, const Change& change, const head_ref& head, head_state& state,
+           slot_scratch& work) {
+  detail::expect_policy(p, state);
+  merge::expect_applies(change, head, state);
+  state.extend(head.length());
+  hooks(p).update_memory(head, state, change, work);
+  merge::carry_out(change, head, state);
 }
 
-/// Reference queries.
-template <class P, class T>
-void observe(const P& policy, const head_ref& head, head_state& state,
-             const query_view<T>& queries) {
-  detail::with_policy(policy, [&]<class One>(const One& p) {
-    if constexpr (std::same_as<T, float>) {
-      detail::hooks<One>::observe(p, head, state, queries);
-    } else {
-      detail::observe_queries(p, head, state, queries);
-    }
-  });
+/// The same of a removal. A merge whose result the head's storage cannot hold is an eviction.
+template <policy P>
+void apply(const P& p, slot_removal change, const head_ref& head, head_state& state,
+           slot_scratch& work) {
+  detail::expect_policy(p, state);
+  merge::expect_applies(change, head, state);
+  merge::keep_in_range(head, change);
+  state.extend(head.length());
+  hooks(p).update_memory(head, state, change, work);
+  merge::carry_out(change, head, state);
 }
 
-template <class P, class T>
-void plan(const P& policy, const head_ref& head, const head_state& state,
-          const query_view<T>& queries, index_t target, slot_scratch& work, merge_plan& out) {
-  detail::with_policy(policy, [&]<class One>(const One& p) {
-    if constexpr (std::same_as<T, float>) {
-      detail::hooks<One>::plan(p, head, state, queries, target, work, out);
-    } else {
-      detail::plan_on_queries(p, head, state, queries, target, work, out);
-    }
-  });
+/// The budget of a head that must never hold more than `slots` between steps, with the
+/// policy's `eviction_batch`: it frees several slots at once, now and then.
+template <policy P>
+budget budget_within(const P& p, index_t slots) {
+  const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
+  const index_t target = std::max(slots - std::max(free, index_t{0}), index_t{1});
+  return {target, budget{slots}.trigger_length()};
 }
 
-/// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
-template <class P>
-void predict_victim(const P& policy, const head_ref& head, head_state& state, index_t target,
-                    fused_similarity& comparison) {
-  detail::with_policy(policy, [&]<class One>(const One& p) {
-    detail::hooks<One>::predict_victim(p, head, state, target, comparison);
-  });
+/// Throws unless `p` can hold a head of this capacity within `b`.
+template <policy P>
+void check(const P& p, const budget& b, index_t capacity) {
+  traits::validate(p);
+  if (!traits::evicts(p)) {
+    return;
+  }
+  expects(b.slots > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.slots);
+  if (!traits::accepts(p, b.slots)) {
+    expects(false, p.name(), ": expected a budget of at least ", traits::min_budget(p),
+            " slots (protected tokens and one more), got ", b.slots);
+  }
+  expects(b.slots <= capacity, p.name(), ": expected a capacity of at least ", b.slots,
+          " slots (the budget), got ", capacity);
+  expects(b.trigger == 0 || b.trigger > b.slots, p.name(), ": expected a trigger above ", b.slots,
+          " slots (the target), got ", b.trigger);
 }
 
-/// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
-/// computed, if the policy predicted a victim.
-template <class P>
-std::optional<slot_removal> choose_victim(const P& policy, const head_ref& head,
-                                          const head_state& state, index_t target,
-                                          const fused_similarity& comparison = {}) {
-  return detail::with_policy(policy, [&]<class One>(const One& p) {
-    return detail::hooks<One>::choose_victim(p, head, state, target, comparison);
-  });
-}
-
-/// The policy's memory follows a change, which is `merge_plan` or `slot_removal`, before it is
-/// applied.
-template <class P, class Change>
-void update_memory(const P& policy, const head_ref& head, head_state& state, const Change& change,
-                   slot_scratch& work) {
-  detail::with_policy(policy, [&]<class One>(const One& p) {
-    detail::hooks<One>::update_memory(p, head, state, change, work);
-  });
-}
-
-template <class P>
-void after_compress(const P& policy, const head_ref& head, head_state& state, index_t target) {
-  detail::with_policy(policy, [&]<class One>(const One& p) {
-    detail::hooks<One>::after_compress(p, head, state, target);
-  });
-}
-
-/// Attention over what the policy has made of the head: its own mass function, or log-mass.
-template <class P>
-void attend(const P& policy, const head_ref& head, const head_state& state, const float* q,
-            float* out, std::span<float> probabilities, std::span<float> log_sum_exp,
-            fused_similarity* comparison = nullptr) {
-  detail::with_policy(policy, [&]<class One>(const One& p) {
-    detail::hooks<One>::attend(p, head, state, q, out, probabilities, log_sum_exp, comparison);
-  });
-}
-
-}  // namespace traits
 }  // namespace v0
 }  // namespace kvmeld

@@ -1,18 +1,74 @@
 // SPDX-License-Identifier: MIT
-/// What a policy is: two members, and what it may add to them.
+/// What a policy is: two members, and what it may add to them. Brings all types of its members.
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <optional>
 #include <string_view>
+#include <type_traits>  // std::is_final_v
 
-#include "kvmeld/budget.hpp"
-#include "kvmeld/merge/apply.hpp"
-#include "kvmeld/merge/merge_rows.hpp"
-#include "kvmeld/policies/hooks.hpp"
-#include "kvmeld/policies/traits.hpp"
+#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/score/fused_similarity.hpp"
+#include "kvmeld/score/observation.hpp"
+#include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
+namespace detail {
+
+/// What the members of a policy are called with.
+struct hook_arguments {
+  const head_ref& head;
+  head_state& state;
+  const head_state& held;
+  slot_scratch& work;
+  merge_plan& out;
+  fused_similarity& comparison;
+  const query_view<float>& queries;
+  index_t n;
+};
+
+template <class P>
+concept protects_tokens = requires(P& p, hook_arguments& x) {
+  { p.protects(x.head, x.n) } -> std::convertible_to<protection>;
+};
+template <class P>
+concept scores_slots = requires(P& p, hook_arguments& x) {
+  p.score(x.head, x.held, x.n);
+};
+template <class P>
+concept makes_plans = requires(P& p, hook_arguments& x) {
+  p.plan(x.head, x.held, x.n, x.work, x.out);
+};
+template <class P>
+concept plans_with_queries = requires(P& p, hook_arguments& x) {
+  p.plan(x.head, x.held, x.queries, x.n, x.work, x.out);
+};
+template <class P>
+concept combines_by_value = requires(P& p) {
+  { p.combine } -> std::convertible_to<group_combine>;
+};
+template <class P>
+concept combines_by_call = requires(P& p) {
+  { p.combine() } -> std::convertible_to<group_combine>;
+};
+template <class P, class Seen>
+concept observes = requires(P& p, hook_arguments& x, const Seen& seen) {
+  p.observe(x.head, x.state, seen);
+};
+template <class P, class Change>
+concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
+  p.update_memory(x.head, x.state, change, x.work);
+};
+
+}  // namespace detail
 
 /// A KV-cache compression policy: a small value that makes plans. Two members are all it takes, a
 /// name and a score or a plan:
@@ -41,8 +97,8 @@ inline namespace v0 {
 ///
 /// Its state, and the budgets that it needs:
 ///
-///     std::array<slot_stat, n> slot_stats() const;            one float per slot each, in
-///     `head_state` std::size_t memory(index_t dim, index_t group, index_t capacity) const;
+///     std::array<slot_stat, n> slot_stats() const;      one float per slot each, in `head_state`
+///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
 ///                                                       floats per head beside the slots'
 ///     static constexpr bool memory_follows_capacity = true;
 ///                                                       does `memory` mean something else for
@@ -57,20 +113,22 @@ inline namespace v0 {
 ///     void validate() const;                            throws on parameters out of range
 ///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
 ///                                                       `make_policy` may set
-///     static constexpr bool evicts = false;            never compresses (full_cache)
-///     static constexpr bool supports_decode = false;            compresses prompts only
+///     static constexpr bool evicts = false;             never compresses (full_cache)
+///     static constexpr bool supports_decode = false;    compresses prompts only
 ///
 /// What it measures:
 ///
 ///     group_combine combine;                            of the group's attention; default sum
+///     observation_needs needs() const;                  of a step's attention; default all of it
+///     kvmeld::prompt_use prompt_use() const;            of a prompt's queries; default all of them
 ///     void observe(const kv_head auto& head, head_state&, const observation&) const;
 ///                                                       one decode step's; refuses what it cannot
 ///                                                       do without before it changes the state
 ///     void observe(const kv_head auto& head, head_state&, const query_view<T>&) const;
 ///                                                       reference queries'
 ///     void plan(const kv_head auto& head, const head_state&, const query_view<T>& queries,
-///               index_t target, slot_scratch& work, merge_plan& out) const; on the reference
-///               queries themselves
+///               index_t target, slot_scratch& work, merge_plan& out) const;
+///                                                       on the reference queries themselves
 ///
 /// How it decodes:
 ///
@@ -80,13 +138,11 @@ inline namespace v0 {
 ///                                                       apply; a plain slot_removal where there
 ///                                                       always is one; without one, a plan is made
 ///     void predict_victim(const kv_head auto& head, head_state&, index_t target,
-///     fused_similarity&) const;
-///                                                       before attention: the slot to compare
+///                         fused_similarity&) const;     before attention: the slot to compare
 ///                                                       with all; the result is what
 ///                                                       `choose_victim` gets
-///     void update_memory(const kv_head auto& head, head_state&, const C& change, slot_scratch&)
-///     const;
-///                                                       takes `memory` along before a merge_plan
+///     void update_memory(const kv_head auto& head, head_state&, const C& change,
+///                        slot_scratch&) const;          takes `memory` along before a merge_plan
 ///                                                       or a slot_removal is applied, which fits
 ///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
@@ -99,94 +155,103 @@ concept policy = std::copyable<P> &&
   { p.name() } -> std::convertible_to<std::string_view>;
 };
 
-/// Makes the plan that brings `head` to `target` slots: the identity when it holds no more. Merges
-/// whose result the head's storage cannot hold are left out of it: these slots are evicted.
-/// Refused: a state that does not fit, queries missing where the policy plans on them.
-template <policy P, class Query>
-void plan(const P& p, const head_ref& head, const head_state& state,
-          const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
-  expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
-          " slots (extend it), got ", state.length());
-  if (!traits::evicts(p) || head.length() <= target) {
-    out.reset(head.length());
-    for (index_t s = 0; s < head.length(); ++s) {
-      out.keep(s, head.log_mass(s));
-    }
-    return;
-  }
-  traits::plan(p, head, state, queries, target, work, out);
-  merge::keep_in_range(head, out);
-}
-
-/// The same without queries, as in decode.
-template <policy P>
-void plan(const P& p, const head_ref& head, const head_state& state, index_t target,
-          slot_scratch& work, merge_plan& out) {
-  plan(p, head, state, no_queries, target, work, out);
-}
-
 namespace detail {
 
-/// A state for another policy has numbers that mean something else. To go on with another policy is
-/// to make a state for it, and to measure what remains.
-template <policy P>
-void expect_policy(const P& p, const head_state& state) {
-  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
-          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
+/// The optional members of a policy, and `plan`, which may have a form with queries.
+struct hook_names {
+  int slot_stats, memory, min_budget, eviction_batch, validate, combine, protects, observe, plan,
+      choose_victim, predict_victim, update_memory, after_compress, mass;
+};
+/// Where `P` has a member of such a name, whatever it is, the name is ambiguous here.
+template <class P>
+struct with_hook_names : P, hook_names {};
+
+/// The first hook that `P` means to have and has not: a member of its name that cannot be called as
+/// the hook is would be ignored otherwise. Null if all is well; of a final class nothing is known.
+template <class P>
+consteval int hook_names::*misdeclared() {
+  using C = const P;
+  using names = std::conditional_t<std::is_final_v<P>, hook_names, with_hook_names<P>>;
+  using step = observation;
+  using reference = query_view<float>;
+  if (
+      !requires { &names::slot_stats; } && !requires(C & p) { p.slot_stats().size(); }) {
+    return &hook_names::slot_stats;
+  }
+  if (
+      !requires { &names::memory; } && !requires(C & p, index_t n) { p.memory(n, n, n); }) {
+    return &hook_names::memory;
+  }
+  if (
+      !requires { &names::min_budget; } && !requires(C & p) { index_t{p.min_budget()}; }) {
+    return &hook_names::min_budget;
+  }
+  if (
+      !requires { &names::eviction_batch; } &&
+      !requires(C & p, index_t n) { index_t{p.eviction_batch(n)}; }) {
+    return &hook_names::eviction_batch;
+  }
+  if (
+      !requires { &names::validate; } && !requires(C & p) { p.validate(); }) {
+    return &hook_names::validate;
+  }
+  if (!requires { &names::combine; } && !combines_by_value<C> && !combines_by_call<C>) {
+    return &hook_names::combine;
+  }
+  if (!requires { &names::protects; } && !protects_tokens<C>) {
+    return &hook_names::protects;
+  }
+  // Where there are two forms, one that only a policy that is not const has is ignored as well.
+  if ((!requires { &names::observe; } && !observes<C, step> && !observes<C, reference>) ||
+      observes<P, step> != observes<C, step> || observes<P, reference> != observes<C, reference>) {
+    return &hook_names::observe;
+  }
+  if (plans_with_queries<P> != plans_with_queries<C>) {
+    return &hook_names::plan;
+  }
+  if (
+      !requires { &names::choose_victim; } &&
+      !requires(C & p, hook_arguments & x) {
+        std::optional<slot_removal>(p.choose_victim(x.head, x.held, x.n, x.comparison));
+      }) {
+    return &hook_names::choose_victim;
+  }
+  if (
+      !requires { &names::predict_victim; } &&
+      !requires(C & p, hook_arguments & x) {
+        p.predict_victim(x.head, x.state, x.n, x.comparison);
+      }) {
+    return &hook_names::predict_victim;
+  }
+  if ((!requires { &names::update_memory; } && !updates_by<C, slot_removal> &&
+       !updates_by<C, merge_plan>) ||
+      updates_by<P, slot_removal> != updates_by<C, slot_removal> ||
+      updates_by<P, merge_plan> != updates_by<C, merge_plan>) {
+    return &hook_names::update_memory;
+  }
+  if (
+      !requires { &names::after_compress; } &&
+      !requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); }) {
+    return &hook_names::after_compress;
+  }
+  if (
+      !requires { &names::mass; } &&
+      !requires(C & p, hook_arguments & x) { p.mass(x.head, x.held); }) {
+    return &hook_names::mass;
+  }
+  return nullptr;
 }
+
+/// The compiler's message names the hook.
+template <class P, int hook_names::*misdeclared_hook>
+struct hooks_of {
+  static_assert(
+      misdeclared_hook == nullptr,
+      "kvmeld: expected a policy's member with a hook's name to be const and to take the arguments "
+      "of policy.hpp");
+  static constexpr bool fit = true;
+};
 
 }  // namespace detail
-
-/// Carries out a plan or a removal, and takes the policy's memory along. Refused, with nothing
-/// changed: a state for another policy, and all that `apply` without a policy refuses.
-template <policy P, class Change>
-void apply(const P& p, const Change& change, const head_ref& head, head_state& state,
-           slot_scratch& work) {
-  detail::expect_policy(p, state);
-  merge::expect_applies(change, head, state);
-  state.extend(head.length());
-  traits::update_memory(p, head, state, change, work);
-  merge::carry_out(change, head, state);
-}
-
-/// The same of a removal. A merge whose result the head's storage cannot hold is an eviction.
-template <policy P>
-void apply(const P& p, slot_removal change, const head_ref& head, head_state& state,
-           slot_scratch& work) {
-  detail::expect_policy(p, state);
-  merge::expect_applies(change, head, state);
-  merge::keep_in_range(head, change);
-  state.extend(head.length());
-  traits::update_memory(p, head, state, change, work);
-  merge::carry_out(change, head, state);
-}
-
-/// The budget of a head that must never hold more than `slots` between steps, with the
-/// policy's `eviction_batch`: it frees several slots at once, now and then.
-template <policy P>
-budget budget_within(const P& p, index_t slots) {
-  const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
-  const index_t target = std::max(slots - std::max(free, index_t{0}), index_t{1});
-  return {target, budget{slots}.trigger_length()};
-}
-
-/// Throws unless `p` can hold a head of this capacity within `b`.
-template <policy P>
-void check(const P& p, const budget& b, index_t capacity) {
-  traits::validate(p);
-  if (!traits::evicts(p)) {
-    return;
-  }
-  expects(b.slots > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.slots);
-  if (!traits::accepts(p, b.slots)) {
-    expects(false, p.name(), ": expected a budget of at least ", traits::min_budget(p),
-            " slots (protected tokens and one more), got ", b.slots);
-  }
-  expects(b.slots <= capacity, p.name(), ": expected a capacity of at least ", b.slots,
-          " slots (the budget), got ", capacity);
-  expects(b.trigger == 0 || b.trigger > b.slots, p.name(), ": expected a trigger above ", b.slots,
-          " slots (the target), got ", b.trigger);
-}
-
 }  // namespace v0
 }  // namespace kvmeld

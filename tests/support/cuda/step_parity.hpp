@@ -59,7 +59,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
     }
   }
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
-    traits::after_compress(p, kv.head(h), state[h], budgets[h].slots);
+    hooks(p).after_compress(kv.head(h), state[h], budgets[h].slots);
   }
   mirror<Scalar> twin(p, kv, state, c);
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));
