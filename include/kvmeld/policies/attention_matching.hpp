@@ -4,16 +4,11 @@
 #include <algorithm>  // std::min
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
-#include <string_view>
 #include <vector>
 
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/merge/nnls.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
-#include "kvmeld/search/select.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,24 +2,13 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::upper_bound
-#include <array>
-#include <string_view>
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/merge_rows.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/fused_similarity.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -3,17 +3,12 @@
 
 #include <bit>    // std::bit_cast
 #include <cmath>  // std::log
-#include <optional>
-#include <string_view>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/cluster.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

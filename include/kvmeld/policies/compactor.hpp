@@ -2,21 +2,13 @@
 #pragma once
 
 #include <algorithm>  // std::binary_search
-#include <array>
-#include <cmath>    // std::sqrt
-#include <cstdint>  // std::int64_t
-#include <string_view>
+#include <cmath>      // std::sqrt
+#include <cstdint>    // std::int64_t
 
 #include "kvmeld/detail/arena.hpp"
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/leverage.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

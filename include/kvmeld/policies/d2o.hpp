@@ -1,27 +1,17 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <cmath>    // std::exp
 #include <numbers>  // std::numbers::e_v
-#include <optional>
-#include <string_view>
 
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/d2o/threshold.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/score/tile_products.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,27 +2,17 @@
 #pragma once
 
 #include <algorithm>  // std::min
-#include <array>
-#include <cmath>  // std::floor
-#include <optional>
-#include <string_view>
-#include <utility>  // std::pair
+#include <cmath>      // std::floor
+#include <utility>    // std::pair
 #include <vector>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/ems/attention.hpp"
 #include "kvmeld/policies/ems/match.hpp"
 #include "kvmeld/policies/ems/score.hpp"
 #include "kvmeld/policies/ems/update_table.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -3,20 +3,13 @@
 
 #include <algorithm>  // std::min
 #include <cmath>      // std::sin
-#include <string_view>
 #include <vector>
 
 #include "kvmeld/detail/arena.hpp"
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/query_moments.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,25 +2,15 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::transform
-#include <array>
-#include <span>
-#include <string_view>
 #include <vector>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/fold/decode.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/prompt.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/leverage.hpp"
-#include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_scores.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,11 +2,7 @@
 /// The baseline of baselines: nothing is evicted, and the budget does not matter.
 #pragma once
 
-#include <string_view>
-
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/search/select.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -5,8 +5,6 @@
 
 #include <algorithm>  // std::min
 #include <concepts>   // std::same_as
-#include <optional>
-#include <span>
 
 #include "kvmeld/budget.hpp"
 #include "kvmeld/merge/apply.hpp"

@@ -3,21 +3,12 @@
 
 #include <cmath>   // std::isfinite
 #include <limits>  // std::numeric_limits
-#include <span>
-#include <string_view>
 #include <vector>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/policies/keepkv/merge.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/leaders.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -5,16 +5,10 @@
 #include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
-#include <string_view>
 
 #include "kvmeld/detail/arena.hpp"
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,22 +2,14 @@
 #pragma once
 
 #include <algorithm>  // std::fill_n
-#include <array>
-#include <cmath>   // std::exp
-#include <limits>  // std::numeric_limits
-#include <string_view>
+#include <cmath>      // std::exp
+#include <limits>     // std::numeric_limits
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

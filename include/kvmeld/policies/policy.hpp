@@ -5,6 +5,7 @@
 #include <array>
 #include <concepts>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <type_traits>  // std::is_final_v
 

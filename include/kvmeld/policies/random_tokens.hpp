@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <string_view>
-
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/search/select.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -2,20 +2,9 @@
 #pragma once
 
 #include <algorithm>  // std::clamp
-#include <array>
-#include <string_view>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
-#include "kvmeld/score/fused_similarity.hpp"
-#include "kvmeld/score/observation.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/prompt_attention.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

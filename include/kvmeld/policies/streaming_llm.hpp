@@ -4,11 +4,9 @@
 #include <algorithm>  // std::min
 #include <bit>        // std::bit_cast
 #include <limits>     // std::numeric_limits
-#include <string_view>
 
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/search/select.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

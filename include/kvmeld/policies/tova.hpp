@@ -2,15 +2,9 @@
 #pragma once
 
 #include <algorithm>  // std::copy
-#include <array>
-#include <string_view>
 
-#include "kvmeld/memory/head_state.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -3,13 +3,9 @@
 /// runs it over a head. Of a policy chosen at run time: those of the one inside.
 #pragma once
 
-#include <concepts>  // std::same_as
-#include <optional>
-#include <span>
 #include <vector>
 
 #include "kvmeld/policies/policy.hpp"
-#include "kvmeld/score/attention.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

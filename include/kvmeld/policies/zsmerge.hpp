@@ -2,23 +2,13 @@
 #pragma once
 
 #include <algorithm>  // std::max
-#include <array>
-#include <cmath>  // std::log
-#include <optional>
-#include <string_view>
+#include <cmath>      // std::log
 
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/float_rows.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
