@@ -6,7 +6,6 @@
 
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/policies/d2o/threshold.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/scorers.hpp"
@@ -15,6 +14,18 @@
 
 namespace kvmeld {
 inline namespace v0 {
+
+namespace detail {
+
+/// D2O, eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ. `multiply_add` is
+/// the host's or the device's.
+template <class MultiplyAdd>
+KVMELD_HD float d2o_threshold(float beta, float m, bool has_last, float last,
+                              MultiplyAdd multiply_add) {
+  return has_last ? multiply_add(beta, m, (1 - beta) * last) : m;
+}
+
+}  // namespace detail
 
 /// D2O (Wan et al. 2024, arXiv 2406.13035), per token and per head as the paper has it (the
 /// authors' code shares threshold and filter between heads). Layer budgets: layer_budgets.hpp.

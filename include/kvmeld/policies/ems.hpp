@@ -9,8 +9,7 @@
 #include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/ems/attention.hpp"
 #include "kvmeld/policies/ems/match.hpp"
-#include "kvmeld/policies/ems/score.hpp"
-#include "kvmeld/policies/ems/update_table.hpp"
+#include "kvmeld/policies/ems/table.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 

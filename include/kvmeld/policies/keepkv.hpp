@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/policies/keepkv/merge.hpp"
+#include "kvmeld/policies/keepkv/estimate.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/leaders.hpp"
 

@@ -5,7 +5,7 @@
 #include "kvmeld/cuda/memory/lists.cuh"
 #include "kvmeld/cuda/merge/slot_removals.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
-#include "kvmeld/policies/d2o/threshold.hpp"
+#include "kvmeld/policies/d2o.hpp"
 
 namespace kvmeld::cuda {
 
