@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The code of docs/adopting.md: an engine with its own memory and attention, in four layouts.
+// The code of docs/how-to/engine-integration.md: an engine with its own memory and attention, in
+// four layouts.
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The code that docs/adopting.md shows is code that is tested.
+// The code that docs/how-to/engine-integration.md shows is code that is tested.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -24,7 +24,7 @@ TEST_CASE("the guide shows what is tested", "[adopting]") {
   };
   const auto tested = lines(paths::source("tests/adopting_test.cpp")),
              served = lines(paths::source("tests/serving_test.cpp")),
-             guide = lines(paths::docs("adopting.md"));
+             guide = lines(paths::docs("how-to/engine-integration.md"));
   const auto is_in = [](const auto& all, auto begin, auto end) {
     return std::search(all.begin(), all.end(), begin, end) != all.end();
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The server of docs/adopting.md: layers one after the other, requests that come, end, fork and are
-// refused. Each request gets what it would have got alone, to the bit.
+// The server of docs/how-to/engine-integration.md: layers one after the other, requests that come,
+// end, fork and are refused. Each request gets what it would have got alone, to the bit.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
