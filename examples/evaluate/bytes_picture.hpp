@@ -58,7 +58,7 @@ inline std::vector<std::string> by_panels(const std::vector<row>& rows,
 inline std::string bytes_picture(const std::vector<row>& rows) {
   using panel = detail::bytes_panel;
   constexpr std::array all = {panel{&row::attention_error, "attention error", false},
-                              panel{&row::kl, "KL to the full cache, nats a token", false},
+                              panel{&row::kl, "KL to the full cache, nats per token", false},
                               panel{&row::needle_after, "facts found, %", true}};
   const auto shows = [](const row& r, const panel& p) {
     return r.bytes && r.attention_error.value_or(1) > 0 && r.kl.value_or(1) > 0 &&

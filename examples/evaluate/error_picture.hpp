@@ -101,7 +101,7 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
       "set ytics ({})\n"
       "set grid ytics linetype 1 linecolor '#e0e0e0' linewidth 1\n"
       "set border 3\n"
-      "set xlabel 'budget, slots a head' offset 0,0.2\n"
+      "set xlabel 'budget, slots per head' offset 0,0.2\n"
       "set tmargin at screen 0.82\n"
       "set bmargin at screen 0.27\n",
       0.87 * *budgets.begin(), 1.15 * *budgets.rbegin(), 0.9 * *errors.begin(),

@@ -64,7 +64,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
       "set yrange [{}:-0.5]\n"
       "set border 0\n"
       "set tics scale 0\n"
-      "set label 1 'budget, slots a head' at screen 0.49,{:.4f} center\n"
+      "set label 1 'budget, slots per head' at screen 0.49,{:.4f} center\n"
       "set label 2 \"{}\" noenhanced at screen 0.1,{:.4f} font ',11'\n"
       // One panel draws the colour bar for all.
       "set colorbox user origin screen 0.925,{:.4f} size 0.018,{:.4f} noborder\n"

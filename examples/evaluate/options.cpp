@@ -85,31 +85,33 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--policies", policies,
                  "all, or names with commas between: "
                  "name[:parameter=value,...][+division][@source][/storage]");
-  app.add_option("--horizon", o.ahead.horizon, "positions to come that @lookahead looks at");
-  app.add_option("--fade", o.ahead.fade, "positions ahead where it looks half as closely; or inf");
-  app.add_option("--future", o.future, "future queries that attention_error is the mean of");
+  app.add_option("--horizon", o.ahead.horizon, "positions to which @lookahead shifts queries");
+  app.add_option("--fade", o.ahead.fade, "distance at which their density halves; inf: evenly");
+  app.add_option("--future", o.future,
+                 "tokens after the prompt whose queries attention_error averages");
   app.add_option(
       "--budgets", budgets,
-      "below 1: a share of the prompt; from 1 on: slots; 10%: of the full cache's bytes");
-  app.add_option("--room", o.room, "slots beside the budget for what comes behind a prompt");
+      "below 1: share of the prompt; from 1 on: slots per head; 10%: of the full float32 cache");
+  app.add_option("--room", o.room,
+                 "slots per head in addition to the budget, for tokens after the prompt");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
   app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
   app.add_option("--tasks", tasks,
                  "columns to fill; chain,ruler,stream_needle,copy: a table of their own");
-  app.add_option("--needle", o.needle, "a fact planted in the text");
-  app.add_option("--question", o.question, "what is asked about it");
+  app.add_option("--needle", o.needle, "the text of a planted fact");
+  app.add_option("--question", o.question, "the question about it");
   app.add_flag("--chat", o.chat, "needle cases as a user's turn, by the model's chat template");
   app.add_option("--digits", o.digits, "digits of a value");
-  app.add_option("--needles", o.needles, "facts in a prompt, one of them asked for");
+  app.add_option("--needles", o.needles, "needles in a prompt, one of them queried");
   app.add_option("--cases", o.cases, "needle prompts");
-  app.add_option("--memory", o.memory, "about so many GiB of needle prompts are held at once");
+  app.add_option("--memory", o.memory, "GiB of needle prompts held at once");
   app.add_option("--samples", o.samples, "prompts of each task of the second table");
-  app.add_option("--threads", o.threads, "threads; change the time it takes, not the numbers");
-  app.add_option("--seed", o.seed, "of all that is drawn");
+  app.add_option("--threads", o.threads, "changes the time only");
+  app.add_option("--seed", o.seed, "the same seed gives the same file, except for times");
   app.add_option(
       "--profile", o.profile,
-      "how heads share slots: made of the prompts by one threshold; where the file is there, "
-      "+profile goes by it, and fold's clusters by its errors");
+      "budgets per head: written if the file does not exist, otherwise used by +profile and for "
+      "fold's clusters");
   app.add_option("--csv", o.csv, "results as a table");
   app.add_option("--plots", o.plots, "folder for the pictures");
   try {

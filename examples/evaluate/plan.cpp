@@ -68,8 +68,8 @@ std::string title_of(const budget_option& b, index_t prompt) {
     return fmt::format("{:g} % of the full cache's bytes", 100 * b.given);
   }
   const index_t slots = b.slots(prompt);
-  return b.is_share() ? fmt::format("{:g} % of the prompt: {} slots a head", 100 * b.given, slots)
-                      : fmt::format("{} slots a head", slots);
+  return b.is_share() ? fmt::format("{:g} % of the prompt: {} slots per head", 100 * b.given, slots)
+                      : fmt::format("{} slots per head", slots);
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
     full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
   }
   p.full.index = static_cast<std::size_t>(full - p.policies.begin());
-  group whole{.title = fmt::format("all of the prompt: {} slots a head", o.prompt)};
+  group whole{.title = fmt::format("all of the prompt: {} slots per head", o.prompt)};
   for (std::size_t i = 0; i < p.policies.size(); ++i) {
     const named_policy& n = p.policies[i];
     if (!n.policy.evicts() && (i != p.full.index || is_shown)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Replay: the model reads the prompt once more behind itself.
+/// Replay: a second prefill, in which the prompt follows itself.
 #pragma once
 
 #include <span>

@@ -27,7 +27,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
   app.add_option("--policy", o.policy, "name[:parameter=value,...]");
   app.add_option("--budget", o.budget,
-                 "slots a head; under fold on average, divided over the model by scores");
+                 "slots per head; under fold on average, divided over the model by scores");
   app.add_flag("--equal", o.equal, "under fold too the same budget for every head");
   app.add_option("--trigger", o.trigger,
                  "return to an equal budget at so many slots; 0: never hold more than the budget");
@@ -35,7 +35,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
                  "own (kvmeld's attention) or repack (the engine's, in the longest head's cells)");
   app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
   app.add_flag("--perplexity", o.perplexity,
-               "nats a token of the prompt, compressed after every chunk");
+               "nats per token of the prompt, compressed after every chunk");
   app.add_option(
       "--chunk", o.chunk,
       "tokens of the prompt that are compressed together; 0: all, under equal budgets 256");

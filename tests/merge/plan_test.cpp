@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The waist: the laws of merge_plan, and that `apply` in place makes of a head what the dense
-// matrices of the oracle make of it, touching nothing else.
+// The core abstraction: the laws of merge_plan, and that `apply` in place makes of a head what the
+// dense matrices of the oracle make of it, touching nothing else.
 #include <catch2/catch.hpp>
 #include <cstring>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Holds the oracle itself against what the authors' code computed, and against the paper's theorem,
-// before the library is held against the oracle.
+// before the library is tested against the oracle.
 #include "oracle/oracle.hpp"
 
 #include <catch2/catch.hpp>
