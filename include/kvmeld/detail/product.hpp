@@ -15,7 +15,8 @@ inline namespace v0 {
 namespace dense {
 
 /// A matrix or a vector in memory (no expression, which would be computed at every use). Functions
-/// over it are templates even where one type would do: a program compiles only those it calls.
+/// over it are templates even where one type would do, and have locals of types that depend on
+/// their arguments: a program compiles only those it calls.
 template <class M>
 concept stored = std::derived_from<M, Eigen::MatrixBase<M>> && requires(const M& m) {
   m.data();
@@ -29,6 +30,8 @@ template <class M>
 using scalar_of = typename M::Scalar;
 template <class Real>
 using matrix_of = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class Real>
+using vector_of = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
 
 namespace detail {
 
@@ -111,37 +114,26 @@ void add(Real scale, const A& a, const B& b, target<Real> out) {
               1, out.outerStride(), scale, memory, nullptr);
 }
 
-template <class Real>
-void add_ab(Real scale, const view<Real>& a, const view<Real>& b, target<Real> out) {
-  add<Real>(scale, a, b, out);
-}
-template <class Real>
-void add_abt(Real scale, const view<Real>& a, const view<Real>& b, target<Real> out) {
-  add<Real>(scale, a, column_wise(b), out);
-}
-template <class Real>
-void add_atb(Real scale, const view<Real>& a, const view<Real>& b, target<Real> out) {
-  add<Real>(scale, column_wise(a), b, out);
-}
-
 }  // namespace detail
 
 /// `out [m, n] += scale · a [m, k] · b [k, n]`
 template <rowwise A, rowwise B, class Out>
 void add_product(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
-  detail::add_ab(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
+  detail::add(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
 }
 
 /// `out [m, n] += scale · a [m, k] · b [n, k]ᵀ`
 template <rowwise A, rowwise B, class Out>
 void add_product_transposed(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
-  detail::add_abt(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
+  detail::add(scale, detail::view_of(a), detail::column_wise(detail::view_of(b)),
+              detail::target_of(out));
 }
 
 /// `out [m, n] += scale · a [k, m]ᵀ · b [k, n]`
 template <rowwise A, rowwise B, class Out>
 void add_transposed_product(scalar_of<A> scale, const A& a, const B& b, Out&& out) {
-  detail::add_atb(scale, detail::view_of(a), detail::view_of(b), detail::target_of(out));
+  detail::add(scale, detail::column_wise(detail::view_of(a)), detail::view_of(b),
+              detail::target_of(out));
 }
 
 /// `scale · a [m, k] · b [n, k]ᵀ` over what `out [m, n]` was: rows against rows.

@@ -19,19 +19,21 @@ namespace merge {
 
 /// `ln(mass / alone)`. Without attention there is no mass to fit: floors keep it finite.
 inline float log_ratio(float mass, float alone) {
-  constexpr float least = 1e-20F, most = 1e20F;
-  return std::log(std::max(mass, least) / std::clamp(alone, least, most));
+  constexpr float floor = 1e-20F, ceiling = 1e20F;
+  return std::log(std::max(mass, floor) / std::clamp(alone, floor, ceiling));
 }
 
 /// The log-mass that gives every slot, in the mean over the queries, the mass of what it stands
 /// for: `β_r = ln( Σ_q Σ_{i∈r} p_qi / Σ_q exp(scale·q·k_r − Z_q) )`. `keys [slots, dim]`, `mass
 /// [slots]` of the members, `queries [queries, dim]`, `log_sum_exp [queries]` of the full cache.
-dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored auto& mass,
+template <dense::stored Keys>
+dense::vector fit_log_mass(const Keys& keys, const dense::stored auto& mass,
                            const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
                            float scale) {
-  dense::vector alone = dense::vector::Zero(keys.rows());
+  dense::vector_of<dense::scalar_of<Keys>> alone(keys.rows());
+  alone.setZero();
   constexpr Eigen::Index block = 64;
-  dense::matrix e;
+  dense::matrix_of<dense::scalar_of<Keys>> e;
   for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, queries.rows() - begin);
     e.resize(rows, keys.rows());
@@ -42,17 +44,27 @@ dense::vector fit_log_mass(const dense::stored auto& keys, const dense::stored a
   return mass.binaryExpr(alone, &log_ratio);
 }
 
-/// Softmax attention `[queries, slots]` over slots with log-mass.
-dense::matrix probabilities(const dense::stored auto& queries, const dense::stored auto& keys,
-                            const dense::stored auto& log_mass, float scale) {
-  dense::matrix p(queries.rows(), keys.rows());
-  p.rowwise() = log_mass.transpose();
-  dense::add_product_transposed(scale, queries, keys, p);
+/// Makes logits `p [queries, slots]` probabilities. Their log-sum-exp `[queries]` comes back.
+template <dense::stored P>
+auto softmax_rows(P& p) {
+  dense::vector_of<dense::scalar_of<P>> log_sum_exp(p.rows());
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
     score::softmax<> all;
     all.take(p.row(r).array());
     p.row(r) /= all.sum;
+    log_sum_exp[r] = all.log_sum_exp();
   }
+  return log_sum_exp;
+}
+
+/// Softmax attention `[queries, slots]` over slots with log-mass.
+template <dense::stored Queries>
+auto probabilities(const Queries& queries, const dense::stored auto& keys,
+                   const dense::stored auto& log_mass, float scale) {
+  dense::matrix_of<dense::scalar_of<Queries>> p(queries.rows(), keys.rows());
+  p.rowwise() = log_mass.transpose();
+  dense::add_product_transposed(scale, queries, keys, p);
+  softmax_rows(p);
   return p;
 }
 
@@ -62,23 +74,25 @@ dense::matrix probabilities(const dense::stored auto& queries, const dense::stor
 /// mass, outputs lack what rounding takes, a few ε of a value, and Δ would be fitted to that. By
 /// `‖Δ‖ ≤ ‖missing‖ / (2 λ½)` it is a part of a value then. Without a ridge Δ is 0. The smaller of
 /// the two equal forms is solved.
-dense::matrix ridge_values(const dense::stored auto& p, const dense::stored auto& missing,
-                           float ridge) {
+template <dense::stored P>
+dense::matrix ridge_values(const P& p, const dense::stored auto& missing, float ridge) {
   if (ridge == 0 || p.size() == 0) {
     return dense::matrix::Zero(p.cols(), missing.cols());
   }
   const bool primal = p.cols() <= p.rows();
-  using matrix = dense::matrix_of<double>;
-  const matrix rows = primal ? matrix(p.transpose().template cast<double>())
-                             : matrix(p.template cast<double>());  // the smaller side's
-  matrix y = missing.template cast<double>();
-  Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(rows.rows(), rows.rows());  // its lower triangle
-  gram.selfadjointView<Eigen::Lower>().rankUpdate(rows);
+  using real = decltype(dense::scalar_of<P>{} * 1.0);  // double
+  using matrix = dense::matrix_of<real>;
+  const matrix rows = primal ? matrix(p.transpose().template cast<real>())
+                             : matrix(p.template cast<real>());  // the smaller side's
+  matrix y = missing.template cast<real>();
+  using columns = Eigen::Matrix<real, Eigen::Dynamic, Eigen::Dynamic>;
+  columns gram = columns::Zero(rows.rows(), rows.rows());  // its lower triangle
+  gram.template selfadjointView<Eigen::Lower>().rankUpdate(rows);
   constexpr double lost = 8 * std::numeric_limits<float>::epsilon();
   const double lambda =
       std::max(double{ridge} * gram.trace(), static_cast<double>(p.rows()) * lost * lost);
   gram.diagonal().array() += lambda;
-  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>> factor(gram);
+  const Eigen::LLT<Eigen::Ref<columns>> factor(gram);
   matrix delta = matrix::Zero(p.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y
   if (primal) {
     dense::add_product(1, rows, y, delta);
@@ -105,39 +119,29 @@ struct attention_loss {
   float scale = 1, mass_weight = 0.03F;
 
   /// The loss; `gradient` is overwritten. Three products like attention's own, block by block.
-  double operator()(const std::same_as<fitted_slots> auto& x, fitted_slots& gradient) const {
+  template <std::same_as<fitted_slots> Slots>
+  double operator()(const Slots& x, Slots& gradient) const {
+    using matrix = decltype(Slots::key);
+    using vector = decltype(Slots::log_mass);
     gradient.key.setZero(x.key.rows(), x.key.cols());
     gradient.value.setZero(x.value.rows(), x.value.cols());
     gradient.log_mass.setZero(x.log_mass.size());
     constexpr Eigen::Index block = 128;
     const auto count = static_cast<float>(queries.rows());
     double loss = 0;
-    dense::matrix p, off, d;
-    dense::vector z;
-    for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
-      const Eigen::Index rows = std::min(block, queries.rows() - begin);
-      const auto q = queries.middleRows(begin, rows);
+    const matrix &all = queries, &outputs = wanted.output;
+    const vector& masses = wanted.log_sum_exp;
+    matrix p, off, d;
+    for (Eigen::Index begin = 0; begin < all.rows(); begin += block) {
+      const Eigen::Index rows = std::min(block, all.rows() - begin);
+      const auto q = all.middleRows(begin, rows), output = outputs.middleRows(begin, rows);
       p.resize(rows, x.key.rows());
       dense::set_product_transposed(scale, q, x.key, p);
       p.rowwise() += x.log_mass.transpose();
-      z.resize(rows);
-      for (Eigen::Index r = 0; r < rows; ++r) {
-        score::softmax<> all;
-        all.take(p.row(r).array());
-        p.row(r) /= all.sum;
-        z[r] = all.log_sum_exp();
-      }
-
-      off = -wanted.output.middleRows(begin, rows);
+      const vector excess = softmax_rows(p) - masses.segment(begin, rows);
+      off = -output;
       dense::add_product(1, p, x.value, off);
-      const dense::vector excess = z - wanted.log_sum_exp.segment(begin, rows);
-      const dense::vector weight = wanted.output.middleRows(begin, rows)
-                                       .rowwise()
-                                       .squaredNorm()
-                                       .array()
-                                       .max(1e-20F)
-                                       .inverse() /
-                                   count;
+      const vector weight = output.rowwise().squaredNorm().array().max(1e-20F).inverse() / count;
       loss += double{(off.rowwise().squaredNorm().array() * weight.array()).sum()} +
               double{mass_weight / count * excess.squaredNorm()};
 
@@ -145,7 +149,7 @@ struct attention_loss {
       dense::add_transposed_product(1, p, off, gradient.value);
       d.resize(rows, x.value.rows());
       dense::set_product_transposed(1, off, x.value, d);
-      const dense::vector mean = (d.array() * p.array()).rowwise().sum();  // of ∂loss/∂p, by p
+      const vector mean = (d.array() * p.array()).rowwise().sum();  // of ∂loss/∂p, by p
       d.colwise() += 2 * mass_weight / count * excess - mean;
       d.array() *= p.array();  // ∂loss/∂logit
       gradient.log_mass += d.colwise().sum().transpose();
@@ -158,16 +162,15 @@ struct attention_loss {
 /// Adam (Kingma and Ba 2015; steps are relative to the mean norms of keys
 /// and values, log-mass in nats) with a step that falls to 0; the slots of the least loss on the
 /// way are kept, so that nothing gets worse. `pinned [slots]`: not 0: unchanged.
+template <std::same_as<fitted_slots> Slots>
 void refine(const attention_loss& loss, std::span<const char> pinned, index_t steps, float rate,
-            std::same_as<fitted_slots> auto& x) {
+            Slots& x) {
   constexpr float first = 0.9F, second = 0.999F, tiny = 1e-12F;
-  fitted_slots gradient,
-      mean{dense::matrix::Zero(x.key.rows(), x.key.cols()),
-           dense::matrix::Zero(x.value.rows(), x.value.cols()),
-           dense::vector::Zero(x.log_mass.size())},
-      square = mean, best = x;
-  const auto rate_of = [&](const dense::matrix& rows) {  // in double: squares of floats overflow
-    return rate * static_cast<float>(rows.cast<double>().rowwise().norm().mean());
+  Slots gradient, mean = x;
+  mean.key.setZero(), mean.value.setZero(), mean.log_mass.setZero();
+  Slots square = mean, best = x;
+  const auto rate_of = [&](const auto& rows) {  // in double: squares of floats overflow
+    return rate * static_cast<float>(rows.template cast<double>().rowwise().norm().mean());
   };
   const float key_rate = rate_of(x.key), value_rate = rate_of(x.value);
   double least = std::numeric_limits<double>::infinity();
@@ -189,8 +192,8 @@ void refine(const attention_loss& loss, std::span<const char> pinned, index_t st
              square.key.row(r).array(), key_rate);
         move(x.value.row(r).array(), gradient.value.row(r).array(), mean.value.row(r).array(),
              square.value.row(r).array(), value_rate);
-        move(x.log_mass.template segment<1>(r).array(), gradient.log_mass.segment<1>(r).array(),
-             mean.log_mass.segment<1>(r).array(), square.log_mass.segment<1>(r).array(), rate);
+        move(x.log_mass.row(r).array(), gradient.log_mass.row(r).array(),
+             mean.log_mass.row(r).array(), square.log_mass.row(r).array(), rate);
       }
     }
   }

@@ -5,8 +5,9 @@
 #include <Eigen/Cholesky>
 #include <Eigen/Core>
 #include <Eigen/Jacobi>
-#include <algorithm>  // std::min, std::max
-#include <cmath>      // std::sqrt
+#include <algorithm>    // std::min, std::max
+#include <cmath>        // std::sqrt
+#include <type_traits>  // std::type_identity_t
 #include <vector>
 
 #include "kvmeld/detail/product.hpp"
@@ -19,6 +20,8 @@ namespace merge {
 template <dense::stored Gram>
 class growing_factor {
  public:
+  using vector = dense::vector_of<dense::scalar_of<Gram>>;
+
   explicit growing_factor(const Gram& gram) : gram_(gram), lower_(gram.rows(), gram.cols()) {}
 
   const std::vector<Eigen::Index>& columns() const { return columns_; }
@@ -50,7 +53,7 @@ class growing_factor {
       lower_.row(r).head(r + 2) = lower_.row(r + 1).head(r + 2);
     }
     for (Eigen::Index c = i; c < n; ++c) {
-      Eigen::JacobiRotation<double> turn;
+      Eigen::JacobiRotation<dense::scalar_of<Gram>> turn;
       turn.makeGivens(lower_(c, c), lower_(c, c + 1));
       lower_.middleRows(c, n - c).applyOnTheRight(c, c + 1, turn);
     }
@@ -58,17 +61,17 @@ class growing_factor {
 
   /// `x [n]` with `gram x = wanted` in the columns in use and 0 in the others, with one step of
   /// refinement. `wanted [n]`.
-  Eigen::VectorXd solve(const Eigen::VectorXd& wanted) const {
-    Eigen::VectorXd x = solved(wanted);
+  vector solve(const vector& wanted) const {
+    vector x = solved(wanted);
     return x + solved(wanted - gram_ * x);
   }
 
  private:
   Eigen::Index size() const { return static_cast<Eigen::Index>(columns_.size()); }
-  Eigen::VectorXd solved(const Eigen::VectorXd& wanted) const {
+  vector solved(const vector& wanted) const {
     const auto factor =
         lower_.topLeftCorner(size(), size()).template triangularView<Eigen::Lower>();
-    Eigen::VectorXd part = wanted(columns_), x = Eigen::VectorXd::Zero(wanted.size());
+    vector part = wanted(columns_), x = vector::Zero(wanted.size());
     factor.solveInPlace(part);
     factor.transpose().solveInPlace(part);
     x(columns_) = part;
@@ -76,7 +79,7 @@ class growing_factor {
   }
 
   const Gram& gram_;
-  Eigen::MatrixXd lower_;
+  Eigen::Matrix<dense::scalar_of<Gram>, Eigen::Dynamic, Eigen::Dynamic> lower_;
   std::vector<Eigen::Index> columns_;
 };
 
@@ -84,11 +87,12 @@ class growing_factor {
 /// `gram = AᵀA [n, n]`, `correlation = Aᵀb [n]`. `start [n] ≥ 0`: where to begin, 0 if empty; the
 /// solution of almost the same problem saves almost all the work. A column that depends on others
 /// stays at 0. O(n²) a round, and about as many rounds as columns that enter or leave the set.
-Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& correlation,
-                     const Eigen::VectorXd& start = {}) {
+template <dense::stored Gram, class Vector = dense::vector_of<dense::scalar_of<Gram>>>
+Vector nnls(const Gram& gram, const std::type_identity_t<Vector>& correlation,
+            const std::type_identity_t<Vector>& start = {}) {
   const Eigen::Index n = correlation.size();
   growing_factor factor(gram);
-  Eigen::VectorXd x = Eigen::VectorXd::Zero(n);
+  Vector x = Vector::Zero(n);
   std::vector<char> passive(static_cast<std::size_t>(n), 0), refused(passive);
   for (Eigen::Index j = 0; j < start.size(); ++j) {
     if (start[j] > 0 && factor.add(j)) {
@@ -99,8 +103,8 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
   Eigen::Index entering = -1;
   for (Eigen::Index round = 0; round < 10 * n + 10; ++round) {
     const auto& columns = factor.columns();
-    const Eigen::VectorXd s = factor.solve(correlation);  // the best of the columns in use
-    if (entering >= 0 && s[entering] <= 0) {              // rounding: it gains nothing after all
+    const Vector s = factor.solve(correlation);  // the best of the columns in use
+    if (entering >= 0 && s[entering] <= 0) {     // rounding: it gains nothing after all
       factor.drop(static_cast<Eigen::Index>(columns.size()) - 1);
       passive[static_cast<std::size_t>(entering)] = 0;
       refused[static_cast<std::size_t>(entering)] = 1;
@@ -128,7 +132,7 @@ Eigen::VectorXd nnls(const dense::stored auto& gram, const Eigen::VectorXd& corr
       }
     }
     // Karush, Kuhn and Tucker: at the minimum no column at 0 would gain by being more.
-    const Eigen::VectorXd gain = correlation - gram * x;
+    const Vector gain = correlation - gram * x;
     do {
       entering = -1;
       for (Eigen::Index j = 0; j < n; ++j) {

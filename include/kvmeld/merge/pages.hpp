@@ -114,8 +114,7 @@ void keep_pages(paged_cache& kv, index_t h, const merge_plan& plan, State& state
 /// one, and the last page, which is being filled, in any case: so fewer slots than rows may be
 /// kept, and sinks that are alone in their page may be evicted. For plans that evict. Refused:
 /// merges, weights and corrections, which a page cannot keep.
-inline void whole_pages(const merge_plan& plan, const head_ref& head, index_t slots,
-                        merge_plan& out) {
+void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots, merge_plan& out) {
   expects(slots > 0, "whole_pages: expected pages of at least 1 slot, got ", slots);
   expects(plan.length() == head.length(), "whole_pages: expected a plan of ", head.length(),
           " slots, got ", plan.length());

@@ -57,9 +57,7 @@ matrix queries(const query_view<T>& q, index_t group, index_t dim) {
   matrix m(Eigen::Index{group} * q.count, dim);
   for (index_t g = 0; g < group; ++g) {
     for (index_t i = 0; i < q.count; ++i) {
-      m.row(Eigen::Index{g} * q.count + i) =
-          Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), dim)
-              .template cast<float>();
+      to_floats(row<const T>{q.at(g, i)}, dim, &m(Eigen::Index{g} * q.count + i, 0));
     }
   }
   return m;
@@ -74,18 +72,19 @@ struct attention {
 };
 
 /// Of `queries [queries, dim]` over `keys`, `values [slots, dim]` and `log_mass [slots]`.
-attention attend(const rowwise auto& queries, const rowwise auto& keys, const rowwise auto& values,
+template <rowwise Queries>
+attention attend(const Queries& queries, const rowwise auto& keys, const rowwise auto& values,
                  const stored auto& log_mass, float scale) {
+  using rows_by_slots = matrix_of<scalar_of<Queries>>;
   attention of{vector(queries.rows()), matrix(queries.rows(), values.cols()),
                vector::Zero(keys.rows())};
-  vector& log_sum_exp = of.log_sum_exp;
-  vector& mass = of.mass;
-  matrix& output = of.output;
+  vector_of<scalar_of<Queries>>&log_sum_exp = of.log_sum_exp, &mass = of.mass;
+  rows_by_slots& output = of.output;
   // Some queries at a time, so that memory stays O(slots), over tiles of slots that stay in cache
   // from product to exp. A tile's exp are below its own largest logit, then brought together.
   constexpr Eigen::Index block = 128, tile = 512;
   const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
-  matrix p(block, slots), share(block, tiles);
+  rows_by_slots p(block, slots), share(block, tiles);
   std::vector<score::softmax<>> of_tile(static_cast<std::size_t>(tiles * block));
   const auto part_of = [&](Eigen::Index r, Eigen::Index t) -> score::softmax<>& {
     return of_tile[static_cast<std::size_t>(r * tiles + t)];

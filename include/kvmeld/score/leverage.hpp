@@ -20,14 +20,16 @@ namespace score {
 /// `x_iᵀ (C + λI)⁻¹ x_i` of every key, `λ = ridge · trace(C)/dim`. `x [dim, keys]`, row by row, is
 /// centred; of `covariance [dim, dim]`, column by column, the lower triangle is its own, up to a
 /// factor. Both are overwritten. `out [keys]`.
-void leverage(dense::stored auto& x, dense::stored auto& covariance, float ridge,
-              dense::stored auto& out) {
+template <dense::stored X>
+void leverage(X& x, dense::stored auto& covariance, float ridge, dense::stored auto& out) {
+  using real = dense::scalar_of<X>;
   // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
   covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
-  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(covariance);
+  const Eigen::LLT<Eigen::Ref<Eigen::Matrix<real, Eigen::Dynamic, Eigen::Dynamic>>> factor(
+      covariance);
   // L⁻¹ x: its columns' squares are wanted. Column by column L is row by row its transpose.
-  const Eigen::Map<const dense::matrix> upper(covariance.data(), covariance.rows(),
-                                              covariance.cols());
+  const Eigen::Map<const dense::matrix_of<real>> upper(covariance.data(), covariance.rows(),
+                                                       covariance.cols());
   dense::solve_lower(upper, x);
   out = x.colwise().squaredNorm().transpose();
 }
@@ -38,11 +40,10 @@ inline constexpr index_t transposed_keys = 16;
 /// Keys as they were before RoPE, a column each: `x [dim, length]`. `keys [transposed_keys, dim]`
 /// is scratch.
 inline void unrotated_keys(const kv_head auto& head, dense::stored auto& x, float* keys) {
-  constexpr index_t some = transposed_keys;
   const index_t n = head.length(), dim = head.dim();
   rotation turn(head.spec().rope, dim);
-  for (index_t first = 0; first < n; first += some) {
-    const index_t count = std::min(some, n - first);
+  for (index_t first = 0; first < n; first += transposed_keys) {
+    const index_t count = std::min(transposed_keys, n - first);
     for (index_t r = 0; r < count; ++r) {
       float* const key = keys + std::ptrdiff_t{r} * dim;
       to_floats(head.key(first + r), dim, key);
