@@ -5,8 +5,8 @@
 #include <array>
 #include <vector>
 
-#include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/memory/cache_base.hpp"
+#include "kvmeld/score/attention.hpp"
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"
 

@@ -17,7 +17,7 @@ namespace kvmeld::llama {
 /// that the policy has not measured yet has log-mass alone.
 template <policy P, class F>
 void with_mass(const P& p, const head_ref& head, const head_state& state, F f) {
-  const log_mass_of<head_ref> plain{head};
+  const log_mass_of plain{head};
   if constexpr (requires { p.visit([](const auto&) {}); }) {
     p.visit([&](const auto& one) { with_mass(one, head, state, f); });
   } else if constexpr (requires { p.mass(head, state); }) {

@@ -229,7 +229,7 @@ extern template class hooks<expected_attention>;
 extern template class hooks<centroids>;
 extern template class hooks<compactor>;
 extern template class hooks<cam>;
-extern template void attend(const head_ref&, const log_mass_of<head_ref>&, const float*, float*,
+extern template void attend(const head_ref&, const log_mass_of&, const float*, float*,
                             std::span<float>, std::span<float>, fused_similarity*);
 extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,
                                    const column_sums&);

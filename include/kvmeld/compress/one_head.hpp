@@ -26,13 +26,6 @@ head_state make_head_state(const P& p, const head_ref& head) {
           p.name(), traits::memory_follows_capacity(p, head.dim(), head.group(), head.capacity())};
 }
 
-/// Attention with log-mass.
-inline void attend(const head_ref& head, const float* q, float* out,
-                   std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
-                   fused_similarity* comparison = nullptr) {
-  attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp, comparison);
-}
-
 namespace detail {
 
 /// A state that `make_head_state` would make for this policy and head.

@@ -195,8 +195,7 @@ void hooks<P>::attend(const head_ref& head, const head_state& state, const float
   } else if constexpr (requires { p_.mass(head, state); }) {
     kvmeld::attend(head, p_.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
   } else {
-    kvmeld::attend(head, log_mass_of<head_ref>{head}, q, out, probabilities, log_sum_exp,
-                   comparison);
+    kvmeld::attend(head, log_mass_of{head}, q, out, probabilities, log_sum_exp, comparison);
   }
 }
 

@@ -40,19 +40,8 @@ using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::
 
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
 /// log_mass_s`.
-template <kv_head Head>
 struct log_mass_of {
-  Head head;
-
-  float operator()(index_t s, float dot) const {
-    return detail::multiply_add(head.scale(), dot, head.log_mass(s));
-  }
-};
-
-/// ... by what it reads alone, which stays in registers.
-template <>
-struct log_mass_of<head_ref> {
-  const float* log_mass;
+  const float* log_mass;  // by what it reads alone, which stays in registers
   float scale;
 
   explicit log_mass_of(const head_ref& head) : log_mass(&head.log_mass(0)), scale(head.scale()) {}
@@ -70,9 +59,8 @@ struct log_mass_of<head_ref> {
 /// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
 /// `[group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused: no slots,
 /// null data, spans of another size.
-template <kv_head Head, class Mass>
-requires std::invocable<const Mass&, index_t, float>
-void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
+template <std::invocable<index_t, float> Mass>
+void attend(const head_ref& head, const Mass& log_mass, const float* q, float* out,
             std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
             fused_similarity* comparison = nullptr) {
   using Eigen::Map;
@@ -108,10 +96,10 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
       for (index_t i = 0; i < count; i += near) {
-        const auto few = detail::load_keys(head, first + i, std::min(near, count - i), buffer);
-        score::qk_tile(queries, heads, few, mass[0] + i, score::tile_slots);
+        const auto keys = detail::load_keys(head, first + i, std::min(near, count - i), buffer);
+        score::qk_tile(queries, heads, keys, mass[0] + i, score::tile_slots);
         if (g0 == 0 && compares) {
-          comparison->add_keys(first + i, few);
+          comparison->add_keys(first + i, keys);
         }
       }
       for (index_t g = 0; g < heads; ++g) {
@@ -129,10 +117,11 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
         Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= all[g].take(block);
       }
       for (index_t i = 0; i < count; i += near) {
-        const auto few = detail::load_values(head, first + i, std::min(near, count - i), buffer);
-        score::pv_tile(mass[0] + i, score::tile_slots, heads, few, out + std::ptrdiff_t{g0} * dim);
+        const auto values = detail::load_values(head, first + i, std::min(near, count - i), buffer);
+        score::pv_tile(mass[0] + i, score::tile_slots, heads, values,
+                       out + std::ptrdiff_t{g0} * dim);
         if (g0 == 0 && compares && comparison->values_requested()) {
-          comparison->add_values(first + i, few);
+          comparison->add_values(first + i, values);
         }
       }
     }
@@ -155,6 +144,13 @@ void attend(const Head& head, const Mass& log_mass, const float* q, float* out,
       }
     }
   }
+}
+
+/// Attention with log-mass.
+inline void attend(const head_ref& head, const float* q, float* out,
+                   std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
+                   fused_similarity* comparison = nullptr) {
+  attend(head, log_mass_of(head), q, out, probabilities, log_sum_exp, comparison);
 }
 
 }  // namespace v0
