@@ -72,7 +72,9 @@ TEST_CASE("the nearest by cosine is that of all pairs, ties to the lower slot", 
   std::ranges::copy_if(all, std::back_inserter(staying), candidate);
   std::vector<kvmeld::search::near_slot> best(all.size());
   std::vector<float> scratch(kvmeld::search::cosine_floats);
-  kvmeld::search::nearest_by_cosine(head, all, candidate, best, scratch.data());
+  kvmeld::search::nearest_by_cosine(
+      head, all, candidate, scratch.data(),
+      [&](index_t s, kvmeld::search::near_slot to) { best[static_cast<std::size_t>(s)] = to; });
   for (const index_t s : all) {
     const auto right = by_loops(head, s, staying), one = by_loops(head, s, all),
                got = best[static_cast<std::size_t>(s)],

@@ -21,8 +21,8 @@ namespace detail {
 class arena {
  public:
   arena(std::vector<float>& floats, std::size_t size) {
-    const std::size_t most = size + (max_parts + 1) * line;
-    floats.resize(std::max(floats.size(), most));
+    const std::size_t needed = size + (max_parts + 1) * line;
+    floats.resize(std::max(floats.size(), needed));
     void* begin = floats.data();
     std::size_t room = floats.size() * sizeof(float);
     next_ =

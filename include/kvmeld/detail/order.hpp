@@ -4,6 +4,7 @@
 
 #include <algorithm>  // std::nth_element
 #include <bit>        // std::bit_cast
+#include <concepts>   // std::integral
 #include <cstdint>    // std::uint64_t
 #include <span>
 #include <utility>  // std::pair
@@ -14,6 +15,19 @@
 namespace kvmeld {
 inline namespace v0 {
 namespace detail {
+
+/// A vector that any integer indexes, as slots do.
+template <class T>
+struct slot_vector : std::vector<T> {
+  using std::vector<T>::vector;
+
+  T& operator[](std::integral auto i) {
+    return std::vector<T>::operator[](static_cast<std::size_t>(i));
+  }
+  const T& operator[](std::integral auto i) const {
+    return std::vector<T>::operator[](static_cast<std::size_t>(i));
+  }
+};
 
 /// Unsigned integers in the order of `x`: no NaN; −0 is 0.
 inline std::uint32_t ascending(float x) {

@@ -14,24 +14,21 @@ inline namespace v0 {
 namespace merge {
 
 /// Is the stored row the rounding of `x [dim]`?
-template <class Scalar>
-bool is_rounding(const float* x, row<Scalar> stored, index_t dim) {
+inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
   constexpr index_t chunk = 64;  // whole blocks
-  Scalar buffer[row_size<Scalar>(chunk)];
+  alignas(float) std::byte buffer[chunk * sizeof(float)];
+  const row<any_scalar> rounding{buffer, std::ptrdiff_t(element_bytes(stored.type)), stored.type};
   float rounded[chunk], held[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
-    detail::store_row(x + begin, row<Scalar>{buffer}, n);
-    to_floats(row<Scalar>{buffer}, n, rounded);
+    detail::store_row(x + begin, rounding, n);
+    to_floats(rounding, n, rounded);
     to_floats(stored.from(begin), n, held);
     if (!std::equal(held, held + n, rounded)) {
       return false;
     }
   }
   return true;
-}
-inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
-  return stored.visit([&](auto typed) { return is_rounding(x, typed, dim); });
 }
 
 /// A running mean that is rounded to its storage after every step stands still, once a step is less

@@ -26,7 +26,7 @@ namespace merge {
 void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan& out) {
   out.reset(head.length());
   for (index_t s = 0; s < head.length(); ++s) {
-    if (work.marks[static_cast<std::size_t>(s)] != 0) {
+    if (work.marks[s] != 0) {
       out.keep(s, head.log_mass(s));
     }
   }
@@ -38,14 +38,13 @@ inline void sort_rows(slot_scratch& work) {
   const auto& into = work.row_of;
   auto& order = work.order;
   order.clear();
-  for (std::size_t s = 0; s < into.size(); ++s) {
+  for (index_t s = 0; s < static_cast<index_t>(into.size()); ++s) {
     if (into[s] >= 0) {
-      order.push_back(static_cast<index_t>(s));
+      order.push_back(s);
     }
   }
   const auto anchor_first = [&](index_t s) {
-    const auto anchor = static_cast<std::uint64_t>(into[static_cast<std::size_t>(s)]);
-    return 2 * anchor + (static_cast<std::uint64_t>(s) != anchor ? 1U : 0U);
+    return 2 * static_cast<std::uint64_t>(into[s]) + (into[s] != s ? 1U : 0U);
   };
   detail::sort_slots(order, anchor_first, work.keyed);
 }
@@ -57,7 +56,7 @@ template <class Row>
 void for_each_row(slot_scratch& work, Row row) {
   sort_rows(work);
   const auto& order = work.order;
-  const auto anchor = [&](index_t s) { return work.row_of[static_cast<std::size_t>(s)]; };
+  const auto anchor = [&](index_t s) { return work.row_of[s]; };
   for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
     while (end < order.size() && anchor(order[end]) == anchor(order[begin])) {
       ++end;

@@ -17,8 +17,8 @@ namespace search {
 /// products.
 class leading_keys {
  public:
-  leading_keys(index_t most, index_t dim) : dim_(dim) {
-    const auto blocks = static_cast<std::size_t>((most + cosine_slots - 1) / cosine_slots);
+  leading_keys(index_t capacity, index_t dim) : dim_(dim) {
+    const auto blocks = static_cast<std::size_t>((capacity + cosine_slots - 1) / cosine_slots);
     keys_.resize(blocks * cosine_slots * static_cast<std::size_t>(dim));
   }
 
@@ -78,17 +78,17 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   into.assign(n, -1);
   order.clear();
   leading_keys leaders(head.length(), dim);
-  constexpr index_t some = 32;
-  std::vector<float> key(some * d);  // [some, dim] those in question
-  float own[some];
+  constexpr index_t slots_at_once = 32;
+  std::vector<float> key(slots_at_once * d);  // [slots_at_once, dim] those in question
+  float own[slots_at_once];
   const auto load = [&](index_t i, index_t s) {
     float* const to = key.data() + std::ptrdiff_t{i} * dim;
     to_floats(head.key(s), dim, to);
     score::row_norms({to, 1, dim, Eigen::OuterStride<>(dim)}, own + i);
   };
   for (index_t s = 0; s < head.length(); ++s) {
-    if (work.marks[static_cast<std::size_t>(s)] != 0) {
-      into[static_cast<std::size_t>(s)] = s;
+    if (work.marks[s] != 0) {
+      into[s] = s;
       load(0, s);
       leaders.add(s, key.data(), own[0]);
     } else {
@@ -99,34 +99,32 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
     return [number](index_t s) { return detail::descending(number(s)); };
   };
   detail::sort_slots(order, descending(rank), work.keyed);
-  const auto leads = [&](index_t s) { return into[static_cast<std::size_t>(s)] == s; };
-  for (std::size_t begin = 0; begin < order.size(); begin += some) {
-    const auto together =
-        std::span(order).subspan(begin, std::min<std::size_t>(some, order.size() - begin));
-    const auto count = static_cast<index_t>(together.size()), before = leaders.count();
-    near_slot nearest[some];
+  const auto others = static_cast<index_t>(order.size());
+  for (index_t begin = 0; begin < others; begin += slots_at_once) {
+    const index_t count = std::min(slots_at_once, others - begin), before = leaders.count();
+    near_slot nearest[slots_at_once];
     for (index_t i = 0; i < count; ++i) {
-      load(i, together[static_cast<std::size_t>(i)]);
+      load(i, order[begin + i]);
     }
     leaders.nearest(0, key.data(), own, count, nearest);
     for (index_t i = 0; i < count; ++i) {
-      const index_t s = together[static_cast<std::size_t>(i)];
+      const index_t s = order[begin + i];
       const float* const own_key = key.data() + std::ptrdiff_t{i} * dim;
       near_slot& to = nearest[i];
       leaders.nearest(before, own_key, own + i, 1, &to);  // leaders added since
       const bool joins = to.slot >= 0 && to.cosine >= similarity;
-      into[static_cast<std::size_t>(s)] = joins ? to.slot : s;
+      into[s] = joins ? to.slot : s;
       cosine[static_cast<std::size_t>(s)] = to.cosine;
       if (!joins) {
         leaders.add(s, own_key, own[i]);
       }
     }
   }
-  std::erase_if(order, leads);
+  std::erase_if(order, [&](index_t s) { return into[s] == s; });
   if (static_cast<index_t>(order.size()) > max_joins) {
     detail::select_slots(order, max_joins, descending(column_score(cosine)), work.keyed);
     for (const index_t s : std::span(order).subspan(static_cast<std::size_t>(max_joins))) {
-      into[static_cast<std::size_t>(s)] = s;
+      into[s] = s;
     }
   }
 }

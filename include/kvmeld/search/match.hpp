@@ -5,12 +5,12 @@
 #include <Eigen/Core>
 #include <algorithm>  // std::max
 #include <cmath>      // std::sqrt
+#include <iterator>   // std::back_inserter
 #include <limits>     // std::numeric_limits
 #include <numeric>    // std::iota
 #include <span>
 
 #include "kvmeld/score/fused_similarity.hpp"
-#include "kvmeld/score/tile_compare.hpp"
 #include "kvmeld/score/tile_products.hpp"
 #include "kvmeld/search/select.hpp"
 
@@ -64,12 +64,12 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
   const auto off = [&](index_t r) { return unsure * (norm[r] + own) * (norm[r] + own); };
   float within = std::numeric_limits<float>::infinity();
   for (index_t r = 0; r < n; ++r) {
-    const float most = about(r) + off(r);
-    if (!(std::abs(most) <= std::numeric_limits<float>::max())) {
+    const float at_most = about(r) + off(r);
+    if (!(std::abs(at_most) <= std::numeric_limits<float>::max())) {
       return nearest_by_distance(head, c, candidate);
     }
-    if (most < within && r != c && candidate(r)) {
-      within = most;
+    if (at_most < within && r != c && candidate(r)) {
+      within = at_most;
     }
   }
   float key[detail::row_floats];
@@ -91,14 +91,14 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
 template <class Candidate>
 index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate) {
   index_t best = -1;
-  float most = 0;
+  float largest = 0;
   for (index_t r = 0; r < head.length(); ++r) {
     if (r == c || !candidate(r)) {
       continue;
     }
     const float product = score::dot(head.key(r), head.key(c), head.dim());
-    if (best < 0 || product > most) {
-      best = r, most = product;
+    if (best < 0 || product > largest) {
+      best = r, largest = product;
     }
   }
   return best;
@@ -160,31 +160,30 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
   }
 }
 
-/// The slots most similar to each of `removed`, into `best`, among those for which `candidate(r)`;
-/// ties to the lower slot. Keys are read once for many of the removed, those that are no candidates
-/// not at all. `scratch [cosine_floats]`.
-template <class Candidate>
+/// Calls `found(s, nearest)` for each of `removed` with the slot most similar to it among those for
+/// which `candidate(r)`; ties to the lower slot. Keys are read once for many of the removed, those
+/// that are no candidates not at all. `scratch [cosine_floats]`.
+template <class Candidate, class Found>
 void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> removed,
-                       Candidate candidate, std::span<near_slot> best, float* scratch) {
+                       Candidate candidate, float* scratch, Found found) {
   constexpr index_t floats = cosine_tile_floats;
-  const index_t n = head.length(), dim = head.dim();
-  const index_t some = std::clamp(floats / dim, index_t{1}, max_cosine_rows);
-  const index_t rows = std::clamp(floats / dim, index_t{1}, cosine_slots);
+  const index_t n = head.length(), dim = head.dim(), all = static_cast<index_t>(removed.size());
+  const index_t removed_at_once = std::clamp(floats / dim, index_t{1}, max_cosine_rows);
+  const index_t slots_at_once = std::clamp(floats / dim, index_t{1}, cosine_slots);
   float *const key = scratch, *const buffer = key + floats, *const dots = buffer + floats;
   float norm[cosine_slots], own[max_cosine_rows];
   index_t slot[cosine_slots];
-  for (std::size_t begin = 0; begin < removed.size(); begin += static_cast<std::size_t>(some)) {
-    const auto together =
-        removed.subspan(begin, std::min(removed.size() - begin, static_cast<std::size_t>(some)));
-    const auto count = static_cast<index_t>(together.size());
-    for (std::size_t c = 0; c < together.size(); ++c) {
-      to_floats(head.key(together[c]), dim, key + static_cast<std::ptrdiff_t>(c) * dim);
-      best[begin + c] = {};
+  for (index_t begin = 0; begin < all; begin += removed_at_once) {
+    const index_t count = std::min(removed_at_once, all - begin);
+    const index_t* const together = removed.data() + begin;
+    near_slot best[max_cosine_rows];
+    for (index_t c = 0; c < count; ++c) {
+      to_floats(head.key(together[c]), dim, key + std::ptrdiff_t{c} * dim);
     }
     score::row_norms({key, count, dim, Eigen::OuterStride<>(dim)}, own);
     for (index_t next = 0; next < n;) {
       index_t held = 0;
-      for (; next < n && held < rows; ++next) {
+      for (; next < n && held < slots_at_once; ++next) {
         if (candidate(next)) {
           slot[held++] = next;
         }
@@ -200,10 +199,13 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> remove
         score::qk_tile(key, count, keys, dots, cosine_slots);
         score::row_norms(keys, norm);
       }
-      for (std::size_t c = 0; c < together.size(); ++c) {
-        take_nearest(dots + static_cast<std::ptrdiff_t>(c) * cosine_slots, norm, own[c], slot, held,
-                     together[c], best[begin + c]);
+      for (index_t c = 0; c < count; ++c) {
+        take_nearest(dots + std::ptrdiff_t{c} * cosine_slots, norm, own[c], slot, held, together[c],
+                     best[c]);
       }
+    }
+    for (index_t c = 0; c < count; ++c) {
+      found(together[c], best[c]);
     }
   }
 }
@@ -247,37 +249,21 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c,
 
 /// Every slot that `work.marks` does not keep goes to the kept one most similar to it: into
 /// `work.row_of` (a kept slot: itself; none kept: -1). The cosines `[length]` come back; they
-/// lie in `work.numbers`.
+/// lie in `work.numbers`. `work.order`: the slots that are not kept.
 std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
   const auto n = static_cast<std::size_t>(head.length());
   auto& numbers = work.numbers;
   numbers.resize(std::max(numbers.size(), n + cosine_floats));
   const auto cosine = std::span(numbers).first(n);
-  auto& into = work.row_of;
-  into.resize(n);
-  const auto kept = [&](index_t s) { return work.marks[static_cast<std::size_t>(s)] != 0; };
-  constexpr std::size_t most = max_cosine_rows;
-  index_t removed[most];
-  near_slot best[most];
-  std::size_t held = 0;
-  const auto flush = [&] {
-    nearest_by_cosine(head, {removed, held}, kept, {best, held}, cosine.data() + n);
-    for (std::size_t i = 0; i < held; ++i) {
-      const auto s = static_cast<std::size_t>(removed[i]);
-      into[s] = best[i].slot, cosine[s] = best[i].cosine;
-    }
-    held = 0;
-  };
-  for (std::size_t s = 0; s < n; ++s) {
-    into[s] = static_cast<index_t>(s), cosine[s] = 1;
-    if (!kept(into[s])) {
-      removed[held++] = into[s];
-      if (held == most) {
-        flush();
-      }
-    }
-  }
-  flush();
+  work.row_of.resize(n);
+  std::iota(work.row_of.begin(), work.row_of.end(), 0);
+  std::ranges::fill(cosine, 1.0F);
+  work.order.clear();
+  const auto kept = [&](index_t s) { return work.marks[s] != 0; };
+  std::ranges::remove_copy_if(work.row_of, std::back_inserter(work.order), kept);
+  nearest_by_cosine(head, work.order, kept, cosine.data() + n, [&](index_t s, near_slot to) {
+    work.row_of[s] = to.slot, cosine[static_cast<std::size_t>(s)] = to.cosine;
+  });
   return cosine;
 }
 

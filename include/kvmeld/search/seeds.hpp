@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/config.hpp"
+#include "kvmeld/detail/order.hpp"
 #include "kvmeld/score/dense.hpp"
 
 namespace kvmeld {
@@ -18,20 +18,21 @@ namespace search {
 /// A round chooses its seeds among the `pool` slots that would gain most, at most half as many, so
 /// that those that come next are there. Few seeds take several rounds too, of 32 at least.
 struct seed_rounds {
-  static constexpr index_t pool = 256;  ///< slots
-  static constexpr index_t most = 128;  ///< seeds of a round
+  static constexpr index_t pool = 256;        ///< slots
+  static constexpr index_t most_seeds = 128;  ///< seeds of a round
 
   /// Seeds of each round but the last, of `count` in all: a quarter, in steps of 32.
   KVMELD_HD static constexpr index_t quota(index_t count) {
-    const index_t quarter = (count + most - 1) / most * (most / 4);
-    return quarter < most ? quarter : most;
+    const index_t quarter = (count + most_seeds - 1) / most_seeds * (most_seeds / 4);
+    return quarter < most_seeds ? quarter : most_seeds;
   }
   KVMELD_HD static constexpr index_t rounds(index_t count) {
     return count > 0 ? (count + quota(count) - 1) / quota(count) : 0;
   }
   /// The most of any number of seeds up to `count`.
   KVMELD_HD static constexpr index_t most_rounds(index_t count) {
-    const index_t steps = (count + most / 4 - 1) / (most / 4), full = (count + most - 1) / most;
+    const index_t steps = (count + most_seeds / 4 - 1) / (most_seeds / 4),
+                  full = (count + most_seeds - 1) / most_seeds;
     return steps < 4 ? steps : full > 4 ? full : 4;
   }
 
@@ -44,11 +45,11 @@ struct seed_rounds {
 
 /// `see(row, products)` for every row of `x`: its products with all of `centres`, less half of each
 /// one's square, so that the largest is that of the nearest centre. In blocks of rows.
-template <class See>
-void each_row_of_products(const dense::stored auto& x, const dense::stored auto& centres, See see) {
-  const dense::vector half = 0.5F * centres.rowwise().squaredNorm();
+template <dense::stored X, class See>
+void each_row_of_products(const X& x, const dense::stored auto& centres, See see) {
+  const dense::vector_of<dense::scalar_of<X>> half = 0.5F * centres.rowwise().squaredNorm();
   constexpr Eigen::Index block = 256;
-  dense::matrix dot;
+  dense::matrix_of<dense::scalar_of<X>> dot;
   for (Eigen::Index begin = 0; begin < x.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, x.rows() - begin);
     dot.resize(rows, centres.rows());
@@ -65,20 +66,23 @@ void each_row_of_products(const dense::stored auto& x, const dense::stored auto&
 /// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place may
 /// come, or `n`. Compares many at a time at a vector's width, and then searches the place among
 /// those alone.
-inline std::ptrdiff_t first_largest(const float* x, std::ptrdiff_t n) {
-  constexpr std::ptrdiff_t many = dense::array_size;
-  if (n < many) {
+template <class Real>
+std::ptrdiff_t first_largest(const Real* x, std::ptrdiff_t n) {
+  using array = Eigen::Array<Real, 64, 1>;
+  constexpr std::ptrdiff_t at_once = array::SizeAtCompileTime;
+  if (n < at_once) {
     return std::max_element(x, x + n) - x;
   }
-  const float* from = x;
-  float most = -std::numeric_limits<float>::infinity();
-  for (std::ptrdiff_t i = 0; i < n; i += many) {
-    const float* const next = x + std::min(i, n - many);  // the last block overlaps the one before
-    if (const float top = Eigen::Map<const dense::array>(next).maxCoeff(); top > most) {
-      most = top, from = next;
+  const Real* from = x;
+  Real largest = -std::numeric_limits<Real>::infinity();
+  for (std::ptrdiff_t i = 0; i < n; i += at_once) {
+    const Real* const next =
+        x + std::min(i, n - at_once);  // the last block overlaps the one before
+    if (const Real top = Eigen::Map<const array>(next).maxCoeff(); top > largest) {
+      largest = top, from = next;
     }
   }
-  return std::find(from, x + n, most) - x;
+  return std::find(from, x + n, largest) - x;
 }
 
 /// Where the nearest of `products [centres]` is, ties to the lower one; 0 where none is a number.
@@ -97,8 +101,9 @@ void nearest(const dense::stored auto& x, const dense::stored auto& centres,
 
 /// Seeds, and the nearest of each row.
 struct seeding {
-  std::vector<index_t> seeds;    ///< [count] rows, round by round, ascending in each
-  std::vector<index_t> nearest;  ///< [rows] the row of the nearest seed; ties to the lower row
+  detail::slot_vector<index_t> seeds;  ///< [count] rows, round by round, ascending in each
+  detail::slot_vector<index_t>
+      nearest;  ///< [rows] the row of the nearest seed; ties to the lower row
 };
 
 /// Farthest-first (Gonzalez 1985), weighted, in rounds: the next seed is the row with the largest
@@ -106,10 +111,11 @@ struct seeding {
 /// round chooses among the pool of rows that gain most when it begins, by distances within it,
 /// gains rounded to half; then all rows meet the new seeds. With nothing pinned the first seed is
 /// the heaviest row, a round of its own. Gains that are no numbers are 0.
+template <dense::stored Matrix, dense::stored Vector>
 class pool_seeds {
  public:
   /// Of the rows of `x [rows, features]`.
-  pool_seeds(const dense::matrix& x, std::span<const char> pinned, const dense::vector& weight)
+  pool_seeds(const Matrix& x, std::span<const char> pinned, const Vector& weight)
       : x_(x), weight_(weight), square_(x.rowwise().squaredNorm()) {
     std::vector<index_t> rows;
     for (const char is : pinned) {
@@ -152,7 +158,7 @@ class pool_seeds {
   void take(std::vector<index_t> rows) {
     std::ranges::sort(rows);
     for (const index_t row : rows) {
-      gain_[static_cast<std::size_t>(row)] = -1;
+      gain_[row] = -1;
     }
     meet(rows, true);
     found_.seeds.insert(found_.seeds.end(), rows.begin(), rows.end());
@@ -161,18 +167,17 @@ class pool_seeds {
   /// All rows meet `rows`, ascending.
   void meet(const std::vector<index_t>& rows, bool are_seeds) {
     const auto see = [&](Eigen::Index r, const auto& products) {
-      const auto i = static_cast<std::size_t>(r);
       const float product = products.maxCoeff();
       const float gain = weight_[r] * std::max(0.0F, square_[r] - 2 * product);
-      gain_[i] = std::min(gain_[i], gain == gain ? gain : 0.0F);
-      index_t& nearest = found_.nearest[i];
-      if (are_seeds && (nearest < 0 || product >= product_[i])) {  // seldom, after the first round
+      gain_[r] = std::min(gain_[r], gain == gain ? gain : 0.0F);
+      index_t& nearest = found_.nearest[r];
+      if (are_seeds && (nearest < 0 || product >= product_[r])) {  // seldom, after the first round
         const index_t seed = rows[static_cast<std::size_t>(nearest_of(products))];
-        nearest = nearest < 0 || product > product_[i] || seed < nearest ? seed : nearest;
-        product_[i] = product;
+        nearest = nearest < 0 || product > product_[r] || seed < nearest ? seed : nearest;
+        product_[r] = product;
       }
     };
-    each_row_of_products(x_, dense::matrix(x_(rows, Eigen::all)), see);
+    each_row_of_products(x_, Matrix(x_(rows, Eigen::all)), see);
   }
 
   /// The rows that gain most, ties to the lower one; ascending.
@@ -185,7 +190,7 @@ class pool_seeds {
     }
     if (rows.size() > seed_rounds::pool) {
       const auto more = [this](index_t a, index_t b) {
-        const float x = gain_[static_cast<std::size_t>(a)], y = gain_[static_cast<std::size_t>(b)];
+        const float x = gain_[a], y = gain_[b];
         return x > y || (x == y && a < b);
       };
       std::ranges::nth_element(rows, rows.begin() + seed_rounds::pool, more);
@@ -199,17 +204,16 @@ class pool_seeds {
   /// compared with the seeds since.
   std::vector<index_t> farthest_of_pool(index_t count) const {
     const std::vector<index_t> rows = pool();
-    const dense::matrix x = x_(rows, Eigen::all);
+    const Matrix x = x_(rows, Eigen::all);
     float largest = 0;
     for (const index_t row : rows) {
-      largest = std::max(largest, gain_[static_cast<std::size_t>(row)]);
+      largest = std::max(largest, gain_[row]);
     }
     const float scale = seed_rounds::scale(largest);
     std::vector<bound> heap;
     heap.reserve(rows.size());
     for (const index_t row : rows) {
-      heap.push_back({as_half(gain_[static_cast<std::size_t>(row)] * scale),
-                      static_cast<index_t>(heap.size()), 0});
+      heap.push_back({as_half(gain_[row] * scale), static_cast<index_t>(heap.size()), 0});
     }
     std::ranges::make_heap(heap, later);
     std::vector<index_t> chosen, places;
@@ -239,11 +243,11 @@ class pool_seeds {
         gain < seed_rounds::most_scaled ? gain : seed_rounds::most_scaled));
   }
 
-  const dense::matrix& x_;
-  const dense::vector& weight_;
-  dense::vector square_;
-  std::vector<float> gain_;     // of the pinned and the seeds met; −1: a seed
-  std::vector<float> product_;  // with the nearest seed, less half of its square
+  const Matrix& x_;
+  const Vector& weight_;
+  Vector square_;
+  detail::slot_vector<float> gain_;     // of the pinned and the seeds met; −1: a seed
+  detail::slot_vector<float> product_;  // with the nearest seed, less half of its square
   seeding found_;
   bool any_pinned_ = false;
 };

@@ -24,11 +24,11 @@ inline namespace v0 {
 /// Lists over the slots of one head, for selecting and matching. Each grows at first use; what they
 /// hold between calls means nothing, but for what a search says that it writes there.
 struct slot_scratch {
-  std::vector<char> marks;                ///< [length] slot → kept?
-  std::vector<index_t> order;             ///< slots, in some order
-  std::vector<index_t> row_of;            ///< [length] slot → anchor of its row, or −1
-  std::vector<float> numbers;             ///< whatever is computed
-  std::vector<detail::keyed_slot> keyed;  ///< what is sorted
+  detail::slot_vector<char> marks;                ///< [length] slot → kept?
+  detail::slot_vector<index_t> order;             ///< slots, in some order
+  detail::slot_vector<index_t> row_of;            ///< [length] slot → anchor of its row, or −1
+  detail::slot_vector<float> numbers;             ///< whatever is computed
+  detail::slot_vector<detail::keyed_slot> keyed;  ///< what is sorted
 
   /// Room for `capacity` slots, so that planning allocates nothing.
   void reserve(index_t capacity) {
@@ -106,13 +106,6 @@ inline auto column_score(std::span<const float> score) {
   return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
 }
 
-/// The sum of two columns as what `select` ranks by.
-inline auto column_score_sum(std::span<const float> a, std::span<const float> b) {
-  return [a, b](index_t s) {
-    return rank(a[static_cast<std::size_t>(s)] + b[static_cast<std::size_t>(s)]);
-  };
-}
-
 /// Marks in `work.marks` the `target` slots to keep: those for which `is_protected(s)`, then
 /// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
 template <class Protected, class Score>
@@ -125,7 +118,7 @@ void select(index_t length, index_t target, Protected is_protected, Score score,
   index_t free = target;
   for (index_t s = 0; s < length; ++s) {
     if (is_protected(s)) {
-      marks[static_cast<std::size_t>(s)] = 1;
+      marks[s] = 1;
       --free;
     } else {
       others.push_back({detail::descending(score(s)), s});
@@ -138,7 +131,7 @@ void select(index_t length, index_t target, Protected is_protected, Score score,
     others.resize(static_cast<std::size_t>(free));
   }
   for (const detail::keyed_slot& kept : others) {
-    marks[static_cast<std::size_t>(kept.slot)] = 1;
+    marks[kept.slot] = 1;
   }
 }
 
@@ -184,11 +177,11 @@ kth_score kth_largest(index_t length, index_t k, Protected is_protected, Score s
 template <class Protected, class Score>
 index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   using number = decltype(score(index_t{}));
-  constexpr index_t most = 64;
+  constexpr index_t slots_at_once = 64;
   index_t least = -1;
   number lowest{};
-  for (index_t first = 0; first < length; first += most) {
-    const index_t end = std::min(first + most, length);
+  for (index_t first = 0; first < length; first += slots_at_once) {
+    const index_t end = std::min(first + slots_at_once, length);
     if constexpr (std::is_arithmetic_v<number> && !std::same_as<number, double>) {
       // Is any as low as the lowest so far? Without branches, so that compilers take many.
       int any = least < 0 ? 1 : 0;

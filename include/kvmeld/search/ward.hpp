@@ -61,12 +61,12 @@ struct ward_partner {
 /// must not fall with `i`.
 template <class Limit, class Found>
 void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit, Found found) {
-  constexpr index_t block = ward_slots::block, some = 32;
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float products[some * block];
+  constexpr index_t block = ward_slots::block, rows_at_once = 32;
+  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float products[rows_at_once * block];
   const auto n = static_cast<index_t>(from.slot.size());
-  for (index_t i0 = 0; i0 < n; i0 += some) {
-    const index_t rows = std::min(some, n - i0), columns = limit(i0 + rows - 1);
-    ward_partner best[some];
+  for (index_t i0 = 0; i0 < n; i0 += rows_at_once) {
+    const index_t rows = std::min(rows_at_once, n - i0), columns = limit(i0 + rows - 1);
+    ward_partner best[rows_at_once];
     for (index_t j0 = 0; j0 < columns; j0 += block) {
       const index_t width = std::min(block, columns - j0);
       Eigen::Map<dense::matrix, 0, Eigen::OuterStride<>> dot(products, rows, width,
