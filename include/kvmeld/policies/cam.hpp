@@ -8,7 +8,6 @@
 #include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/scorers.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -8,9 +8,9 @@
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/prompt.hpp"
 #include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/score/prompt_scores.hpp"
-#include "kvmeld/score/scorers.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -3,7 +3,6 @@
 
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/scorers.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

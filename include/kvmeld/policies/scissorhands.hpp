@@ -5,8 +5,8 @@
 #include <utility>    // std::pair
 
 #include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/prompt_attention.hpp"
-#include "kvmeld/score/scorers.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

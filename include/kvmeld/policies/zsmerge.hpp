@@ -7,7 +7,6 @@
 #include "kvmeld/merge/float_rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/scorers.hpp"
 #include "kvmeld/search/match.hpp"
 
 namespace kvmeld {

@@ -70,15 +70,15 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
 template <index_t Q>
 void dot_rows(const float* q, std::ptrdiff_t query, const detail::tile& keys, float* dots,
               std::ptrdiff_t next) {
-  constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
+  constexpr index_t rows_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   index_t s = 0;
-  for (; s + some <= rows; s += some) {
-    if (some == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
+  for (; s + rows_at_once <= rows; s += rows_at_once) {
+    if (rows_at_once == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
       detail::prefetch_rows(keys.data() + s * row, row);
     }
-    dot_block<Q, some>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+    dot_block<Q, rows_at_once>(q, query, keys.data() + s * row, row, dim, dots + s, next);
   }
   for (; s < rows; ++s) {
     dot_block<Q, 1>(q, query, keys.data() + s * row, row, dim, dots + s, next);
@@ -114,9 +114,9 @@ void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, 
   }
   const std::ptrdiff_t row = values.outerStride();
   const float* v = values.data() + i;
-  const Eigen::Index some = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
-  for (Eigen::Index begin = 0; begin < values.rows(); begin += some) {
-    const Eigen::Index end = std::min(begin + some, values.rows());
+  const Eigen::Index rows_at_once = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
+  for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_at_once) {
+    const Eigen::Index end = std::min(begin + rows_at_once, values.rows());
     if constexpr (P > 1) {  // the rest of a row is prefetched with its beginning
       detail::prefetch_rows(v, row);
     }
@@ -143,11 +143,11 @@ void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, 
 template <index_t Q>
 void sum_rows(const float* p, std::ptrdiff_t next, const detail::tile& values, float* out,
               std::ptrdiff_t query) {
-  constexpr index_t some = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
+  constexpr index_t packets_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto dim = static_cast<index_t>(values.cols());
   index_t i = 0;
-  for (; i + some * lanes <= dim; i += some * lanes) {
-    sum_block<Q, some>(p, next, values, i, out, query);
+  for (; i + packets_at_once * lanes <= dim; i += packets_at_once * lanes) {
+    sum_block<Q, packets_at_once>(p, next, values, i, out, query);
   }
   for (; i + lanes <= dim; i += lanes) {
     sum_block<Q, 1>(p, next, values, i, out, query);

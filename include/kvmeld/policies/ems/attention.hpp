@@ -11,9 +11,9 @@
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/policies/ems/table.hpp"
+#include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
-#include "kvmeld/score/scorers.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/select.hpp"
 
