@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cmath>     // FP_FAST_FMAF
-#include <concepts>  // std::same_as
+#include <concepts>  // std::integral
 #include <cstddef>   // std::size_t
 #include <cstdint>   // std::int32_t
 
@@ -67,7 +67,7 @@ namespace kvmeld::inline v0 {
 using index_t = std::int32_t;
 
 /// A count or an index as the standard library has it; of several, their product.
-template <std::same_as<index_t>... Index>
+template <std::integral... Index>
 constexpr std::size_t as_size(Index... n) {
   return (std::size_t{1} * ... * static_cast<std::size_t>(n));
 }

@@ -10,8 +10,7 @@
 #include "kvmeld/config.hpp"
 #include "kvmeld/detail/product.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// Hands out parts of `floats`, which grows to `size` at its first use only. What was handed out by
@@ -44,5 +43,4 @@ class arena {
 };
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -7,8 +7,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 inline namespace KVMELD_INSTRUCTIONS {
 
@@ -35,6 +34,4 @@ inline float unit_random(std::uint64_t seed, index_t position) {
 }
 
 }  // namespace detail
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -17,8 +17,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// The CRC-32 of zip and PNG (ISO 3309: polynomial 0xEDB88320, reflected). It finds accidents, not
@@ -124,7 +123,7 @@ class byte_reader {
 
   void get(std::span<unsigned char> bytes) {
     in_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    const auto got = static_cast<std::size_t>(in_.gcount());
+    const auto got = as_size(in_.gcount());
     expects(errc::corrupt_file, got == bytes.size(), "load: expected ", bytes.size(),
             " bytes after the first ", before_, ", got ", got, " (truncated)");
     before_ += got;
@@ -156,6 +155,4 @@ class byte_reader {
 };
 
 }  // namespace detail
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -12,8 +12,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// A vector that any integer indexes, as slots do.
@@ -21,12 +20,8 @@ template <class T>
 struct slot_vector : std::vector<T> {
   using std::vector<T>::vector;
 
-  T& operator[](std::integral auto i) {
-    return std::vector<T>::operator[](static_cast<std::size_t>(i));
-  }
-  const T& operator[](std::integral auto i) const {
-    return std::vector<T>::operator[](static_cast<std::size_t>(i));
-  }
+  T& operator[](std::integral auto i) { return std::vector<T>::operator[](as_size(i)); }
+  const T& operator[](std::integral auto i) const { return std::vector<T>::operator[](as_size(i)); }
 };
 
 /// Unsigned integers in the order of `x`: no NaN; −0 is 0.
@@ -103,5 +98,4 @@ void sort_by_position(const auto& head, std::span<index_t> slots, std::vector<ke
 }
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -10,8 +10,7 @@
 #include <type_traits>  // std::remove_cvref_t
 #include <vector>
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace dense {
 
 /// A matrix or a vector in memory (no expression, which would be computed at every use). Functions
@@ -169,6 +168,4 @@ void solve_lower(const L& upper, X& x) {
 }
 
 }  // namespace dense
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

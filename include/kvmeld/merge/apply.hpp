@@ -13,8 +13,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace merge {
 
 /// Moves all that a slot has beside its rows: log-mass, position, the state's numbers.
@@ -23,7 +22,7 @@ inline void move_metadata(const head_ref& head, head_state& state, index_t to, i
   head.position(to) = head.position(from);
   for (index_t c = 0; c < state.slot_stats(); ++c) {
     const auto column = state.column(c);
-    column[static_cast<std::size_t>(to)] = column[static_cast<std::size_t>(from)];
+    column[as_size(to)] = column[as_size(from)];
   }
 }
 /// ... everything a slot is.
@@ -47,13 +46,13 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
   };
   merge(&merge_source::key_weight, delta_k, [&](index_t s) { return head.key(s); });
   merge(&merge_source::value_weight, delta_v, [&](index_t s) { return head.value(s); });
-  const auto anchor = static_cast<std::size_t>(sources.front().source);
+  const auto anchor = as_size(sources.front().source);
   head.log_mass(sources.front().source) = log_mass;
   for (index_t c = 0; c < state.slot_stats(); ++c) {
     const auto column = state.column(c);
     for (const merge_source& e : sources.subspan(1)) {
-      column[anchor] = detail::reduced_stat(state.reduce(c), column[anchor],
-                                            column[static_cast<std::size_t>(e.source)]);
+      column[anchor] =
+          detail::reduced_stat(state.reduce(c), column[anchor], column[as_size(e.source)]);
     }
   }
 }
@@ -161,7 +160,7 @@ inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& 
 inline void share_value(const slot_removal& d, const head_ref& head) {
   const index_t from = head.position(d.removed);
   float share[detail::row_floats];
-  const auto dim = static_cast<std::size_t>(head.dim());
+  const auto dim = as_size(head.dim());
   to_floats(head.value(d.removed), head.dim(), share);
   for (float& x : std::span(share, dim)) {
     x /= static_cast<float>(d.share_count);
@@ -222,5 +221,4 @@ inline void apply(const Change& change, const head_ref& head) {
   apply(change, head, none);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

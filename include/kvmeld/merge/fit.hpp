@@ -13,8 +13,7 @@
 #include "kvmeld/score/dense.hpp"
 #include "kvmeld/score/softmax.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace merge {
 
 /// `ln(mass / alone)`. Without attention there is no mass to fit: floors keep it finite.
@@ -187,7 +186,7 @@ void refine(const attention_loss& loss, std::span<const char> pinned, index_t st
       to -= left * by * unbias * m / (s.sqrt() + tiny);
     };
     for (Eigen::Index r = 0; r < x.key.rows(); ++r) {
-      if (pinned[static_cast<std::size_t>(r)] == 0) {
+      if (pinned[as_size(r)] == 0) {
         move(x.key.row(r).array(), gradient.key.row(r).array(), mean.key.row(r).array(),
              square.key.row(r).array(), key_rate);
         move(x.value.row(r).array(), gradient.value.row(r).array(), mean.value.row(r).array(),
@@ -201,6 +200,4 @@ void refine(const attention_loss& loss, std::span<const char> pinned, index_t st
 }
 
 }  // namespace merge
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,8 +9,7 @@
 
 #include "kvmeld/merge/merge_rows.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace merge {
 
 /// Is the stored row the rounding of `x [dim]`?
@@ -40,7 +39,7 @@ inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
 class float_rows {
  public:
   static constexpr std::size_t floats(index_t rows, index_t dim) {
-    return static_cast<std::size_t>(rows) * (2 * static_cast<std::size_t>(dim) + header);
+    return as_size(rows) * (2 * as_size(dim) + header);
   }
   float_rows(std::span<float> memory, index_t rows, index_t dim)
       : memory_(memory.data()), rows_(rows), dim_(dim) {}
@@ -121,5 +120,4 @@ class float_rows {
 };
 
 }  // namespace merge
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -11,8 +11,7 @@
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/merge/plan.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace merge {
 
 /// `Σ weight · row + delta` in float, a chunk of elements at a time: `take(begin, n, sum)`.
@@ -25,7 +24,7 @@ void each_chunk_of_sum(index_t dim, std::span<const merge_source> sources,
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
     for (index_t i = 0; i < n; ++i) {
-      sum[i] = delta.empty() ? 0.0F : delta[static_cast<std::size_t>(begin + i)];
+      sum[i] = delta.empty() ? 0.0F : delta[as_size(begin + i)];
     }
     for (const merge_source& e : sources) {
       to_floats(row_of(e.source).from(begin), n, part);
@@ -133,6 +132,4 @@ inline void keep_in_range(const head_ref& head, slot_removal& d) {
 }
 
 }  // namespace merge
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

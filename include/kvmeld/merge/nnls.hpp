@@ -12,8 +12,7 @@
 
 #include "kvmeld/detail/product.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace merge {
 
 /// The Cholesky factor of those rows and columns of `gram` that are in use.
@@ -93,10 +92,10 @@ Vector nnls(const Gram& gram, const std::type_identity_t<Vector>& correlation,
   const Eigen::Index n = correlation.size();
   growing_factor factor(gram);
   Vector x = Vector::Zero(n);
-  std::vector<char> passive(static_cast<std::size_t>(n), 0), refused(passive);
+  std::vector<char> passive(as_size(n), 0), refused(passive);
   for (Eigen::Index j = 0; j < start.size(); ++j) {
     if (start[j] > 0 && factor.add(j)) {
-      x[j] = start[j], passive[static_cast<std::size_t>(j)] = 1;
+      x[j] = start[j], passive[as_size(j)] = 1;
     }
   }
   const double negligible = n == 0 ? 0 : 1e-13 * correlation.cwiseAbs().maxCoeff();
@@ -106,8 +105,8 @@ Vector nnls(const Gram& gram, const std::type_identity_t<Vector>& correlation,
     const Vector s = factor.solve(correlation);  // the best of the columns in use
     if (entering >= 0 && s[entering] <= 0) {     // rounding: it gains nothing after all
       factor.drop(static_cast<Eigen::Index>(columns.size()) - 1);
-      passive[static_cast<std::size_t>(entering)] = 0;
-      refused[static_cast<std::size_t>(entering)] = 1;
+      passive[as_size(entering)] = 0;
+      refused[as_size(entering)] = 1;
     } else {
       if (entering >= 0) {
         std::fill(refused.begin(), refused.end(), 0);
@@ -123,7 +122,7 @@ Vector nnls(const Gram& gram, const std::type_identity_t<Vector>& correlation,
         const bool blocks = s[j] <= 0 && x[j] / (x[j] - s[j]) <= step;
         x[j] = blocks ? 0 : std::max(x[j] + step * (s[j] - x[j]), 0.0);
         if (blocks) {
-          passive[static_cast<std::size_t>(j)] = 0, inside = false;
+          passive[as_size(j)] = 0, inside = false;
           factor.drop(static_cast<Eigen::Index>(i));
         }
       }
@@ -136,7 +135,7 @@ Vector nnls(const Gram& gram, const std::type_identity_t<Vector>& correlation,
     do {
       entering = -1;
       for (Eigen::Index j = 0; j < n; ++j) {
-        const auto i = static_cast<std::size_t>(j);
+        const auto i = as_size(j);
         if (passive[i] == 0 && refused[i] == 0 && gain[j] > negligible &&
             (entering < 0 || gain[j] > gain[entering])) {
           entering = j;
@@ -146,12 +145,11 @@ Vector nnls(const Gram& gram, const std::type_identity_t<Vector>& correlation,
         return x;
       }
       const bool added = factor.add(entering);
-      (added ? passive : refused)[static_cast<std::size_t>(entering)] = 1;
-    } while (passive[static_cast<std::size_t>(entering)] == 0);
+      (added ? passive : refused)[as_size(entering)] = 1;
+    } while (passive[as_size(entering)] == 0);
   }
   return x;
 }
 
 }  // namespace merge
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -11,8 +11,7 @@
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/merge/apply.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// The part of `plan` that is about the new slots, those from `sealed` on. The first `sealed` slots
 /// are kept, byte for byte. New slots that `plan` keeps are kept; those that it evicts or merges
@@ -34,11 +33,11 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   for (index_t s = 0; s < sealed; ++s) {
     out.keep(s, head.log_mass(s));
   }
-  const auto dim = static_cast<std::size_t>(plan.dim());
-  std::vector<float> keys(static_cast<std::size_t>(sealed) * dim), values = keys;
+  const auto dim = as_size(plan.dim());
+  std::vector<float> keys(as_size(sealed) * dim), values = keys;
   const auto correct = [&](std::vector<float>& to, std::span<const float> delta) {
     to.insert(to.end(), delta.begin(), delta.end());
-    to.resize(static_cast<std::size_t>(out.rows()) * dim);  // no correction: zeros
+    to.resize(as_size(out.rows()) * dim);  // no correction: zeros
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t anchor = plan.anchor(r);
@@ -120,19 +119,18 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
           " slots, got ", plan.length());
   check(plan);
   const page_table pages{.slots = slots};
-  std::vector<index_t> kept(static_cast<std::size_t>(pages.taken_by(plan.length())));
+  std::vector<index_t> kept(as_size(pages.taken_by(plan.length())));
   for (index_t r = 0; r < plan.rows(); ++r) {
     expects(!merge::changes_rows(plan, r),
             "whole_pages: expected a plan that only evicts, got a merge or correction in row ", r);
-    ++kept[static_cast<std::size_t>(plan.anchor(r) / slots)];
+    ++kept[as_size(plan.anchor(r) / slots)];
   }
   std::vector<index_t> order(kept.size());
   std::iota(order.begin(), order.end(), index_t{0});
   const auto last = static_cast<index_t>(kept.size()) - 1;
-  std::ranges::stable_sort(order, std::greater<>{}, [&](index_t p) {
-    return std::tuple(p == last, kept[static_cast<std::size_t>(p)], p);
-  });
-  order.resize(static_cast<std::size_t>(pages.taken_by(plan.rows())));
+  std::ranges::stable_sort(order, std::greater<>{},
+                           [&](index_t p) { return std::tuple(p == last, kept[as_size(p)], p); });
+  order.resize(as_size(pages.taken_by(plan.rows())));
   std::ranges::sort(order);
   out.reset(plan.length());
   for (const index_t p : order) {
@@ -142,5 +140,4 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   }
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

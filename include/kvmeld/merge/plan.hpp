@@ -14,8 +14,7 @@
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/merge/slot_removal.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// What a head becomes: a sparse row matrix `W` with one row per surviving slot,
 ///
@@ -33,11 +32,11 @@ class merge_plan {
   index_t rows() const { return static_cast<index_t>(log_mass_.size()); }  ///< slots after
 
   std::span<const merge_source> row(index_t r) const {
-    const auto i = static_cast<std::size_t>(r);
+    const auto i = as_size(r);
     return std::span(sources_).subspan(begin_[i], begin_[i + 1] - begin_[i]);
   }
   index_t anchor(index_t r) const { return row(r).front().source; }
-  float log_mass(index_t r) const { return log_mass_[static_cast<std::size_t>(r)]; }
+  float log_mass(index_t r) const { return log_mass_[as_size(r)]; }
 
   /// Row `r [dim]` of `Δ_k` and of `Δ_v`, or empty: nothing is added.
   std::span<const float> key_correction(index_t r) const { return row_of(key_correction_, r); }
@@ -53,7 +52,7 @@ class merge_plan {
 
   /// Room for `capacity` slots, so that making a plan allocates nothing.
   void reserve(index_t capacity) {
-    const auto n = static_cast<std::size_t>(capacity);
+    const auto n = as_size(capacity);
     sources_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
     is_source_.reserve(n);
   }
@@ -66,14 +65,14 @@ class merge_plan {
     dim_ = 0;
     measured_.reset();
     begin_.assign(1, 0);
-    is_source_.assign(static_cast<std::size_t>(std::max(length, index_t{0})), 0);
+    is_source_.assign(as_size(std::max(length, index_t{0})), 0);
     first_repeat_ = no_repeat;
   }
 
   /// Adds a source to the row being made; the first one is the anchor.
   void add(merge_source e) {
     if (e.source >= 0 && e.source < length_) {
-      char& added_before = is_source_[static_cast<std::size_t>(e.source)];
+      char& added_before = is_source_[as_size(e.source)];
       if (added_before != 0 && first_repeat_ == no_repeat) {
         first_repeat_ = sources_.size();
       }
@@ -119,7 +118,7 @@ class merge_plan {
   /// Row `r` becomes its anchor, unchanged but for what is added to it; its other sources are
   /// evicted.
   void evict_others(index_t r, float log_mass) {
-    const auto i = static_cast<std::size_t>(r), others = row(r).size() - 1;
+    const auto i = as_size(r), others = row(r).size() - 1;
     const auto first = sources_.begin() + static_cast<std::ptrdiff_t>(begin_[i]);
     *first = {first->source};
     sources_.erase(first + 1, first + 1 + static_cast<std::ptrdiff_t>(others));
@@ -138,17 +137,16 @@ class merge_plan {
 
  private:
   std::span<const float> row_of(const std::vector<float>& correction, index_t r) const {
-    return correction.empty()
-               ? std::span<const float>()
-               : std::span(correction).subspan(static_cast<std::size_t>(r) * dim_, dim_);
+    return correction.empty() ? std::span<const float>()
+                              : std::span(correction).subspan(as_size(r) * dim_, dim_);
   }
   void correct(std::vector<float>& to, const char* what, std::span<const float> delta,
                index_t dim) {
-    expects(dim > 0 && delta.size() == log_mass_.size() * static_cast<std::size_t>(dim) &&
+    expects(dim > 0 && delta.size() == log_mass_.size() * as_size(dim) &&
                 (!has_correction() || dim == this->dim()),
             "merge_plan: expected a ", what, " correction [", rows(), ", ",
             has_correction() ? this->dim() : dim, "], got ", delta.size(), " numbers");
-    dim_ = static_cast<std::size_t>(dim);
+    dim_ = as_size(dim);
     to.assign(delta.begin(), delta.end());
   }
 
@@ -195,8 +193,7 @@ inline void check(const merge_plan& plan) {
   expects(!plan.unfinished(), "merge_plan: expected end_row after the sources of row ",
           plan.rows());
   for (const auto delta : {plan.key_corrections(), plan.value_corrections()}) {
-    expects(delta.empty() || delta.size() == static_cast<std::size_t>(plan.rows()) *
-                                                 static_cast<std::size_t>(plan.dim()),
+    expects(delta.empty() || delta.size() == as_size(plan.rows(), plan.dim()),
             "merge_plan: expected a correction [", plan.rows(), ", ", plan.dim(), "], got ",
             delta.size(), " numbers");
     for (const float x : delta) {
@@ -216,5 +213,4 @@ merge_plan identity(const kv_head auto& head) {
   return plan;
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

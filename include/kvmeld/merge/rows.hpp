@@ -7,8 +7,7 @@
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/search/select.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Predicate of slots: is it one of the first `sinks` or the last `recent` positions?
 auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
@@ -75,5 +74,4 @@ void evict(const kv_head auto& head, index_t target, Protected is_protected, Sco
   merge::keep_marked(head, work, out);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

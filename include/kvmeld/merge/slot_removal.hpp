@@ -8,8 +8,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// One source of a row: `key_weight · k_source` goes into the row's key, `value_weight · v_source`
 /// into its value.
@@ -46,5 +45,4 @@ struct slot_removal {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

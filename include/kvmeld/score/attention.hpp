@@ -14,8 +14,7 @@
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// Slots swept at a time.
@@ -68,11 +67,10 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   expects(n > 0, "attend: expected at least 1 slot, got an empty head");
   expects(q != nullptr && out != nullptr, "attend: expected q and out [", group, ", ", dim,
           "], got null");
-  expects(probabilities.empty() ||
-              probabilities.size() == static_cast<std::size_t>(group) * static_cast<std::size_t>(n),
+  expects(probabilities.empty() || probabilities.size() == as_size(group, n),
           "attend: expected probabilities [", group, ", ", n, "], got ", probabilities.size(),
           " floats");
-  expects(log_sum_exp.empty() || log_sum_exp.size() == static_cast<std::size_t>(group),
+  expects(log_sum_exp.empty() || log_sum_exp.size() == as_size(group),
           "attend: expected log_sum_exp [", group, "], got ", log_sum_exp.size(), " floats");
   if (head.check_finite()) {
     expect_finite("attend: expected finite q", q, std::ptrdiff_t{group} * dim);
@@ -128,7 +126,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     for (index_t g = 0; g < heads; ++g) {
       Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= all[g].sum;
       if (!log_sum_exp.empty()) {
-        log_sum_exp[static_cast<std::size_t>(g0 + g)] = all[g].log_sum_exp();
+        log_sum_exp[as_size(g0 + g)] = all[g].log_sum_exp();
       }
       if (!probabilities.empty()) {
         float* p = probabilities.data() + std::ptrdiff_t{g0 + g} * n;
@@ -153,5 +151,4 @@ inline void attend(const head_ref& head, const float* q, float* out,
   attend(head, log_mass_of(head), q, out, probabilities, log_sum_exp, comparison);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -14,8 +14,7 @@
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/prompt_attention.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// `s_j ← λ s_j + a_j`; λ = 1: cumulative attention.
@@ -41,9 +40,7 @@ inline void average_pool(std::span<const index_t> order, index_t kernel, bool co
                          std::span<float> score) {
   const std::vector<float> raw(score.begin(), score.end());
   const auto n = static_cast<index_t>(order.size());
-  const auto at = [&](index_t i) {
-    return static_cast<std::size_t>(order[static_cast<std::size_t>(i)]);
-  };
+  const auto at = [&](index_t i) { return as_size(order[as_size(i)]); };
   for (index_t i = 0; i < n; ++i) {
     const index_t begin = std::max(index_t{0}, i - kernel / 2);
     const index_t end = std::min(n, i + kernel / 2 + 1);
@@ -103,16 +100,14 @@ void column_scores(const Head& head, const query_view<Query>& queries,
   for (const auto& [what, sums] :
        {std::pair{"total", out.total}, std::pair{"window", out.window},
         std::pair{"decayed", out.decayed}, std::pair{"largest", out.largest}}) {
-    expects(sums.empty() || sums.size() == static_cast<std::size_t>(n), "column_scores: expected ",
-            what, " [", n, "], got ", sums.size(), " floats");
+    expects(sums.empty() || sums.size() == as_size(n), "column_scores: expected ", what, " [", n,
+            "], got ", sums.size(), " floats");
   }
   expects(options.decay > 0 && options.decay <= 1,
           "column_scores: expected a decay in (0, 1], got ", options.decay);
   expects(options.window >= 0, "column_scores: expected a window of at least 0 queries, got ",
           options.window);
-  expects(options.log_sum_exp.empty() ||
-              options.log_sum_exp.size() ==
-                  static_cast<std::size_t>(group) * static_cast<std::size_t>(count),
+  expects(options.log_sum_exp.empty() || options.log_sum_exp.size() == as_size(group, count),
           "column_scores: expected log_sum_exp [", group, ", ", count, "], got ",
           options.log_sum_exp.size(), " floats");
 
@@ -175,12 +170,10 @@ namespace score {
 template <class Query>
 void accumulate(std::span<float> score, const kv_head auto& head, const query_view<Query>& queries,
                 group_combine combine = group_combine::sum) {
-  std::vector<float> total(static_cast<std::size_t>(head.length()));
+  std::vector<float> total(as_size(head.length()));
   column_scores(head, queries, {.combine = combine}, {.total = total});
   accumulate(score, total);
 }
 
 }  // namespace score
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

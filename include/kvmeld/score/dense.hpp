@@ -13,8 +13,7 @@
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace dense {
 
 /// Numbers that are computed side by side; their count is written out for nvcc, as `rotation` says.
@@ -85,9 +84,9 @@ attention attend(const Queries& queries, const rowwise auto& keys, const rowwise
   constexpr Eigen::Index block = 128, tile = 512;
   const Eigen::Index slots = keys.rows(), tiles = (slots + tile - 1) / tile;
   rows_by_slots p(block, slots), share(block, tiles);
-  std::vector<score::softmax<>> of_tile(static_cast<std::size_t>(tiles * block));
+  std::vector<score::softmax<>> of_tile(as_size(tiles * block));
   const auto part_of = [&](Eigen::Index r, Eigen::Index t) -> score::softmax<>& {
-    return of_tile[static_cast<std::size_t>(r * tiles + t)];
+    return of_tile[as_size(r * tiles + t)];
   };
   for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, queries.rows() - begin);
@@ -128,5 +127,4 @@ attention attend(const Queries& queries, const rowwise auto& keys, const rowwise
 }
 
 }  // namespace dense
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -13,8 +13,7 @@
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 inline namespace KVMELD_INSTRUCTIONS {
 
@@ -227,7 +226,7 @@ class fused_similarity {
   template <class Row>
   static void prepare(products& a, Row row, const kv_head auto& head) {
     const auto grow = [](std::vector<float>& x, index_t n) {
-      x.resize(std::max(x.size(), static_cast<std::size_t>(n)));
+      x.resize(std::max(x.size(), as_size(n)));
     };
     grow(a.row, head.dim()), grow(a.dot, head.capacity()), grow(a.norm, head.capacity());
     to_floats(row, head.dim(), a.row.data());
@@ -240,5 +239,4 @@ class fused_similarity {
   products keys_, values_;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

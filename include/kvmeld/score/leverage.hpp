@@ -13,8 +13,7 @@
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/dense.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// `x_iᵀ (C + λI)⁻¹ x_i` of every key, `λ = ridge · trace(C)/dim`. `x [dim, keys]`, row by row, is
@@ -59,7 +58,7 @@ inline void unrotated_keys(const kv_head auto& head, dense::stored auto& x, floa
 inline std::span<float> leverage_of_keys(const kv_head auto& head, float ridge,
                                          std::vector<float>& scratch) {
   const index_t n = head.length(), dim = head.dim();
-  const auto slots = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim);
+  const auto slots = as_size(n), d = as_size(dim);
   detail::arena parts(scratch, slots + (slots + d + transposed_keys) * d);
   auto leverage = parts.column(n);
   auto x = parts.rows(dim, n), products = parts.rows(dim, dim);
@@ -74,5 +73,4 @@ inline std::span<float> leverage_of_keys(const kv_head auto& head, float ridge,
 }
 
 }  // namespace score
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

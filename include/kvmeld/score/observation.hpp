@@ -8,8 +8,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// How the attention of a group's query heads becomes one number per slot.
 enum class group_combine { sum, mean, max };
@@ -44,7 +43,7 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
                                             group_combine how, std::span<float> combined) {
   const std::size_t n = combined.size();
   std::copy_n(probabilities.begin(), n, combined.begin());
-  for (std::size_t g = 1; g < static_cast<std::size_t>(group); ++g) {
+  for (std::size_t g = 1; g < as_size(group); ++g) {
     for (std::size_t s = 0; s < n; ++s) {
       const float a = probabilities[g * n + s];
       combined[s] = with_query_head(how, combined[s], a);
@@ -59,6 +58,4 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
 }
 
 }  // namespace score
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -14,8 +14,7 @@
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// `out [rows, slots] = q [rows, dim] · keysᵀ` over a head's first slots, so many at a time.
@@ -47,7 +46,7 @@ class query_blocks {
         queries_at_once_(std::max(index_t{1}, 64 / head.group())),
         q_(queries_at_once_ * head.group(), head.dim()),
         logits_(q_.rows(), padded(head.length())),
-        buffer_(static_cast<std::size_t>(slots_at_once) * static_cast<std::size_t>(head.dim())) {}
+        buffer_(as_size(slots_at_once, head.dim())) {}
 
   /// Calls `use()` for every block in turn; what follows is about that block.
   template <class Use>
@@ -71,8 +70,7 @@ class query_blocks {
   float* q(index_t r) { return &q_(r, 0); }
   /// Where a row stands in `[group, queries]`.
   std::size_t place(index_t r) const {
-    return static_cast<std::size_t>(r % head_.group()) * static_cast<std::size_t>(queries_.count) +
-           static_cast<std::size_t>(query(r));
+    return as_size(r % head_.group(), queries_.count) + as_size(query(r));
   }
 
   /// Slots up to the last one that any of the queries sees.
@@ -153,12 +151,10 @@ void for_each_query(const Head& head, const query_view<Query>& queries, group_co
       } else if (combine == group_combine::mean) {
         combined /= static_cast<float>(group);
       }
-      see(std::span<const float>(combined.data(), static_cast<std::size_t>(slots)), position,
-          visible);
+      see(std::span<const float>(combined.data(), as_size(slots)), position, visible);
     }
   });
 }
 
 }  // namespace score
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

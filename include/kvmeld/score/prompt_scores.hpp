@@ -13,8 +13,7 @@
 #include "kvmeld/score/prompt_attention.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// A second reading's query is the prompt's own, moved behind the prompt: content repeats, rotation
@@ -61,7 +60,7 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
     }
   });
   for (index_t s = 0; s < n; ++s) {
-    out[static_cast<std::size_t>(s)] =
+    out[as_size(s)] =
         norm(head.value(s), head.dim()) * best.col(s).sum() / static_cast<float>(group);
   }
 }
@@ -90,11 +89,9 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
   expects(n > 0, "prompt_scores: expected at least 1 slot, got an empty head");
   expects(count > 0 && queries.data != nullptr, "prompt_scores: expected at least 1 query, got ",
           queries.data == nullptr ? 0 : count);
-  expects(out.size() == static_cast<std::size_t>(n), "prompt_scores: expected scores [", n,
-          "], got ", out.size(), " floats");
-  expects(options.log_sum_exp.empty() ||
-              options.log_sum_exp.size() ==
-                  static_cast<std::size_t>(head.group()) * static_cast<std::size_t>(count),
+  expects(out.size() == as_size(n), "prompt_scores: expected scores [", n, "], got ", out.size(),
+          " floats");
+  expects(options.log_sum_exp.empty() || options.log_sum_exp.size() == as_size(head.group(), count),
           "prompt_scores: expected log_sum_exp [", head.group(), ", ", count, "], got ",
           options.log_sum_exp.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
@@ -111,5 +108,4 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
   }
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,8 +9,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// Queries at the beginning of a prompt see next to nothing: a spread leaves them out.
@@ -81,5 +80,4 @@ struct observation_needs {
   bool query = false;          ///< [group, dim]
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -13,8 +13,7 @@
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Queries of all heads, rotated, over an engine's own memory: query `i` of group member `g` of KV
 /// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.
@@ -72,16 +71,15 @@ query_view<Scalar> prompt_queries(const Scalar* data, index_t count, index_t hea
 class reference_queries {
  public:
   reference_queries(index_t heads, index_t group, index_t count, index_t dim)
-      : group_(group), dim_(dim), position_(static_cast<std::size_t>(count)) {
-    data_.resize(static_cast<std::size_t>(heads) * static_cast<std::size_t>(group) *
-                 static_cast<std::size_t>(count) * static_cast<std::size_t>(dim));
+      : group_(group), dim_(dim), position_(as_size(count)) {
+    data_.resize(as_size(heads, group, count, dim));
   }
 
   index_t count() const { return static_cast<index_t>(position_.size()); }
   float* at(index_t h, index_t g, index_t i) {
     return data_.data() + ((std::ptrdiff_t{h} * group_ + g) * count() + i) * dim_;
   }
-  index_t& position(index_t i) { return position_[static_cast<std::size_t>(i)]; }
+  index_t& position(index_t i) { return position_[as_size(i)]; }
 
   /// As policies take them; valid while this lives, so not to be had of a temporary.
   query_view<float> view() const& {
@@ -213,5 +211,4 @@ class queries {
   std::span<const float> log_sum_exp_;
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -8,8 +8,7 @@
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/dense.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const. Means rather
@@ -23,8 +22,8 @@ class query_moments {
   query_moments(std::span<Float> floats, index_t dim) : floats_(floats), dim_(dim) {}
 
   static std::size_t size(index_t dim, index_t group) {
-    const auto d = static_cast<std::size_t>(dim);
-    return 1 + static_cast<std::size_t>(group) * (d + d * d);
+    const auto d = as_size(dim);
+    return 1 + as_size(group) * (d + d * d);
   }
 
   /// Adds one query's group; `query(g)` is head `g`'s `[dim]`, rotated to `position`. `scratch
@@ -81,5 +80,4 @@ class query_moments {
 };
 
 }  // namespace score
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

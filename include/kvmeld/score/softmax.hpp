@@ -8,8 +8,7 @@
 
 #include "kvmeld/detail/arithmetic.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 
 /// The largest of the logits that came, and the sum of their exp below it (online softmax; Milakov
@@ -59,5 +58,4 @@ struct softmax {
 };
 
 }  // namespace score
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

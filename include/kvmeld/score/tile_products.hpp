@@ -11,8 +11,7 @@
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/tile.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace score {
 inline namespace KVMELD_INSTRUCTIONS {
 
@@ -230,5 +229,4 @@ float norm(row<X> x, index_t dim) {
   return std::sqrt(score::dot(x, x, dim));
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,8 +9,7 @@
 #include "kvmeld/score/dense.hpp"
 #include "kvmeld/search/seeds.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace search {
 
 /// Clusters of the rows of `x [slots, features]` that are not pinned, each named by its seed.
@@ -30,7 +29,7 @@ void lloyd(const dense::stored auto& x, const dense::stored auto& weight, index_
     Matrix sum = Matrix::Zero(centres.rows(), x.cols());
     vector total = vector::Zero(centres.rows());
     for (Eigen::Index s = 0; s < x.rows(); ++s) {
-      const index_t c = cluster[static_cast<std::size_t>(s)];
+      const index_t c = cluster[as_size(s)];
       sum.row(c) += weight[s] * x.row(s);
       total[c] += weight[s];
     }
@@ -78,5 +77,4 @@ clusters cluster(const Matrix& x, std::span<const char> pinned, const Vector& we
 }
 
 }  // namespace search
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

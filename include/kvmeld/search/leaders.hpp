@@ -8,8 +8,7 @@
 #include "kvmeld/search/match.hpp"
 #include "kvmeld/search/select.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace search {
 
 /// Keys of leaders: `[dim, cosine_slots]` of every `cosine_slots` of them, so that a product with a
@@ -18,8 +17,8 @@ namespace search {
 class leading_keys {
  public:
   leading_keys(index_t capacity, index_t dim) : dim_(dim) {
-    const auto blocks = static_cast<std::size_t>((capacity + cosine_slots - 1) / cosine_slots);
-    keys_.resize(blocks * cosine_slots * static_cast<std::size_t>(dim));
+    const auto blocks = as_size((capacity + cosine_slots - 1) / cosine_slots);
+    keys_.resize(blocks * cosine_slots * as_size(dim));
   }
 
   void add(index_t slot, const float* key, float norm) {
@@ -69,7 +68,7 @@ template <class Rank>
 void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t max_joins,
                   slot_scratch& work) {
   const index_t dim = head.dim();
-  const auto n = static_cast<std::size_t>(head.length()), d = static_cast<std::size_t>(dim);
+  const auto n = as_size(head.length()), d = as_size(dim);
   auto& numbers = work.numbers;
   numbers.resize(std::max(numbers.size(), n));
   const auto cosine = std::span(numbers).first(n);
@@ -114,7 +113,7 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
       leaders.nearest(before, own_key, own + i, 1, &to);  // leaders added since
       const bool joins = to.slot >= 0 && to.cosine >= similarity;
       into[s] = joins ? to.slot : s;
-      cosine[static_cast<std::size_t>(s)] = to.cosine;
+      cosine[as_size(s)] = to.cosine;
       if (!joins) {
         leaders.add(s, own_key, own[i]);
       }
@@ -123,12 +122,11 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   std::erase_if(order, [&](index_t s) { return into[s] == s; });
   if (static_cast<index_t>(order.size()) > max_joins) {
     detail::select_slots(order, max_joins, descending(column_score(cosine)), work.keyed);
-    for (const index_t s : std::span(order).subspan(static_cast<std::size_t>(max_joins))) {
+    for (const index_t s : std::span(order).subspan(as_size(max_joins))) {
       into[s] = s;
     }
   }
 }
 
 }  // namespace search
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

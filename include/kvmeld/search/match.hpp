@@ -14,8 +14,7 @@
 #include "kvmeld/score/tile_products.hpp"
 #include "kvmeld/search/select.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace search {
 
 /// `‖k_s − x‖²`, `x [dim]`.
@@ -251,7 +250,7 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c,
 /// `work.row_of` (a kept slot: itself; none kept: -1). The cosines `[length]` come back; they
 /// lie in `work.numbers`. `work.order`: the slots that are not kept.
 std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
-  const auto n = static_cast<std::size_t>(head.length());
+  const auto n = as_size(head.length());
   auto& numbers = work.numbers;
   numbers.resize(std::max(numbers.size(), n + cosine_floats));
   const auto cosine = std::span(numbers).first(n);
@@ -262,11 +261,10 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   const auto kept = [&](index_t s) { return work.marks[s] != 0; };
   std::ranges::remove_copy_if(work.row_of, std::back_inserter(work.order), kept);
   nearest_by_cosine(head, work.order, kept, cosine.data() + n, [&](index_t s, near_slot to) {
-    work.row_of[s] = to.slot, cosine[static_cast<std::size_t>(s)] = to.cosine;
+    work.row_of[s] = to.slot, cosine[as_size(s)] = to.cosine;
   });
   return cosine;
 }
 
 }  // namespace search
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

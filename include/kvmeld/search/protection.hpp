@@ -6,8 +6,7 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Tokens that are never evicted, by position: the first `sinks`, and the last `recent` up to
 /// `newest`, which `protected_slots` fills in.
@@ -38,5 +37,4 @@ KVMELD_HD inline float rank(float score) {
   return score;
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -11,8 +11,7 @@
 #include "kvmeld/detail/order.hpp"
 #include "kvmeld/score/dense.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace search {
 
 /// A round chooses its seeds among the `pool` slots that would gain most, at most half as many, so
@@ -95,7 +94,7 @@ inline Eigen::Index nearest_of(const auto& products) {
 void nearest(const dense::stored auto& x, const dense::stored auto& centres,
              std::vector<index_t>& out) {
   each_row_of_products(x, centres, [&](Eigen::Index row, const auto& products) {
-    out[static_cast<std::size_t>(row)] = static_cast<index_t>(nearest_of(products));
+    out[as_size(row)] = static_cast<index_t>(nearest_of(products));
   });
 }
 
@@ -138,7 +137,7 @@ class pool_seeds {
       const auto heaviest = first_largest(weight_.data(), weight_.size());
       take({heaviest < weight_.size() ? static_cast<index_t>(heaviest) : 0});
     }
-    const auto wanted = static_cast<std::size_t>(count);
+    const auto wanted = as_size(count);
     while (found_.seeds.size() < wanted) {
       const auto left = static_cast<index_t>(wanted - found_.seeds.size());
       take(farthest_of_pool(std::min(left, seed_rounds::quota(count))));
@@ -172,7 +171,7 @@ class pool_seeds {
       gain_[r] = std::min(gain_[r], gain == gain ? gain : 0.0F);
       index_t& nearest = found_.nearest[r];
       if (are_seeds && (nearest < 0 || product >= product_[r])) {  // seldom, after the first round
-        const index_t seed = rows[static_cast<std::size_t>(nearest_of(products))];
+        const index_t seed = rows[as_size(nearest_of(products))];
         nearest = nearest < 0 || product > product_[r] || seed < nearest ? seed : nearest;
         product_[r] = product;
       }
@@ -223,13 +222,13 @@ class pool_seeds {
       const auto now = static_cast<index_t>(places.size());
       if (first.seeds_compared == now) {
         places.push_back(first.place);
-        chosen.push_back(rows[static_cast<std::size_t>(first.place)]);
+        chosen.push_back(rows[as_size(first.place)]);
         heap.pop_back();
         continue;
       }
-      const float weight = weight_[rows[static_cast<std::size_t>(first.place)]];
+      const float weight = weight_[rows[as_size(first.place)]];
       for (; first.seeds_compared < now; ++first.seeds_compared) {
-        const index_t seed = places[static_cast<std::size_t>(first.seeds_compared)];
+        const index_t seed = places[as_size(first.seeds_compared)];
         const float d = (x.row(first.place) - x.row(seed)).squaredNorm();
         first.gain = std::min(first.gain, as_half(d * weight * scale));
       }
@@ -253,6 +252,4 @@ class pool_seeds {
 };
 
 }  // namespace search
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -18,8 +18,7 @@
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/search/protection.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Lists over the slots of one head, for selecting and matching. Each grows at first use; what they
 /// hold between calls means nothing, but for what a search says that it writes there.
@@ -32,7 +31,7 @@ struct slot_scratch {
 
   /// Room for `capacity` slots, so that planning allocates nothing.
   void reserve(index_t capacity) {
-    const auto n = static_cast<std::size_t>(capacity);
+    const auto n = as_size(capacity);
     marks.reserve(n), order.reserve(n), row_of.reserve(n), keyed.reserve(n);
   }
 };
@@ -103,7 +102,7 @@ inline index_t least_target(index_t first, float share, index_t others) {
 
 /// A column of scores as what `select` ranks by.
 inline auto column_score(std::span<const float> score) {
-  return [score](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+  return [score](index_t s) { return rank(score[as_size(s)]); };
 }
 
 /// Marks in `work.marks` the `target` slots to keep: those for which `is_protected(s)`, then
@@ -113,7 +112,7 @@ void select(index_t length, index_t target, Protected is_protected, Score score,
             slot_scratch& work) {
   auto& marks = work.marks;
   auto& others = work.keyed;
-  marks.assign(static_cast<std::size_t>(length), 0);
+  marks.assign(as_size(length), 0);
   others.clear();
   index_t free = target;
   for (index_t s = 0; s < length; ++s) {
@@ -128,7 +127,7 @@ void select(index_t length, index_t target, Protected is_protected, Score score,
           " slots (protected), got ", target);
   if (free < static_cast<index_t>(others.size())) {
     detail::select(others, free);
-    others.resize(static_cast<std::size_t>(free));
+    others.resize(as_size(free));
   }
   for (const detail::keyed_slot& kept : others) {
     marks[kept.slot] = 1;
@@ -202,6 +201,4 @@ index_t lowest_scored(index_t length, Protected is_protected, Score score) {
 }
 
 }  // namespace search
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

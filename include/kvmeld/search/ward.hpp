@@ -10,8 +10,7 @@
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/score/dense.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace search {
 
 /// Slots taken out of a head, in an order of choice, so that their products are one matrix product.
@@ -25,8 +24,7 @@ struct ward_slots {
   std::span<const index_t> slot;           ///< [slots] where they are in the head
 
   static std::size_t floats(index_t n, index_t dim) {
-    return static_cast<std::size_t>(n) * (static_cast<std::size_t>(dim) + 2) +
-           2 * std::size_t{block};
+    return as_size(n) * (as_size(dim) + 2) + 2 * std::size_t{block};
   }
 
   /// Room in `scratch` for `slots`, and their keys. `mass_of(s)`.
@@ -39,7 +37,7 @@ struct ward_slots {
         slot(slots) {
     mass.setOnes(), square.setZero();  // the padding too: any finite number
     for (Eigen::Index i = 0; i < keys.rows(); ++i) {
-      const index_t s = slots[static_cast<std::size_t>(i)];
+      const index_t s = slots[as_size(i)];
       to_floats(head.key(s), head.dim(), &keys(i, 0));
       mass[i] = mass_of(s);
       square[i] = keys.row(i).squaredNorm();
@@ -97,7 +95,7 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
           continue;
         }
         for (index_t j = 0; j < visible; ++j) {  // rare: which slot is it?
-          const index_t slot = to.slot[static_cast<std::size_t>(j0 + j)];
+          const index_t slot = to.slot[as_size(j0 + j)];
           if (cost[j] == least && j != self &&
               (best[r].slot < 0 || least < best[r].cost || slot < best[r].slot)) {
             best[r] = {slot, least};
@@ -112,5 +110,4 @@ void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit
 }
 
 }  // namespace search
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0
