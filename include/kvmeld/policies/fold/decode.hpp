@@ -8,11 +8,11 @@
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/memory/tile.hpp"
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/memory.hpp"
+#include "kvmeld/score/prompt_attention.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -146,12 +146,8 @@ struct fold_decode {
     sum.setZero();
     for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
       const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
-      for (index_t s = 0; s < n; s += tile_slots) {
-        const index_t slots = std::min(tile_slots, n - s);
-        const auto keys = detail::load_keys(head, s, slots, buffer);
-        dense::set_product_transposed(1, queries.middleRows(first, rows), keys,
-                                      logits.block(0, s, rows, slots));
-      }
+      score::multiply_keys(head, queries.middleRows(first, rows), tile_slots, buffer,
+                           logits.topLeftCorner(rows, n));
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = logits.row(r).array();
         for (index_t s = 0; s < n; ++s) {
