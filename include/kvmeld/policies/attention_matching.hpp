@@ -59,9 +59,10 @@ struct attention_matching {
   template <class T>
   void plan(const kv_head auto& head, const head_state&, const query_view<T>& reference,
             index_t target, slot_scratch&, merge_plan& out) const {
-    const dense::matrix queries = dense::queries(reference, head.group(), head.dim());
-    const dense::matrix keys = dense::keys(head), values = dense::values(head);
-    const full_mass full = mass_of(queries, keys, dense::log_mass(head), head.scale());
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto queries = dense::queries(reference, head.group(), head.dim());
+    const auto keys = dense::keys(head), values = dense::values(head);
+    const auto full = mass_of<double>(queries, keys, dense::log_mass(head), head.scale());
     slots kept, others;
     const auto is_protected = search::protect(head, sinks, recent);
     for (index_t s = 0; s < head.length(); ++s) {
@@ -77,17 +78,15 @@ struct attention_matching {
     }
     std::ranges::sort(kept);
 
-    const matrix a = full.mass(Eigen::all, kept);
-    const Eigen::VectorXd x = merge::nnls(products(a, a), a.transpose() * full.total);
+    const auto a = full.mass(Eigen::all, kept).eval();
+    const auto x = merge::nnls(products(a, a), a.transpose() * full.total);
     const dense::vector beta =
         x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
-    const dense::matrix key = keys(kept, Eigen::all), value = values(kept, Eigen::all);
-    const dense::attention wanted =
-        dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
-    const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
-    dense::matrix missing = wanted.output;
+    const auto key = keys(kept, Eigen::all).eval(), value = values(kept, Eigen::all).eval();
+    auto missing = dense::attend(queries, keys, values, dense::log_mass(head), head.scale()).output;
+    const auto p = merge::probabilities(queries, key, beta, head.scale());
     dense::add_product(-1, p, value, missing);
-    const dense::matrix delta = merge::ridge_values(p, missing, ridge);
+    const auto delta = merge::ridge_values(p, missing, ridge);
     out.reset(head.length());
     for (std::size_t r = 0; r < kept.size(); ++r) {
       out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
@@ -97,34 +96,38 @@ struct attention_matching {
 
  private:
   using slots = std::vector<index_t>;
-  using matrix = dense::matrix_of<double>;
+  template <class Real>
+  using vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
 
   /// `aᵀ b`
-  static matrix products(const dense::rowwise auto& a, const dense::rowwise auto& b) {
-    matrix m = matrix::Zero(a.cols(), b.cols());
+  template <class Real>
+  static auto products(const dense::matrix_of<Real>& a, const dense::rowwise auto& b) {
+    dense::matrix_of<Real> m = dense::matrix_of<Real>::Zero(a.cols(), b.cols());
     dense::add_transposed_product(1, a, b, m);
     return m;
   }
 
   /// The full cache on the queries, in double: what is still missing is a small difference.
+  template <class Real>
   struct full_mass {
     // [queries, length] A: without log-mass, which is what is sought. Row by row: so it is made.
-    matrix mass;
-    Eigen::VectorXd total;    // [queries] t
-    Eigen::VectorXd squares;  // [length] Σ_q p_qj²
+    dense::matrix_of<Real> mass;
+    vector<Real> total;    // [queries] t
+    vector<Real> squares;  // [length] Σ_q p_qj²
   };
-  static full_mass mass_of(const dense::stored auto& queries, const dense::stored auto& keys,
-                           const dense::stored auto& log_mass, float scale) {
-    full_mass of{matrix(queries.rows(), keys.rows()), Eigen::VectorXd(queries.rows()),
-                 Eigen::VectorXd::Zero(keys.rows())};
+  template <class Real>
+  static full_mass<Real> mass_of(const dense::stored auto& queries, const dense::stored auto& keys,
+                                 const dense::stored auto& log_mass, float scale) {
+    full_mass<Real> of{dense::matrix_of<Real>(queries.rows(), keys.rows()),
+                       vector<Real>(queries.rows()), vector<Real>::Zero(keys.rows())};
     auto& [mass, total, squares] = of;
-    const matrix q = queries.template cast<double>(), k = keys.template cast<double>();
-    dense::set_product_transposed(double{scale}, q, k, mass);
-    const Eigen::RowVectorXd beta = log_mass.transpose().template cast<double>();
-    Eigen::RowVectorXd e;
+    const dense::matrix_of<Real> q = queries.template cast<Real>(), k = keys.template cast<Real>();
+    dense::set_product_transposed(Real{scale}, q, k, mass);
+    const Eigen::Matrix<Real, 1, Eigen::Dynamic> beta = log_mass.transpose().template cast<Real>();
+    auto e = beta;
     for (Eigen::Index i = 0; i < mass.rows(); ++i) {
       e = mass.row(i) + beta;
-      const double top = e.maxCoeff();
+      const Real top = e.maxCoeff();
       e = (e.array() - top).exp();
       total[i] = e.sum();
       squares += (e / total[i]).cwiseAbs2().transpose();
@@ -153,13 +156,13 @@ struct attention_matching {
   }
 
   /// Orthogonal matching pursuit: `kept` grows to `target`, or until there are no others.
-  void pursue(const std::same_as<full_mass> auto& full, slots& kept, slots& others,
-              std::size_t target) const {
+  template <class Real>
+  void pursue(const full_mass<Real>& full, slots& kept, slots& others, std::size_t target) const {
     const std::size_t safe = kept.size();
-    matrix a = full.mass(Eigen::all, kept), gram = products(a, a);
-    Eigen::VectorXd x = merge::nnls(gram, a.transpose() * full.total);
+    dense::matrix_of<Real> a = full.mass(Eigen::all, kept), gram = products(a, a);
+    vector<Real> x = merge::nnls(gram, a.transpose() * full.total);
     while (kept.size() < target && !others.empty()) {
-      const Eigen::VectorXd gain = full.mass.transpose() * (full.total - a * x);
+      const vector<Real> gain = full.mass.transpose() * (full.total - a * x);
       join(gain, std::min(target, kept.size() + static_cast<std::size_t>(a_round)), kept, others);
       // Only the added slots' products are new, and the last solution is where the next begins.
       const Eigen::Index before = a.cols(), now = static_cast<Eigen::Index>(kept.size());
@@ -167,7 +170,7 @@ struct attention_matching {
       gram.conservativeResize(now, now);
       gram.rightCols(now - before) = products(a, a.rightCols(now - before));
       gram.bottomRows(now - before) = gram.rightCols(now - before).transpose().eval();
-      Eigen::VectorXd start = Eigen::VectorXd::Zero(now);
+      vector<Real> start = vector<Real>::Zero(now);
       start.head(before) = x;
       x = merge::nnls(gram, a.transpose() * full.total, start);
       std::vector<Eigen::Index> staying;

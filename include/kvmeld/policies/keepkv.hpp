@@ -52,7 +52,6 @@ struct keepkv {
     return std::vector<slot_stat>(static_cast<std::size_t>(window),
                                   {slot_reduce::anchor, detail::logit_window::not_seen});
   }
-  index_t column_count() const { return variant == mode::paper ? 2 : window; }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
   index_t min_budget() const { return search::least_target(sinks + 1, recent, sinks); }
   /// Merges come first where a plan is given queries, as after a prompt.

@@ -5,6 +5,7 @@
 #include <cmath>      // std::log
 
 #include "kvmeld/merge/float_rows.hpp"
+#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/match.hpp"
@@ -223,30 +224,21 @@ struct zsmerge {
   /// eq. 7: members weighted by their token counts; eq. 8: β = α ln w.
   void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
                   merge_plan& out) const {
-    const auto& into = work.row_of;
     out.reset(head.length());
-    for (index_t r = 0; r < head.length(); ++r) {
-      const bool kept = work.marks[static_cast<std::size_t>(r)] != 0;
-      if (into[static_cast<std::size_t>(r)] != r) {
-        continue;
-      }
-      if (kept && !residual_slot(state, r)) {
-        out.keep(r, head.log_mass(r));
-        continue;
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      const index_t r = members[0];
+      if (work.marks[static_cast<std::size_t>(r)] != 0 && !residual_slot(state, r)) {
+        return out.keep(r, head.log_mass(r));
       }
       float w = 0;
-      for (index_t s = 0; s < head.length(); ++s) {
-        w += into[static_cast<std::size_t>(s)] == r ? tokens(state, s) : 0.0F;
+      for (const index_t s : members) {
+        w += tokens(state, s);
       }
-      const auto add = [&](index_t s) { out.add({s, tokens(state, s) / w, tokens(state, s) / w}); };
-      add(r);
-      for (index_t s = 0; s < head.length(); ++s) {
-        if (s != r && into[static_cast<std::size_t>(s)] == r) {
-          add(s);
-        }
+      for (const index_t s : members) {
+        out.add({s, tokens(state, s) / w, tokens(state, s) / w});
       }
       out.end_row(alpha * std::log(w));
-    }
+    });
   }
 };
 

@@ -6,16 +6,12 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::exp, std::log
 #include <limits>     // std::numeric_limits
-#include <span>
 #include <vector>
 
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/policies/ems/table.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

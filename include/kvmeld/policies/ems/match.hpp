@@ -2,14 +2,10 @@
 /// How alike two entries are to EMS, and what they are merged into.
 #pragma once
 
-#include <span>
-
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/ems/table.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

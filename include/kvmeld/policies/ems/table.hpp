@@ -3,17 +3,11 @@
 /// follows a plan.
 #pragma once
 
-#include <array>
-#include <bit>  // std::bit_cast
-#include <span>
+#include <bit>          // std::bit_cast
 #include <type_traits>  // std::is_const_v
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -4,19 +4,15 @@
 
 #include <algorithm>  // std::ranges::fill
 #include <cmath>      // std::exp
-#include <span>
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/merge/fit.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/memory.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/prompt_attention.hpp"
-#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/softmax.hpp"
-#include "kvmeld/search/protection.hpp"
-#include "kvmeld/search/select.hpp"
 #include "kvmeld/search/ward.hpp"
 
 namespace kvmeld {

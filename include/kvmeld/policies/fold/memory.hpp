@@ -6,12 +6,10 @@
 #include <bit>        // std::bit_cast
 #include <cstdint>
 #include <cstring>  // std::memcpy
-#include <span>
 
-#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
-#include "kvmeld/score/queries.hpp"
+#include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

@@ -7,9 +7,8 @@
 #include <cmath>      // std::sqrt
 
 #include "kvmeld/merge/fit.hpp"
-#include "kvmeld/merge/plan.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/cluster.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -74,11 +73,11 @@ struct fold_prompt {
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
             slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
-    const dense::matrix keys = dense::keys(head), values = dense::values(head);
-    const dense::attention full =
-        dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto keys = dense::keys(head), values = dense::values(head);
+    const auto full = dense::attend(queries, keys, values, dense::log_mass(head), head.scale());
     const auto count = static_cast<float>(queries.rows());
-    const dense::vector m = full.mass.array() / count + 1e-6F;
+    const auto m = (full.mass.array() / count + 1e-6F).matrix().eval();
     const std::vector<char> marks = work.marks;
     const auto alone = static_cast<index_t>(std::ranges::count(marks, pinned));
     const dense::vector pull = m.array() + floor / static_cast<float>(n);
@@ -121,8 +120,7 @@ struct fold_prompt {
       }
       row_mass[r] = mass[static_cast<std::size_t>(i)];
     }
-    dense::vector beta =
-        merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
+    auto beta = merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
     for (Eigen::Index r = 0; r < target; ++r) {
       if (cluster_of[static_cast<std::size_t>(r)] < 0) {
         beta[r] = head.log_mass(work.order[static_cast<std::size_t>(r)]);
@@ -135,8 +133,8 @@ struct fold_prompt {
     }
     merge::fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
-      const dense::matrix p = merge::probabilities(queries, key, beta, head.scale());
-      dense::matrix missing = full.output;
+      const auto p = merge::probabilities(queries, key, beta, head.scale());
+      auto missing = full.output;
       dense::add_product(-1, p, value, missing);
       std::vector<Eigen::Index> merged;  // rows
       for (Eigen::Index r = 0; r < target; ++r) {
@@ -187,8 +185,9 @@ struct fold_prompt {
   /// the queries' covariance, in numbers that a half holds: what tensor cores multiply, exactly.
   static dense::matrix space(const kv_head auto& head, const dense::stored auto& queries,
                              const dense::stored auto& keys, const dense::stored auto& values) {
-    const dense::matrix centred = queries.rowwise() - queries.colwise().mean();
-    dense::matrix covariance = dense::matrix::Zero(queries.cols(), queries.cols());
+    using matrix = std::remove_cvref_t<decltype(keys)>;
+    const matrix centred = queries.rowwise() - queries.colwise().mean();
+    matrix covariance = matrix::Zero(queries.cols(), queries.cols());
     dense::add_transposed_product(1 / static_cast<float>(queries.rows()), centred, centred,
                                   covariance);
     covariance.diagonal().array() += 1e-3F;
@@ -196,7 +195,7 @@ struct fold_prompt {
     const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
     covariance = factor.matrixL();
     const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
-    dense::matrix x(keys.rows(), keys.cols() + values.cols());
+    matrix x(keys.rows(), keys.cols() + values.cols());
     x.leftCols(keys.cols()).rowwise() = -head.scale() * (keys.colwise().mean() * covariance).eval();
     dense::add_product(head.scale(), keys, covariance, x.leftCols(keys.cols()));
     x.rightCols(values.cols()) = values / norm;

@@ -6,17 +6,12 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
-#include <span>
 
-#include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
+#include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/dense.hpp"
-#include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/match.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld {
 inline namespace v0 {
@@ -129,14 +124,13 @@ struct moving_average {
   float decay = 0;  ///< a
 
   /// Of a block of slots.
-  void operator()(float* log_score, float* weight_sum, const dense::array& now,
-                  index_t count) const {
-    dense::array before = dense::array::Zero(), weight = dense::array::Zero();
+  template <class Array>
+  void operator()(float* log_score, float* weight_sum, const Array& now, index_t count) const {
+    Array before = Array::Zero(), weight = Array::Zero();
     std::copy_n(log_score, count, before.data());
     std::copy_n(weight_sum, count, weight.data());
-    const dense::array old = decay * weight, top = before.max(now);
-    const dense::array after =
-        top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
+    const Array old = decay * weight, top = before.max(now);
+    const Array after = top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
     for (index_t i = 0; i < count; ++i) {
       if (old[i] > 0 && std::isfinite(before[i]) && std::isfinite(now[i])) {
         log_score[i] = after[i];
