@@ -5,7 +5,7 @@
 #include <algorithm>  // std::min
 #include <concepts>   // std::same_as
 #include <string_view>
-#include <utility>  // std::in_place_index
+#include <utility>  // std::move
 #include <variant>
 #include <vector>
 
@@ -37,41 +37,18 @@
 namespace kvmeld {
 inline namespace v0 {
 
-namespace detail {
-
-/// Is `One` the policy `P`, or can it hold one?
-template <class P, class One>
-consteval bool holds() {
-  if constexpr (requires { One::template holds<P>(); }) {
-    return std::same_as<P, One> || One::template holds<P>();
-  } else {
-    return std::same_as<P, One>;
-  }
-}
-
-}  // namespace detail
-
 /// One of `Policies`, itself a policy. Each call is one switch a head, none a slot.
 template <policy... Policies>
 class basic_any_policy {
  public:
-  /// Can it be a `P`, itself or inside of one of `Policies`?
-  template <class P>
-  static consteval bool holds() {
-    return (detail::holds<P, Policies>() || ...);
-  }
-
   /// The alternative `p`.
   template <class P>
-  requires(holds<P>()) basic_any_policy(P p)  // NOLINT: a policy is one of the alternatives
-      : policy_(std::in_place_index<place<P>()>, std::move(p)) {}
+  requires(std::same_as<P, Policies> || ...)
+      basic_any_policy(P p)  // NOLINT: a policy is one of the alternatives
+      : policy_(std::move(p)) {}
 
   /// One of each, with its default parameters.
-  static std::vector<basic_any_policy> every() {
-    std::vector<basic_any_policy> all;
-    (add_every<Policies>(all), ...);
-    return all;
-  }
+  static std::vector<basic_any_policy> every() { return {Policies{}...}; }
 
   /// What the policy inside says; its default where it omits a member (policy.hpp).
   /// @{
@@ -125,16 +102,10 @@ class basic_any_policy {
     hooks(*this).plan(head, state, no_queries, target, work, out);
   }
 
-  /// `f` is called with the policy inside, however deep.
-  template <class F>
-  decltype(auto) visit(F&& f) const {
-    return switch_to<0>(policy_, into(f));
-  }
+  /// `f` is called with the policy inside.
+  decltype(auto) visit(const auto& f) const { return switch_to<0>(policy_, f); }
   /// The same, for a policy that may be changed.
-  template <class F>
-  decltype(auto) visit(F&& f) {
-    return switch_to<0>(policy_, into(f));
-  }
+  decltype(auto) visit(const auto& f) { return switch_to<0>(policy_, f); }
 
  private:
   /// The alternative `I`, or the last.
@@ -165,34 +136,6 @@ class basic_any_policy {
           return f(at<I + 6>(policy));
         }
     }
-  }
-
-  /// Which of the alternatives a `P` is, or is inside of.
-  template <class P>
-  static consteval std::size_t place() {
-    std::size_t at = 0;
-    const bool found = ((detail::holds<P, Policies>() || (++at, false)) || ...);
-    return found ? at : 0;
-  }
-  template <class P>
-  static void add_every(std::vector<basic_any_policy>& all) {
-    if constexpr (requires { P::every(); }) {
-      for (const auto& p : P::every()) {
-        all.push_back(p);
-      }
-    } else {
-      all.push_back(P{});
-    }
-  }
-  template <class F>
-  static auto into(F& f) {
-    return [&f](auto& p) -> decltype(auto) {
-      if constexpr (requires { p.every(); }) {
-        return p.visit(f);
-      } else {
-        return f(p);
-      }
-    };
   }
 
   std::variant<Policies...> policy_;
@@ -235,9 +178,20 @@ extern template void column_scores(const head_ref&, const query_view<float>&, co
                                    const column_sums&);
 #endif
 
+namespace detail {
+
+template <class Any, class... Own>
+struct with_own;
+template <class... Policies, class... Own>
+struct with_own<basic_any_policy<Policies...>, Own...> {
+  using type = basic_any_policy<Policies..., Own...>;
+};
+
+}  // namespace detail
+
 /// These, and `Own`: policies of one's own.
 template <policy... Own>
-using any_policy_with = basic_any_policy<any_policy, Own...>;
+using any_policy_with = typename detail::with_own<any_policy, Own...>::type;
 
 }  // namespace v0
 }  // namespace kvmeld
