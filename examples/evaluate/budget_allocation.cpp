@@ -11,7 +11,7 @@ namespace evaluate {
 
 namespace {
 
-using kvmeld::detail::shared_slots;
+using kvmeld::shared_slots;
 
 /// No policy can do without one slot more than what it protects: the heads that have most give.
 void at_least(index_t least, std::vector<index_t>& budgets) {

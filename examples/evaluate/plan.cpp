@@ -130,7 +130,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
                                   ? "refused: --tasks needle finds its heads"
                                   : detail::refusal_of(chosen.policy, n.storage, slots, shape.dim);
         if (is_shared(chosen.budgets) && refusal.empty() && slots < o.prompt) {
-          chosen.policy = kvmeld::detail::for_shared(policy, slots, o.room);
+          chosen.policy = kvmeld::for_shared(policy, slots, o.room);
         }
         const index_t stream_tokens =
             o.tasks.stream && chosen.streams() ? stream_budgets * slots : 0;

@@ -61,17 +61,8 @@ class compressor : private detail::request_calls<P> {
       const P& p = policy_of(heads[i]);
       const head_ref head = kv_.head(heads[i]);
       one_head& one = of(heads[i]);
-      const prompt_use use = traits::prompt_use_of(p);
-      q.of_head(i, [&](const auto& own) {
-        if (use.observes) {
-          one.held.with_earlier(own, head.group(), head.dim(), use, [&](const auto& view) {
-            kvmeld::observe(p, head, one.state, view);
-          });
-        } else {
-          one.state.extend(head.length());
-        }
-        one.held.keep(own, head.next_position() - q.tokens(), head.group(), head.dim(), use);
-      });
+      q.of_head(
+          i, [&](const auto& own) { kvmeld::observe_prompt(p, head, one.state, one.held, own); });
     });
   }
 

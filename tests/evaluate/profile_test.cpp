@@ -51,7 +51,7 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
     const auto prompt = text.measured_by(policies);
     evaluate::contender by_threshold{
         .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
-    by_threshold.policy = kvmeld::detail::for_shared(by_threshold.policy, 40, 0);
+    by_threshold.policy = kvmeld::for_shared(by_threshold.policy, 40, 0);
     const auto shares = evaluate::shared_budgets(by_threshold, 96, prompt.measured[0].heads);
     uneven += shares[0] != shares[1] ? 1 : 0;
     const auto profile = std::make_shared<kvmeld::budget_profile>(2);
@@ -78,7 +78,7 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
   const auto prompt = text.measured_by(policies);
   evaluate::contender one{
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
-  one.policy = kvmeld::detail::for_shared(one.policy, 40, 0);
+  one.policy = kvmeld::for_shared(one.policy, 40, 0);
   kvmeld::budget_profile profile(2);
   profile.add(evaluate::shared_budgets(one, 96, prompt.measured[0].heads));
   CHECK(evaluate::share_clusters(one.policy, profile, 96).empty());
@@ -205,7 +205,7 @@ TEST_CASE("from an empty cache heads have the slots that a profile says, in all 
     CHECK(!c.streams());  // a threshold needs scores
     c.budgets = named.budgets;
     CHECK(c.streams());
-    c.policy = kvmeld::detail::for_shared(c.policy, 40, 0);
+    c.policy = kvmeld::for_shared(c.policy, 40, 0);
     std::vector<kvmeld::index_t> most;
     const evaluate::compressed_cache cache(c, shape, 140);
     for (const kvmeld::index_t h : {0, 1}) {
@@ -227,7 +227,7 @@ TEST_CASE("from an empty cache every head holds what its own policy protects") {
   const auto named = evaluate::detail::parse_policy("fold+profile");
   evaluate::contender c{
       .policy = named.policy, .limit = {60}, .budgets = named.budgets, .profile = profile};
-  c.policy = kvmeld::detail::for_shared(c.policy, 60, 0);
+  c.policy = kvmeld::for_shared(c.policy, 60, 0);
   c.of_heads = evaluate::share_clusters(c.policy, *profile, 400);
   REQUIRE(c.of_heads.size() == 2);
   REQUIRE(c.of_heads[0].min_budget() > c.policy.min_budget());

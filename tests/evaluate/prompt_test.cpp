@@ -84,7 +84,7 @@ TEST_CASE("fold is what a compressor makes of a shared budget") {
                         std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
   evaluate::contender chosen{
       .policy = policies[0].measuring(), .limit = {30}, .budgets = policies[0].budgets};
-  chosen.policy = kvmeld::detail::for_shared(chosen.policy, 30, 0);
+  chosen.policy = kvmeld::for_shared(chosen.policy, 30, 0);
   const evaluate::compressed_cache ours(chosen, prompt);
 
   kvmeld::cache kv(model.shape().attention(), {.layers = 2, .capacity = 140});
@@ -213,7 +213,7 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
                                .policy = policies[i].policy,
                                .limit = {30},
                                .budgets = evaluate::budget_allocation::global};
-    chosen.policy = kvmeld::detail::for_shared(chosen.policy, 30, 0);
+    chosen.policy = kvmeld::for_shared(chosen.policy, 30, 0);
     const evaluate::compressed_cache cache(chosen, prompt);
     kvmeld::index_t all = 0;
     for (const kvmeld::index_t h : {0, 1}) {
@@ -221,7 +221,7 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
       CHECK(cache.kv().head(h).length() >= chosen.policy.min_budget());
     }
     CHECK(all == 2 * 30);
-    const auto shared = kvmeld::detail::shared_slots::of(chosen.policy);
+    const auto shared = kvmeld::shared_slots::of(chosen.policy);
     CHECK(std::ranges::any_of(prompt.measured[i].heads[0].column(shared.column),
                               [](float x) { return x > 0; }));
   }

@@ -3,37 +3,20 @@
 
 #include <algorithm>  // std::fill_n
 
-#include "kvmeld/compress/held_queries.hpp"
-
 namespace kvmeld_torch {
 
 using kvmeld::any_policy;
 using kvmeld::budget;
 using kvmeld::expects;
-using kvmeld::detail::held_queries;
+using kvmeld::held_queries;
 
 namespace {
 
 /// Measures one head on its prompt's own queries; what its policy plans on lies in `held`.
 query_rows measure(const any_policy& policy, const kvmeld::head_ref& head,
                    kvmeld::head_state& state, const query_rows& own, held_queries& held) {
-  const auto use = policy.prompt_use();
-  const auto plans = use.plans;
-  if (use.observes) {
-    kvmeld::observe(policy, head, state, own);
-  } else {
-    state.extend(head.length());
-  }
-  held.keep(own, head.next_position() - own.count, head.group(), head.dim(), use);
-  if (plans == kvmeld::prompt_use::planned::none) {
-    return {};
-  }
-  const query_rows kept =
-      held.planned(head.spec().rope, head.group(), head.dim(), use, head.next_position());
-  if (plans != kvmeld::prompt_use::planned::latest) {
-    kvmeld::observe(policy, head, state, kept);
-  }
-  return kept;
+  observe_prompt(policy, head, state, held, own);
+  return planned_queries(policy, head, state, held);
 }
 
 /// Refused: more queries than tokens, heads that have seen different numbers of them.
@@ -88,9 +71,8 @@ void compress(const any_policy& policy, tensor_cache cache, const query_rows& qu
     expect_own("compress", cache, queries);
   }
   for (index_t h = 0; h < cache.heads(); ++h) {
-    const auto& b = budgets[static_cast<std::size_t>(h)];
-    check(policy, b, cache.head(h).capacity());
-    kvmeld::detail::expect_measured(policy, cache.head(h), states[h], queries.count > 0, b);
+    check_compress(policy, cache.head(h), states[h], budgets[static_cast<std::size_t>(h)],
+                   queries.count > 0);
     expects(own || queries.count == 0 || states[h].observed() > 0,
             "compress: expected the prompt's own queries or those that observe kept, got others");
   }

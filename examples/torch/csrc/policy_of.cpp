@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Policies from their text, budgets from lists and from scores.
-#include <cmath>       // std::floor
+#include <charconv>    // std::from_chars
+#include <cmath>       // std::abs
 #include <functional>  // std::less
 #include <map>
 #include <string>
@@ -34,14 +35,14 @@ const kvmeld::any_policy& policy_of(std::string_view text) {
     const std::size_t slash = text.find('/');
     kvmeld::any_policy policy = kvmeld::make_policy(text.substr(0, slash));
     if (slash != text.npos) {
-      const double slots = kvmeld::detail::parse_number(text.substr(slash + 1)).value_or(0);
-      kvmeld::expects(slots >= 1 && slots < 1e9 && slots == std::floor(slots), policy.name(),
-                      ": expected policy/slots with 1 to 1e9 slots to share, got '", text, "'");
-      policy = kvmeld::detail::for_shared(policy, static_cast<index_t>(slots), 0);
-      kvmeld::expects(kvmeld::errc::unsupported, !policy.slot_stats().empty(),
-                      "compressor: ", policy.name(),
-                      ": expected a policy with a score per slot for shared budgets, got one "
-                      "without");
+      const std::string_view given = text.substr(slash + 1);
+      index_t slots = 0;
+      const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), slots);
+      kvmeld::expects(error == std::errc() && end == given.data() + given.size() && slots >= 1 &&
+                          slots < 1'000'000'000,
+                      policy.name(), ": expected policy/slots with 1 to 1e9 slots to share, got '",
+                      text, "'");
+      policy = kvmeld::for_shared(policy, slots);
     }
     at = made.emplace(std::string(text), policy).first;
   }
@@ -73,7 +74,6 @@ std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64
 std::vector<std::int64_t> divide(const kvmeld::any_policy& policy, std::span<const float> scores,
                                  index_t heads, index_t slots) {
   constexpr float all = std::numeric_limits<float>::infinity();
-  const auto shared = kvmeld::detail::shared_slots::of(policy);
   const std::size_t width = scores.size() / static_cast<std::size_t>(heads);
   std::vector<std::vector<float>> of_heads;
   index_t longest = 0;
@@ -88,11 +88,8 @@ std::vector<std::int64_t> divide(const kvmeld::any_policy& policy, std::span<con
     }
     longest = std::max(longest, length);
   }
-  if (longest <= slots) {
-    return std::vector<std::int64_t>(static_cast<std::size_t>(heads), slots);
-  }
   const auto divided =
-      kvmeld::detail::divide_slots(of_heads, shared, slots - shared.own, longest - shared.own - 1);
+      kvmeld::divide_slots(of_heads, kvmeld::shared_slots::of(policy), slots, longest);
   return {divided.begin(), divided.end()};
 }
 

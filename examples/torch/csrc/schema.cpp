@@ -17,7 +17,7 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
                                    std::int64_t capacity) {
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
-    const auto shared = kvmeld::detail::shared_slots::of(p);
+    const auto shared = kvmeld::shared_slots::of(p);
     return {static_cast<std::int64_t>(p.slot_stats().size()),
             static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
                                                positive("capacity", capacity))),

@@ -151,9 +151,6 @@ class compressor_base {
               "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
               " slots (budget, slack and the new token), got ", capacity);
     }
-    expects(errc::unsupported, !b.is_shared || !traits::slot_stats(p).empty(),
-            "compressor: ", p.name(),
-            ": expected a policy with a score per slot for shared budgets, got one without");
   }
 
   /// What a head of `slots` slots after its prompt is held to while decoding.
@@ -176,10 +173,7 @@ class compressor_base {
       longest = std::max(longest, head.length());
       add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
     }
-    if (longest <= b.slots) {
-      return std::vector<index_t>(heads.size(), b.slots);
-    }
-    return divide_slots(scores, shared, b.slots - shared.own, longest - shared.own - 1);
+    return divide_slots(scores, shared, b.slots, longest);
   }
 
   void expect_prompt(index_t h, index_t slots) const {
@@ -194,16 +188,9 @@ class compressor_base {
     const P& p = policy_of(h);
     const head_ref head = kv_.head(h);
     auto& [state, limit, held, not_finite] = of(h);
-    const prompt_use use = traits::prompt_use_of(p);
-    if (held.begun() && use.plans != prompt_use::planned::none) {
-      const auto view =
-          held.planned(head.spec().rope, head.group(), head.dim(), use, head.next_position());
-      if (use.plans != prompt_use::planned::latest) {
-        observe(p, head, state, view);
-      }
-      compress(p, head, state, work, budget{slots}, view);
-    } else if (head.length() > 0) {
-      compress(p, head, state, work, budget{slots});
+    if (head.length() > 0) {
+      const auto queries = planned_queries(p, head, state, held);
+      compress(p, head, state, work, budget{slots}, queries);
     }
     limit = decode_limit(h, slots);
     held.release();

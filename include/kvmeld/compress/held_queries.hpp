@@ -6,14 +6,16 @@
 #include <cstddef>    // std::size_t
 #include <vector>
 
+#include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 
-namespace kvmeld::inline v0::detail {
+namespace kvmeld::inline v0 {
 
 /// Of a prompt that comes in chunks: the latest queries, which the next chunk is measured with, and
 /// those spread over the prompt, which it is planned on. In floats, `[queries, group, dim]`.
+/// `observe_prompt` fills it, `planned_queries` reads it.
 class held_queries {
  public:
   /// Any query of a prompt that has begun?
@@ -164,4 +166,37 @@ class held_queries {
   std::vector<index_t> position_;
 };
 
-}  // namespace kvmeld::inline v0::detail
+/// Measures one head on a prompt's own queries, or on its next chunk's, whose rows were appended
+/// before: `queries.count` of the latest tokens. `held` keeps what the policy will plan on.
+/// Refused, with nothing changed: as by `observe`.
+template <policy P, class Query>
+void observe_prompt(const P& p, const head_ref& head, head_state& state, held_queries& held,
+                    const query_view<Query>& queries) {
+  const prompt_use use = traits::prompt_use_of(p);
+  if (use.observes) {
+    held.with_earlier(queries, head.group(), head.dim(), use,
+                      [&](const auto& view) { observe(p, head, state, view); });
+  } else {
+    state.extend(head.length());
+  }
+  held.keep(queries, head.next_position() - queries.count, head.group(), head.dim(), use);
+}
+
+/// The queries that `compress` takes after a prompt, rows of `held`; none where the policy plans on
+/// none. Those that are spread over the prompt are observed too: to be called once a prompt.
+template <policy P>
+query_view<float> planned_queries(const P& p, const head_ref& head, head_state& state,
+                                  held_queries& held) {
+  const prompt_use use = traits::prompt_use_of(p);
+  if (!held.begun() || use.plans == prompt_use::planned::none) {
+    return {};
+  }
+  const query_view<float> planned =
+      held.planned(head.spec().rope, head.group(), head.dim(), use, head.next_position());
+  if (use.plans != prompt_use::planned::latest) {
+    observe(p, head, state, planned);
+  }
+  return planned;
+}
+
+}  // namespace kvmeld::inline v0

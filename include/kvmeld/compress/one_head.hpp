@@ -83,10 +83,16 @@ class undo {
   std::int64_t observed_;
 };
 
-/// Policies that measure need attention or queries before they decide.
+}  // namespace detail
+
+/// Throws unless `compress` can bring `head` to `b`: a budget that fits the policy and the
+/// capacity, a state of the policy's, and what the policy decides on. `queries`: will it be given
+/// any?
 template <policy P>
-void expect_measured(const P& p, const head_ref& head, const head_state& state, bool queries,
-                     const budget& b) {
+void check_compress(const P& p, const head_ref& head, const head_state& state, const budget& b,
+                    bool queries) {
+  check(p, b, head.capacity());
+  detail::expect_policy(p, state);
   if (head.length() > b.slots && traits::evicts(p)) {
     expects(!traits::uses_attention(p) || queries || state.observed() > 0, p.name(),
             ": expected reference queries or observed attention");
@@ -94,8 +100,6 @@ void expect_measured(const P& p, const head_ref& head, const head_state& state, 
             ": expected reference queries");
   }
 }
-
-}  // namespace detail
 
 /// Throws unless one more token fits into `head`, under a budget that was checked before.
 template <policy P>
@@ -179,9 +183,7 @@ void observe(const P& p, const head_ref& head, head_state& state,
 template <policy P, class Query = float>
 void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
               const query_view<Query>& queries = {}) {
-  check(p, b, head.capacity());
-  detail::expect_policy(p, state);
-  detail::expect_measured(p, head, state, queries.count > 0, b);
+  check_compress(p, head, state, b, queries.count > 0);
   detail::expect_queries("compress: expected finite queries", p, head, queries);
   detail::undo unless_planned(state);
   state.extend(head.length());

@@ -11,9 +11,9 @@
 #include "kvmeld/compress/global_budgets.hpp"
 #include "kvmeld/policies/traits.hpp"
 
-namespace kvmeld::inline v0::detail {
+namespace kvmeld::inline v0 {
 
-/// How the slots of one head lie where heads share them.
+/// How the slots of one head lie where heads share them: what `divide_slots` is told of a policy.
 struct shared_slots {
   index_t own;     ///< that every head has, whatever its scores
   index_t sinks;   ///< of these at the beginning,
@@ -39,8 +39,11 @@ struct shared_slots {
 };
 
 /// The policy as it is where heads share `slots` each on average and have `slack` beside them.
+/// Refused: a policy without a score per slot (`unsupported`), fewer slots than it can share.
 template <class P>
-P for_shared(P p, index_t slots, index_t slack) {
+P for_shared(P p, index_t slots, index_t slack = 0) {
+  expects(errc::unsupported, !traits::slot_stats(p).empty(), p.name(),
+          ": expected a policy with a score per slot for shared budgets, got one without");
   if constexpr (requires { p.visit([](auto&) {}); }) {
     p.visit([&](auto& one) { one = for_shared(one, slots, slack); });
   } else if constexpr (requires { p.sharing(slots, slack); }) {
@@ -49,9 +52,9 @@ P for_shared(P p, index_t slots, index_t slack) {
   return p;
 }
 
-/// The scores of a head's slots that may be shared out, in slot order, at the end of `scores`:
-/// neither sinks nor the latest tokens.
-inline void add_shared_scores(const auto& head, std::span<const float> column,
+/// Adds the scores of a head's slots that may be shared out to the end of `scores`, in slot order:
+/// neither sinks nor the latest tokens. `column [length]`: the state's, `shared.column`.
+inline void add_shared_scores(const head_ref& head, std::span<const float> column,
                               const shared_slots& shared, std::vector<float>& scores) {
   const index_t end = head.next_position() - shared.latest;
   for (index_t s = 0; s < head.length(); ++s) {
@@ -62,32 +65,38 @@ inline void add_shared_scores(const auto& head, std::span<const float> column,
   }
 }
 
-/// Slots `[heads]` for scores of each: `mean` a head on average beside its own, at most `most`.
+/// Slots `[heads]` by one threshold over the scores of each head, `slots` a head on average. No
+/// head gets more than the longest one holds, `longest` slots; where that is within `slots`, every
+/// head gets as many as it asked for, `slots`.
 inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& scores,
-                                         const shared_slots& shared, index_t mean, index_t most) {
+                                         const shared_slots& shared, index_t slots,
+                                         index_t longest) {
   const auto heads = static_cast<index_t>(scores.size());
-  std::size_t longest = 1;
+  if (longest <= slots) {
+    return std::vector<index_t>(scores.size(), slots);
+  }
+  std::size_t widest = 1;
   for (const auto& s : scores) {
-    longest = std::max(longest, s.size());
+    widest = std::max(widest, s.size());
   }
   std::vector<float> all;  // heads of fewer slots are filled up with what nothing is below
-  all.reserve(longest * scores.size());
+  all.reserve(widest * scores.size());
   for (const auto& s : scores) {
     all.insert(all.end(), s.begin(), s.end());
-    all.resize(all.size() + longest - s.size(), -std::numeric_limits<float>::infinity());
+    all.resize(all.size() + widest - s.size(), -std::numeric_limits<float>::infinity());
   }
-  most = std::min(most, static_cast<index_t>(longest));
-  const std::int64_t total = std::min(std::int64_t{heads} * mean, std::int64_t{heads} * most);
-  auto more = global_budgets(all, heads, static_cast<index_t>(total), most);
+  const index_t most = std::min(longest - shared.own - 1, static_cast<index_t>(widest)),
+                mean = std::min(slots - shared.own, most);
+  auto more = global_budgets(all, heads, static_cast<index_t>(std::int64_t{heads} * mean), most);
   // No policy can do without one slot more than what it protects: the heads that have most give.
-  for (auto fewest = std::ranges::min_element(more); *fewest < shared.least && total > 0;
+  for (auto fewest = std::ranges::min_element(more); *fewest < shared.least && mean > 0;
        fewest = std::ranges::min_element(more)) {
     ++*fewest, --*std::ranges::max_element(more);
   }
-  for (index_t& slots : more) {
-    slots += shared.own;
+  for (index_t& n : more) {
+    n += shared.own;
   }
   return more;
 }
 
-}  // namespace kvmeld::inline v0::detail
+}  // namespace kvmeld::inline v0
