@@ -2,7 +2,6 @@
 // The operators of a GPU on the emulator: torch.ops.kvmeld_emulated takes CPU tensors.
 #include <torch/library.h>
 
-#include "device_operators.hpp"
 #include "schema.hpp"
 
 namespace kvmeld_torch {

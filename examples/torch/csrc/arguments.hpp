@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/config.hpp"
+#include "kvmeld/error.hpp"
 
 namespace kvmeld_torch {
 
@@ -25,31 +26,18 @@ using text = std::string;
 inline std::span<const std::int64_t> span_of(ints x) { return {x.data(), x.size()}; }
 inline std::span<const double> span_of(numbers x) { return {x.data(), x.size()}; }
 
-/// The heads that a call is for: all, or those listed.
-class selection {
- public:
-  selection(index_t all, const maybe_heads& listed) : all_(!listed.has_value()), count_(all) {
-    if (!all_) {
-      for (const std::int64_t h : *listed) {
-        kvmeld::expects(h >= 0 && h < all, "heads: expected 0 to ", all - 1, ", got ", h);
-        list_.push_back(static_cast<index_t>(h));
-      }
-      count_ = static_cast<index_t>(list_.size());
-    }
+/// The heads that a call is for, of `all`; none: all of them. Refused: heads that are not there.
+inline std::optional<std::vector<index_t>> heads_of(const maybe_heads& listed, index_t all) {
+  if (!listed.has_value()) {
+    return {};
   }
-  index_t count() const { return count_; }
-  bool all() const { return all_; }
-  const std::vector<index_t>& list() const { return list_; }
-  operator kvmeld::head_selection() const {  // NOLINT: it is one
-    return all_ ? kvmeld::head_selection(kvmeld::head_range{0, count_})
-                : kvmeld::head_selection(list_);
+  std::vector<index_t> heads;
+  for (const std::int64_t h : *listed) {
+    kvmeld::expects(h >= 0 && h < all, "heads: expected 0 to ", all - 1, ", got ", h);
+    heads.push_back(static_cast<index_t>(h));
   }
-
- private:
-  bool all_;
-  index_t count_;
-  std::vector<index_t> list_;
-};
+  return heads;
+}
 
 /// A number above 0 that an index holds.
 inline index_t positive(const char* what, std::int64_t x) {

@@ -7,6 +7,7 @@
 #include <memory>   // std::shared_ptr
 
 #include "kvmeld/memory/cache.hpp"
+#include "kvmeld/score/queries.hpp"
 
 namespace kvmeld_torch {
 
@@ -17,7 +18,6 @@ struct tensor_shape {
   index_t group = 1;
   index_t dim = 0;
   index_t capacity = 0;
-  float scale = 0;
 };
 
 /// Where the keys, or the values, of heads lie: strides in bytes.
@@ -53,6 +53,11 @@ struct query_layout {
   std::ptrdiff_t head = 0, group = 0, row = 0;
   const index_t* position = nullptr;  ///< [count]; null: the prompt's own
   index_t before = 0;                 ///< queries of the same prompt right before these
+
+  /// The same as rows of floats.
+  kvmeld::query_view<float> floats() const {
+    return {static_cast<const float*>(data), count, head, group, row, position, before};
+  }
 };
 
 }  // namespace kvmeld_torch

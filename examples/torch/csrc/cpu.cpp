@@ -34,22 +34,10 @@ threads torch_threads() {
 }
 
 /// Policies measure in float: 16-bit queries become floats here.
-class float_queries : public query_tensors {
- public:
-  float_queries(const tensor_cache& cache, const maybe& queries, const maybe& positions = {},
-                std::int64_t before = 0)
-      : query_tensors(cache.tensors().shape, queries, positions, before, at::kFloat, at::kCPU) {}
-  query_rows view() const {
-    const query_layout& at = rows();
-    return {.data = static_cast<const float*>(at.data),
-            .count = at.count,
-            .head = at.head,
-            .group = at.group,
-            .row = at.row,
-            .position = at.position,
-            .before = at.before};
-  }
-};
+query_tensors in_floats(const tensor_cache& cache, const maybe& queries, const maybe& positions,
+                        std::int64_t before) {
+  return {cache.tensors().shape, queries, positions, before, at::kFloat, at::kCPU};
+}
 
 std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const Tensor& queries,
                                    std::int64_t before, std::int64_t group, double scale,
@@ -58,8 +46,8 @@ std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const T
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
-    const float_queries own(kv, queries, {}, before);
-    const kept_queries kept = kvmeld_torch::observe(p, kv, own.view(), torch_threads());
+    const query_tensors own = in_floats(kv, queries, {}, before);
+    const kept_queries kept = kvmeld_torch::observe(p, kv, own.rows().floats(), torch_threads());
     Tensor rows = at::empty({s.heads, s.group, kept.count, s.dim}, at::kFloat),
            position = at::empty({kept.count}, at::kInt);
     std::ranges::copy(kept.rows, rows.mutable_data_ptr<float>());
@@ -73,8 +61,8 @@ void compress(const text& policy, TensorList cache, const maybe& queries, ints b
   guarded([&] {
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
-    const float_queries given(kv, queries, positions);
-    kvmeld_torch::compress(p, kv, given.view(),
+    const query_tensors given = in_floats(kv, queries, positions, 0);
+    kvmeld_torch::compress(p, kv, given.rows().floats(),
                            budgets_of(kv.heads(), span_of(budget), span_of(trigger)),
                            torch_threads());
   });
@@ -114,7 +102,9 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
     const auto& s = kv.tensors().shape;
-    const selection chosen(kv.heads(), heads);
+    const auto listed = heads_of(heads, kv.heads());
+    const kvmeld::head_selection chosen =
+        listed ? kvmeld::head_selection(*listed) : kvmeld::head_range{0, kv.heads()};
     const std::int64_t count = chosen.count();
     expect_rows("q", q, {count, s.group, s.dim}, at::kCPU);
     expect_rows("k", k, {count, s.dim}, at::kCPU);

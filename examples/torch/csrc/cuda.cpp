@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
-#include "device_operators.hpp"
 #include "schema.hpp"
 
 namespace kvmeld_torch {

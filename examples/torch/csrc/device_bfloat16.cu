@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The operators' kernels for caches of bfloat16.
 #include "device_calls.cuh"
 
-template struct kvmeld_torch::device_calls<kvmeld::storage::bf16>;
+const kvmeld_torch::device_calls& kvmeld_torch::bfloat16_calls() {
+  static const device_kernels<gpu::bfloat16> calls{};
+  return calls;
+}

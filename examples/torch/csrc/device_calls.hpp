@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// What the operators do with tensors on a GPU, without a word of PyTorch: one type for each
-/// scalar, so that nvcc compiles them side by side.
+/// What the operators do with tensors on a GPU, without a word of PyTorch: one object for
+/// each scalar, so that nvcc compiles them side by side.
 #pragma once
 
 #include <cstddef>  // std::size_t
@@ -31,34 +31,41 @@ struct device_budgets {
 
 /// Calls for caches of one scalar. Refused: policies and modes without kernels, and what the
 /// kernels refuse.
-template <kvmeld::storage Type>
-struct device_calls {
+class device_calls {
+ public:
+  using policy = kvmeld::any_policy;
+
   /// Bytes for `compress` on so many queries, with so many before them, to so many slots, for
   /// `step` and for `attend`.
-  static std::size_t workspace_bytes(const kvmeld::any_policy& policy, const device_call& call,
-                                     index_t queries, index_t target, index_t before = 0);
+  virtual std::size_t workspace_bytes(const policy& p, const device_call& call, index_t queries,
+                                      index_t target, index_t before) const = 0;
   /// ... for `observe`.
-  static std::size_t observe_bytes(const kvmeld::any_policy& policy, const device_call& call,
-                                   index_t queries, index_t before);
+  virtual std::size_t observe_bytes(const policy& p, const device_call& call, index_t queries,
+                                    index_t before) const = 0;
 
-  static void observe(const kvmeld::any_policy& policy, const device_call& call,
-                      const query_layout& queries);
-  static void compress(const kvmeld::any_policy& policy, const device_call& call,
-                       const query_layout& queries, const device_budgets& budgets);
+  virtual void observe(const policy& p, const device_call& call,
+                       const query_layout& queries) const = 0;
+  virtual void compress(const policy& p, const device_call& call, const query_layout& queries,
+                        const device_budgets& budgets) const = 0;
   /// `q`, `out` `[heads, group, dim]`, `k`, `v` `[heads, dim]`, of the cache's scalar.
-  static void step(const kvmeld::any_policy& policy, const device_call& call, const void* q,
-                   const void* k, const void* v, const device_budgets& budgets, void* out);
-  static void attend(const kvmeld::any_policy& policy, const device_call& call, const void* q,
-                     void* out, float* log_sum_exp);
+  virtual void step(const policy& p, const device_call& call, const void* q, const void* k,
+                    const void* v, const device_budgets& budgets, void* out) const = 0;
+  virtual void attend(const policy& p, const device_call& call, const void* q, void* out,
+                      float* log_sum_exp) const = 0;
+  /// How many queries `lookahead` makes of so many.
+  virtual index_t lookahead_count(index_t queries,
+                                  const kvmeld::lookahead_options& options) const = 0;
   /// `out [heads, group, n, dim]`, `position [n]`.
-  static void lookahead(const device_call& call, const query_layout& queries,
-                        const kvmeld::lookahead_options& options, void* out, index_t* position);
-};
-/// How many queries `lookahead` makes of so many.
-index_t device_lookahead_count(index_t queries, const kvmeld::lookahead_options& options);
+  virtual void lookahead(const device_call& call, const query_layout& queries,
+                         const kvmeld::lookahead_options& options, void* out,
+                         index_t* position) const = 0;
 
-extern template struct device_calls<kvmeld::storage::f32>;
-extern template struct device_calls<kvmeld::storage::f16>;
-extern template struct device_calls<kvmeld::storage::bf16>;
+ protected:
+  ~device_calls() = default;
+};
+
+const device_calls& float_calls();
+const device_calls& half_calls();
+const device_calls& bfloat16_calls();
 
 }  // namespace kvmeld_torch

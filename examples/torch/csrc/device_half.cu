@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The operators' kernels for caches of half.
 #include "device_calls.cuh"
 
-template struct kvmeld_torch::device_calls<kvmeld::storage::f16>;
+const kvmeld_torch::device_calls& kvmeld_torch::half_calls() {
+  static const device_kernels<gpu::half> calls{};
+  return calls;
+}

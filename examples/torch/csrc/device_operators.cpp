@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The operators on a GPU (schema.cpp says what they are): kernels on PyTorch's stream, in memory of
 // its allocator.
-#include "device_operators.hpp"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -28,16 +26,10 @@ using at::Tensor;
 using at::TensorList;
 using kvmeld::storage;
 
-/// `f(device_calls)` of the scalar.
-template <class F>
-void with_calls(storage type, F f) {
-  if (type == storage::f32) {
-    f(device_calls<storage::f32>{});
-  } else if (type == storage::f16) {
-    f(device_calls<storage::f16>{});
-  } else {
-    f(device_calls<storage::bf16>{});
-  }
+const device_calls& calls_for(storage type) {
+  return type == storage::f32   ? float_calls()
+         : type == storage::f16 ? half_calls()
+                                : bfloat16_calls();
 }
 
 /// Numbers that kernels read beside tensors. A decode step's are those of the step before, and
@@ -70,15 +62,16 @@ class device_work {
       : device_(device_of(cache)), guard_(device_), stream_(current_stream(device_)) {
     call_.cache = tensors_of(cache, model, device_);
     call_.stream = stream_;
-    const selection chosen(shape().heads, heads);
-    count_ = chosen.count();
-    if (!chosen.all()) {
-      call_.active = kept_on(device_, stream_, std::span(std::as_const(chosen.list())));
+    const auto listed = heads_of(heads, shape().heads);
+    count_ = listed ? static_cast<index_t>(listed->size()) : shape().heads;
+    if (listed) {
+      call_.active = kept_on(device_, stream_, std::span(std::as_const(*listed)));
       call_.active_count = count_;
     }
   }
 
   const device_call& call() const { return call_; }
+  const device_calls& calls() const { return calls_for(type()); }
   const tensor_shape& shape() const { return call_.cache.shape; }
   storage type() const { return call_.cache.type; }
   at::Device device() const { return device_; }
@@ -134,19 +127,17 @@ std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_poli
   const auto use = p.prompt_use();
   const kvmeld::lookahead_options options{use.count, use.positions};
   const bool ahead = use.plans == kvmeld::prompt_use::planned::lookahead && own.count > 0;
-  const index_t n = ahead ? device_lookahead_count(own.count, options) : 0;
+  const index_t n = ahead ? work.calls().lookahead_count(own.count, options) : 0;
   Tensor rows = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
          position = at::empty({n}, work.of(at::kInt));
-  with_calls(work.type(), [&](auto calls) {
-    if (use.observes && own.count > 0) {
-      work.allocate(calls.observe_bytes(p, work.call(), own.count, own.before));
-      calls.observe(p, work.call(), own);
-    }
-    if (ahead) {
-      calls.lookahead(work.call(), own, options, rows.mutable_data_ptr(),
-                      position.mutable_data_ptr<index_t>());
-    }
-  });
+  if (use.observes && own.count > 0) {
+    work.allocate(work.calls().observe_bytes(p, work.call(), own.count, own.before));
+    work.calls().observe(p, work.call(), own);
+  }
+  if (ahead) {
+    work.calls().lookahead(work.call(), own, options, rows.mutable_data_ptr(),
+                           position.mutable_data_ptr<index_t>());
+  }
   return {rows, position};
 }
 
@@ -180,11 +171,9 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
     for (const kvmeld::budget& x : budgets) {
       most = std::max(most, x.slots);
     }
-    with_calls(work.type(), [&](auto calls) {
-      const query_layout& rows = given.rows();
-      work.allocate(calls.workspace_bytes(p, work.call(), rows.count, most, rows.before));
-      calls.compress(p, work.call(), rows, work.budgets(budgets));
-    });
+    const query_layout& rows = given.rows();
+    work.allocate(work.calls().workspace_bytes(p, work.call(), rows.count, most, rows.before));
+    work.calls().compress(p, work.call(), rows, work.budgets(budgets));
   });
 }
 
@@ -200,11 +189,9 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
                  key = work.rows("k", k, {count, s.dim}), value = work.rows("v", v, {count, s.dim});
     const auto budgets = budgets_of(s.heads, span_of(budget), span_of(trigger));
     Tensor out = at::empty({count, s.group, s.dim}, work.of(work.dtype()));
-    with_calls(work.type(), [&](auto calls) {
-      work.allocate(calls.workspace_bytes(p, work.call(), 0, 1));
-      calls.step(p, work.call(), query.const_data_ptr(), key.const_data_ptr(),
-                 value.const_data_ptr(), work.budgets(budgets), out.mutable_data_ptr());
-    });
+    work.allocate(work.calls().workspace_bytes(p, work.call(), 0, 1, 0));
+    work.calls().step(p, work.call(), query.const_data_ptr(), key.const_data_ptr(),
+                      value.const_data_ptr(), work.budgets(budgets), out.mutable_data_ptr());
     return out;
   });
 }
@@ -215,7 +202,8 @@ Tensor probabilities_of(TensorList cache, const device_work& work, const Tensor&
   const auto at = [&](part p) -> const Tensor& { return cache[static_cast<std::size_t>(p)]; };
   const Tensor products =
       at::matmul(q.to(at::kFloat), at(part::keys).to(at::kFloat).transpose(1, 2));
-  const Tensor logits = products * double{work.shape().scale} + at(part::log_mass).unsqueeze(1);
+  const Tensor logits =
+      products * double{work.call().cache.spec->scale} + at(part::log_mass).unsqueeze(1);
   const Tensor held =
       at::arange(work.shape().capacity, work.of(at::kInt)) < at(part::length).unsqueeze(1);
   return at::where(held.unsqueeze(1), (logits - log_sum_exp.unsqueeze(2)).exp(), 0.0);
@@ -231,11 +219,9 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
     const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.dim}, work.of(work.dtype()));
     Tensor log_sum_exp = at::empty({s.heads, s.group}, work.of(at::kFloat));
-    with_calls(work.type(), [&](auto calls) {
-      work.allocate(calls.workspace_bytes(p, work.call(), 0, 1));
-      calls.attend(p, work.call(), query.const_data_ptr(), out.mutable_data_ptr(),
-                   log_sum_exp.mutable_data_ptr<float>());
-    });
+    work.allocate(work.calls().workspace_bytes(p, work.call(), 0, 1, 0));
+    work.calls().attend(p, work.call(), query.const_data_ptr(), out.mutable_data_ptr(),
+                        log_sum_exp.mutable_data_ptr<float>());
     Tensor mass = probabilities ? probabilities_of(cache, work, query, log_sum_exp)
                                 : at::empty({s.heads, s.group, 0}, work.of(at::kFloat));
     return std::tuple(out, log_sum_exp, mass);

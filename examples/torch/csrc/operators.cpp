@@ -47,14 +47,11 @@ kept_queries observe(const any_policy& policy, tensor_cache cache, const query_r
     }
   });
   const auto& shape = cache.tensors().shape;
-  kept_queries kept;
-  kept.count = of_heads[0].count;
+  kept_queries kept{.count = of_heads[0].count};
   for (const query_rows& of_head : of_heads) {
-    for (index_t g = 0; g < shape.group; ++g) {
-      for (index_t i = 0; i < kept.count; ++i) {
-        const float* const q = of_head.at(g, i);
-        kept.rows.insert(kept.rows.end(), q, q + shape.dim);
-      }
+    for (index_t i = 0; i < shape.group * kept.count; ++i) {
+      const float* const q = of_head.at(i / kept.count, i % kept.count);
+      kept.rows.insert(kept.rows.end(), q, q + shape.dim);
     }
   }
   for (index_t i = 0; i < kept.count; ++i) {
@@ -92,22 +89,21 @@ void observe_step(const any_policy& policy, tensor_cache cache, const float* pro
   tensor_states states(policy, cache, 1);
   const auto& shape = cache.tensors().shape;
   const auto group = static_cast<std::size_t>(shape.group);
-  std::vector<float> packed;
   for (index_t h = 0; h < cache.heads(); ++h) {
     const auto head = cache.head(h);
     const auto length = static_cast<std::size_t>(head.length());
-    const float* const first = probabilities + std::ptrdiff_t{h} * shape.group * shape.capacity;
-    packed.clear();
-    for (index_t g = 0; g < shape.group; ++g) {
-      const float* const row = first + std::ptrdiff_t{g} * shape.capacity;
-      packed.insert(packed.end(), row, row + length);
+    const std::ptrdiff_t first = std::ptrdiff_t{h} * shape.group;
+    const auto packed = std::span(states.work().attention).first(group * length);
+    for (std::size_t g = 0; g < group; ++g) {
+      const auto row = first + static_cast<std::ptrdiff_t>(g);
+      std::copy_n(probabilities + row * shape.capacity, length, packed.data() + g * length);
     }
     kvmeld::observation seen{.probabilities = packed};
     if (log_sum_exp != nullptr) {
-      seen.log_sum_exp = std::span(log_sum_exp + static_cast<std::size_t>(h) * group, group);
+      seen.log_sum_exp = std::span(log_sum_exp + first, group);
     }
     if (query != nullptr) {
-      seen.query = query + std::ptrdiff_t{h} * shape.group * shape.dim;
+      seen.query = query + first * shape.dim;
     }
     kvmeld::observe(policy, head, states[h], states.work(), seen);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-/// torch.ops.kvmeld: what there is, on any device.
+/// torch.ops.kvmeld: what there is, on any device, and what a device's operators need of PyTorch.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/library.h>
 
 namespace kvmeld_torch {
@@ -11,5 +12,7 @@ void declare(torch::Library& m);
 
 /// All that have kernels, on a GPU; the others refuse its tensors in words.
 void implement_on_device(torch::Library& m);
+/// The stream that PyTorch works on at present, a cudaStream_t.
+void* current_stream(c10::Device device);
 
 }  // namespace kvmeld_torch

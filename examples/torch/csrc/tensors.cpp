@@ -21,22 +21,17 @@ std::string text_of(at::IntArrayRef sizes) {
   return text + "]";
 }
 
-/// Its words are put together where a call is refused alone: a decode step checks thirty things.
-template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-  kvmeld::detail::refuse(kvmeld::errc::invalid_argument, {parts...});
-}
-
 void expect_on(at::Device device, const char* what, const at::Tensor& x) {
   if (!x.defined() || x.device() != device) {
-    refuse(what, ": expected a tensor on ", device.is_cpu() ? std::string("the CPU") : device.str(),
-           ", got one on ", x.defined() ? x.device().str() : std::string("nothing"));
+    expects(false, what, ": expected a tensor on ",
+            device.is_cpu() ? std::string("the CPU") : device.str(), ", got one on ",
+            x.defined() ? x.device().str() : std::string("nothing"));
   }
 }
 
 void expect_sizes(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
   if (x.sizes() != sizes) {
-    refuse(what, ": expected ", text_of(sizes), ", got ", text_of(x.sizes()));
+    expects(false, what, ": expected ", text_of(sizes), ", got ", text_of(x.sizes()));
   }
 }
 
@@ -60,8 +55,8 @@ tensor_rows layout_of(const char* what, const at::Tensor& x) {
   std::int64_t reach = 1;
   for (const std::size_t i : axis) {
     if (x.sizes()[i] > 1 && x.strides()[i] < reach) {
-      refuse(what, ": expected strides that do not overlap, got ", text_of(x.strides()), " for ",
-             text_of(x.sizes()));
+      expects(false, what, ": expected strides that do not overlap, got ", text_of(x.strides()),
+              " for ", text_of(x.sizes()));
     }
     reach += (x.sizes()[i] - 1) * x.strides()[i];
   }
@@ -70,15 +65,20 @@ tensor_rows layout_of(const char* what, const at::Tensor& x) {
           x.stride(2) * size};
 }
 
+/// Messages are put together where a call is refused alone: a decode step checks thirty things.
+void expect_dense(at::Device device, const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
+  expect_on(device, what, x);
+  expect_sizes(what, x, sizes);
+  if (!x.is_contiguous()) {
+    expects(false, what, ": expected a contiguous tensor, got strides ", text_of(x.strides()));
+  }
+}
+
 template <class T>
 T* data_of(at::Device device, const char* what, const at::Tensor& x, at::ScalarType type,
            at::IntArrayRef sizes) {
-  expect_on(device, what, x);
+  expect_dense(device, what, x, sizes);
   expect_type(what, x, type);
-  expect_sizes(what, x, sizes);
-  if (!x.is_contiguous()) {
-    refuse(what, ": expected a contiguous tensor, got strides ", text_of(x.strides()));
-  }
   return static_cast<T*>(x.data_ptr());
 }
 
@@ -100,26 +100,21 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
     expect_on(device, what, x);
     out.type = storage_in(what, x);
     if (x.dim() != 3) {
-      refuse(what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
+      expects(false, what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
     }
   }
   expect_type("values", values, keys.scalar_type());
   expect_sizes("values", values, keys.sizes());
   const std::int64_t heads = keys.size(0), capacity = keys.size(1);
-  expects(model.scale >= 0 && std::isfinite(model.scale),
-          "scale: expected a finite number of at least 0, got ", model.scale);
   out.shape = {.heads = index_of("heads", heads, 1),
                .group = index_of("group", model.group, 1),
                .dim = index_of("dim", keys.size(2), 1),
-               .capacity = index_of("capacity", capacity, 1),
-               .scale = static_cast<float>(model.scale > 0 ? model.scale
-                                                           : 1 / std::sqrt(double(keys.size(2))))};
-  expects(keys.size(2) <= 4096, "dim: expected at most 4096, got ", keys.size(2));
+               .capacity = index_of("capacity", capacity, 1)};
   out.spec = std::make_shared<const kvmeld::attention_spec>(
       kvmeld::attention_spec{.kv_heads = out.shape.heads,
                              .group = out.shape.group,
                              .key_dim = out.shape.dim,
-                             .scale = out.shape.scale,
+                             .scale = static_cast<float>(model.scale),
                              .rope = rope_of(model.rope)}
           .checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
@@ -131,13 +126,13 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   out.seen = data_of<index_t>(device, "seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
   if (columns.dim() != 3) {
-    refuse("columns: expected [heads, columns, capacity], got ", text_of(columns.sizes()));
+    expects(false, "columns: expected [heads, columns, capacity], got ", text_of(columns.sizes()));
   }
   out.column_count = index_of("columns", columns.size(1), 0);
   out.columns =
       data_of<float>(device, "columns", columns, at::kFloat, {heads, columns.size(1), capacity});
   if (memory.dim() != 2) {
-    refuse("memory: expected [heads, floats], got ", text_of(memory.sizes()));
+    expects(false, "memory: expected [heads, floats], got ", text_of(memory.sizes()));
   }
   constexpr std::int64_t line = 16;  // floats
   expects(
@@ -163,7 +158,7 @@ query_tensors::query_tensors(const tensor_shape& shape, const std::optional<at::
   expect_on(device, "queries", *queries);
   (void)storage_in("queries", *queries);
   if (queries->dim() != 4) {
-    refuse("queries: expected [heads, group, count, dim], got ", text_of(queries->sizes()));
+    expects(false, "queries: expected [heads, group, count, dim], got ", text_of(queries->sizes()));
   }
   const std::int64_t all = queries->size(2);
   expect_sizes("queries", *queries, {shape.heads, shape.group, all, shape.dim});
@@ -189,12 +184,8 @@ query_tensors::query_tensors(const tensor_shape& shape, const std::optional<at::
 }
 
 void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, at::Device device) {
-  expect_on(device, what, x);
+  expect_dense(device, what, x, sizes);
   storage_in(what, x);
-  expect_sizes(what, x, sizes);
-  if (!x.is_contiguous()) {
-    refuse(what, ": expected a contiguous tensor, got strides ", text_of(x.strides()));
-  }
 }
 
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
@@ -202,15 +193,13 @@ const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef si
 }
 
 kvmeld::any_span numbers_of(const at::Tensor& x) {
-  const auto span = [&]<class T>(const T*) {
-    return std::span(static_cast<const T*>(x.const_data_ptr()),
-                     static_cast<std::size_t>(x.numel()));
+  const auto as = [&](auto scalar) {
+    return kvmeld::any_span(std::span(static_cast<const decltype(scalar)*>(x.const_data_ptr()),
+                                      static_cast<std::size_t>(x.numel())));
   };
-  if (x.scalar_type() == at::kFloat) {
-    return span(static_cast<const float*>(nullptr));
-  }
-  return x.scalar_type() == at::kHalf ? kvmeld::any_span(span(static_cast<Eigen::half*>(nullptr)))
-                                      : span(static_cast<Eigen::bfloat16*>(nullptr));
+  return x.scalar_type() == at::kFloat  ? as(0.0F)
+         : x.scalar_type() == at::kHalf ? as(Eigen::half())
+                                        : as(Eigen::bfloat16());
 }
 
 }  // namespace kvmeld_torch
