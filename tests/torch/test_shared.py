@@ -28,9 +28,9 @@ def test_kept_slots_are_those_of_the_compressor(model, text, monkeypatch, policy
     rows = []
     first_prompt = Layer._first_prompt
 
-    def recorded(layer, query, key, value, *others):
-        rows.extend(x[0].transpose(0, 1).flatten().clone() for x in (key, value, query))
-        first_prompt(layer, query, key, value, *others)
+    def recorded(layer, new, scale):
+        rows.extend(x[0].transpose(0, 1).flatten().clone() for x in (new.key, new.value, new.query))
+        first_prompt(layer, new, scale)
 
     monkeypatch.setattr(Layer, "_first_prompt", recorded)
     cache = Cache(policy, budget=0.1, divide="scores")

@@ -47,13 +47,6 @@ def attention(
     return layer.attend(module, query, key, value, attention_mask, scaling), None
 
 
-def own_prompt(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
-) -> Tensor:
-    """Attention of a prompt that nothing came before."""
-    return sdpa_attention_forward(module, query, key, value, mask, 0.0, scale)[0]
-
-
 def later_prompt(heads: Heads, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention of tokens over the slots of `heads` and causally over themselves.
 

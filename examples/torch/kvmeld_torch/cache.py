@@ -2,7 +2,7 @@
 """A transformers cache whose heads are compressed by a policy."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,40 +11,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from . import ranks
 from ._library import ops
-from .attention import attach, later_prompt, own_prompt
+from .attention import attach, later_prompt
 from .heads import Heads, Policy
 from .rope import rope_of
+from .tokens import Prompt, Tokens
 
-_FULL = "full_cache"
 _OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
 _REPLAYED = "kvzip"  # whose queries are those of a second reading
 _SHARED = ("fold", _REPLAYED)  # best where one threshold divides the slots over the model
 _MANY = 1_000_000  # slots: enough for any policy
 _GROWTH = 256  # slots more where a head is full and nothing is evicted
-
-
-def _tokens_of(real: Tensor | None, sequence: int) -> slice | Tensor:
-    """Where `real` [batch, tokens] has no padding: a slice, so that nothing is copied, but for gaps behind tokens."""
-    if real is None:
-        return slice(None)
-    at = real[sequence].nonzero().flatten()
-    first = real.shape[1] - len(at)
-    return slice(first, None) if len(at) == 0 or int(at[0]) == first else at
-
-
-@dataclass
-class Prompt:
-    """One sequence's prompt in a layer, until it is compressed."""
-
-    heads: Heads
-    slots: int  # of a head; of a head on average where heads share them
-    queries: Tensor | None = None  # what `heads.compress` takes
-    positions: Tensor | None = None
-    has_come: bool = True  # False: no token of the sequence is new
-    divided: list[int] = field(default_factory=list)  # slots of each head, when it is known
 
 
 class Layer(CacheLayerMixin):
@@ -132,22 +112,21 @@ class Layer(CacheLayerMixin):
         scale = scaling if scaling is not None else dim**-0.5
         # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
+        new = Tokens(query, key, value, real)
         if self.pending:
-            return self._read_again(query, key, value, real, scale)
+            return self._read_again(new, scale)
         if self.heads is None:
             self.rope = rope_of(module.config, self.cache.policy)
             self.batch = batch
             self.sharded = kv_heads < (getattr(module.config, "num_key_value_heads", None) or kv_heads)
-            out = own_prompt(module, query, key, value, mask, scale)
-            self._first_prompt(query, key, value, real, scale)
+            out = sdpa_attention_forward(module, query, key, value, mask, 0.0, scale)[0]
+            self._first_prompt(new, scale)
         elif tokens == 1:
-            out = self._step(query, key, value, real)
+            out = self._step(new)
         elif self.policies[0].name == _OWN_MASS:
-            parts = [x.split(1, -2) for x in (query, key, value)]
-            masks = [None] * tokens if real is None else real.split(1, 1)
-            out = torch.cat([self._step(*x) for x in zip(*parts, masks)], 1)
+            out = torch.cat([self._step(one) for one in new.one_by_one()], 1)
         else:
-            out = self._later_prompt(query, key, value, real, scale)
+            out = self._later_prompt(new, scale)
         self.tokens += tokens
         if self.pending and not self.cache.replay and module.layer_idx + 1 == module.config.num_hidden_layers:
             end_prompt(self.cache.layers)
@@ -158,18 +137,15 @@ class Layer(CacheLayerMixin):
         slots = self.cache.budget if self.cache.budget > 1 else math.ceil(self.cache.budget * seen)
         return Policy(self.cache.text_for(int(slots)), self.rope), int(slots)
 
-    def _first_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> None:
+    def _first_prompt(self, new: Tokens, scale: float) -> None:
         """Takes each sequence where the model has its keys and values."""
-        batch, kv_heads, tokens, _ = key.shape
-        group, prompts = query.shape[1] // kv_heads, []
-        for b in range(batch):
-            at = _tokens_of(real, b)
-            k, v = key[b][:, at], value[b][:, at]
+        prompts = []
+        for _, q, k, v in new.sequences():
             policy, slots = self._budget(k.shape[1])
-            heads = Heads.over(policy, k, v, group=group, scale=scale, tokens=k.shape[1])
+            heads = Heads.over(policy, k, v, group=q.shape[1], scale=scale, tokens=k.shape[1])
             if slots > heads.capacity:
                 heads = heads.moved(slots + 1, policy)
-            prompts.append(Prompt(heads, slots, query[b][:, at].unflatten(0, (kv_heads, group))))
+            prompts.append(Prompt(heads, slots, q))
         self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
 
     def _take(self, prompts: list[Prompt], is_read_again: bool = False) -> None:
@@ -183,29 +159,23 @@ class Layer(CacheLayerMixin):
         if not is_read_again and (self.cache.replay or not self.cache.shared):
             end_prompt([self])
 
-    def _read_again(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
+    def _read_again(self, new: Tokens, scale: float) -> Tensor:
         """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
         if not self.reading_again:
             first = "`with replay(model, encode):` around a prompt of kvzip" if self.cache.replay else "a whole prompt"
             raise RuntimeError(f"kvmeld_torch.Cache: expected {first}")
-        out = torch.zeros_like(query)
-        for b, heads in enumerate(p.heads for p in self.pending):
-            at = _tokens_of(real, b)
-            q, k, v = query[b][:, at].unflatten(0, (heads.heads, -1)), key[b][:, at], value[b][:, at]
+        out = torch.zeros_like(new.query)
+        for row, p, (at, q, k, v) in zip(out, self.pending, new.sequences()):
             if k.shape[1] > 0:
-                out[b][:, at] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
-                heads.observe_behind(q, k, v)
+                row[:, at] = later_prompt(p.heads, q, k, v, scale).flatten(0, 1)
+                p.heads.observe_behind(q, k, v)
         return out.transpose(1, 2).contiguous()
 
-    def _later_prompt(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Tensor:
+    def _later_prompt(self, new: Tokens, scale: float) -> Tensor:
         """A further turn: its attention over slots and itself, then a compression of all."""
-        batch, kv_heads, tokens, _ = key.shape
-        group = query.shape[1] // kv_heads
-        out, prompts = torch.zeros_like(query), []
-        for b in range(batch):
-            at = _tokens_of(real, b)
+        kv_heads, prompts, out = new.key.shape[1], [], torch.zeros_like(new.query)
+        for b, (at, q, k, v) in enumerate(new.sequences()):
             heads = self.heads.rows(b * kv_heads, kv_heads)
-            q, k, v = query[b][:, at].unflatten(0, (kv_heads, group)), key[b][:, at], value[b][:, at]
             out[b][:, at] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
             policy, slots = self._budget(int(heads.seen[0]) + k.shape[1])
             other = policy if self.policies[b].name != policy.name else None  # what decoded in its place
@@ -213,8 +183,8 @@ class Layer(CacheLayerMixin):
             heads.policy = policy
             heads.append(k, v)
             held = [n - 1 for n in self.trigger[b * kv_heads : (b + 1) * kv_heads]]
-            new = k.shape[1] > 0
-            prompts.append(Prompt(heads, slots, q, has_come=new, divided=[] if new else held))
+            is_new = k.shape[1] > 0
+            prompts.append(Prompt(heads, slots, q, has_come=is_new, divided=[] if is_new else held))
         self._take(prompts)
         return out.transpose(1, 2).contiguous()
 
@@ -222,7 +192,7 @@ class Layer(CacheLayerMixin):
         """All sequences in one set of tensors, with budgets for decoding."""
         about = self.pending[0].heads.policy.describe()
         decodes = about["supports_decode"] and about["evicts"]
-        policy = None if about["supports_decode"] else Policy(_FULL)  # another one than the prompt's
+        policy = None if about["supports_decode"] else Policy("full_cache")  # another one than the prompt's
         self.policies = [policy or p.heads.policy for p in self.pending]
         limits = [ops.budget_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
         held = max(int(p.heads.length.max()) for p in self.pending)
@@ -232,13 +202,13 @@ class Layer(CacheLayerMixin):
         self.target = [b[0] for b in limits] if decodes else [capacity] * len(limits)
         self.trigger = [b[1] for b in limits] if decodes else []
 
-    def _step(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None) -> Tensor:
-        batch, kv_heads, _, dim = key.shape
+    def _step(self, new: Tokens) -> Tensor:
+        batch, kv_heads, _, dim = new.key.shape
         if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
             self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
-        active = [True] * batch if real is None else real[:, 0].bool().tolist()
-        q = query.reshape(batch * kv_heads, -1, dim)
-        k, v = key.reshape(-1, dim), value.reshape(-1, dim)
+        active = [True] * batch if new.real is None else new.real[:, 0].bool().tolist()
+        q = new.query.reshape(batch * kv_heads, -1, dim)
+        k, v = new.key.reshape(-1, dim), new.value.reshape(-1, dim)
         if all(active) and len(set(self.policies)) == 1:
             out = self.heads.step(q, k, v, self.target, self.trigger)
         else:  # sequences of other lengths share other numbers of slots
@@ -250,7 +220,7 @@ class Layer(CacheLayerMixin):
                     rows = [x[chosen] for x in (q, k, v)]
                     own = replace(self.heads, policy=policy)
                     out[chosen] = own.step(*rows, self.target, self.trigger, heads=chosen).float()
-        return out.to(query.dtype).view(batch, 1, -1, dim)
+        return out.to(new.query.dtype).view(batch, 1, -1, dim)
 
 
 def _divided(layers: list[Layer], prompts: list[Prompt]) -> list[list[int]]:

@@ -14,12 +14,12 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
 import torch
+from tqdm import tqdm
 
 from . import measures, ranks
 from .measures import BEHIND, FULL, Method, Reading
@@ -27,24 +27,6 @@ from .measures import BEHIND, FULL, Method, Reading
 ROOT = Path(__file__).parents[3]
 NAMES = "Aldo Berit Cyrus Dagny Edwin Freya Gideon Hilda Ivor Juno Klaus Livia Magnus Nora".split()
 FIELDS = "method budget error nll needles bytes ranks rank_slots rank_state prompt_time tokens_per_s".split()
-
-
-class Progress:
-    """How far it is, and the time that is left, on one line of a terminal."""
-
-    def __init__(self, steps: int):
-        self.steps, self.done, self.began = steps, 0, time.monotonic()
-
-    def skip(self, steps: int) -> None:
-        self.steps -= steps
-
-    def step(self, what: str) -> None:
-        self.done += 1
-        if sys.stderr.isatty() and ranks.is_first():
-            left = (time.monotonic() - self.began) / self.done * (self.steps - self.done)
-            print(f"\r\033[K{self.done} of {self.steps}, {left:.0f} s left: {what}", end="", file=sys.stderr)
-            if self.done == self.steps:
-                print("\r\033[K", end="", file=sys.stderr)
 
 
 def tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
@@ -114,18 +96,20 @@ def rows(options: argparse.Namespace) -> list[dict]:
     methods: list[Method] = [FULL]
     methods += [measures.policy(p, b, encode) for b in budgets for p in options.policies.split(",") if p]
     methods += [measures.press(p, b) for b in budgets for p in options.presses.split(",") if p]
-    progress = Progress(len(methods) * (len(prompts) + len(cases)))
+    shown = sys.stderr.isatty() and ranks.is_first()
+    progress = tqdm(total=len(methods) * (len(prompts) + len(cases)), disable=not shown, leave=False)
     full, table = [], []
     for method in methods:
         readings = []
+        progress.set_description(method.name)
         try:
             for prompt in prompts:
                 readings.append(measures.reading(method, model, prompt))
-                progress.step(method.name)
+                progress.update()
         except RuntimeError as problem:  # of every rank
             if not method.is_press or ranks.count() == 1:
                 raise
-            progress.skip(len(prompts) + len(cases))
+            progress.total -= len(prompts) + len(cases)
             if ranks.is_first():
                 why = str(problem).splitlines()[0]
                 print(f"{method.name} {method.budget:g}: left out on ranks: {why}", file=sys.stderr)
@@ -136,8 +120,9 @@ def rows(options: argparse.Namespace) -> list[dict]:
             cache, _, _ = method.prefill(model, torch.tensor([body]))
             answer = method.answer(model, cache, torch.tensor([question]), len(body), 12)
             found += decode(answer).strip().startswith(code)
-            progress.step(method.name)
+            progress.update()
         table.append(row(method, readings, full, found / len(cases) if cases else float("nan")))
+    progress.close()
     return table
 
 

@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ._library import ops
 
@@ -152,7 +153,7 @@ class Heads:
         scores = self.columns[:, about["score"]].masked_fill(own, math.inf)
         scores.masked_fill_(slots >= self.length[:, None], -math.inf)
         room = max(width - self.capacity, 0)
-        return torch.nn.functional.pad(scores, (0, room), value=-math.inf)[:, :width].contiguous()
+        return pad(scores, (0, room), value=-math.inf)[:, :width].contiguous()
 
     def observe_behind(self, queries: Tensor, keys: Tensor, values: Tensor) -> None:
         """Measures on `queries` [heads, group, count, dim] of tokens behind these, which are not taken in.
@@ -188,31 +189,20 @@ class Heads:
 
     def rows(self, first: int, count: int) -> Self:
         """`count` of the heads, in the same memory."""
-        part = slice(first, first + count)
-        return replace(self, **{f.name: getattr(self, f.name)[part] for f in fields(self)[3:]})
+        return Heads(self.policy, self.group, self.scale, *(x[first : first + count] for x in self.tensors))
 
     def chosen(self, index: Tensor) -> Self:
         """Copies of the heads of that index, in its order."""
-        return replace(self, **{f.name: getattr(self, f.name).index_select(0, index) for f in fields(self)[3:]})
+        return Heads(self.policy, self.group, self.scale, *(x.index_select(0, index) for x in self.tensors))
 
     def moved(self, capacity: int, policy: Policy | None = None) -> Self:
         """A copy with places for `capacity` tokens; with another policy, one that has measured nothing."""
         kept = int(self.length.max())
         if capacity < kept:
             raise ValueError(f"moved: expected a capacity of at least {kept} slots, got {capacity}")
-        dim = self.keys.shape[2]
-        to = Heads.empty(
-            policy or self.policy,
-            self.heads,
-            capacity,
-            dim,
-            group=self.group,
-            scale=self.scale,
-            dtype=self.keys.dtype,
-            device=self.keys.device,
-        )
-        names = ["keys", "values", "log_mass", "position"]
-        for name in names:
+        keys, values = self.keys.new_zeros(2, self.heads, capacity, self.keys.shape[2])
+        to = Heads.over(policy or self.policy, keys, values, group=self.group, scale=self.scale)
+        for name in ("keys", "values", "log_mass", "position"):
             getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
         to.length, to.seen = self.length.clone(), self.seen.clone()
         if policy is None:
@@ -236,11 +226,9 @@ class Heads:
         if len(parts) == 1:
             return parts[0]
         floats = max(p.memory.shape[1] for p in parts)
-        memory = [torch.nn.functional.pad(p.memory, (0, floats - p.memory.shape[1])) for p in parts]
-        names = [f.name for f in fields(Heads)[3:] if f.name != "memory"]
-        return replace(
-            parts[0], memory=torch.cat(memory), **{n: torch.cat([getattr(p, n) for p in parts]) for n in names}
-        )
+        wide = [replace(p, memory=pad(p.memory, (0, floats - p.memory.shape[1]))) for p in parts]
+        first = parts[0]
+        return Heads(first.policy, first.group, first.scale, *map(torch.cat, zip(*(p.tensors for p in wide))))
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Appends tokens [heads, tokens, dim] to every head, at its next positions."""

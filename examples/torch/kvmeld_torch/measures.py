@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 from transformers import Cache as TransformersCache
 from transformers import DynamicCache, PreTrainedModel
 
@@ -131,7 +132,7 @@ def reading(method: Method, model: PreTrainedModel, tokens: Tensor) -> Reading:
     layers = len(model.model.layers)
     outputs = [torch.cat(record.outputs[i::layers], 1) for i in range(layers)]
     nll = torch.nn.functional.cross_entropy(torch.cat(logits, 1)[0], tokens[n + 1 :])
-    most = ranks.largest(size.clone()).tolist()
+    most = ranks.total(size.clone(), ReduceOp.MAX).tolist()
     return Reading(outputs, float(nll), int(ranks.total(size).sum()), most, seconds, sorted(taken)[BEHIND // 10])
 
 

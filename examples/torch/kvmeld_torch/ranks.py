@@ -13,17 +13,10 @@ def is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def total(x: Tensor) -> Tensor:
-    """The sum over all ranks, in its place."""
+def total(x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> Tensor:
+    """The sum over all ranks, in its place, or what `op` says."""
     if dist.is_initialized():
-        dist.all_reduce(x)
-    return x
-
-
-def largest(x: Tensor) -> Tensor:
-    """The largest of all ranks, in its place."""
-    if dist.is_initialized():
-        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        dist.all_reduce(x, op=op)
     return x
 
 
