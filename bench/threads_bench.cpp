@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "kvmeld/kvmeld.hpp"
-#include "kvmeld/openmp.hpp"
 #include "spec.hpp"
 #include "versus.hpp"
 

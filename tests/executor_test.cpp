@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kvmeld/kvmeld.hpp"
-#include "kvmeld/openmp.hpp"
 #include "support/typed_cache.hpp"
 
 using kvmeld::index_t;

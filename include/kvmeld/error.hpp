@@ -2,9 +2,8 @@
 /// What kvmeld refuses: exceptions with a code that an engine can act on.
 #pragma once
 
-#include <concepts>  // std::integral
-#include <cstdio>    // std::snprintf
-#include <initializer_list>
+#include <concepts>   // std::integral
+#include <cstdio>     // std::snprintf
 #include <stdexcept>  // std::runtime_error
 #include <string>
 #include <string_view>
@@ -50,49 +49,22 @@ class no_capacity : public error {
 
 namespace detail {
 
-/// One piece of a message: text, or a number that `refuse` writes out.
-class message_part {
- public:
-  message_part(std::string_view text) : kind_(kind::text), text_(text) {}  // NOLINT: pieces mix
-  message_part(const char* text) : message_part(std::string_view(text)) {}
-  message_part(const std::string& text) : message_part(std::string_view(text)) {}
-  message_part(double x) : kind_(kind::number), number_(x) {}
-  template <std::integral T>
-  requires(!std::same_as<T, char> && !std::same_as<T, bool>) message_part(T x)
-      : kind_(T(-1) < T(0) ? kind::integer : kind::natural), integer_(static_cast<long long>(x)) {}
+/// One piece of a message.
+/// @{
+inline void append(std::string& message, std::string_view text) { message += text; }
+inline void append(std::string& message, double x) {
+  char digits[32];
+  (void)std::snprintf(digits, sizeof digits, "%g", x);
+  message += digits;
+}
+template <std::integral T>
+requires(!std::same_as<T, char> && !std::same_as<T, bool>) void append(std::string& message, T x) {
+  message += std::to_string(x);
+}
+/// @}
 
-  void append_to(std::string& message) const {
-    char digits[32];
-    switch (kind_) {
-      case kind::text:
-        message += text_;
-        return;
-      case kind::integer:
-        (void)std::snprintf(digits, sizeof digits, "%lld", integer_);
-        break;
-      case kind::natural:
-        (void)std::snprintf(digits, sizeof digits, "%llu",
-                            static_cast<unsigned long long>(integer_));
-        break;
-      case kind::number:
-        (void)std::snprintf(digits, sizeof digits, "%g", number_);
-        break;
-    }
-    message += digits;
-  }
-
- private:
-  enum class kind { text, integer, natural, number } kind_;
-  std::string_view text_;
-  long long integer_ = 0;
-  double number_ = 0;
-};
-
-[[noreturn]] inline void refuse(errc code, std::initializer_list<message_part> parts) {
-  std::string message = "kvmeld: ";
-  for (const message_part& part : parts) {
-    part.append_to(message);
-  }
+/// Throws the type of `code`.
+[[noreturn]] inline void raise(errc code, const std::string& message) {
   switch (code) {
     case errc::invalid_argument:
       throw invalid_argument(code, message);
@@ -101,6 +73,14 @@ class message_part {
     default:
       throw error(code, message);
   }
+}
+
+/// Throws `error` with a message of these parts, texts or numbers.
+template <class... Parts>
+[[noreturn]] void refuse(errc code, const Parts&... parts) {
+  std::string message = "kvmeld: ";
+  (append(message, parts), ...);
+  raise(code, message);
 }
 
 }  // namespace detail
@@ -113,7 +93,7 @@ void expects(errc code, bool ok, const Parts&... parts) {
   if (ok) [[likely]] {
     return;
   }
-  detail::refuse(code, {parts...});
+  detail::refuse(code, parts...);
 }
 
 /// The same with `errc::invalid_argument`.

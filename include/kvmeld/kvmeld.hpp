@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything but
-/// openmp.hpp, which needs OpenMP.
+/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything.
 #pragma once
 
 #include "kvmeld/any_policy.hpp"               // IWYU pragma: export

@@ -110,8 +110,8 @@ Any make_policy(std::string_view text) {
     }
     known += (known.empty() ? "" : ", ") + std::string(p.name());
   }
-  detail::refuse(errc::invalid_argument,
-                 {"make_policy: expected one of ", known, ", got '", name, "'"});
+  detail::refuse(errc::invalid_argument, "make_policy: expected one of ", known, ", got '", name,
+                 "'");
 }
 
 }  // namespace v0

@@ -2,8 +2,9 @@
 /// The bytes of saved heads, as those of one request.
 #pragma once
 
-#include <cstdint>  // std::uint32_t
-#include <cstring>  // std::memcmp
+#include <algorithm>  // std::ranges::for_each
+#include <cstdint>    // std::uint32_t
+#include <cstring>    // std::memcmp
 #include <istream>
 #include <ostream>
 #include <string>
@@ -72,25 +73,18 @@ struct saved_counts {
   std::int64_t observed = 0;
 };
 
-template <class Scalar, class Number>
-void each_number(row<Scalar> x, index_t dim, Number number) {
-  for (index_t i = 0; i < dim; ++i) {
-    number(x[i]);
-  }
-}
-template <class Number>
-void each_number(row<q8_0> x, index_t dim, Number number) {
-  for (q8_0& block : std::span(x.data, as_size(row_size<q8_0>(dim)))) {
-    number(block.scale);
-    for (std::int8_t& code : block.codes) {
-      number(code);
-    }
-  }
-}
-
 template <class Number>
 void each_number(row<any_scalar> x, index_t dim, Number number) {
-  x.visit([&](auto typed) { each_number(typed, dim, number); });
+  x.visit([&]<class Scalar>(row<Scalar> typed) {
+    for (index_t i = 0; i < row_size<Scalar>(dim); ++i) {
+      if constexpr (std::same_as<Scalar, q8_0>) {
+        number(typed.data[i].scale);
+        std::ranges::for_each(typed.data[i].codes, number);
+      } else {
+        number(typed[i]);
+      }
+    }
+  });
 }
 
 /// Every number of a head's slots and of its state, in the order in which they are saved.
@@ -109,13 +103,9 @@ void each_number(const head_ref& head, head_state& state, Number number) {
     number(head.position(s));
   }
   for (index_t c = 0; c < state.slot_stats(); ++c) {
-    for (float& x : state.column(c)) {
-      number(x);
-    }
+    std::ranges::for_each(state.column(c), number);
   }
-  for (float& x : state.memory()) {
-    number(x);
-  }
+  std::ranges::for_each(state.memory(), number);
 }
 
 /// Saves heads. Refused: a stream that fails.

@@ -107,7 +107,7 @@ class cache : public cache_base {
 ///
 /// Movable, not copyable: two views of the same rows would each count their own slots. Refused: as
 /// of `cache`, and memory that is too small for the layout, or in which rows overlap.
-class strided_cache : public cache_base {
+class strided_cache : public cache_base, detail::move_only {
  public:
   strided_cache(const attention_spec& spec, const cache_extents& extents, const rows& keys,
                 const rows& values)
@@ -115,21 +115,8 @@ class strided_cache : public cache_base {
   strided_cache(std::span<const attention_spec> specs, const cache_extents& extents,
                 const rows& keys, const rows& values)
       : cache_base(checked(specs, extents), extents, keys.type()) {
-    expects(errc::unsupported, keys.type() == values.type(),
-            "strided_cache: expected keys and values of one storage (not carried out by this "
-            "version), got two");
-    index_t pages = 0;
-    const placed_rows of_keys =
-        detail::place_rows("strided_cache", "keys", keys, spec(), extents, 0, pages);
-    set_rows(of_keys,
-             detail::place_rows("strided_cache", "values", values, spec(), extents, 0, pages));
+    place("strided_cache", keys, values);
   }
-
-  strided_cache(const strided_cache&) = delete;
-  strided_cache& operator=(const strided_cache&) = delete;
-  strided_cache(strided_cache&&) noexcept = default;
-  strided_cache& operator=(strided_cache&&) noexcept = default;
-  ~strided_cache() = default;
 };
 
 /// A `kv_cache` over an engine's pages; log-mass, positions and lengths are kept here. The engine
@@ -142,7 +129,7 @@ class strided_cache : public cache_base {
 ///
 /// Movable, not copyable, as `strided_cache`. Refused: as there, a capacity of no whole pages,
 /// tables of another size.
-class paged_cache : public cache_base {
+class paged_cache : public cache_base, detail::move_only {
  public:
   paged_cache(const attention_spec& spec, const cache_extents& extents, const rows& keys,
               const rows& values, const page_tables& tables)
@@ -150,29 +137,12 @@ class paged_cache : public cache_base {
   paged_cache(std::span<const attention_spec> specs, const cache_extents& extents, const rows& keys,
               const rows& values, const page_tables& tables)
       : cache_base(checked(specs, extents), extents, keys.type()) {
-    expects(errc::unsupported, keys.type() == values.type(),
-            "paged_cache: expected keys and values of one storage (not carried out by this "
-            "version), got two");
     expects(tables.pages.data() != nullptr, "paged_cache: expected page tables, got null");
     expects(tables.slots > 0 && capacity() % tables.slots == 0,
             "paged_cache: expected a capacity of whole pages, got ", capacity(),
             " slots in pages of ", tables.slots);
-    placed_tables placed = shared(tables);
-    index_t pages_of_keys = 0, pages_of_values = 0;
-    const bool own_tables = kv_heads() > 1 && placed.heads_each == 1;
-    const placed_rows of_keys = detail::place_rows("paged_cache", "keys", keys, spec(), extents,
-                                                   tables.slots, pages_of_keys, own_tables);
-    set_rows(of_keys, detail::place_rows("paged_cache", "values", values, spec(), extents,
-                                         tables.slots, pages_of_values, own_tables));
-    placed.first.limit = std::min(pages_of_keys, pages_of_values);
-    set_tables(placed);
+    place("paged_cache", keys, values, shared(tables));
   }
-
-  paged_cache(const paged_cache&) = delete;
-  paged_cache& operator=(const paged_cache&) = delete;
-  paged_cache(paged_cache&&) noexcept = default;
-  paged_cache& operator=(paged_cache&&) noexcept = default;
-  ~paged_cache() = default;
 
   using cache_base::table;
 

@@ -17,6 +17,17 @@
 
 namespace kvmeld::inline v0 {
 
+namespace detail {
+
+/// What has one owner at a time.
+struct move_only {
+  move_only() = default;
+  move_only(move_only&&) = default;
+  move_only& operator=(move_only&&) = default;
+};
+
+}  // namespace detail
+
 /// What heads keep beside their rows: log-mass, position, lengths.
 class head_records {
  public:
@@ -182,11 +193,25 @@ class cache_base {
     return std::make_shared<const std::vector<attention_spec>>(std::move(all));
   }
 
-  /// The shape of the rows, where they lie: `place_rows` makes it of an engine's.
+  /// The shape of the rows, where they lie.
   void set_rows(const placed_rows& keys, const placed_rows& values) {
     keys_ = keys, values_ = values;
   }
-  void set_tables(const placed_tables& tables) { tables_ = tables; }
+  /// The same of an engine's rows, in pages where there are tables. Refused: keys and values of two
+  /// storages (`unsupported`), what `place_rows` refuses.
+  void place(const char* call, const rows& keys, const rows& values, placed_tables tables = {}) {
+    expects(errc::unsupported, keys.type() == values.type(), call,
+            ": expected keys and values of one storage (not carried out by this version), got two");
+    const index_t slots = tables.first.slots;
+    const bool own_tables = slots > 0 && kv_heads() > 1 && tables.heads_each == 1;
+    index_t pages_of_keys = 0, pages_of_values = 0;
+    keys_ =
+        detail::place_rows(call, "keys", keys, spec(), extents_, slots, pages_of_keys, own_tables);
+    values_ = detail::place_rows(call, "values", values, spec(), extents_, slots, pages_of_values,
+                                 own_tables);
+    tables.first.limit = std::min(pages_of_keys, pages_of_values);
+    tables_ = tables;
+  }
 
   /// The pages of head `h`; none where rows are strided.
   page_table table(index_t h) const { return tables_.of(h); }

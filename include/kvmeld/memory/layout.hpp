@@ -202,27 +202,23 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
     }
     return reach;
   };
-  const axis layers{s.layer, e.layers}, heads{s.head, spec.kv_heads}, rows_of{s.row, slots},
+  // Heads with tables of their own do not share pages, so they may lie at one place of a page.
+  const axis layers{s.layer, own_tables ? 1 : e.layers},
+      heads{s.head, own_tables ? 1 : spec.kv_heads}, rows_of{s.row, slots},
       elements{s.element, row_size};
-  std::ptrdiff_t reach = 0;
+  const std::ptrdiff_t beside =
+      own_tables ? (e.layers - 1) * s.layer + (spec.kv_heads - 1) * s.head : 0;
+  axis outer{s.request, e.requests};
   if (paged) {
-    // Heads with tables of their own do not share pages, so they may lie at one place of a page.
-    const axis of_layers = own_tables ? axis{0, 1} : layers,
-               of_heads = own_tables ? axis{0, 1} : heads;
-    const std::ptrdiff_t beside =
-        own_tables ? (e.layers - 1) * s.layer + (spec.kv_heads - 1) * s.head : 0;
-    const std::ptrdiff_t one =
-        reach_of(std::array{of_layers, of_heads, rows_of, elements}) + beside;
+    const std::ptrdiff_t one = reach_of(std::array{layers, heads, rows_of, elements}) + beside;
     expects(s.page > 0, call, ": expected ", what, " with a page stride above 0, got ", s.page);
     const std::ptrdiff_t there = from.size() < one ? 0 : (from.size() - one) / s.page + 1;
     pages =
-        static_cast<index_t>(std::min<std::ptrdiff_t>(there, std::numeric_limits<index_t>::max()));
-    reach = reach_of(std::array{axis{s.page, std::max(pages, index_t{1})}, of_layers, of_heads,
-                                rows_of, elements});
-    reach += beside;
-  } else {
-    reach = reach_of(std::array{layers, axis{s.request, e.requests}, heads, rows_of, elements});
+        static_cast<index_t>(std::min(there, std::ptrdiff_t{std::numeric_limits<index_t>::max()}));
+    outer = {s.page, std::max(pages, index_t{1})};
   }
+  const std::ptrdiff_t reach =
+      reach_of(std::array{layers, outer, heads, rows_of, elements}) + beside;
   expects(reach <= from.size(), call, ": expected ", what, " of at least ", reach * per_element,
           " numbers, got ", from.size() * per_element);
   const auto bytes = static_cast<std::ptrdiff_t>(element_bytes(from.type()));

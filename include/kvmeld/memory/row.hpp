@@ -90,16 +90,10 @@ concept plain_scalar =
 template <class T>
 concept storage_scalar = plain_scalar<T> || std::same_as<T, q8_0>;
 
-/// Numbers that one `Scalar` holds.
-template <class Scalar>
-inline constexpr index_t numbers_in = 1;
-template <>
-inline constexpr index_t numbers_in<q8_0> = q8_0::size;
-
 /// `Scalar`s that a row of `dim` numbers takes.
 template <class Scalar>
 constexpr index_t row_size(index_t dim) {
-  return dim / numbers_in<Scalar>;
+  return std::same_as<Scalar, q8_0> ? dim / q8_0::size : dim;
 }
 
 /// One key or one value: `dim` elements, `step` apart.
