@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-/// Version and index type: what every other header starts from, errors with it.
+/// Version and index type: what every other header starts from, errors and the integers with it.
 #pragma once
 
 #include <cmath>     // FP_FAST_FMAF
-#include <concepts>  // std::integral
-#include <cstddef>   // std::size_t
-#include <cstdint>   // std::int32_t
+#include <concepts>  // std::integral, std::same_as
+#include <cstddef>   // IWYU pragma: export
+#include <cstdint>   // IWYU pragma: export
 
 #include "kvmeld/error.hpp"  // IWYU pragma: export
 

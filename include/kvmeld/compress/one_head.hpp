@@ -3,9 +3,7 @@
 /// of, and for who orchestrates.
 #pragma once
 
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
-#include <limits>   // std::numeric_limits
+#include <limits>  // std::numeric_limits
 #include <optional>
 #include <span>
 

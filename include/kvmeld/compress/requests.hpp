@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::find
-#include <cstdint>    // std::int64_t
 
 #include "kvmeld/compress/compressor_base.hpp"
 #include "kvmeld/compress/saved_heads.hpp"

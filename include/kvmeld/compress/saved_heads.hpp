@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::for_each
-#include <cstdint>    // std::uint32_t
 #include <cstring>    // std::memcmp
 #include <istream>
 #include <ostream>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>  // std::max
-#include <cstddef>    // std::size_t
 #include <memory>     // std::unique_ptr
 #include <mutex>
 #include <vector>

@@ -2,10 +2,8 @@
 /// What all caches are: heads by layer and request, and for each what an engine has no place for.
 #pragma once
 
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
-#include <limits>   // std::numeric_limits
-#include <memory>   // std::shared_ptr
+#include <limits>  // std::numeric_limits
+#include <memory>  // std::shared_ptr
 #include <span>
 #include <vector>
 

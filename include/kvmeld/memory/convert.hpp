@@ -5,8 +5,6 @@
 #include <algorithm>  // std::min
 #include <bit>        // std::bit_cast
 #include <concepts>   // std::same_as
-#include <cstddef>    // std::size_t
-#include <cstdint>    // std::uint16_t
 #include <ranges>     // std::ranges::contiguous_range
 #include <span>
 #include <vector>

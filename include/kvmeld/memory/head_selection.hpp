@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>  // std::uint64_t
 #include <span>
 #include <vector>
 

@@ -4,8 +4,6 @@
 
 #include <Eigen/Core>  // Eigen::aligned_allocator
 #include <algorithm>   // std::copy_n
-#include <cstddef>     // std::size_t
-#include <cstdint>     // std::int64_t
 #include <span>
 #include <string>
 #include <string_view>
@@ -65,8 +63,7 @@ class head_state : private detail::state_fields {
 
   /// The same over the caller's memory, which must live as long. Refused: columns of another size,
   /// a length beyond the capacity, less than no queries.
-  head_state(std::span<const slot_stat> kinds, const state_memory& over,
-             std::string_view policy) {
+  head_state(std::span<const slot_stat> kinds, const state_memory& over, std::string_view policy) {
     policy_ = policy, kinds_.assign(kinds.begin(), kinds.end());
     columns_ = over.columns, memory_ = over.memory;
     capacity_ = over.capacity;

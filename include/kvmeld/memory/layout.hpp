@@ -4,9 +4,8 @@
 
 #include <algorithm>  // std::ranges::sort
 #include <array>
-#include <cstddef>  // std::byte, std::ptrdiff_t
-#include <limits>   // std::numeric_limits
-#include <ranges>   // std::ranges::contiguous_range
+#include <limits>  // std::numeric_limits
+#include <ranges>  // std::ranges::contiguous_range
 #include <span>
 #include <variant>
 

@@ -5,7 +5,6 @@
 #include <Eigen/Core>
 #include <algorithm>  // std::max
 #include <cmath>      // std::pow, std::cos
-#include <cstddef>    // std::size_t
 #include <numbers>    // std::numbers::pi
 #include <span>
 #include <variant>

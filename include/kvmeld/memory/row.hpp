@@ -7,8 +7,6 @@
 #include <bit>         // std::bit_cast
 #include <cmath>       // std::isfinite
 #include <concepts>    // std::same_as
-#include <cstddef>     // std::ptrdiff_t
-#include <cstdint>     // std::int8_t, std::uint32_t
 #include <limits>      // std::numeric_limits
 
 #include "kvmeld/config.hpp"

@@ -4,7 +4,6 @@
 
 #include <Eigen/Core>
 #include <algorithm>  // std::clamp
-#include <cstddef>    // std::ptrdiff_t
 
 #include "kvmeld/memory/convert.hpp"
 

@@ -6,8 +6,6 @@
 #include <bit>          // std::bit_cast
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::derived_from
-#include <cstddef>      // std::ptrdiff_t
-#include <cstdint>      // std::uint32_t
 #include <limits>       // std::numeric_limits
 #include <type_traits>  // std::is_trivially_copyable_v
 
