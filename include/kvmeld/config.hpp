@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cmath>     // FP_FAST_FMAF
-#include <concepts>  // std::integral, std::same_as
+#include <concepts>  // std::integral
 #include <cstddef>   // IWYU pragma: export
 #include <cstdint>   // IWYU pragma: export
 
@@ -67,8 +67,8 @@ namespace kvmeld::inline v0 {
 using index_t = std::int32_t;
 
 /// A count or an index as the standard library has it; of several, their product.
-template <std::integral... Index>
-constexpr std::size_t as_size(Index... n) {
+template <std::integral... N>
+constexpr std::size_t as_size(N... n) {
   return (std::size_t{1} * ... * static_cast<std::size_t>(n));
 }
 
