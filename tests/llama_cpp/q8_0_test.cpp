@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Q8_0 is ggml's own: its functions read what we store, and we read what they store.
-#include "kvmeld/memory/row.hpp"
-
 #include <ggml.h>
 
 #include <catch2/catch.hpp>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/row.hpp"
 #include "support/random.hpp"
 
 TEST_CASE("rows in Q8_0 are ggml's, both ways", "[q8_0]") {
