@@ -14,8 +14,8 @@
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/ems.hpp"
-#include "kvmeld/policies/keepkv.hpp"
 #include "kvmeld/policies/hooks.hpp"
+#include "kvmeld/policies/keepkv.hpp"
 #include "spec.hpp"
 #include "topic.hpp"
 

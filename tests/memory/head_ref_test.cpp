@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A head of any scalar and layout: the same rows, log-mass and positions as the head that it stands
 // for.
-#include "kvmeld/memory/view.hpp"
-
 #include <catch2/catch.hpp>
 #include <vector>
 
 #include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/tile_products.hpp"
 #include "support/fixtures.hpp"
 

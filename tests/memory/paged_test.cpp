@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Caches in pages: everything a cache does, and pages that come free.
-#include "kvmeld/memory/cache.hpp"
-
 #include <catch2/catch.hpp>
 #include <sstream>
 #include <vector>
 
+#include "kvmeld/memory/cache.hpp"
 #include "support/fixtures.hpp"
 
 namespace {

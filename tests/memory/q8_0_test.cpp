@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Keys and values in Q8_0: what a block holds, and policies over rows of blocks.
-#include "kvmeld/memory/row.hpp"
-
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <vector>
 
+#include "kvmeld/memory/row.hpp"
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
