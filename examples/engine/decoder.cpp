@@ -3,13 +3,26 @@
 
 #include <cmath>  // std::sqrt
 
-#include "engine/checkpoint.hpp"
+#include "engine/safetensors.hpp"
 
 namespace engine {
 
 decoder decoder::load(const std::filesystem::path& folder) {
   const auto shape = config::read(folder / "config.json");
-  return {shape, weights::load(checkpoint(folder), shape)};
+  constexpr tensor_names names = {.embedding = "model.embed_tokens",
+                                  .norm = "model.norm",
+                                  .output = "lm_head",
+                                  .layer = "model.layers.",
+                                  .attention_norm = "input_layernorm",
+                                  .mlp_norm = "post_attention_layernorm",
+                                  .q = "self_attn.q_proj",
+                                  .k = "self_attn.k_proj",
+                                  .v = "self_attn.v_proj",
+                                  .o = "self_attn.o_proj",
+                                  .gate = "mlp.gate_proj",
+                                  .up = "mlp.up_proj",
+                                  .down = "mlp.down_proj"};
+  return {shape, read_weights(checkpoint(folder), shape, names)};
 }
 
 void decoder::run(scratch& s, std::span<const int> tokens, std::span<const index_t> positions,

@@ -2,6 +2,8 @@
 /// What the engine throws when a model's files are not what they should be.
 #pragma once
 
+#include <cerrno>
+#include <cstring>  // std::strerror
 #include <filesystem>
 #include <fstream>
 #include <iterator>  // std::istreambuf_iterator
@@ -28,12 +30,21 @@ class format_error : public std::runtime_error {
   }
 };
 
+/// A regular file, to be read in parts.
+inline std::ifstream open_file(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) {
+    throw format_error(file, "expected a readable file: ", std::strerror(errno));
+  }
+  if (!std::filesystem::is_regular_file(file)) {  // a folder opens, and reads as empty
+    throw format_error(file, "expected a readable file: this is no regular file");
+  }
+  return in;
+}
+
 /// The bytes of a (small) file.
 inline std::string read_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in || std::filesystem::is_directory(file)) {  // a folder opens, and reads as empty
-    throw format_error(file, "expected a readable file");
-  }
+  auto in = open_file(file);
   return {std::istreambuf_iterator<char>(in), {}};
 }
 

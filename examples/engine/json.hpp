@@ -19,10 +19,19 @@ namespace engine {
 using kvmeld::index_t;
 
 /// A value for an error message. Only its kind where it may be long, or deeper than the stack.
-std::string describe(const nlohmann::json& value);
+inline std::string describe(const nlohmann::json& value) {
+  return value.is_structured() ? std::string("an ") + value.type_name() : value.dump();
+}
 
 /// What is in `file`.
-nlohmann::json parse_object(std::string_view text, const std::filesystem::path& file);
+inline nlohmann::json parse_object(std::string_view text, const std::filesystem::path& file) {
+  auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) {
+    throw format_error(file, "expected a JSON object, got ",
+                       json.is_discarded() ? "text that is not JSON" : describe(json));
+  }
+  return json;
+}
 
 /// One JSON object's fields, with errors that name the file, the field and its value.
 class json_fields {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/model.hpp"
 
-#include "engine/gguf.hpp"
-
 namespace engine {
 
 model model::load(const std::filesystem::path& path) {

@@ -17,4 +17,9 @@ struct model {
   static model load(const std::filesystem::path& path);
 };
 
+/// Weights dequantised by ggml's own functions, tokens by libllama's vocabulary. Architectures
+/// `llama` and `qwen2`, with RoPE of a base or Llama 3's; what else a file holds is refused. A
+/// build without libllama refuses every file.
+model load_gguf(const std::filesystem::path& file);
+
 }  // namespace engine

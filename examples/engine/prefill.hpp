@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// A whole prompt through exact attention, with every layer's queries, keys and values on record.
+/// Exact causal attention, and a whole prompt through it: every layer's queries, keys and values on
+/// record.
 #pragma once
 
 #include <span>
@@ -9,6 +10,12 @@
 #include "engine/matrix.hpp"
 
 namespace engine {
+
+/// Queries `q [tokens, heads * dim]` at positions `first` and on, over the keys and values
+/// `k, v [first + tokens, kv_heads * dim]` of positions 0 and on, to `[tokens, heads * dim]`:
+/// what a policy's attention is measured against. Needs memory for `64 * (first + tokens)` floats.
+row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, const matrix_view& v,
+                                  index_t heads, index_t kv_heads, index_t dim, index_t first);
 
 /// What one layer's attention saw: rotated `q [tokens, heads * dim]` and `k [tokens, kv_heads *
 /// dim]`, `v` likewise.

@@ -3,8 +3,8 @@
 
 #include <algorithm>  // std::min, std::sort
 #include <array>
-#include <bit>      // std::bit_cast, std::endian
-#include <cstring>  // std::memcpy
+#include <bit>  // std::bit_cast, std::endian
+#include <fstream>
 #include <string_view>
 #include <utility>
 
@@ -15,23 +15,15 @@ namespace engine {
 
 namespace {
 
-std::uint64_t bytes_of(std::string_view dtype) {
-  constexpr std::array<std::pair<std::string_view, std::uint64_t>, 14> widths{{{"BOOL", 1},
-                                                                               {"U8", 1},
-                                                                               {"I8", 1},
-                                                                               {"F8_E5M2", 1},
-                                                                               {"F8_E4M3", 1},
-                                                                               {"I16", 2},
-                                                                               {"U16", 2},
-                                                                               {"F16", 2},
-                                                                               {"BF16", 2},
-                                                                               {"I32", 4},
-                                                                               {"U32", 4},
-                                                                               {"F32", 4},
-                                                                               {"I64", 8},
-                                                                               {"F64", 8}}};
-  for (const auto& [name, width] : widths) {
-    if (name == dtype) {
+/// Bytes of a number; 0: the dtype is not known.
+std::uint64_t bytes_of(const std::string& dtype) {
+  constexpr std::array<std::pair<std::string_view, std::uint64_t>, 4> widths{
+      {{" BOOL U8 I8 F8_E5M2 F8_E4M3 ", 1},
+       {" I16 U16 F16 BF16 ", 2},
+       {" I32 U32 F32 ", 4},
+       {" I64 F64 ", 8}}};
+  for (const auto& [names, width] : widths) {
+    if (names.find(' ' + dtype + ' ') != std::string_view::npos) {
       return width;
     }
   }
@@ -40,14 +32,13 @@ std::uint64_t bytes_of(std::string_view dtype) {
 
 /// Tensors need not be aligned in the file: through a small aligned buffer.
 template <class Stored, class Convert>
-void convert(std::span<const std::byte> bytes, std::span<float> out, Convert to_float) {
+void convert(std::istream& in, float* out, Eigen::Index count, Convert to_float) {
   std::array<Stored, 1024> buffer;
-  for (std::size_t i = 0; i < out.size(); i += buffer.size()) {
-    const std::size_t count = std::min(buffer.size(), out.size() - i);
-    std::memcpy(static_cast<void*>(buffer.data()), bytes.data() + i * sizeof(Stored),
-                count * sizeof(Stored));
-    std::transform(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(count),
-                   out.begin() + static_cast<std::ptrdiff_t>(i), to_float);
+  for (Eigen::Index i = 0; i < count; i += std::ssize(buffer)) {
+    const auto part = std::min<Eigen::Index>(std::ssize(buffer), count - i);
+    in.read(reinterpret_cast<char*>(buffer.data()),
+            part * static_cast<std::streamsize>(sizeof(Stored)));
+    std::transform(buffer.begin(), buffer.begin() + part, out + i, to_float);
   }
 }
 
@@ -61,24 +52,14 @@ std::string text(const std::vector<std::uint64_t>& shape) {
 
 }  // namespace
 
-row_major_matrix safetensors_file::matrix(const std::string& name, index_t rows,
-                                          index_t columns) const {
-  const tensor& t = find(name, {rows, columns});
-  row_major_matrix out(rows, columns);
-  copy(name, t, {out.data(), static_cast<std::size_t>(out.size())});
-  return out;
-}
+safetensors_file::safetensors_file(const std::filesystem::path& file)
+    : safetensors_file(std::make_unique<std::ifstream>(open_file(file)), file) {}
 
-row_vector safetensors_file::vector(const std::string& name, index_t size) const {
-  const tensor& t = find(name, {size});
-  row_vector out(size);
-  copy(name, t, {out.data(), static_cast<std::size_t>(out.size())});
-  return out;
-}
-
-void safetensors_file::open(std::span<const std::byte> bytes) {
+safetensors_file::safetensors_file(std::unique_ptr<std::istream> in,
+                                   const std::filesystem::path& file)
+    : in_(std::move(in)), path_(file) {
   static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
-  const auto header = parse_header(bytes);
+  const auto header = read_header();
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") {
       tensors_.emplace(name, checked(name, entry));
@@ -87,21 +68,40 @@ void safetensors_file::open(std::span<const std::byte> bytes) {
   expect_no_holes();
 }
 
-nlohmann::json safetensors_file::parse_header(std::span<const std::byte> bytes) {
+row_major_matrix safetensors_file::matrix(const std::string& name, index_t rows,
+                                          index_t columns) const {
+  const tensor& t = find(name, {rows, columns});
+  row_major_matrix out(rows, columns);
+  read(name, t, out.data(), out.size());
+  return out;
+}
+
+row_vector safetensors_file::vector(const std::string& name, index_t size) const {
+  const tensor& t = find(name, {size});
+  row_vector out(size);
+  read(name, t, out.data(), out.size());
+  return out;
+}
+
+nlohmann::json safetensors_file::read_header() {
+  in_->seekg(0, std::ios::end);
+  const auto bytes = static_cast<std::size_t>(in_->tellg());
+  in_->seekg(0);
   std::uint64_t length = 0;
-  if (bytes.size() < sizeof length) {
-    throw format_error(path_, "expected at least 8 bytes, got ", bytes.size());
+  if (bytes < sizeof length) {
+    throw format_error(path_, "expected at least 8 bytes, got ", bytes);
   }
-  std::memcpy(&length, bytes.data(), sizeof length);
-  const std::size_t room = bytes.size() - sizeof length;
+  in_->read(reinterpret_cast<char*>(&length), sizeof length);
+  const std::size_t room = bytes - sizeof length;
   constexpr std::uint64_t longest = 100'000'000;  // the format's own limit
   if (length > room || length > longest) {
     throw format_error(path_, "expected a header of at most ",
                        std::min<std::uint64_t>(room, longest), " bytes, got ", length);
   }
-  data_ = bytes.subspan(sizeof length + length);
-  const auto* const first = reinterpret_cast<const char*>(bytes.data() + sizeof length);
-  return parse_object({first, length}, path_);
+  first_ = sizeof length + length, size_ = room - length;
+  std::string header(length, ' ');
+  in_->read(header.data(), static_cast<std::streamsize>(length));
+  return parse_object(header, path_);
 }
 
 safetensors_file::tensor safetensors_file::checked(const std::string& name,
@@ -126,9 +126,9 @@ safetensors_file::tensor safetensors_file::checked(const std::string& name,
   if (t.begin > t.end) {
     refuse("expected ascending data_offsets, got [", t.begin, ", ", t.end, "]");
   }
-  if (t.end > data_.size()) {
-    refuse("expected data_offsets within the file's ", data_.size(), " bytes of data, got [",
-           t.begin, ", ", t.end, "]");
+  if (t.end > size_) {
+    refuse("expected data_offsets within the file's ", size_, " bytes of data, got [", t.begin,
+           ", ", t.end, "]");
   }
   // A dtype that is not asked for may be anything, and of any size.
   if (const std::uint64_t width = bytes_of(t.dtype); width != 0) {
@@ -162,9 +162,8 @@ void safetensors_file::expect_no_holes() const {
     }
     end = entry->second.end;
   }
-  if (end != data_.size()) {
-    throw format_error(path_, "expected ", end, " bytes of tensors after the header, got ",
-                       data_.size());
+  if (end != size_) {
+    throw format_error(path_, "expected ", end, " bytes of tensors after the header, got ", size_);
   }
 }
 
@@ -182,19 +181,84 @@ const safetensors_file::tensor& safetensors_file::find(const std::string& name,
   return found->second;
 }
 
-void safetensors_file::copy(const std::string& name, const tensor& t, std::span<float> out) const {
-  const auto bytes = data_.subspan(t.begin, t.end - t.begin);
+void safetensors_file::read(const std::string& name, const tensor& t, float* out,
+                            Eigen::Index count) const {
+  in_->clear();
+  in_->seekg(static_cast<std::streamoff>(first_ + t.begin));
   if (t.dtype == "F32") {
-    convert<float>(bytes, out, [](float x) { return x; });
+    convert<float>(*in_, out, count, [](float x) { return x; });
   } else if (t.dtype == "F16") {
-    convert<Eigen::half>(bytes, out, [](Eigen::half x) { return static_cast<float>(x); });
+    convert<Eigen::half>(*in_, out, count, [](Eigen::half x) { return static_cast<float>(x); });
   } else if (t.dtype == "BF16") {  // the upper half of a float
-    convert<std::uint16_t>(
-        bytes, out, [](std::uint16_t x) { return std::bit_cast<float>(std::uint32_t{x} << 16); });
+    convert<std::uint16_t>(*in_, out, count, [](std::uint16_t x) {
+      return std::bit_cast<float>(std::uint32_t{x} << 16);
+    });
   } else {
     throw format_error(path_, "tensor \"", name, "\": expected dtype F32, F16 or BF16, got ",
                        t.dtype);
   }
+  if (!*in_) {
+    throw format_error(path_, "tensor \"", name, "\": expected ", t.end - t.begin,
+                       " bytes, got an error while reading them");
+  }
+}
+
+checkpoint::checkpoint(const std::filesystem::path& folder) {
+  const auto single = folder / "model.safetensors";
+  const auto index = folder / "model.safetensors.index.json";
+  if (std::filesystem::exists(single)) {
+    whole_ = &shards_.emplace("", single).first->second;
+  } else if (std::filesystem::exists(index)) {
+    index_path_ = index;
+    open_shards(folder);
+  } else {
+    throw format_error(folder,
+                       "expected model.safetensors or model.safetensors.index.json in this "
+                       "folder, got neither");
+  }
+}
+
+row_major_matrix checkpoint::matrix(const std::string& name, index_t rows, index_t columns) const {
+  return holder(name).matrix(name, rows, columns);
+}
+
+row_vector checkpoint::vector(const std::string& name, index_t size) const {
+  return holder(name).vector(name, size);
+}
+
+void checkpoint::open_shards(const std::filesystem::path& folder) {
+  const auto json = parse_object(read_file(index_path_), index_path_);
+  const auto& map = json_fields(json, index_path_).object("weight_map");
+  for (const auto& [name, value] : map.items()) {
+    const std::string shard = value.is_string() ? value.get<std::string>() : "";
+    // The name alone: an index must not lead out of its folder.
+    if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "..") {
+      throw format_error(index_path_, "tensor \"", name, "\": expected a file name, got ",
+                         describe(value));
+    }
+    if (!shards_.contains(shard)) {
+      if (!std::filesystem::exists(folder / shard)) {
+        throw format_error(index_path_, "expected shard \"", shard, "\" in the same folder");
+      }
+      shards_.emplace(shard, folder / shard);
+    }
+    const auto& file = shards_.at(shard);
+    if (!file.contains(name)) {
+      throw format_error(index_path_, "expected tensor \"", name, "\" in shard \"", shard, "\"");
+    }
+    holders_.emplace(name, &file);
+  }
+}
+
+const safetensors_file& checkpoint::holder(const std::string& name) const {
+  if (whole_ != nullptr) {
+    return *whole_;
+  }
+  const auto found = holders_.find(name);
+  if (found == holders_.end()) {
+    throw format_error(index_path_, "expected tensor \"", name, "\" in a shard");
+  }
+  return *found->second;
 }
 
 }  // namespace engine

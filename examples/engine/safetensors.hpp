@@ -1,37 +1,31 @@
 // SPDX-License-Identifier: MIT
-/// One file of the safetensors format: named tensors behind a JSON header.
-/// https://huggingface.co/docs/safetensors: `u64 n | n bytes of JSON | the tensors' bytes`,
-/// little-endian.
+/// A model's weights: one file of the safetensors format, or several with an index. A file is a
+/// JSON header and named tensors: `u64 n | n bytes of JSON | the tensors' bytes`, little-endian
+/// (https://huggingface.co/docs/safetensors).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
+#include <istream>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "engine/mapped_file.hpp"
 #include "engine/matrix.hpp"
 
 namespace engine {
 
-/// Checks the whole header when it opens, so that `read` can trust every offset.
+/// Checks the whole header when it opens, so that every offset can be trusted.
 class safetensors_file {
  public:
-  explicit safetensors_file(const std::filesystem::path& file) : path_(file), mapped_(file) {
-    open(mapped_.bytes());
-  }
-  /// What is in `file`, where it is in memory already; refers to the bytes.
-  safetensors_file(std::span<const std::byte> bytes, const std::filesystem::path& file)
-      : path_(file) {
-    open(bytes);
-  }
+  explicit safetensors_file(const std::filesystem::path& file);
+  /// What `in` has, as if it were in `file`.
+  safetensors_file(std::unique_ptr<std::istream> in, const std::filesystem::path& file);
 
-  const std::filesystem::path& path() const { return path_; }
   bool contains(const std::string& name) const { return tensors_.contains(name); }
 
   /// Tensor `name [rows, columns]` as floats; it may be stored as F32, F16 or BF16.
@@ -44,21 +38,41 @@ class safetensors_file {
   struct tensor {
     std::string dtype;
     std::vector<std::uint64_t> shape;
-    std::size_t begin, end;  // in data_
+    std::size_t begin, end;  // behind the header
   };
 
-  void open(std::span<const std::byte> bytes);
-  nlohmann::json parse_header(std::span<const std::byte> bytes);
+  nlohmann::json read_header();
   tensor checked(const std::string& name, const nlohmann::json& entry) const;
   /// Tensors lie one behind the other and fill the file: what the format demands.
   void expect_no_holes() const;
   const tensor& find(const std::string& name, std::initializer_list<index_t> shape) const;
-  void copy(const std::string& name, const tensor& t, std::span<float> out) const;
+  void read(const std::string& name, const tensor& t, float* out, Eigen::Index count) const;
 
+  std::unique_ptr<std::istream> in_;
   std::filesystem::path path_;
-  mapped_file mapped_;
-  std::span<const std::byte> data_;
+  std::size_t first_ = 0, size_ = 0;  // where tensors begin, and their bytes
   std::map<std::string, tensor> tensors_;
+};
+
+/// `model.safetensors` of a folder, or the shards that its `model.safetensors.index.json` names.
+class checkpoint {
+ public:
+  explicit checkpoint(const std::filesystem::path& folder);
+
+  /// Tensor `name [rows, columns]`.
+  row_major_matrix matrix(const std::string& name, index_t rows, index_t columns) const;
+
+  /// Tensor `name [size]`.
+  row_vector vector(const std::string& name, index_t size) const;
+
+ private:
+  void open_shards(const std::filesystem::path& folder);
+  const safetensors_file& holder(const std::string& name) const;
+
+  std::map<std::string, safetensors_file> shards_;  // a map: the pointers below stay
+  std::map<std::string, const safetensors_file*> holders_;
+  const safetensors_file* whole_ = nullptr;
+  std::filesystem::path index_path_;
 };
 
 }  // namespace engine

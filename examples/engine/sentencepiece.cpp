@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "engine/sentencepiece.hpp"
+#include <sentencepiece_processor.h>
 
 #include <algorithm>  // std::min
 
 #include "engine/error.hpp"
+#include "engine/tokenizer.hpp"
 
 namespace engine {
 
@@ -21,9 +22,26 @@ std::unique_ptr<processor> parse(const std::filesystem::path& file, const std::s
   return made;
 }
 
-}  // namespace
+/// The codec of a SentencePiece model.
+class pieces : public text_codec {
+ public:
+  pieces(const std::filesystem::path& file, index_t vocab);
 
-sentencepiece_codec::sentencepiece_codec(const std::filesystem::path& file, index_t vocab) {
+  index_t size() const override { return whole_->GetPieceSize(); }
+  std::vector<int> encode(std::string_view text, bool fragment) const override;
+  std::string decode(std::span<const int> tokens) const override;
+
+ private:
+  /// Whether lines can be encoded one by one, which is much faster: no piece but the newline itself
+  /// contains one, and spaces around it are kept.
+  bool lines_are_apart() const;
+  std::vector<int> ids_by_lines(const processor* first, std::string_view text) const;
+
+  std::unique_ptr<processor> whole_, fragment_;
+  bool by_lines_ = false;  // lines one by one give the same tokens
+};
+
+pieces::pieces(const std::filesystem::path& file, index_t vocab) {
   const std::string model = read_file(file);
   whole_ = parse(file, model);
   // Serialized protobufs that are put one behind the other merge: this is
@@ -40,16 +58,16 @@ sentencepiece_codec::sentencepiece_codec(const std::filesystem::path& file, inde
   by_lines_ = lines_are_apart();
 }
 
-std::vector<int> sentencepiece_codec::encode(std::string_view text, bool fragment) const {
+std::vector<int> pieces::encode(std::string_view text, bool fragment) const {
   const processor* const by = fragment ? fragment_.get() : whole_.get();
   return by_lines_ ? ids_by_lines(by, text) : by->EncodeAsIds(text);
 }
 
-std::string sentencepiece_codec::decode(std::span<const int> tokens) const {
+std::string pieces::decode(std::span<const int> tokens) const {
   return whole_->DecodeIds(std::vector<int>(tokens.begin(), tokens.end()));
 }
 
-bool sentencepiece_codec::lines_are_apart() const {
+bool pieces::lines_are_apart() const {
   int newlines = 0;
   for (int piece = 0; piece < size(); ++piece) {
     newlines += whole_->IdToPiece(piece).find('\n') != std::string::npos ? 1 : 0;
@@ -59,8 +77,7 @@ bool sentencepiece_codec::lines_are_apart() const {
          ids_by_lines(whole_.get(), probe) == whole_->EncodeAsIds(probe);
 }
 
-std::vector<int> sentencepiece_codec::ids_by_lines(const processor* first,
-                                                   std::string_view text) const {
+std::vector<int> pieces::ids_by_lines(const processor* first, std::string_view text) const {
   std::vector<int> tokens;
   for (const processor* by = first; !text.empty(); by = fragment_.get()) {
     const auto newline = std::min(text.find('\n'), text.size() - 1);  // npos: the rest
@@ -69,6 +86,13 @@ std::vector<int> sentencepiece_codec::ids_by_lines(const processor* first,
     text.remove_prefix(newline + 1);
   }
   return tokens;
+}
+
+}  // namespace
+
+std::unique_ptr<const text_codec> sentencepiece_codec(const std::filesystem::path& file,
+                                                      index_t vocab) {
+  return std::make_unique<pieces>(file, vocab);
 }
 
 }  // namespace engine

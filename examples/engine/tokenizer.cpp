@@ -5,7 +5,6 @@
 #include <iterator>   // std::back_inserter
 
 #include "engine/error.hpp"
-#include "engine/sentencepiece.hpp"
 
 namespace engine {
 
@@ -32,7 +31,7 @@ std::unique_ptr<const text_codec> byte_codec() { return std::make_unique<bytes>(
 tokenizer tokenizer::load(const std::filesystem::path& folder, index_t vocab) {
   const auto file = folder / "tokenizer.model";
   if (std::filesystem::exists(file)) {
-    return tokenizer(std::make_unique<sentencepiece_codec>(file, vocab));
+    return tokenizer(sentencepiece_codec(file, vocab));
   }
   if (std::filesystem::exists(folder / "tokenizer.json")) {
     const auto name = (folder / "").parent_path().string();

@@ -67,4 +67,9 @@ class tokenizer {
 /// A token for each of the 256 bytes.
 std::unique_ptr<const text_codec> byte_codec();
 
+/// Of a SentencePiece model. Refuses more than `vocab` pieces, and models that cannot encode
+/// fragments.
+std::unique_ptr<const text_codec> sentencepiece_codec(const std::filesystem::path& file,
+                                                      index_t vocab);
+
 }  // namespace engine

@@ -4,7 +4,6 @@
 #include <algorithm>  // std::copy, std::max
 #include <memory>     // std::make_shared
 
-#include "engine/causal.hpp"
 #include "evaluate/replay.hpp"
 
 namespace evaluate {

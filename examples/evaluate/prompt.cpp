@@ -4,8 +4,6 @@
 #include <algorithm>  // std::min, std::ranges::max
 #include <utility>
 
-#include "engine/causal.hpp"
-
 namespace evaluate {
 
 void append(kvmeld::cache& kv, index_t layer, const engine::layer_record& r, index_t first,
@@ -166,8 +164,8 @@ void extend(const engine::decoder& model, engine::record& r, std::span<const int
       all->conservativeResize(after, Eigen::NoChange);
       all->bottomRows(more->rows()) = *more;
     }
-    engine::causal_attention(q, l.k, l.v, c.heads, c.kv_heads, c.dim, static_cast<index_t>(before),
-                             out);
+    out = engine::causal_attention(q, l.k, l.v, c.heads, c.kv_heads, c.dim,
+                                   static_cast<index_t>(before));
     if (streams != nullptr) {
       streams->push_back(work.stream);
     }

@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "engine/causal.hpp"
 #include "engine/prefill.hpp"
 #include "engine/test_files.hpp"
 

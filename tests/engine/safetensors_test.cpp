@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/checkpoint.hpp"
 #include "engine/test_files.hpp"
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // GGUF files in our own engine: llama.cpp's logits and tokens on the same file, and refusals.
-#include "engine/gguf.hpp"
+#include "engine/model.hpp"
 
 #include <catch2/catch.hpp>
 

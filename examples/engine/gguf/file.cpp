@@ -4,14 +4,13 @@
 #include <ggml.h>
 
 #include <algorithm>  // std::ranges::find
-#include <cstring>    // std::memcpy
 #include <limits>
 
 namespace engine::gguf {
 
 file::file(const std::filesystem::path& path)
     : path_(path),
-      mapped_(path),
+      in_(open_file(path)),
       values_(gguf_init_from_file(path.string().c_str(), {.no_alloc = true, .ctx = nullptr})) {
   if (!values_) {
     refuse("expected a GGUF file, got another format");
@@ -86,24 +85,26 @@ void file::copy(const std::string& name, index_t rows, index_t columns, float* o
            ", ", size[0], "]");
   }
   const auto type = gguf_get_tensor_type(values_.get(), id);
-  const std::size_t begin = gguf_get_data_offset(values_.get()) +
-                            gguf_get_tensor_offset(values_.get(), id),
-                    bytes = gguf_get_tensor_size(values_.get(), id);
-  if (begin > mapped_.bytes().size() || bytes > mapped_.bytes().size() - begin) {
-    refuse("tensor \"", name, "\": expected ", bytes, " bytes from byte ", begin,
-           ", got a file of ", mapped_.bytes().size(), " bytes");
-  }
-  const std::byte* const data = mapped_.bytes().data() + begin;
-  if (type == GGML_TYPE_F32) {
-    std::memcpy(out, data, bytes);
-    return;
-  }
   const auto to_float = ggml_get_type_traits(type)->to_float;
-  if (to_float == nullptr) {
+  if (type != GGML_TYPE_F32 && to_float == nullptr) {
     refuse("tensor \"", name, "\": expected a type that ggml dequantises, got ",
            ggml_type_name(type));
   }
-  to_float(data, out, std::int64_t{rows} * columns);
+  const std::size_t begin = gguf_get_data_offset(values_.get()) +
+                            gguf_get_tensor_offset(values_.get(), id),
+                    bytes = gguf_get_tensor_size(values_.get(), id);
+  std::vector<float> stored((bytes + sizeof(float) - 1) / sizeof(float));
+  in_.seekg(static_cast<std::streamoff>(begin));
+  in_.read(reinterpret_cast<char*>(stored.data()), static_cast<std::streamsize>(bytes));
+  if (!in_) {
+    refuse("tensor \"", name, "\": expected ", bytes, " bytes from byte ", begin,
+           ", got a file of ", std::filesystem::file_size(path_), " bytes");
+  }
+  if (type == GGML_TYPE_F32) {
+    std::ranges::copy(stored, out);
+  } else {
+    to_float(stored.data(), out, std::int64_t{rows} * columns);
+  }
 }
 
 void file::expect_keys(const std::string& prefix,

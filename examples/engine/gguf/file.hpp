@@ -11,16 +11,13 @@
 #include <string_view>
 
 #include "engine/error.hpp"
-#include "engine/mapped_file.hpp"
-#include "engine/matrix.hpp"
+#include "engine/tokenizer.hpp"
 
 namespace engine::gguf {
 
 class file {
  public:
   explicit file(const std::filesystem::path& path);
-
-  const std::filesystem::path& path() const { return path_; }
 
   bool has(const std::string& key) const { return gguf_find_key(values_.get(), key.c_str()) >= 0; }
   /// A positive number of things.
@@ -62,8 +59,11 @@ class file {
   void copy(const std::string& name, index_t rows, index_t columns, float* out) const;
 
   std::filesystem::path path_;
-  mapped_file mapped_;
+  mutable std::ifstream in_;  // tensors are read from it
   std::unique_ptr<gguf_context, closer> values_;
 };
+
+/// The file's vocabulary, by libllama; null: it has none, as a model of bytes.
+std::unique_ptr<const text_codec> vocabulary_of(const std::filesystem::path& file);
 
 }  // namespace engine::gguf

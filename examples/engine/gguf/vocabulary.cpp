@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "engine/gguf/vocabulary.hpp"
+#include <llama-cpp.h>
 
 #include <algorithm>  // std::max
 #include <array>
 #include <cstring>  // std::strcpy
 
-#include "engine/error.hpp"
+#include "engine/gguf/file.hpp"
 
 namespace engine::gguf {
 
@@ -34,7 +34,25 @@ std::vector<int> tokenize(const llama_vocab* vocab, std::string_view text, bool 
   return tokens;
 }
 
-}  // namespace
+class vocabulary : public text_codec {
+ public:
+  explicit vocabulary(const std::filesystem::path& file);
+
+  index_t size() const override { return llama_vocab_n_tokens(of(whole_)); }
+  std::vector<int> encode(std::string_view text, bool fragment) const override;
+  std::string decode(std::span<const int> tokens) const override;
+  std::optional<chat_turn> chat() const override;
+
+  /// Has the file one? A model of bytes has none.
+  bool is_there() const { return llama_vocab_type(of(whole_)) != LLAMA_VOCAB_TYPE_NONE; }
+
+ private:
+  static const llama_vocab* of(const llama_model_ptr& model) {
+    return llama_model_get_vocab(model.get());
+  }
+
+  llama_model_ptr whole_, fragment_;  // null: whole texts and fragments are read alike
+};
 
 vocabulary::vocabulary(const std::filesystem::path& file) : whole_(load(file, nullptr)) {
   if (llama_vocab_type(of(whole_)) == LLAMA_VOCAB_TYPE_SPM) {
@@ -87,6 +105,13 @@ std::string vocabulary::decode(std::span<const int> tokens) const {
     text.append(piece, 0, static_cast<std::size_t>(std::max(n, 0)));
   }
   return text;
+}
+
+}  // namespace
+
+std::unique_ptr<const text_codec> vocabulary_of(const std::filesystem::path& file) {
+  auto found = std::make_unique<vocabulary>(file);
+  return found->is_there() ? std::move(found) : nullptr;
 }
 
 }  // namespace engine::gguf

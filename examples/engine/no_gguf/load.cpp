@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/error.hpp"
-#include "engine/gguf.hpp"
+#include "engine/model.hpp"
 
 namespace engine {
 
